@@ -1,0 +1,41 @@
+"""How workers talk: one Backend protocol and its leaves.
+
+base          the protocol, and what every leaf shares: agreement of the ranks, the flat gradient buffer
+launch        how this process was started: by whom, which rank, how many workers
+settings      the communication settings that ship with the package, and what became of them
+serial        one worker, no communication library
+horovod       Horovod over NCCL, MPI or Gloo
+distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce, over NCCL or Gloo
+mpi           one flat MPI all-reduce through mpi4py
+"""
+
+from horovod_study.comm.base import Backend, agreed, require_parity
+from horovod_study.comm.launch import Launch, detect
+from horovod_study.config import RunConfig
+
+__all__ = ["Backend", "Launch", "agreed", "detect", "open_backend", "require_parity"]
+
+
+def open_backend(config: RunConfig, launch: Launch) -> Backend:
+    """Start the backend that `config` asks for, or that fits how the process was launched.
+
+    Returns when this rank is connected. Raises BackendError if the backend is not installed, was built without the
+    wanted transport, or does not fit the launch.
+    """
+    name = launch.backend if config.backend == "auto" else config.backend
+    # Imported here: a plain run must not load Horovod, and a Horovod run must not need mpi4py.
+    if name == "horovod":
+        from horovod_study.comm.horovod import HorovodBackend
+
+        return HorovodBackend(config, launch)
+    if name == "ddp":
+        from horovod_study.comm.distributed import DistributedBackend
+
+        return DistributedBackend(config, launch)
+    if name == "mpi":
+        from horovod_study.comm.mpi import MpiBackend
+
+        return MpiBackend(config, launch)
+    from horovod_study.comm.serial import SerialBackend
+
+    return SerialBackend(config, launch)

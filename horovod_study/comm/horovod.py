@@ -1,0 +1,123 @@
+"""Horovod over NCCL, MPI or Gloo.
+
+Two ways to average, both with the wait at one visible place:
+
+    flat     backward first, then one all-reduce of one flat buffer; the default, because a model of 614 kB is
+             bound by the number of messages and not by their size
+    hooks    Horovod's DistributedOptimizer: each gradient leaves as soon as backward has made it
+
+One worker reduces nothing in either way (Horovod registers its hooks only for two and more).
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from horovod_study.comm import settings
+from horovod_study.comm.base import FlatGradients, Optimizer
+from horovod_study.comm.launch import Launch
+from horovod_study.config import RunConfig
+from horovod_study.errors import BackendError
+
+
+class HorovodBackend:
+    """The `wrapped` runs: one worker or many inside Horovod."""
+
+    name = "horovod"
+    sync_visible = True
+
+    def __init__(self, config: RunConfig, launch: Launch) -> None:
+        wanted = config.transport
+        controller = "gloo" if launch.launcher == "horovodrun --gloo" else "mpi"
+        carrier = wanted if wanted == "nccl" else controller
+        self.settings = settings.apply(f"horovod/{carrier}", library_defaults=config.horovod_defaults)
+        if controller == "mpi":
+            find_open_mpi()
+        try:
+            import horovod.torch as hvd
+        except ImportError as error:
+            raise BackendError(
+                f"Horovod cannot be loaded by {sys.executable} ({error}); run `make setup`, or use --backend ddp"
+            ) from None
+        self._hvd = hvd
+        built = [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
+        needed = {name for name in (controller, wanted) if name not in ("auto", "none")}
+        for name in sorted(needed - set(built)):
+            raise BackendError(
+                f"Horovod was built without {name} (it has {', '.join(built)}); launch over one of these, "
+                "or build Horovod again with `make setup`"
+            )
+        if wanted in ("mpi", "gloo") and wanted != controller:
+            flag = "horovodrun --gloo" if wanted == "gloo" else "horovodrun --mpi or mpirun"
+            raise BackendError(
+                f"transport {wanted} was asked for, but this run was launched over {controller}; launch with {flag}, "
+                f"or use --transport {controller}"
+            )
+        hvd.init()
+        self.rank, self.workers = int(hvd.rank()), int(hvd.size())
+        effective = "mpi" if hvd.mpi_enabled() else "gloo"
+        on_gpu = config.device != "cpu" and torch.cuda.is_available()
+        self.transport = "nccl" if on_gpu and "nccl" in built and wanted in ("auto", "nccl") else effective
+        if wanted not in ("auto", self.transport):
+            raise BackendError(
+                f"transport {wanted} was asked for, but gradients would go over {self.transport} "
+                f"({'no GPU is visible' if wanted == 'nccl' else 'built: ' + ', '.join(built)}); "
+                f"use --transport {self.transport}"
+            )
+        asked = "flat" if config.reduction == "auto" else config.reduction
+        self.reduction = asked if self.workers > 1 else "none"
+
+    def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        if self.reduction == "hooks":
+            optimizer = self._hvd.DistributedOptimizer(
+                optimizer, named_parameters=model.named_parameters(), op=self._hvd.Average
+            )
+        elif self.reduction == "flat":
+            self._flat = FlatGradients(list(model.parameters()))
+        return model, optimizer
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        optimizer.zero_grad()  # without arguments: Horovod's optimizer takes none
+
+    def synchronize(self, optimizer: Optimizer) -> None:
+        if self.reduction == "flat":
+            self._hvd.allreduce_(self._flat.pack(), name="gradients", op=self._hvd.Average)
+        elif self.reduction == "hooks":
+            optimizer.synchronize()  # type: ignore[attr-defined]
+
+    def step(self, optimizer: Optimizer) -> None:
+        if self.reduction == "hooks":
+            with optimizer.skip_synchronize():  # type: ignore[attr-defined]
+                optimizer.step()
+        else:
+            optimizer.step()
+
+    def gather(self, value: Any) -> list[Any]:
+        # By default the message is named after the value's type: a text here and None there would wait for ever.
+        return list(self._hvd.allgather_object(value, name="gather"))
+
+    def barrier(self) -> None:
+        self._hvd.barrier()
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(self._hvd.allreduce(torch.from_numpy(values.copy()), name="sum", op=self._hvd.Sum).numpy())
+
+    def maximum(self, value: float) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64)
+        return float(self._hvd.allreduce(tensor, name="maximum", op=self._hvd.Max).item())
+
+    def close(self) -> None:
+        self._hvd.shutdown()
+
+
+def find_open_mpi() -> None:
+    """Let Open MPI find its own files when a process is started without mpirun from the environment's own wheel."""
+    if (Path(sys.prefix) / "bin" / "mpirun").exists() and "OMPI_COMM_WORLD_RANK" not in os.environ:
+        os.environ.setdefault("OPAL_PREFIX", sys.prefix)

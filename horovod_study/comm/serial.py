@@ -1,0 +1,58 @@
+"""One worker and no communication library: the `plain` baseline."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from horovod_study.comm.base import Optimizer
+from horovod_study.comm.launch import Launch
+from horovod_study.config import RunConfig
+from horovod_study.errors import BackendError
+
+
+class SerialBackend:
+    """Every collective of one rank is the identity."""
+
+    name = "serial"
+    transport = "none"
+    reduction = "none"
+    sync_visible = True  # the lap is there and measures an empty call
+    rank = 0
+    workers = 1
+
+    def __init__(self, config: RunConfig, launch: Launch) -> None:
+        if launch.workers > 1:
+            raise BackendError(
+                f"backend serial is one worker, but {launch.launcher} started {launch.workers}; "
+                "use --backend auto, or start one process"
+            )
+        self.settings: dict[str, Any] = {}
+
+    def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        return model, optimizer
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        optimizer.zero_grad()
+
+    def synchronize(self, optimizer: Optimizer) -> None:
+        pass
+
+    def step(self, optimizer: Optimizer) -> None:
+        optimizer.step()
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def barrier(self) -> None:
+        pass
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values
+
+    def maximum(self, value: float) -> float:
+        return value
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,393 @@
+"""What a run and a study are made from: frozen values, validated when they are made, and their YAML form.
+
+The fields of `RunConfig` are at once the options of `train` (`--batch 75`), the keys of its YAML file (`batch: 75`)
+and the names recorded as `requested` in a run directory; `options.py` derives the command line from them.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from horovod_study.errors import ConfigError, nearest
+
+BACKENDS = ("serial", "horovod", "ddp", "mpi")
+TRANSPORTS = ("none", "nccl", "mpi", "gloo")
+LAPS = ("data", "forward", "backward", "sync", "update")
+RUNTIMES = ("serial", "horovod/mpi", "horovod/gloo", "horovod/nccl", "ddp/gloo", "ddp/nccl", "mpi/mpi")
+"""backend/transport pairs that a study can sweep over."""
+
+
+def _option(
+    default: Any,
+    text: str,
+    *,
+    kind: type = str,
+    choices: Sequence[str] | None = None,
+    low: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """Declare one field: its default, one line of help, its type, and what is allowed."""
+    return field(default=default, metadata={"help": text, "kind": kind, "choices": choices, "low": low, "above": above})
+
+
+def check_field(owner: str, name: str, value: Any, metadata: Mapping[str, Any], *, optional: bool) -> Any:
+    """Return `value` as the declared type, or raise ConfigError naming the field, the value and what is allowed."""
+    if value is None and optional:
+        return None
+    kind = metadata["kind"]
+    try:
+        if kind is bool:
+            if not isinstance(value, bool):
+                raise ValueError
+        elif kind is int:
+            if isinstance(value, bool) or float(value) != int(float(value)):
+                raise ValueError
+            value = int(float(value))
+        elif kind is float:
+            if isinstance(value, bool):
+                raise ValueError
+            value = float(value)
+            if not math.isfinite(value):
+                raise ValueError
+        else:
+            if isinstance(value, bool | list | dict) or value is None:
+                raise ValueError
+            value = str(value)
+    except (TypeError, ValueError, OverflowError):
+        wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+        raise ConfigError(f"{owner}: {name} is {value!r}; it must be {wanted}") from None
+    choices, low, above = metadata["choices"], metadata["low"], metadata["above"]
+    if choices is not None and value not in choices:
+        raise ConfigError(f"{owner}: {name} is {value!r}{nearest(value, choices)}; allowed: {', '.join(choices)}")
+    if low is not None and value < low:
+        raise ConfigError(f"{owner}: {name} is {value}; it must be at least {low}")
+    if above is not None and value <= above:
+        raise ConfigError(f"{owner}: {name} is {value}; it must be greater than {above}")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One training run as it was asked for; what it became (learning rate after scaling, ...) is recorded apart."""
+
+    dataset: str = _option(
+        "100000", "a data set file, or a number of curves to generate and cache (100000 trains in seconds)"
+    )
+    data_seed: int = _option(1, "seed of a generated data set", kind=int, low=0)
+    backend: str = _option(
+        "auto", "how workers talk; auto looks at how the run was launched", choices=("auto", *BACKENDS)
+    )
+    transport: str = _option(
+        "auto", "what carries the gradients; auto takes what the launch provides", choices=("auto", *TRANSPORTS)
+    )
+    reduction: str = _option(
+        "auto",
+        "average one flat gradient buffer after backward, or each gradient from a hook during backward",
+        choices=("auto", "flat", "hooks"),
+    )
+    horovod_defaults: bool = _option(
+        False, "leave Horovod's and MPI's own settings alone instead of the shipped ones", kind=bool
+    )
+    batch: int = _option(75, "curves per worker and step", kind=int, low=1)
+    epochs: int | None = _option(None, "train for so many passes over the training set", kind=int, low=1)
+    seconds: float | None = _option(None, "train for so many seconds of timed window", kind=float, above=0)
+    steps: int | None = _option(None, "train for so many timed steps", kind=int, low=1)
+    warmup_steps: int = _option(50, "first steps, trained and recorded but outside the timed window", kind=int, low=0)
+    lr: float = _option(4.7331e-4, "learning rate of one worker", kind=float, above=0)
+    lr_scaling: str = _option(
+        "none", "how the learning rate grows with the workers", choices=("none", "linear", "sqrt")
+    )
+    lr_warmup_steps: int = _option(0, "steps of linear learning-rate warm-up", kind=int, low=0)
+    schedule: str = _option("constant", "learning rate over the run", choices=("constant", "cosine", "step"))
+    precision: str = _option("fp32", "arithmetic of forward and backward", choices=("fp32", "bf16"))
+    device: str = _option(
+        "auto", "where to compute; auto takes a GPU when there is one", choices=("auto", "cpu", "cuda")
+    )
+    threads: int = _option(
+        1,
+        "compute threads per worker; the workers of a host should not have more threads than it has cores",
+        kind=int,
+        low=1,
+    )
+    seed: int = _option(1, "seed of the initial parameters and of the order of the data", kind=int, low=0)
+    start_timeout_s: float = _option(
+        120.0, "seconds to wait at start for all workers before giving up", kind=float, above=0
+    )
+    study: str = _option("train", "name of the study the run belongs to")
+    partition: str = _option("local", "name of the machine or partition it runs on")
+    repeat: int = _option(0, "number of this repeat, from 0", kind=int, low=0)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = check_field(
+                "run", each.name, getattr(self, each.name), each.metadata, optional=each.default is None
+            )
+            object.__setattr__(self, each.name, value)
+        budgets = [name for name in ("epochs", "seconds", "steps") if getattr(self, name) is not None]
+        if len(budgets) > 1:
+            raise ConfigError(f"run: {' and '.join(budgets)} are both given; give one of epochs, seconds, steps")
+        if not budgets:
+            object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
+        if self.backend == "serial" and self.transport not in ("auto", "none"):
+            raise ConfigError(
+                f"run: backend serial has no transport, but transport is {self.transport!r}; leave transport out"
+            )
+        if self.backend == "mpi" and self.transport not in ("auto", "mpi"):
+            raise ConfigError(f"run: backend mpi talks over mpi only, but transport is {self.transport!r}")
+        if self.backend == "mpi" and self.reduction == "hooks":
+            raise ConfigError("run: backend mpi reduces one flat buffer only; use reduction flat or auto")
+        for name in ("study", "partition"):
+            value = getattr(self, name)
+            if not value or set(value) & set("/\\\0\n") or value.startswith("."):
+                raise ConfigError(
+                    f"run: {name} is {value!r}; it names a folder: no slash, line break, leading dot, or empty name"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, in the order of declaration."""
+        return asdict(self)
+
+
+DEFAULT_EPOCHS = 10
+RUN_FIELDS = {each.name: each for each in fields(RunConfig)}
+
+
+def run_config(values: Mapping[str, Any], *, source: str = "run") -> RunConfig:
+    """Make a RunConfig from option or YAML values; an unknown name is refused with the nearest known one."""
+    for name in values:
+        if name not in RUN_FIELDS:
+            raise ConfigError(
+                f"{source}: unknown key {name!r}{nearest(str(name), RUN_FIELDS)}; allowed: {', '.join(RUN_FIELDS)}"
+            )
+    try:
+        return RunConfig(**values)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("run:", f"{source}:", 1)) from None
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping; a missing, unreadable or malformed file is a ConfigError naming the line."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name an existing YAML file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not a text file; name a YAML file") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "malformed"
+        raise ConfigError(f"{path}:{where} is not valid YAML ({problem}); correct that line") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold `key: value` lines, not {type(content).__name__}")
+    return content
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Safe YAML in which a key given twice is an error instead of the last one silently winning."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where the workers of one cell sit; nodes are filled one after the other."""
+
+    partition: str = "local"
+    workers: int = 1
+    workers_per_node: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.workers_per_node < 1:
+            raise ConfigError(
+                f"placement: workers is {self.workers} and workers_per_node {self.workers_per_node}; both at least 1"
+            )
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes used when each is filled before the next."""
+        return math.ceil(self.workers / self.workers_per_node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One run of a study: a configuration, a runtime and a placement, done `repeat` times."""
+
+    config: RunConfig
+    runtime: str
+    placement: Placement
+
+    @property
+    def key(self) -> str:
+        """Readable and unique name of the cell's directory; equal for equal content, repeats apart."""
+        content = {"config": self.config.to_dict(), "runtime": self.runtime, "placement": asdict(self.placement)}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+        runtime = self.runtime.replace("/", "-")
+        return f"{runtime}-{self.placement.workers}w-b{self.config.batch}-r{self.config.repeat}-{digest}"
+
+
+SWEEPABLE = ("batch", "reduction", "horovod_defaults", "precision", "lr_scaling", "threads")
+STUDY_KEYS = ("study", "partition", "repeats", "seed", "timeout_s", "run", "sweep", "baselines")
+SWEEP_KEYS = ("workers", "runtime", *SWEEPABLE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyConfig:
+    """A study: what is kept fixed (`run`), what is varied (`sweep`), against which baselines, how often."""
+
+    name: str
+    run: RunConfig
+    workers: tuple[int, ...]
+    runtimes: tuple[str, ...]
+    varied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    baselines: tuple[str, ...] = ("plain", "wrapped")
+    repeats: int = 3
+    seed: int = 1
+    timeout_s: float = 900.0
+
+    def cells(self) -> list[Cell]:
+        """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
+        variants: list[RunConfig] = [self.run]
+        for name, values in self.varied.items():
+            variants = [replace(variant, **{name: value}) for variant in variants for value in values]
+        wanted: list[tuple[RunConfig, str, int]] = []
+        for variant in variants:
+            if "plain" in self.baselines:
+                # Without a runtime the communication knobs mean nothing: one plain run serves all their values.
+                wanted.append((replace(variant, reduction="auto", horovod_defaults=False), "serial", 1))
+            for runtime in self.runtimes:
+                counts = sorted(set(self.workers) | ({1} if "wrapped" in self.baselines else set()))
+                wanted += [(variant, runtime, count) for count in counts if runtime != "serial" or count == 1]
+        cells: dict[str, Cell] = {}
+        for repeat in range(self.repeats):
+            for config, runtime, count in wanted:
+                backend, _, transport = runtime.partition("/")
+                cell = Cell(
+                    config=replace(
+                        config, repeat=repeat, study=self.name, backend=backend, transport=transport or "none"
+                    ),
+                    runtime=runtime,
+                    placement=Placement(partition=config.partition, workers=count, workers_per_node=count),
+                )
+                cells.setdefault(cell.key, cell)
+        return list(cells.values())
+
+
+def available_cores() -> int:
+    """Cores this process may run on (a container or a batch system may allow fewer than the machine has)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load_study(path: Path, *, cores: int | None = None) -> StudyConfig:
+    """Read a study file. `cores` (default: the available ones) is what `workers: cores` counts up to."""
+    content = load_yaml(path)
+    source = str(path)
+    _known(source, content, STUDY_KEYS)
+    for key in ("study", "run", "sweep"):
+        if key not in content:
+            raise ConfigError(f"{source}: key {key!r} is missing; a study needs study, run and sweep")
+    run_values, sweep = _mapping(source, content, "run"), _mapping(source, content, "sweep")
+    _known(f"{source}: sweep", sweep, SWEEP_KEYS)
+    for name in ("backend", "transport", "study", "partition", "repeat"):
+        if name in run_values:
+            hint = "sweep.runtime" if name in ("backend", "transport") else "the top level of the file"
+            raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
+    for name in sweep:
+        if name in run_values:
+            raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
+    run = run_config(
+        {**run_values, "study": content["study"], "partition": content.get("partition", "local")},
+        source=f"{source}: run",
+    )
+    runtimes = tuple(_list(source, sweep, "runtime", ["horovod/mpi"]))
+    for runtime in runtimes:
+        if runtime not in RUNTIMES:
+            raise ConfigError(
+                f"{source}: sweep: runtime {runtime!r} is not known{nearest(str(runtime), RUNTIMES)}; "
+                f"allowed: {', '.join(RUNTIMES)}"
+            )
+    baselines = tuple(_list(source, content, "baselines", ["plain", "wrapped"]))
+    for baseline in baselines:
+        if baseline not in ("plain", "wrapped"):
+            raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: plain, wrapped")
+    varied = {
+        name: tuple(
+            check_field(f"{source}: sweep", name, value, RUN_FIELDS[name].metadata, optional=False)
+            for value in _list(source, sweep, name, [])
+        )
+        for name in SWEEPABLE
+        if name in sweep
+    }
+    numbers = {
+        "repeats": check_field(source, "repeats", content.get("repeats", 3), _number(int, 1), optional=False),
+        "seed": check_field(source, "seed", content.get("seed", 1), _number(int, 0), optional=False),
+        "timeout_s": check_field(
+            source, "timeout_s", content.get("timeout_s", 900.0), _number(float, 1), optional=False
+        ),
+    }
+    return StudyConfig(
+        name=run.study,
+        run=run,
+        workers=_worker_counts(source, sweep.get("workers", "cores"), cores or available_cores()),
+        runtimes=runtimes,
+        varied=varied,
+        baselines=baselines,
+        **numbers,
+    )
+
+
+def _number(kind: type, low: float) -> dict[str, Any]:
+    return {"kind": kind, "choices": None, "low": low, "above": None}
+
+
+def _known(source: str, content: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    for key in content:
+        if key not in allowed:
+            raise ConfigError(
+                f"{source}: unknown key {key!r}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}"
+            )
+
+
+def _mapping(source: str, content: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = content[key]
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: {key} must hold `key: value` lines, not {value!r}")
+    return value
+
+
+def _list(source: str, content: Mapping[str, Any], key: str, default: list[Any]) -> list[Any]:
+    value = content.get(key, default)
+    values = value if isinstance(value, list) else [value]
+    if key in content and not values:
+        raise ConfigError(f"{source}: {key} is an empty list; give at least one value or leave the key out")
+    return values
+
+
+def _worker_counts(source: str, value: Any, cores: int) -> tuple[int, ...]:
+    """`cores` means 1..cores, thinned to powers of two (and the last) above eight; else a list of counts."""
+    if value == "cores":
+        if cores <= 8:
+            return tuple(range(1, cores + 1))
+        powers = [2**k for k in range(int(math.log2(cores)) + 1)]
+        return tuple(sorted({*powers, cores}))
+    counts = value if isinstance(value, list) else [value]
+    checked = [check_field(f"{source}: sweep", "workers", count, _number(int, 1), optional=False) for count in counts]
+    if not checked:
+        raise ConfigError(f"{source}: sweep: workers is empty; give counts such as [1, 2, 4], or cores")
+    return tuple(sorted(set(checked)))

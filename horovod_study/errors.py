@@ -1,0 +1,45 @@
+"""The errors a user can cause, as one small family.
+
+    StudyError            wrong use or bad input: one line saying what, where, what is allowed, what to do next
+    |- ConfigError        an option, a YAML key or a combination of them
+    |- DataError          a data set, a points file or a curve file
+    |- RecordError        a run directory that cannot be read or must not be written
+    |- BackendError       a backend or transport that is not there, or ranks that disagree
+    `- AnalysisError      recorded runs or points that do not support what was asked
+
+The command line prints the message of a StudyError and exits with code 2.
+Everything else is a bug and traces back.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class StudyError(Exception):
+    """Wrong use or bad input, described in one line that ends with what to do next."""
+
+
+class ConfigError(StudyError):
+    """An option, a YAML key, or a combination of them is not valid."""
+
+
+class DataError(StudyError):
+    """A data file is missing, damaged, of another version, or not what it says."""
+
+
+class RecordError(StudyError):
+    """A run directory cannot be read, or must not be overwritten."""
+
+
+class BackendError(StudyError):
+    """A backend or transport is not available, or the ranks of a run disagree."""
+
+
+class AnalysisError(StudyError):
+    """The recorded runs or points do not support the analysis that was asked for."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Return ' (did you mean ...?)' for the closest of `allowed`, or '' when nothing is close."""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""

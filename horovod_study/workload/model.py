@@ -1,0 +1,52 @@
+"""The network: two convolutions with max pooling, two fully connected layers, 153,441 parameters.
+
+Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
+"""
+
+import hashlib
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
+
+
+class StressCNN(nn.Module):
+    """Conv 3-15 (5), pool 3, Conv 15-38 (5), pool 3, FC 760-197, FC 197-2; (B, 3, 201) -> (B, 2).
+
+    The one-dimensional convolutions are done as two-dimensional ones of height 1 on channels-last input, which is the
+    same arithmetic and faster on a CPU (docs/performance.md). The parameters stay contiguous: Horovod accepts no other
+    layout, and it costs nothing. ReLU comes after the pooling: max pooling and ReLU commute, and there is a third as
+    much to do.
+    """
+
+    def __init__(self, *, widths: tuple[int, int, int] = (15, 38, 197)) -> None:
+        super().__init__()
+        first, second, hidden = widths
+        pooled = (((POINTS - 4) // 3) - 4) // 3  # two valid convolutions of 5 points, each followed by pooling by 3
+        self.conv1 = nn.Conv2d(CHANNELS, first, (1, 5))
+        self.conv2 = nn.Conv2d(first, second, (1, 5))
+        self.fc1 = nn.Linear(second * pooled, hidden)
+        self.fc2 = nn.Linear(hidden, TARGETS)
+
+    def forward(self, curves: torch.Tensor) -> torch.Tensor:
+        """Return normalised targets (B, P) for curves (B, C, L)."""
+        x = curves[:, :, None, :].contiguous(memory_format=torch.channels_last)
+        x = F.relu(F.max_pool2d(self.conv1(x), (1, 3)))
+        x = F.relu(F.max_pool2d(self.conv2(x), (1, 3)))
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc2(x)  # type: ignore[no-any-return]
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Return the number of trained parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def parameter_sha256(model: nn.Module) -> str:
+    """Return the SHA-256 over all parameters in their logical order: equal only for models equal bit for bit."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

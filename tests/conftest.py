@@ -1,0 +1,71 @@
+"""What the tests share: small data sets, launchers, and the rule that nothing is skipped where everything is there."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+REQUIRE_ALL = os.environ.get("HOROVOD_STUDY_REQUIRE_ALL") == "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Generated data sets go to a folder of the test session, for this process and its children."""
+    before = os.environ.get("HOROVOD_STUDY_DATA")
+    os.environ["HOROVOD_STUDY_DATA"] = str(tmp_path_factory.mktemp("data"))
+    yield
+    if before is None:
+        del os.environ["HOROVOD_STUDY_DATA"]
+    else:
+        os.environ["HOROVOD_STUDY_DATA"] = before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Where HOROVOD_STUDY_REQUIRE_ALL is 1 (CI), a skipped test is a failed one."""
+    report = yield
+    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: skipped although HOROVOD_STUDY_REQUIRE_ALL=1: {report.longrepr}"
+    return report
+
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def launch() -> Launch:
+    """Start the trainer under a launcher and return what came of it.
+
+    launch("horovodrun --mpi", 2, "--steps", "5") - the launcher is one of the keys of LAUNCHERS.
+    """
+
+    def start(launcher: str, workers: int, *options: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+        line = [str(part).format(workers=workers) for part in LAUNCHERS[launcher]]
+        missing = not (BIN / Path(line[0]).name).exists()
+        if missing:
+            pytest.skip(f"{Path(line[0]).name} is not installed beside {sys.executable}")
+        environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [*line, "-m", "horovod_study.train", *options],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=environment,
+        )
+
+    return start
+
+
+_ROOT = ("--allow-run-as-root",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
+LAUNCHERS = {
+    "none": (sys.executable,),
+    "horovodrun --mpi": (BIN / "horovodrun", "--mpi", "-np", "{workers}", sys.executable),
+    "horovodrun --gloo": (BIN / "horovodrun", "--gloo", "-np", "{workers}", sys.executable),
+    "mpirun": (BIN / "mpirun", *_ROOT, "--bind-to", "none", "-np", "{workers}", sys.executable),
+    "torchrun": (BIN / "torchrun", "--standalone", "--nproc-per-node", "{workers}"),
+}

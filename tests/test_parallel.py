@@ -1,0 +1,224 @@
+"""Two real workers under every launcher: equal to one worker, recorded as they ran, ending together."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conftest import BIN, Launch
+
+from horovod_study import records
+
+pytestmark = pytest.mark.horovod
+
+DATA = ("--dataset", "4000", "--warmup-steps", "0")
+WAYS = [  # launcher, options, backend, transport, reduction
+    ("horovodrun --mpi", (), "horovod", "mpi", "flat"),
+    ("horovodrun --mpi", ("--reduction", "hooks"), "horovod", "mpi", "hooks"),
+    ("horovodrun --mpi", ("--horovod-defaults",), "horovod", "mpi", "flat"),
+    ("horovodrun --gloo", (), "horovod", "gloo", "flat"),
+    ("horovodrun --gloo", ("--reduction", "hooks"), "horovod", "gloo", "hooks"),
+    ("mpirun", (), "horovod", "mpi", "flat"),
+    ("mpirun", ("--backend", "mpi"), "mpi", "mpi", "flat"),
+    ("torchrun", (), "ddp", "gloo", "hooks"),
+    ("torchrun", ("--reduction", "flat"), "ddp", "gloo", "flat"),
+]
+
+
+def losses(directory: Path) -> np.ndarray:
+    """Loss of each global batch: the mean over ranks, which have equal shares; shape (steps,)."""
+    ranks = [records.read_steps(directory, rank).column("loss").to_numpy() for rank in records.step_ranks(directory)]
+    return np.mean(ranks, axis=0)
+
+
+@pytest.fixture(scope="module")
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Ten losses of one plain worker with the global batch of two workers."""
+    from horovod_study.train import main
+
+    out = tmp_path_factory.mktemp("one") / "run"
+    assert main([*DATA, "--batch", "150", "--steps", "10", "--out", str(out)]) == 0
+    return losses(out)
+
+
+@pytest.mark.parametrize(("launcher", "options", "backend", "transport", "reduction"), WAYS)
+def test_two_workers_equal_one(
+    launch: Launch,
+    one_worker: np.ndarray,
+    tmp_path: Path,
+    launcher: str,
+    options: tuple[str, ...],
+    backend: str,
+    transport: str,
+    reduction: str,
+) -> None:
+    """The same global batches give the same losses: this is what catches a wrong rate, operation or shard."""
+    out = tmp_path / "run"
+    done = launch(launcher, 2, *DATA, "--batch", "75", "--steps", "10", "--out", str(out), "--json", *options)
+    assert done.returncode == 0, done.stderr
+    record = records.read_run(out)
+    printed = json.loads(re.search(r"\{.*\}", done.stdout)[0])  # type: ignore[index]
+
+    assert losses(out) == pytest.approx(one_worker, rel=1e-5)
+    assert len(one_worker) == 10
+    effective = record.effective
+    assert (effective["backend"], effective["transport"], effective["reduction"]) == (backend, transport, reduction)
+    assert (record.status, effective["workers"], effective["global_batch"]) == ("done", 2, 150)
+    assert [rank["threads"] for rank in effective["ranks"]] == [1, 1]
+    assert (printed["backend"], printed["transport"], printed["workers"]) == (backend, transport, 2)
+    assert (printed["sync_ms_median"] is None) == (launcher == "torchrun" and reduction == "hooks")
+    if options == ("--horovod-defaults",):
+        assert effective["settings"]["HOROVOD_CYCLE_TIME"] == {"value": "1", "source": "library default"}
+    elif (backend, transport) == ("horovod", "mpi"):
+        assert effective["settings"]["HOROVOD_CYCLE_TIME"]["source"] == "shipped"
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun --mpi", "horovodrun --gloo"])
+def test_one_worker_inside_horovod_is_the_wrapped_baseline(
+    launch: Launch, one_worker: np.ndarray, tmp_path: Path, launcher: str
+) -> None:
+    done = launch(launcher, 1, *DATA, "--batch", "150", "--steps", "10", "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    effective = records.read_run(tmp_path / "run").effective
+
+    assert (effective["backend"], effective["workers"], effective["reduction"]) == ("horovod", 1, "none")
+    assert losses(tmp_path / "run") == pytest.approx(one_worker, rel=1e-6)
+
+
+def test_the_learning_rate_after_scaling_is_recorded_and_applied(
+    launch: Launch, one_worker: np.ndarray, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    done = launch(
+        "horovodrun --mpi", 2, *DATA, "--batch", "75", "--steps", "10", "--lr-scaling", "linear", "--out", str(out)
+    )
+    assert done.returncode == 0, done.stderr
+
+    assert records.read_run(out).effective["lr"] == pytest.approx(2 * 4.7331e-4)
+    assert np.abs(losses(out)[1:] / one_worker[1:] - 1).max() > 1e-3, "another rate takes another path"
+
+
+def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Lines of a user error in what a launcher printed, without the launcher's prefix."""
+    return [line.split("error: ", 1)[1] for line in done.stderr.splitlines() if "error: " in line]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "code", "message"),
+    [
+        ("horovodrun --mpi", ("--bach", "75"), 2, r"unknown argument '--bach' \(did you mean '--batch'\?\)"),
+        ("horovodrun --gloo", ("--bach", "75"), 2, r"unknown argument '--bach' \(did you mean '--batch'\?\)"),
+        ("horovodrun --mpi", ("--batch", "1501"), 2, "batch 1501 x 2 workers = 3002 curves per step, but the training"),
+        ("horovodrun --gloo", ("--batch", "1501"), 2, "batch 1501 x 2 workers = 3002 curves per step"),
+        (
+            "horovodrun --gloo",
+            ("--transport", "mpi"),
+            2,
+            "transport mpi was asked for, but this run was launched over gloo",
+        ),
+        ("horovodrun --mpi", ("--transport", "nccl"), 2, r"Horovod was built without nccl \(it has mpi, gloo\)"),
+        (
+            "mpirun",
+            ("--transport", "gloo", "--backend", "horovod"),
+            2,
+            "launch with horovodrun --gloo, or use --transport",
+        ),
+        ("mpirun", ("--backend", "serial"), 2, "backend serial is one worker, but mpirun started 2"),
+        ("mpirun", ("--out", "/proc/none/run"), 2, "/proc/none/run: cannot be written"),
+        # torchrun answers 1 whatever its workers answered
+        ("torchrun", ("--transport", "mpi"), 1, "torch.distributed cannot use mpi here"),
+    ],
+)
+def test_bad_input_ends_all_ranks_with_one_line(
+    launch: Launch, tmp_path: Path, launcher: str, options: tuple[str, ...], code: int, message: str
+) -> None:
+    done = launch(launcher, 2, *DATA, "--steps", "5", "--out", str(tmp_path / "run"), *options, timeout_s=90)
+
+    assert done.returncode == code, done.stderr
+    assert len(error_lines(done)) == 1, done.stderr
+    assert re.search(message, error_lines(done)[0])
+    assert "Traceback" not in done.stderr or launcher == "torchrun"
+    assert not (tmp_path / "run").exists()
+
+
+def mixed(*ranks: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Start one rank per option list under one mpirun."""
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    line = [str(BIN / "mpirun"), *root, "--bind-to", "none"]
+    for number, options in enumerate(ranks):
+        line += [":"] * (number > 0) + ["-np", "1", str(BIN / "python"), "-m", "horovod_study.train", *options]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120)
+
+
+def test_ranks_with_other_options_are_refused(tmp_path: Path) -> None:
+    common = (*DATA, "--steps", "5", "--out", str(tmp_path / "run"))
+    done = mixed((*common, "--batch", "75"), (*common, "--batch", "50"))
+
+    assert done.returncode == 2
+    assert re.search(
+        r"rank 1 on \S+ has batch 50, rank 0 on \S+ has 75; start all ranks with the", error_lines(done)[0]
+    )
+
+
+def test_ranks_with_other_data_sets_are_refused(tmp_path: Path) -> None:
+    """Another data set of another size would mean another number of steps and a hang."""
+    from horovod_study.workload import dataset
+
+    data = [tmp_path / "a", tmp_path / "b"]
+    for path, size in zip(data, (400, 800), strict=True):
+        dataset.generate(path, size, seed=1)
+    done = mixed(*((*DATA, "--dataset", str(path), "--out", str(tmp_path / "run")) for path in data))
+
+    assert done.returncode == 2
+    assert re.search(r"rank 1 on \S+ has dataset '.*b', rank 0 on \S+ has '.*a'", error_lines(done)[0])
+
+
+def test_ranks_with_other_backends_do_not_hang(tmp_path: Path) -> None:
+    common = (*DATA, "--start-timeout-s", "10", "--out", str(tmp_path / "run"))
+    done = mixed((*common, "--backend", "horovod"), (*common, "--backend", "mpi"))
+
+    assert done.returncode == 2
+    assert re.search(r"rank \d of 2 waited 10 s for the other ranks to start", error_lines(done)[0])
+
+
+def children(process: subprocess.Popen[Any]) -> list[psutil.Process]:
+    found = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in found if "horovod_study.train" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize("transport", ["--mpi", "--gloo"])
+def test_a_killed_worker_ends_the_run_and_leaves_the_rows(tmp_path: Path, transport: str) -> None:
+    out = tmp_path / "run"
+    line = [str(BIN / "horovodrun"), transport, "-np", "2", str(BIN / "python"), "-m", "horovod_study.train"]
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        [*line, *DATA, "--seconds", "300", "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+    try:
+        end = time.monotonic() + 120
+        while not (out / "steps-00001.arrows").exists() or records.read_steps(out, 1).num_rows < 20:
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.1)
+        ranks = {rank["pid"]: psutil.Process(rank["pid"]) for rank in records.read_run(out).effective["ranks"]}
+        os.kill(list(ranks)[1], signal.SIGKILL)
+        assert process.wait(timeout=60) != 0
+        _, alive = psutil.wait_procs(ranks.values(), timeout=30)
+    finally:
+        for child in children(process) if process.poll() is None else []:
+            child.kill()
+        process.kill()
+        process.wait()
+
+    assert alive == [], "no orphan"
+    assert records.read_run(out).state() in ("failed", "incomplete")
+    assert all(records.read_steps(out, rank).num_rows >= 20 for rank in (0, 1))

@@ -1,0 +1,247 @@
+"""The trainer with one worker: what it learns, records, prints and refuses."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_study import records
+from horovod_study.config import LAPS
+from horovod_study.train import main
+from horovod_study.workload import dataset
+
+SMALL = ("--dataset", "2000", "--batch", "25", "--warmup-steps", "5")
+
+
+def train(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(list(options))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The JSON line of a run of two epochs."""
+    out = tmp_path_factory.mktemp("runs") / "two-epochs"
+    done = subprocess.run(
+        [sys.executable, "-m", "horovod_study.train", *SMALL, "--epochs", "2", "--out", str(out), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.count("\n") == 1, "standard output holds the JSON line and nothing else"
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_the_json_line(result: dict[str, Any]) -> None:
+    assert (result["backend"], result["transport"], result["workers"], result["nodes"]) == ("serial", "none", 1, 1)
+    assert (result["batch"], result["parameters"], result["epochs"]) == (25, 153_441, 2)
+    assert list(result["laps_ms"]) == [*LAPS, "residual"]
+    assert result["samples_per_s"] == pytest.approx(result["steps"] * 25 / result["window_s"])
+    assert result["steps"] == 2 * 60 - 5
+    assert 0 < result["step_ms_median"] <= result["step_ms_p90"]
+    assert 0 < result["pss_mb_max"] <= result["rss_mb_max"]
+    assert re.fullmatch("[0-9a-f]{64}", result["parameter_sha256"])
+    assert sum(result["laps_share"].values()) == pytest.approx(1)
+
+
+def test_errors_in_physical_units_agree_with_the_mse(result: dict[str, Any]) -> None:
+    g0, a = result["g0_rmse_mpa"] / 2000, result["a_rmse"] / 20
+
+    assert (g0**2 + a**2) / 2 == pytest.approx(result["test_mse"], rel=1e-9)
+
+
+def test_the_run_directory(result: dict[str, Any]) -> None:
+    directory = Path(result["run_dir"])
+    record = records.read_run(directory)
+    steps = records.read_steps(directory, 0).to_pandas()
+    epochs = (directory / "epochs.csv").read_text().splitlines()
+
+    assert record.status == "done"
+    assert record.requested["dataset"] == "2000" and record.requested["epochs"] == 2
+    assert record.effective["lr"] == 4.7331e-4
+    assert record.effective["parameters"] == 153_441
+    assert record.effective["ranks"][0]["threads"] == 1
+    assert record.environment["torch"]
+    assert list(steps["step"]) == list(range(120)), "warm-up steps are kept"
+    assert list(steps["epoch"]) == [0] * 60 + [1] * 60
+    parts = steps[[f"{lap}_s" for lap in (*LAPS, "residual")]].sum(axis=1)
+    assert list(parts) == pytest.approx(list(steps["step_s"]))
+    assert steps["step_s"][5:].sum() == pytest.approx(record.totals["window_s"], rel=0.02)
+    assert len(epochs) == 3 and epochs[0] == ",".join(records.EPOCH_COLUMNS)
+
+
+def test_totals_are_those_of_the_rows(result: dict[str, Any]) -> None:
+    totals = records.read_run(Path(result["run_dir"])).totals
+    timed = records.read_steps(Path(result["run_dir"]), 0).to_pandas()[5:]
+
+    assert totals["excluded_steps"] == 5 and totals["steps"] == len(timed)
+    for lap in (*LAPS, "residual", "step"):
+        assert totals[f"{lap}_s"] == pytest.approx(timed[f"{lap}_s"].mean())
+    assert totals["step_s_median"] == pytest.approx(timed["step_s"].median())
+
+
+def test_it_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a few epochs the network beats ridge regression on the raw curves (2.4e-2)."""
+    code, out, _ = train(
+        capsys, "--dataset", "20000", "--epochs", "12", "--lr", "2e-3", "--out", str(tmp_path / "r"), "--json"
+    )
+
+    assert code == 0
+    assert json.loads(out)["test_mse"] < 2.4e-2
+
+
+def test_the_same_run_twice_gives_the_same_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hashes = set()
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        _, out, _ = train(capsys, *SMALL, "--steps", "5", "--seed", seed, "--out", str(tmp_path / name), "--json")
+        hashes.add((seed, json.loads(out)["parameter_sha256"]))
+
+    assert len(hashes) == 2, "equal for equal seeds, different for different ones"
+
+
+def test_the_table_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = train(capsys, *SMALL, "--steps", "20", "--out", str(tmp_path / "r"))
+
+    assert code == 0
+    assert re.search(r"test MSE \d\.\d+e-\d+ after .* epochs", out)
+    assert re.search(r"error of G0 [\d.]+ MPa, of a [\d.]+", out)
+    assert re.search(r"[\d,]+ samples/s with 1 worker", out)
+    assert re.search(r"data +forward +backward +sync +update +unexplained", out)
+    assert f"recorded in {os.path.relpath(tmp_path / 'r')}" in out
+    assert "153,441 parameters" in err
+
+
+def test_a_missing_data_set_is_generated_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_STUDY_DATA", str(tmp_path / "cache"))
+    options = ("--dataset", "600", "--batch", "10", "--steps", "3", "--warmup-steps", "0", "--out")
+    _, _, first = train(capsys, *options, str(tmp_path / "a"))
+    _, _, second = train(capsys, *options, str(tmp_path / "b"))
+
+    assert "generating 600 curves (seed 1) into" in first
+    assert "generating" not in second
+
+
+def test_a_budget_of_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = train(capsys, *SMALL, "--seconds", "0.5", "--out", str(tmp_path / "r"), "--json")
+
+    assert json.loads(out)["window_s"] >= 0.5
+
+
+def test_yaml_first_then_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text("dataset: 2000\nbatch: 25\nepochs: 3\nwarmup_steps: 0\nlr: 0.001\n")
+    code, _, _ = train(
+        capsys, "--config", str(tmp_path / "run.yaml"), "--steps", "4", "--lr", "0.002", "--out", str(tmp_path / "r")
+    )
+    record = records.read_run(tmp_path / "r")
+
+    assert code == 0
+    assert (record.requested["batch"], record.requested["lr"], record.totals["steps"]) == (25, 0.002, 4)
+    assert record.requested["epochs"] is None, "a budget on the command line replaces the file's"
+
+
+def test_learning_rate_schedule_ends_at_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(capsys, *SMALL, "--steps", "20", "--schedule", "cosine", "--out", str(tmp_path / "r"))
+    last = (tmp_path / "r" / "epochs.csv").read_text().splitlines()[-1]
+
+    assert float(last.split(",")[-1]) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--bach", "75"), r"unknown argument '--bach' \(did you mean '--batch'\?\)"),
+        (("--batch", "1501"), "batch 1501 x 1 workers = 1501 curves per step, but the training set has 1500; use a"),
+        (("--backend", "ddp"), "backend ddp needs MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE .* launch with `torchrun"),
+        (("--dataset", "/nothing"), "/nothing: no such data set; make it with"),
+        (("--dataset", "0"), "dataset 0: a size must be a whole number of curves from 1 to"),
+        (("--out", "/proc/none/run"), r"/proc/none/run: cannot be written .*; choose a writable --out"),
+        (("--epochs", "1", "--warmup-steps", "60"), "warmup_steps 60 leaves nothing of 1 epochs x 60 steps; use fewer"),
+        (("--config", "/nothing.yaml"), "/nothing.yaml: cannot be read"),
+        (("--device", "cuda"), "device cuda was asked for, but PyTorch sees no GPU; use --device cpu or auto"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    code, out, err = train(capsys, *SMALL, "--out", str(tmp_path / "r"), *options)
+
+    assert code == 2 and out == ""
+    assert re.search(message, err)
+    assert err.count("error:") == 1 and len([line for line in err.splitlines() if line.startswith("error:")]) == 1
+    assert "Traceback" not in err
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (*SMALL, "--steps", "5", "--out", str(tmp_path / "r"))
+    train(capsys, *options)
+    before = {path: path.read_bytes() for path in (tmp_path / "r").iterdir()}
+    code, _, err = train(capsys, *options)
+
+    assert code == 2
+    assert "already holds a run (done); nothing was overwritten" in err
+    assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
+
+
+def start_endless(out: Path) -> subprocess.Popen[str]:
+    """Start a run that would take minutes, and return when its first rows are on the disk."""
+    line = [sys.executable, "-m", "horovod_study.train", *SMALL, "--seconds", "300", "--out", str(out)]
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: (out / "steps-00000.arrows").exists() and records.read_steps(out, 0).num_rows > 60)
+    return process
+
+
+def wait_until(reached: Callable[[], bool], *, timeout_s: float = 120) -> None:
+    end = time.monotonic() + timeout_s
+    while not reached():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.05)
+
+
+def test_a_killed_run_is_readable_and_incomplete(tmp_path: Path) -> None:
+    process = start_endless(tmp_path / "r")
+    process.kill()
+    process.communicate()
+    record = records.read_run(tmp_path / "r")
+    rows = records.read_steps(tmp_path / "r", 0)
+
+    assert (record.status, record.state()) == ("running", "incomplete")
+    assert np.array_equal(rows.column("step").to_numpy(), np.arange(rows.num_rows))
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "reason"), [(signal.SIGTERM, 143, "ended by signal 15"), (signal.SIGINT, 130, "Keyboard")]
+)
+def test_a_terminated_run_is_marked_failed(tmp_path: Path, number: int, code: int, reason: str) -> None:
+    process = start_endless(tmp_path / "r")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    record = records.read_run(tmp_path / "r")
+
+    assert process.returncode == code
+    assert (record.status, record.state()) == ("failed", "failed")
+    assert reason in record.reason
+    assert "Traceback" not in err
+
+
+def test_a_truncated_data_set_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset.generate(tmp_path / "d", 400, seed=1)
+    os.truncate(tmp_path / "d" / dataset.CURVES, 1000)
+    code, _, err = train(capsys, "--dataset", str(tmp_path / "d"), "--batch", "10", "--out", str(tmp_path / "r"))
+
+    assert code == 2
+    assert "is 1,000 bytes long, its header promises" in err
+    assert not (tmp_path / "r").exists()
