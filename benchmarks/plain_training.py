@@ -1,0 +1,119 @@
+"""The same training as a user would write it without this package: the other side of `make bench`.
+
+TensorDataset and DataLoader, one-dimensional layers, Adam, and Horovod's DistributedOptimizer or torch's
+DistributedDataParallel with their default settings, as in the two projects' own examples. One compute thread, as on
+the other side. Prints one line of JSON: {"samples_per_s": ...}.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+WARMUP_STEPS = 30
+
+
+def network() -> nn.Module:
+    """The strain-stress CNN in the order of the textbook."""
+    return nn.Sequential(
+        nn.Conv1d(3, 15, 5),
+        nn.ReLU(),
+        nn.MaxPool1d(3),
+        nn.Conv1d(15, 38, 5),
+        nn.ReLU(),
+        nn.MaxPool1d(3),
+        nn.Flatten(),
+        nn.Linear(760, 197),
+        nn.ReLU(),
+        nn.Linear(197, 2),
+    )
+
+
+def main() -> None:
+    """Train for a time, count the samples."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--way", choices=("plain", "horovod", "ddp"), required=True)
+    parser.add_argument("--dataset", type=Path, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--loader-processes", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    rank, workers, hvd = 0, 1, None
+    if options.way == "horovod":
+        import horovod.torch as hvd
+
+        hvd.init()
+        rank, workers = hvd.rank(), hvd.size()
+    elif options.way == "ddp":
+        torch.distributed.init_process_group("gloo")
+        rank, workers = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    curves = np.load(options.dataset / "curves.npy")
+    targets = np.load(options.dataset / "targets.npy")
+    training = np.arange(len(curves)) % 4 != 3
+    data = TensorDataset(torch.from_numpy(curves[training]), torch.from_numpy(targets[training]))
+    sampler = DistributedSampler(data, workers, rank) if workers > 1 else None
+    loader = DataLoader(
+        data,
+        batch_size=options.batch,
+        sampler=sampler,
+        shuffle=sampler is None,
+        num_workers=options.loader_processes,
+        drop_last=True,
+    )
+    torch.manual_seed(1)
+    model = network()
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=4.7331e-4)
+    if hvd is not None:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    elif options.way == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+
+    def agreed_end(seconds: float) -> bool:
+        """Whether rank 0's time is up; asked rarely, so that all ranks stop at the same step at no cost."""
+        flag = torch.tensor([float(seconds >= options.seconds)])
+        if hvd is not None:
+            hvd.broadcast_(flag, root_rank=0)
+        elif options.way == "ddp":
+            torch.distributed.broadcast(flag, src=0)
+        return bool(flag.item())
+
+    step = epoch = 0
+    opened = time.perf_counter()
+    ended = False
+    while not ended:
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        for x, y in loader:
+            if step == WARMUP_STEPS:
+                opened = time.perf_counter()
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            step += 1
+            if step % 20 == 0 and step > WARMUP_STEPS and agreed_end(time.perf_counter() - opened):
+                ended = True
+                break
+        epoch += 1
+    seconds = time.perf_counter() - opened
+    if rank == 0:
+        print(json.dumps({"samples_per_s": (step - WARMUP_STEPS) * options.batch * workers / seconds}), flush=True)
+    if hvd is not None:
+        hvd.shutdown()
+    elif options.way == "ddp":
+        torch.distributed.destroy_process_group()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""`make bench`: training throughput of this package beside what a user would do otherwise, in one run.
+
+Every way is run once per round, in an order shuffled anew in each round, so that a slow minute of the machine hits
+all alike. Printed and written to benchmarks/results/: the median over rounds with the smallest and largest, and the
+ratio to the ceiling of the same round: as many independent single workers as the way has, running at once and never
+talking.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from horovod_study.config import available_cores
+from horovod_study.measure import environment
+from horovod_study.measure.clock import now, utc_now
+from horovod_study.progress import say
+from horovod_study.workload import dataset
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+OURS, PLAIN = "this package", "plain PyTorch"
+CEILING = "independent workers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One line of the table: who trains, through what, with how many workers."""
+
+    who: str
+    through: str
+    workers: int
+    launcher: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    copies: int = 1  # how many of it run at once
+
+    @property
+    def name(self) -> str:
+        """What identifies the way in the results."""
+        return f"{self.who} | {self.through} | {self.workers}"
+
+
+def ways(workers: int) -> list[Way]:
+    """Return everything that is compared, for one worker and for `workers`."""
+    python, count = sys.executable, str(workers)
+    root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
+    mpi = (str(BIN / "horovodrun"), "--mpi", "-np", count, python)
+    gloo = (str(BIN / "horovodrun"), "--gloo", "-np", count, python)
+    mpirun = (str(BIN / "mpirun"), *root, "--bind-to", "none", "-np", count, python)
+    torchrun = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count)
+    one_inside = (str(BIN / "horovodrun"), "--mpi", "-np", "1", python)
+    found = [
+        Way(who=OURS, through=CEILING, workers=1, launcher=(python,)),
+        Way(who=OURS, through="Horovod/MPI", workers=1, launcher=one_inside),
+        Way(who=PLAIN, through="alone", workers=1, launcher=(python,), options=("plain", "0")),
+        Way(who=PLAIN, through="alone, 2 loader processes", workers=1, launcher=(python,), options=("plain", "2")),
+    ]
+    if workers > 1:
+        found += [
+            Way(who=OURS, through=CEILING, workers=workers, launcher=(python,), copies=workers),
+            Way(who=OURS, through="Horovod/MPI", workers=workers, launcher=mpi),
+            Way(who=OURS, through="Horovod/MPI, library defaults", workers=workers, launcher=mpi,
+                options=("--horovod-defaults",)),
+            Way(who=OURS, through="Horovod/Gloo", workers=workers, launcher=gloo),
+            Way(who=OURS, through="mpi4py", workers=workers, launcher=mpirun, options=("--backend", "mpi")),
+            Way(who=OURS, through="torch DDP/Gloo", workers=workers, launcher=torchrun),
+            Way(who=PLAIN, through="Horovod/MPI", workers=workers, launcher=mpi, options=("horovod", "0")),
+            Way(who=PLAIN, through="Horovod/MPI, 2 loader processes", workers=workers, launcher=mpi,
+                options=("horovod", "2")),
+            Way(who=PLAIN, through="Horovod/Gloo", workers=workers, launcher=gloo, options=("horovod", "0")),
+            Way(who=PLAIN, through="torch DDP/Gloo", workers=workers, launcher=torchrun, options=("ddp", "0")),
+        ]  # fmt: skip
+    return found
+
+
+def command(way: Way, *, data: Path, batch: int, seconds: float, out: Path) -> list[str]:
+    """Return the line that runs one copy of `way`."""
+    common = ["--dataset", str(data), "--batch", str(batch), "--seconds", str(seconds)]
+    if way.who == PLAIN:
+        kind, processes = way.options
+        script = [str(HERE / "plain_training.py"), "--way", kind, "--loader-processes", processes]
+        return [*way.launcher, *script, *common]
+    return [*way.launcher, "-m", "horovod_study.train", *common, "--json", "--out", str(out), *way.options]
+
+
+def measure(way: Way, *, data: Path, batch: int, seconds: float, timeout_s: float) -> dict[str, Any]:
+    """Run `way` once; return samples/s (None with a reason if it failed) and, from this package, the step's spread."""
+    with tempfile.TemporaryDirectory() as folder:
+        running = [
+            subprocess.Popen(
+                command(way, data=data, batch=batch, seconds=seconds, out=Path(folder) / str(copy)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            for copy in range(way.copies)
+        ]
+        results = []
+        for process in running:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                for each in running:
+                    os.killpg(each.pid, 9)
+                    each.wait()
+                return {"samples_per_s": None, "reason": f"no result within {timeout_s:g} s"}
+            found = re.search(r"\{.*\}", out)
+            if process.returncode or not found:
+                return {"samples_per_s": None, "reason": (err.strip().splitlines() or ["no output"])[-1]}
+            results.append(json.loads(found[0]))
+    total: dict[str, Any] = {"samples_per_s": sum(result["samples_per_s"] for result in results)}
+    if "step_ms_median" in results[0]:
+        total["p90_over_median"] = max(r["step_ms_p90"] / r["step_ms_median"] for r in results)
+        total["sync_ms_median"] = results[0]["sync_ms_median"]
+    return total
+
+
+def rows(measured: dict[str, list[dict[str, Any]]], compared: list[Way]) -> list[dict[str, Any]]:
+    """Return one row per way: median, smallest and largest over rounds, and the ratio to the ceiling per round."""
+    table = []
+    for way in compared:
+        runs = measured[way.name]
+        good = [run["samples_per_s"] for run in runs if run["samples_per_s"] is not None]
+        ceiling = measured[f"{OURS} | {CEILING} | {way.workers}"]
+        ratios = [
+            run["samples_per_s"] / top["samples_per_s"]
+            for run, top in zip(runs, ceiling, strict=True)
+            if run["samples_per_s"] is not None and top["samples_per_s"] is not None
+        ]
+        spread = [run["p90_over_median"] for run in runs if "p90_over_median" in run]
+        table.append(
+            {
+                "who": way.who,
+                "through": way.through,
+                "workers": way.workers,
+                "samples_per_s_median": statistics.median(good) if good else None,
+                "samples_per_s_min": min(good, default=None),
+                "samples_per_s_max": max(good, default=None),
+                "of_ceiling_median": statistics.median(ratios) if ratios else None,
+                "of_ceiling_min": min(ratios, default=None),
+                "of_ceiling_max": max(ratios, default=None),
+                "step_p90_over_median": statistics.median(spread) if spread else None,
+                "failed": len(runs) - len(good),
+                "runs": runs,
+            }
+        )
+    return table
+
+
+def markdown(batch: int, table: list[dict[str, Any]]) -> str:
+    """Return one table for people."""
+    lines = [
+        f"### batch {batch} per worker",
+        "",
+        "| who | through | workers | samples/s | spread | of the ceiling | spread | step p90/median |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in table:
+        if row["samples_per_s_median"] is None:
+            lines.append(f"| {row['who']} | {row['through']} | {row['workers']} | failed | | | | |")
+            continue
+        p90 = "" if row["step_p90_over_median"] is None else f"{row['step_p90_over_median']:.2f}"
+        lines.append(
+            f"| {row['who']} | {row['through']} | {row['workers']} | {row['samples_per_s_median']:,.0f} "
+            f"| {row['samples_per_s_min']:,.0f} - {row['samples_per_s_max']:,.0f} "
+            f"| {row['of_ceiling_median']:.0%} | {row['of_ceiling_min']:.0%} - {row['of_ceiling_max']:.0%} | {p90} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure everything, print as it comes, write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="times every way is run (default 5)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="timed window of each run (default 5)")
+    parser.add_argument("--batches", type=int, nargs="+", default=[75, 1024], help="per worker (default 75 1024)")
+    parser.add_argument("--workers", type=int, default=min(2, available_cores()), help="workers (default 2)")
+    parser.add_argument("--curves", default="100000", help="size of the data set (default 100000)")
+    parser.add_argument("--only", default="", help="run only ways whose name matches this regular expression")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="where the tables go")
+    options = parser.parse_args()
+
+    data = dataset.ensure(options.curves, seed=1)
+    ceilings = [way for way in ways(options.workers) if way.through == CEILING]
+    compared = [
+        way for way in ways(options.workers) if way in ceilings or re.search(options.only, way.name, re.IGNORECASE)
+    ]
+    shuffle = random.Random(1)
+    began = now()
+    total = len(options.batches) * options.rounds * len(compared)
+    done = 0
+    tables: dict[int, list[dict[str, Any]]] = {}
+    for batch in options.batches:
+        measured: dict[str, list[dict[str, Any]]] = {way.name: [] for way in compared}
+        for number in range(options.rounds):
+            for way in shuffle.sample(compared, len(compared)):
+                result = measure(
+                    way, data=data, batch=batch, seconds=options.seconds, timeout_s=60 + 20 * options.seconds
+                )
+                measured[way.name].append(result)
+                done += 1
+                value = result["samples_per_s"]
+                text = f"{value:,.0f} samples/s" if value else f"failed: {result['reason']}"
+                left = (now() - began) / done * (total - done)
+                say(f"[{done}/{total}] batch {batch} round {number + 1}: {way.name}: {text}  ({left / 60:.0f} min left)")
+        tables[batch] = rows(measured, compared)
+
+    machine = environment.describe()
+    head = [
+        "# Training throughput",
+        "",
+        f"Measured by `make bench` on {utc_now()[:10]}: {machine['cpu_model']}, {available_cores()} cores, "
+        f"Python {machine['python']}, PyTorch {machine['torch']}, Horovod {machine['horovod']}, {machine['mpi']}; "
+        f"{options.rounds} rounds, {options.seconds:g} s each, ways in random order within a round, "
+        "one thread per worker.",
+        "",
+        "`independent workers` is the ceiling: as many single workers of this package at once, never talking. Shares "
+        "of the ceiling are taken within each round. Spread is smallest to largest over the rounds.",
+        "",
+    ]
+    text = "\n".join([*head, *("\n" + markdown(batch, table) + "\n" for batch, table in tables.items())])
+    print(text)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "throughput.md").write_text(text, encoding="utf-8")
+    document = {
+        "measured": utc_now(),
+        "host": platform.node(),
+        "machine": {name: value for name, value in machine.items() if name != "command"},
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "batches": {str(batch): table for batch, table in tables.items()},
+    }
+    (options.out / "throughput.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    say(f"written to {options.out / 'throughput.md'} and .json")
+    return 1 if any(row["failed"] for table in tables.values() for row in table) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
