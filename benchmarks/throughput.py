@@ -211,8 +211,8 @@ def main() -> int:
                 done += 1
                 value = result["samples_per_s"]
                 text = f"{value:,.0f} samples/s" if value else f"failed: {result['reason']}"
-                left = (now() - began) / done * (total - done)
-                say(f"[{done}/{total}] batch {batch} round {number + 1}: {way.name}: {text}  ({left / 60:.0f} min left)")
+                left_min = (now() - began) / done * (total - done) / 60
+                say(f"[{done}/{total}] batch {batch} round {number + 1}: {way.name}: {text}  ({left_min:.0f} min left)")
         tables[batch] = rows(measured, compared)
 
     machine = environment.describe()

@@ -7,6 +7,7 @@ works where only its own extra is installed.
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,9 +131,10 @@ def run(options: argparse.Namespace) -> int:
     from horovod_study.cluster.runner import run_study
 
     study = load_study(options.study)
-    command = f"horovod-study run {options.study}" + (f" --runs {options.runs}" if str(options.runs) != "runs" else "")
+    elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
+    command = shlex.join(["horovod-study", "run", str(options.study), *elsewhere])
     result = run_study(study, options.runs, command=command, only_plan=options.plan, retry=options.retry)
-    if result.planned_only or not result.ledger.count("done"):
+    if result.planned_only or result.interrupted or not result.ledger.count("done"):
         return result.exit_code
     directory = options.runs / study.name
     written = _analyze(directory, directory / "analysis", commands=[command])

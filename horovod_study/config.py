@@ -320,7 +320,8 @@ def load_study(path: Path, *, cores: int | None = None) -> StudyConfig:
                 f"{source}: sweep: runtime {runtime!r} is not known{nearest(str(runtime), RUNTIMES)}; "
                 f"allowed: {', '.join(RUNTIMES)}"
             )
-    baselines = tuple(_list(source, content, "baselines", ["plain", "wrapped"]))
+    none = content.get("baselines") == []
+    baselines = () if none else tuple(_list(source, content, "baselines", ["plain", "wrapped"]))
     for baseline in baselines:
         if baseline not in ("plain", "wrapped"):
             raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: plain, wrapped")

@@ -71,6 +71,8 @@ class RunRecord:
         """Return the status as it is now: a run that says running but whose process is gone is incomplete."""
         if self.status != "running":
             return self.status
+        if self.finished is not None:  # interrupted: ended by the study runner, neither done nor failed
+            return "incomplete"
         if self.host == platform.node():
             return "running" if _alive(self.pid) else "incomplete"
         return "running"
@@ -83,7 +85,10 @@ def _alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return True
+    try:  # a process that has ended keeps its number until its parent takes notice, in some containers for ever
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return True
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -222,7 +227,9 @@ def run_directories(root: Path) -> Iterator[Path]:
     if not root.is_dir():
         raise RecordError(f"{root}: no such directory; name the directory that holds the runs")
     for manifest in sorted(root.rglob(MANIFEST)):
-        yield manifest.parent
+        # Below a folder such as .attempts lies what was tried before: kept, but not counted.
+        if not any(part.startswith(".") for part in manifest.relative_to(root).parts):
+            yield manifest.parent
 
 
 def read_steps(directory: Path, rank: int) -> "pa.Table":

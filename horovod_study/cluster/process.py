@@ -1,0 +1,122 @@
+"""One cell as a group of processes: started, waited for without polling, and ended to the last descendant.
+
+A launcher's workers do not all stay in its process group (`mpirun` and `horovodrun` give theirs a group or session of
+their own), so the group alone is not enough to end a cell. Every process of a cell carries the environment variable
+`launch.MARKER`; where the system shows environments (/proc), whatever carries it is found and ended.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from horovod_study.cluster.launch import MARKER, LaunchLine
+from horovod_study.errors import StudyError
+from horovod_study.measure.clock import now, sleep
+
+GRACE_S = 5.0
+"""How long launchers and workers get to end by themselves after SIGTERM."""
+
+_PROC = Path("/proc")
+_KILL_ROUNDS = 100
+
+
+class CellProcess:
+    """A running cell whose output goes to a log; leaving its `with` block ends whatever is left of it."""
+
+    def __init__(self, line: LaunchLine, log: Path, grace_s: float = GRACE_S) -> None:
+        """Start it. StudyError: the launcher cannot be executed. OSError: the log cannot be written."""
+        self._marker, self._grace_s = line.environment[MARKER], grace_s
+        with log.open("w", encoding="utf-8") as output:
+            output.write(f"$ {shlex.join(line.argv)}\n")
+            output.flush()
+            try:
+                self._process = subprocess.Popen(
+                    line.argv,
+                    env=dict(line.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C reaches this program only, which then ends the cell in good order
+                )
+            except OSError as error:
+                raise StudyError(
+                    f"{line.argv[0]} cannot be started ({error.strerror}); check it, or run `make setup` again"
+                ) from None
+        # A thread waiting in the kernel costs the measured workers next to nothing.
+        self._waiter = threading.Thread(target=self._process.wait, daemon=True)
+        self._waiter.start()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Return the exit code (negative: the signal that ended it), or None when it still runs after `timeout_s`."""
+        self._waiter.join(timeout_s)
+        return None if self._waiter.is_alive() else self._process.returncode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        group = self._process.pid if self._waiter.is_alive() else None
+        with suppress(KeyboardInterrupt):  # a second Ctrl-C: no more grace
+            stop_marked(self._marker, group=group, grace_s=self._grace_s)
+        self._waiter.join(self._grace_s)
+
+
+def stop_marked(marker: str, *, group: int | None = None, grace_s: float = GRACE_S) -> int:
+    """End the processes marked with the run directory `marker` or one below it; return how many there were.
+
+    `group`: the launcher's process group. It is asked first, because launchers end their workers in an order in which
+    none complains about a lost peer. Whatever is left after `grace_s` is killed.
+    """
+    found = marked_processes(marker)
+    for pid in [-group] if group is not None else found:
+        _signal(pid, signal.SIGTERM)
+    deadline = now() + grace_s
+    try:
+        while _remaining(marker, group) and now() < deadline:
+            sleep(0.05)
+    finally:  # also when a second Ctrl-C cuts the wait short
+        rounds = 0
+        while (left := _remaining(marker, group)) and rounds < _KILL_ROUNDS:
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+            rounds += 1
+            sleep(0.02)
+    return len(found)
+
+
+def marked_processes(marker: str) -> list[int]:
+    """Return the processes marked with `marker` or with a path below it; none where the system does not show them."""
+    exact, below = f"{MARKER}={marker}".encode(), f"{MARKER}={marker.rstrip('/')}/".encode()
+    found = []
+    for entry in _PROC.glob("[0-9]*") if _PROC.is_dir() else ():
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if any(each == exact or each.startswith(below) for each in variables):
+            found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _remaining(marker: str, group: int | None) -> list[int]:
+    """What a signal should go to: marked processes, or the negative group where processes cannot be looked into."""
+    if (_PROC / "self" / "environ").exists():
+        return marked_processes(marker)
+    return [-group] if group is not None and _signal(-group, 0) else []
+
+
+def _signal(pid: int, number: int) -> bool:
+    """Send a signal to a process or (negative) a group; False when it is gone or not ours."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""Why a cell failed, in one line, from what it and its launcher printed."""
+
+import re
+import signal
+from collections.abc import Iterator
+
+_TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\]<(?:stdout|stderr)>:|\[rank\d+\]:) ?")  # mpirun, horovodrun; torchrun
+_USER_ERROR = re.compile(r"^(?:[\w.-]+(?: \w+)?: )?error: (?P<text>.+)")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_FOLLOW_ON = re.compile(  # of a worker that lost its peer or was told to end, and of a launcher that lost a worker
+    r"HorovodInternalError|Horovod has been shut down|Horovod detected that one or more|ChildFailedError"
+    r"|(?:closed|reset) by peer|Broken pipe|ended by signal 15"
+)
+_RULE = re.compile(r"^[-=*]{20,}$")
+_KILLED = (  # rank and signal; a shell adds 128 to the signal
+    re.compile(r"process rank (?P<rank>\d+) .*exited on signal (?P<signal>\d+)"),  # mpirun
+    re.compile(r"^Process (?P<rank>\d+) exit with status code (?P<shell>1[2-9]\d)\b", re.M),  # horovodrun --gloo
+    re.compile(r"^ *rank +: (?P<rank>\d+) .*\n *exitcode +: -(?P<signal>\d+)", re.M),  # torchrun
+)
+_LONGEST = 300
+
+
+def failure_reason(log: str, exit_code: int | None) -> str:
+    """Return the one line of `log` that says most about why the run ended, with how it ended when that adds something.
+
+    In this order: the message of a user error; the end of the first traceback that is not about a lost peer; a worker
+    killed by a signal; the launcher itself (or a run without one) killed by a signal; what a launcher says between its
+    rules; any other traceback; the last line.
+    """
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", log) if not line.startswith("$ ")]
+    workers = [_TAG.sub("", line) for line in lines if _TAG.match(line)]
+    for line in workers or lines:
+        if (match := _USER_ERROR.match(line)) and not is_follow_on(line):
+            return _one_line(match["text"])
+    ended = _ended(exit_code)
+    tracebacks = list(_tracebacks(lines))
+    for line in tracebacks:
+        if not is_follow_on(line):
+            return _one_line(f"{line} ({ended})")
+    for pattern in _KILLED:
+        if match := pattern.search("\n".join(lines)):
+            found = match.groupdict()
+            number = int(found["signal"]) if "signal" in found else int(found["shell"]) - 128
+            return f"rank {found['rank']} was killed by {_signal_name(number)}"
+    said = [line for line in workers or lines if line.strip() and not _RULE.match(line)]
+    if exit_code is not None and exit_code < 0:
+        return _one_line(f"{ended}; the last line was: {said[-1]}" if said else f"{ended}, having printed nothing")
+    for candidate in (*list(_paragraphs(lines))[:1], *tracebacks[-1:], *said[-1:]):
+        return _one_line(f"{candidate} ({ended})")
+    return f"{ended}, having printed nothing"
+
+
+def is_follow_on(reason: str) -> bool:
+    """Return whether `reason` only says that something else had gone wrong before."""
+    return _FOLLOW_ON.search(reason) is not None
+
+
+def _tracebacks(lines: list[str]) -> Iterator[str]:
+    """Yield the last line of every chain of tracebacks, ranks kept apart, in the order in which they end."""
+    inside: dict[str, bool] = {}
+    final: dict[str, str] = {}
+    for line in lines:
+        match = _TAG.match(line)
+        tag = match[0] if match else ""
+        text = line[len(tag) :]
+        if text.startswith("Traceback (most recent call last)"):
+            if not inside.get(tag) and tag in final:
+                yield final.pop(tag)
+            inside[tag] = True
+        elif text.startswith(_CHAINED):
+            final.pop(tag, None)
+            inside[tag] = True
+        elif inside.get(tag) and text.strip() and not text[0].isspace():
+            final[tag], inside[tag] = text, False
+    yield from final.values()
+
+
+def _paragraphs(lines: list[str]) -> Iterator[str]:
+    """Yield the first paragraph of every message that a launcher put between rules, its own summaries left out."""
+    block: list[str] | None = None
+    for line in lines:
+        if _RULE.match(line):
+            if block:
+                text = " ".join(block)
+                if not re.search(r"Primary job +terminated normally|exited on signal|non-zero status", text):
+                    yield text
+            block = [] if block is None else None
+        elif block is not None and line.strip():
+            block.append(line.strip())
+
+
+def _ended(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "it was stopped"
+    if exit_code < 0:
+        return f"ended by {_signal_name(-exit_code)}"
+    return f"exit code {exit_code}" if exit_code else "exit code 0 without a finished record"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

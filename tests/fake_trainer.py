@@ -1,0 +1,90 @@
+"""A stand-in for `python -m horovod_study.train` that trains nothing: `--config CELL.yaml --out DIR`, and a behaviour.
+
+FAKE_TRAINER holds JSON: for each cell ("runtime/workers/repeat", or "*") what happens to it. Every start is appended to
+DIR/../starts.txt.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from horovod_study import records
+from horovod_study.cluster.launch import LaunchLine, cell_environment
+from horovod_study.config import Cell
+
+WAIT_S = 60.0  # far beyond any test: whoever waits here is meant to be ended
+
+
+def fake_launch(behaviour: dict[str, str]):
+    """Return a launch function for run_study whose cells behave as told."""
+
+    def launch(cell: Cell, config: Path, out: Path) -> LaunchLine:
+        name = f"{cell.runtime}/{cell.placement.workers}/{cell.config.repeat}"
+        told = behaviour.get(name, behaviour.get("*", "done"))
+        environ = {**os.environ, "FAKE_TRAINER": told, "FAKE_WORKERS": str(cell.placement.workers)}
+        argv = (sys.executable, __file__, "--config", str(config), "--out", str(out))
+        if told == "no launcher":
+            argv = ("/nonexistent/launcher",)
+        return LaunchLine(argv=argv, environment=cell_environment(environ, path=os.environ["PATH"], out=out))
+
+    return launch
+
+
+def _record(config: dict, out: Path) -> records.RunRecord:
+    return records.RunRecord(
+        study=config["study"],
+        key=out.name,
+        repeat=config["repeat"],
+        partition=config["partition"],
+        status="running",
+        started="2026-01-01T00:00:00+00:00",
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        requested=config,
+        effective={"backend": config["backend"], "workers": int(os.environ["FAKE_WORKERS"])},
+        environment={},
+    )
+
+
+def main() -> int:
+    config = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    told = os.environ["FAKE_TRAINER"]
+    with (out.parent / "starts.txt").open("a") as stream:
+        stream.write(out.name + "\n")
+    if told == "user error":
+        print("starting\nerror: batch 75 is larger than the shard of 10 curves; use a smaller --batch", file=sys.stderr)
+        return 2
+    if told == "hang before the record":
+        time.sleep(WAIT_S)
+    record = _record(config, out)
+    records.create_run(out, record)
+    if told == "traceback":
+        raise ValueError("the loss is not a number")
+    if told == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if told == "own reason":
+        records.finish_run(out, record, status="failed", finished="now", totals={}, reason="device lost\nin step 7")
+        return 1
+    if told == "grandchild":  # in a session of its own, deaf to SIGTERM, as a launcher's worker can be
+        code = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({WAIT_S})"
+        child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        (out / "grandchild.pid").write_text(str(child.pid))
+        time.sleep(WAIT_S)
+    if told == "hang":
+        time.sleep(WAIT_S)
+    records.finish_run(
+        out, record, status="done", finished="now", totals={"samples_per_s": 1000.0 * int(os.environ["FAKE_WORKERS"])}
+    )
+    if told == "hang after the end":
+        time.sleep(WAIT_S)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

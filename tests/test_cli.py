@@ -1,0 +1,167 @@
+"""The command line: what a user types and what comes back."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from horovod_study.cli import main
+
+VERBS = ("data", "train", "run", "status", "analyze", "report", "fit", "predict")
+POINTS = "workers,samples_per_s\n1,100\n2,190\n4,370\n8,730\n"
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    out = capsys.readouterr().out
+
+    assert ended.value.code == 0
+    assert all(re.search(rf"^ +{verb} +\w", out, re.MULTILINE) for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+
+    assert ended.value.code == 0
+    assert f"usage: horovod-study {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fitt", "x.csv"], r"'fitt' is not known \(did you mean 'fit'\?\); allowed: data, train, run"),
+        ([], "the following arguments are required: VERB; see horovod-study --help"),
+        (["fit", "x.csv", "--jsn"], r"horovod-study fit: unknown argument '--jsn' \(did you mean '--json'\?\)"),
+        (["run"], "the following arguments are required: STUDY.yaml"),
+        (["run", "/none.yaml"], "/none.yaml: cannot be read .*; name an existing YAML file"),
+        (["fit", "/none.csv"], "/none.csv: cannot be read .*; name a CSV file with workers,samples_per_s"),
+        (["predict", "/none.csv"], "the following arguments are required: --workers"),
+        (["analyze", "/none", "--out", "/tmp/x"], "/none: no such directory; name the directory that holds the runs"),
+        (["report", "/none"], r"/none/.*: no such file; run `horovod-study analyze RUNS --out /none` first"),
+        (["data", "check", "/none"], "/none: no such data set"),
+        (["data", "generate", "--size", "many"], "--size many: must be a whole number of curves"),
+        (["data", "generate", "--noise-max", "-1"], "--noise-max -1.0: must be 0"),
+        (["train", "--bach", "3"], r"unknown argument '--bach' \(did you mean '--batch'\?\)"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, *words)
+
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: .*\n", err), "one line"
+    assert re.search(message, err)
+
+
+def test_data_generate_and_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = call(capsys, "data", "generate", "--size", "500", "--seed", "7", "--out", tmp_path / "d")
+    assert (code, out.strip()) == (0, str(tmp_path / "d"))
+    assert "generating 500 curves (seed 7)" in err
+
+    code, out, _ = call(capsys, "data", "check", tmp_path / "d", "--json")
+    assert code == 0
+    assert {name: json.loads(out)[name] for name in ("size", "train", "test", "seed")} == {
+        "size": 500, "train": 375, "test": 125, "seed": 7,
+    }  # fmt: skip
+    code, out, _ = call(capsys, "data", "check", tmp_path / "d")
+    assert code == 0 and "500 curves: 375 for training, 125 for testing" in out
+
+    code, _, err = call(capsys, "data", "generate", "--size", "500", "--out", tmp_path / "d")
+    assert code == 2 and "exists already" in err
+
+
+def test_fit_gives_a_known_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Speedups 1, 1.9, 3.7, 7.3 lie on 0.9 N + 0.1, which is also Gustafson's law with s = 0.1."""
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    code, out, _ = call(capsys, "fit", path, "--json")
+    series = json.loads(out)["series"]
+
+    assert code == 0
+    assert list(series) == [""]
+    laws = series[""]["laws"]
+    assert laws["linear"]["params"] == pytest.approx({"slope": 0.9, "intercept": 0.1}, abs=1e-9)
+    assert laws["gustafson"]["params"] == pytest.approx({"s": 0.1}, abs=1e-9)
+    assert {"linear", "amdahl", "gustafson", "usl"} <= set(laws)
+    assert set(laws["linear"]) >= {"params", "ci95", "rmse", "aicc"}
+    assert {"alpha", "beta"} <= set(laws["usl"]["params"])
+
+    code, out, _ = call(capsys, "fit", path)
+    assert code == 0 and re.search(r"linear +slope 0\.9 .*intercept 0\.1", out)
+
+
+def test_fit_with_a_baseline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    _, out, _ = call(capsys, "fit", path, "--baseline", "200", "--json")
+
+    linear = json.loads(out)["series"][""]["laws"]["linear"]
+    assert linear["params"] == pytest.approx({"slope": 0.45, "intercept": 0.05}, abs=1e-9)
+
+
+def test_predict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    code, out, _ = call(capsys, "predict", path, "--workers", "16", "64", "--workers-per-node", "4", "--json")
+    rows = json.loads(out)["series"][""]
+
+    assert code == 0
+    assert [(row["workers"], row["nodes"]) for row in rows] == [(16, 4), (64, 16)]
+    for row in rows:
+        assert set(row) >= {"workers", "nodes", "samples_per_s", "low", "high", "law"}
+        assert 0 < row["low"] <= row["samples_per_s"] <= row["high"]
+    assert rows[0]["samples_per_s"] == pytest.approx(100 * (0.9 * 16 + 0.1), rel=0.1)
+
+    code, out, _ = call(capsys, "predict", path, "--workers", "16")
+    assert code == 0 and "16 workers" in out
+
+
+def test_a_bad_points_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("workers,samples_per_s\n1,100\n2,fast\n")
+    code, _, err = call(capsys, "fit", path)
+
+    assert code == 2
+    assert re.fullmatch(r"error: .*points\.csv.*line 3.*fast.*\n", err)
+
+
+def test_points_from_standard_input() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "horovod_study.cli", "fit", "-", "--json"],
+        input=POINTS,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout)["series"][""]["laws"]["linear"]["params"]["slope"] == pytest.approx(0.9)
+
+
+def test_a_missing_extra_is_named() -> None:
+    program = """
+import sys
+sys.modules["pandas"] = None
+from horovod_study.cli import main
+sys.exit(main(["fit", "-"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], input=POINTS, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 2
+    assert (
+        "needs pandas, which is not installed; run `make setup`, or pip install 'horovod_study[analysis]'"
+        in done.stderr
+    )

@@ -1,0 +1,578 @@
+"""The runner: cells run once each, whatever ends them is recorded with its reason, and nothing is left behind."""
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_trainer import fake_launch
+from rich.console import Console
+
+from horovod_study import records
+from horovod_study.cluster import ledger, runner
+from horovod_study.cluster.process import marked_processes, stop_marked
+from horovod_study.cluster.progress import Estimate, TimeLeft, duration
+from horovod_study.cluster.reason import failure_reason
+from horovod_study.config import RunConfig, StudyConfig, load_yaml, run_config
+from horovod_study.errors import StudyError
+
+COMMAND = "horovod-study run tiny.yaml"
+TESTS = Path(__file__).parent
+slow = pytest.mark.slow
+
+
+def make_study(**changes) -> StudyConfig:
+    values = {
+        "name": "tiny",
+        "run": RunConfig(study="tiny", seconds=1),
+        "workers": (1, 2),
+        "runtimes": ("horovod/mpi",),
+        "repeats": 2,
+    }
+    return StudyConfig(**{**values, **changes})
+
+
+def run(study, runs, behaviour=None, **options):
+    """Run `study` with fake trainers; return the result and what was printed, `tmp_path` written as RUNS."""
+    console = Console(file=io.StringIO(), force_terminal=False)
+    arguments = {"command": COMMAND, "launch": fake_launch(behaviour or {}), "cores": 2, "grace_s": 0.3}
+    result = runner.run_study(study, runs, console=console, **{**arguments, **options})
+    return result, console.file.getvalue().replace(str(runs), "RUNS")
+
+
+def starts(runs) -> list[str]:
+    path = runs / "tiny" / "starts.txt"
+    return path.read_text().split() if path.exists() else []
+
+
+def states(result) -> list[str]:
+    return [entry.state for entry in result.ledger.entries]
+
+
+def wait_for(condition, timeout_s=20.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# ---------------------------------------------------------------------------------------------------- the way it goes
+
+
+def test_every_cell_runs_once_in_the_order_of_the_blocks(tmp_path):
+    study = make_study()
+
+    result, output = run(study, tmp_path)
+
+    assert 0 == result.exit_code
+    assert ["done"] * 6 == states(result)
+    assert [cell.key for block in ledger.blocks(study.cells(), study.seed) for cell in block] == starts(tmp_path)
+    lines = re.sub(r", \d+ s(;|$)", r", S s\1", output, flags=re.M).splitlines()
+    lines = [re.sub(r"about .* left( \(a guess\))?", "T left", line) for line in lines]
+    names = [[ledger.cell_name(study, cell) for cell in block] for block in ledger.blocks(study.cells(), study.seed)]
+    short = [[name.rpartition(", ")[0] for name in block] for block in names]
+    rates = [f"{'2,000' if '2 workers' in name else '1,000'} samples/s, S s" for name in names[0] + names[1]]
+    assert [
+        "study tiny: 0 of 6 cells done (6 missing)",
+        "order: one block per repeat, each shuffled with seed 1",
+        f"  repeat 1: {'; '.join(short[0])}",
+        f"  repeat 2: {'; '.join(short[1])}",
+        "6 to run, T left; records in RUNS/tiny, output in RUNS/tiny/logs",
+        *[
+            f"[{number}/6] done    {name}: {rate}" + ("; T left" if number < 6 else "")
+            for number, (name, rate) in enumerate(zip(names[0] + names[1], rates, strict=True), 1)
+        ],
+        "study tiny: 6 of 6 cells done",
+    ] == lines
+
+
+def test_second_run_finds_nothing_to_do(tmp_path):
+    run(make_study(), tmp_path)
+
+    result, output = run(make_study(), tmp_path)
+
+    assert 0 == result.exit_code
+    assert 6 == len(starts(tmp_path))
+    assert "study tiny: 6 of 6 cells done\n" * 2 == output
+
+
+def test_cell_file_repeats_the_cell(tmp_path):
+    study = make_study(repeats=1)
+
+    run(study, tmp_path)
+
+    for cell in study.cells():
+        assert cell.config == run_config(load_yaml(tmp_path / "tiny" / "cells" / f"{cell.key}.yaml"))
+        log = (tmp_path / "tiny" / "logs" / f"{cell.key}.log").read_text()
+        assert f"--config {tmp_path}/tiny/cells/{cell.key}.yaml --out {tmp_path}/tiny/{cell.key}\n" in log
+
+
+def test_plan_runs_and_writes_nothing(tmp_path):
+    result, output = run(make_study(), tmp_path, only_plan=True)
+
+    assert 0 == result.exit_code
+    assert [] == list(tmp_path.iterdir())
+    assert "6 to run, about 36 s left (a guess); records in RUNS/tiny, output in RUNS/tiny/logs\n" in output
+
+
+# ---------------------------------------------------------------------------------------------------- failures
+
+FAILURES = [
+    ("user error", "batch 75 is larger than the shard of 10 curves; use a smaller --batch"),
+    ("traceback", "ValueError: the loss is not a number (exit code 1)"),
+    ("killed", "ended by SIGKILL, having printed nothing"),
+    ("own reason", "device lost in step 7"),
+    (
+        "no launcher",
+        "/nonexistent/launcher cannot be started (No such file or directory); check it, or run `make setup` again",
+    ),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "reason"), FAILURES)
+def test_failed_cell_is_shown_with_its_reason_and_the_rest_goes_on(tmp_path, behaviour, reason):
+    study = make_study(repeats=1)
+
+    result, output = run(study, tmp_path, {"horovod/mpi/2/0": behaviour})
+
+    assert 1 == result.exit_code
+    assert ["done", "done", "failed"] == states(result)
+    log = f"RUNS/tiny/logs/{study.cells()[2].key}.log"
+    assert re.search(
+        rf"failed  horovod/mpi, 2 workers, repeat 1: {re.escape(reason)} \(after \d s; see {log}\)", output
+    )
+    assert output.endswith(
+        "study tiny: 2 of 3 cells done (1 failed)\n"
+        f"  failed: horovod/mpi, 2 workers, repeat 1: {reason}; see {log}\n"
+        f"try the failed ones again with: {COMMAND}\n"
+    )
+
+
+@pytest.mark.parametrize("behaviour", ["user error", "traceback"])  # before and after the trainer wrote its record
+def test_failed_cell_is_in_the_run_table_with_what_the_report_needs(tmp_path, behaviour):
+    study = make_study(repeats=1)
+    run(study, tmp_path, {"horovod/mpi/2/0": behaviour})
+
+    row = records.run_table(tmp_path).query("status == 'failed'").iloc[0]
+
+    expected = {"study": "tiny", "backend": "horovod", "transport": "mpi", "workers": 2, "batch": 75, "repeat": 0}
+    if behaviour == "user error":
+        expected |= {"reduction": "flat", "nodes": 1, "global_batch": 150, "precision": "fp32"}
+        record = records.read_run(tmp_path / "tiny" / study.cells()[2].key)
+        assert "as asked for; the run ended before it could tell" == record.effective["source"]
+        assert record.finished is not None
+    assert expected == {name: row[name] for name in expected}
+    assert dict(FAILURES)[behaviour] == row["reason"]
+
+
+def test_failed_cell_is_tried_again_and_the_old_attempt_is_kept(tmp_path):
+    study = make_study(repeats=1)
+    cell = study.cells()[2]
+    run(study, tmp_path, {"horovod/mpi/2/0": "traceback"})
+
+    result, output = run(study, tmp_path)
+
+    assert 0 == result.exit_code
+    assert 4 == len(starts(tmp_path))
+    assert output.startswith("study tiny: 2 of 3 cells done (1 failed)\n")
+    kept = tmp_path / "tiny" / ".attempts" / f"{cell.key}-1"
+    assert "ValueError: the loss is not a number (exit code 1)" == records.read_run(kept).reason
+    assert "ValueError" in (kept / "output.log").read_text()
+
+
+def test_without_retry_failed_cells_are_left_alone(tmp_path):
+    study = make_study(repeats=1)
+    run(study, tmp_path, {"horovod/mpi/2/0": "traceback"})
+
+    result, output = run(study, tmp_path, retry=False)
+
+    assert 1 == result.exit_code
+    assert 3 == len(starts(tmp_path))
+    assert output.endswith("failed cells were left alone\n")
+
+
+@pytest.mark.parametrize(
+    "behaviour", [pytest.param("hang", marks=slow), pytest.param("hang before the record", marks=slow), "grandchild"]
+)
+def test_time_limit_ends_every_process_of_the_cell(tmp_path, behaviour):
+    study = make_study(repeats=1, timeout_s=2.5)
+
+    result, _ = run(study, tmp_path, {"horovod/mpi/1/0": behaviour})
+
+    assert ["done", "failed", "done"] == states(result)
+    assert "timed out after 2.5 s" == result.ledger.entries[1].reason
+    assert [] == marked_processes(str(tmp_path / "tiny"))
+    if behaviour == "grandchild":
+        pid = int((tmp_path / "tiny" / study.cells()[1].key / "grandchild.pid").read_text())
+        assert not alive(pid)
+
+
+@pytest.mark.slow
+def test_run_that_finished_before_the_time_limit_stays_done(tmp_path):
+    study = make_study(repeats=1, timeout_s=2.5)
+
+    result, _ = run(study, tmp_path, {"horovod/mpi/1/0": "hang after the end"})
+
+    assert ["done", "done", "done"] == states(result)
+    assert [] == marked_processes(str(tmp_path / "tiny"))
+
+
+def test_more_workers_than_cores_are_refused_before_anything_runs(tmp_path):
+    with pytest.raises(StudyError, match="the study asks for 2 workers, but this machine offers 1 core;"):
+        run(make_study(), tmp_path, cores=1)
+
+    assert [] == starts(tmp_path)
+
+
+def test_missing_launcher_is_found_before_anything_runs(tmp_path):
+    def launch(cell, config, out):
+        raise StudyError("runtime horovod/mpi needs the program horovodrun")
+
+    with pytest.raises(StudyError, match="needs the program horovodrun"):
+        run(make_study(), tmp_path, launch=launch)
+
+    assert [] == starts(tmp_path)
+
+
+def test_cell_that_runs_elsewhere_is_left_alone(tmp_path):
+    study = make_study(repeats=1)
+    run(study, tmp_path)
+    manifest = tmp_path / "tiny" / study.cells()[2].key / "run.json"
+    changes = {"status": "running", "host": "node9", "finished": None}
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changes}))
+
+    result, output = run(study, tmp_path)
+
+    assert 1 == result.exit_code
+    assert 3 == len(starts(tmp_path))
+    pid = records.read_run(manifest.parent).pid
+    expected = (
+        f"  left alone: horovod/mpi, 2 workers, repeat 1 runs already (process {pid} on node9); "
+        f"if it does not, move RUNS/tiny/{study.cells()[2].key} away\n"
+    )
+    assert expected in output
+
+
+# ---------------------------------------------------------------------------------------------------- interruptions
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_runner import COMMAND, make_study
+from fake_trainer import fake_launch
+from horovod_study.cluster import runner
+from horovod_study.errors import StudyError
+
+def die(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def then_die(call):
+    def wrapper(*arguments, **options):
+        call(*arguments, **options)
+        die()
+    return wrapper
+
+point = {point!r}
+if point:
+    when, name = point.split()
+    setattr(runner, name, die if when == "before" else then_die(getattr(runner, name)))
+try:
+    launch = fake_launch({behaviour!r})
+    result = runner.run_study(
+        make_study(**{study!r}), Path({runs!r}), command=COMMAND, launch=launch, cores=2, grace_s=0.3
+    )
+except StudyError as error:
+    sys.exit(f"error: {{error}}")
+sys.exit(result.exit_code)
+"""
+
+
+def start_runner(runs, behaviour=None, point="", study=None, **options):
+    code = SCRIPT.format(tests=str(TESTS), runs=str(runs), behaviour=behaviour or {}, point=point, study=study or {})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code], **{**pipes, **options})
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow), pytest.param(signal.SIGHUP, marks=slow)]
+)
+def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, number):
+    study = make_study(repeats=1)
+    order = ledger.blocks(study.cells(), study.seed)[0]
+    second = order[1]
+    name = f"{second.runtime}/{second.placement.workers}/0"
+    process = start_runner(tmp_path, {name: "grandchild"}, study={"repeats": 1})
+    wait_for((tmp_path / "tiny" / second.key / "grandchild.pid").exists)
+
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+
+    assert 130 == process.returncode, output
+    expected = [
+        "study tiny: 1 of 3 cells done (1 incomplete, 1 missing)",
+        f"interrupted in {ledger.cell_name(study, second)}; continue with: {COMMAND}",
+    ]
+    assert expected == output.splitlines()[-2:]
+    assert [] == marked_processes(str(tmp_path / "tiny"))
+    entry = ledger.read_entry(study, tmp_path / "tiny", second)
+    assert ("incomplete", "interrupted") == (entry.state, entry.reason)
+
+    result, _ = run(study, tmp_path)
+    assert 0 == result.exit_code
+    assert [order[0].key, second.key, second.key, order[2].key] == starts(tmp_path)
+
+
+def test_second_interrupt_gives_no_grace(tmp_path):
+    study = make_study(repeats=1)
+    first = ledger.blocks(study.cells(), study.seed)[0][0]
+    code = SCRIPT.replace("grace_s=0.3", "grace_s=60").format(
+        tests=str(TESTS), runs=str(tmp_path), behaviour={"*": "grandchild"}, point="", study={"repeats": 1}
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "tiny" / first.key / "grandchild.pid").exists)
+
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert process.poll() is None, "still waiting for the worker that is deaf to SIGTERM"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+
+    assert 130 == process.returncode
+    assert [] == marked_processes(str(tmp_path / "tiny"))
+
+
+KILL_POINTS = [
+    "before blocks",
+    "before set_aside",
+    "before atomic_write",
+    "before CellProcess",
+    "after CellProcess",
+    "before finish_run",
+    "after finish_run",
+    "before create_run",
+    "after create_run",
+    "before note_attempt",
+    "after note_attempt",
+    "before _conclude",
+]
+
+
+@pytest.mark.parametrize("point", KILL_POINTS)
+def test_killed_at_any_point_the_next_run_does_what_is_missing_and_only_that(tmp_path, point):
+    """The first of three cells, in their order, crashes before and the second after its record is written."""
+    study = make_study(repeats=1)
+    order = ledger.blocks(study.cells(), study.seed)[0]
+    names = [f"{cell.runtime}/{cell.placement.workers}/0" for cell in order]
+    behaviour = {names[0]: "user error", names[1]: "traceback"}
+    process = start_runner(tmp_path, behaviour, point, study={"repeats": 1})
+    process.communicate(timeout=20)
+    assert -signal.SIGKILL == process.returncode
+    stop_marked(str(tmp_path / "tiny"), grace_s=0)  # "after CellProcess" leaves the cell running: see the next test
+    finished = [entry.cell.key for entry in ledger.read_ledger(study, tmp_path).entries if entry.state == "done"]
+
+    result, _ = run(study, tmp_path)
+
+    assert 0 == result.exit_code
+    assert ["done"] * 3 == states(result)
+    again = starts(tmp_path)
+    assert all(again.count(key) == 1 for key in finished)
+    assert {cell.key for cell in order} == set(again)
+    assert 0 == run(study, tmp_path)[0].exit_code
+    assert again == starts(tmp_path)
+
+
+@pytest.mark.parametrize("behaviour", ["hang before the record", "grandchild"])
+def test_what_a_killed_runner_leaves_behind_is_stopped_by_the_next(tmp_path, behaviour):
+    study = make_study(repeats=1)
+    first = ledger.blocks(study.cells(), study.seed)[0][0]
+    process = start_runner(tmp_path, {"*": behaviour}, study={"repeats": 1})
+    wait_for(lambda: len(starts(tmp_path)) == 1)
+    if behaviour == "grandchild":
+        wait_for((tmp_path / "tiny" / first.key / "grandchild.pid").exists)
+    process.kill()
+    process.communicate()
+    left = len(marked_processes(str(tmp_path / "tiny")))
+    assert left == (2 if behaviour == "grandchild" else 1)
+
+    result, output = run(study, tmp_path)
+
+    assert output.startswith(f"stopped what an interrupted run of this study left behind ({left} processes)\n")
+    assert 0 == result.exit_code
+    assert 4 == len(starts(tmp_path))
+    assert [] == marked_processes(str(tmp_path / "tiny"))
+
+
+def test_second_runner_is_refused_and_starts_nothing(tmp_path):
+    process = start_runner(tmp_path, {"*": "hang"})
+    wait_for(lambda: len(starts(tmp_path)) == 1)
+
+    with pytest.raises(StudyError, match=rf"the study is being run by process {process.pid} on "):
+        run(make_study(), tmp_path)
+
+    assert 1 == len(starts(tmp_path))
+    assert process.poll() is None
+    assert 1 == len(marked_processes(str(tmp_path / "tiny"))), "the first one's cell goes on"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+
+
+# ---------------------------------------------------------------------------------------------------- on a terminal
+
+
+def test_terminal_gets_a_line_per_cell_and_a_bar(tmp_path):
+    """A real pseudo-terminal: lines stay, the bar below them is redrawn and gone at the end."""
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "PYTHONUTF8": "1"}
+    environ.pop("NO_COLOR", None)
+    behaviour = {"horovod/mpi/2/0": "traceback"}
+    process = start_runner(tmp_path, behaviour, study={"repeats": 1}, stdout=theirs, stderr=theirs, env=environ)
+    os.close(theirs)
+    raw = b""
+    while True:
+        try:
+            raw += os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+    os.close(ours)
+    assert 1 == process.wait(timeout=20)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.decode())
+
+    assert re.search(r"✓ serial, 1 worker, repeat 1  1,000 samples/s  \d s", text)
+    assert re.search(r"✗ horovod/mpi, 2 workers, repeat 1  failed  \d s", text)
+    assert re.search(r"    ValueError: the loss is not a number \(exit code 1\) *\r\n    see", text)
+    assert "running horovod/mpi, 1 worker, repeat 1" in text
+    assert re.search(r"━+ [012]/3 \d s, about \d+ s left \(a guess\)", text)
+
+
+# ---------------------------------------------------------------------------------------------------- time left
+
+
+def test_time_left_is_a_guess_until_every_runtime_has_been_seen():
+    plain, wrapped, two = make_study(repeats=1).cells()
+    estimate = Estimate()
+    assert TimeLeft(seconds=4 + 7 + 7, guess=True) == estimate.left([plain, wrapped, two])
+
+    estimate.add(plain, 10.0)
+    assert TimeLeft(seconds=10 + 7 + 7, guess=True) == estimate.left([plain, wrapped, two])
+
+    estimate.add(wrapped, 20.0)
+    assert TimeLeft(seconds=40.0, guess=False) == estimate.left([wrapped, two])
+    estimate.add(two, 30.0)
+    assert TimeLeft(seconds=50.0, guess=False) == estimate.left([wrapped, two])
+    assert TimeLeft(seconds=38.0, guess=False) == estimate.left([wrapped, two], running_s=12.0)
+    assert TimeLeft(seconds=30.0, guess=False) == estimate.left([wrapped, two], running_s=99.0)
+    assert TimeLeft(seconds=0.0, guess=False) == estimate.left([])
+
+
+def test_without_a_budget_in_seconds_nothing_is_known_before_the_first_cell():
+    plain, wrapped, _ = make_study(repeats=1, run=RunConfig(epochs=3)).cells()
+    estimate = Estimate()
+
+    assert "time left unknown until a cell is done" == str(estimate.left([plain, wrapped]))
+    estimate.add(plain, 7.0)
+    assert "about 7 s left (a guess)" == str(estimate.left([wrapped]))
+
+
+def test_estimate_of_a_resumed_study_rests_on_its_finished_cells(tmp_path):
+    study = make_study(repeats=1)
+    run(study, tmp_path)
+
+    _, output = run(make_study(repeats=2), tmp_path, only_plan=True)
+
+    assert re.search(r"3 to run, about \d s left; records", output)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (7199, "2 h")]
+)
+def test_durations_read_well(seconds, text):
+    assert text == duration(seconds)
+
+
+# ---------------------------------------------------------------------------------------------------- reasons
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    {call}
+{error}"""
+
+
+def tagged(tag: str, text: str) -> str:
+    return "\n".join(tag + line for line in text.splitlines())
+
+
+def test_reason_of_a_worker_comes_before_what_its_peers_and_launcher_say():
+    lost = "horovod.common.exceptions.HorovodInternalError: Connection closed by peer"
+    log = "\n".join(
+        [
+            "$ horovodrun --gloo -np 2 python -m horovod_study.train",
+            tagged("[0]<stderr>:", TRACEBACK.format(call="synchronize()", error=lost)),
+            tagged("[1]<stderr>:", TRACEBACK.format(call="step()", error="RuntimeError: out of memory")),
+            TRACEBACK.format(
+                call="run()", error="RuntimeError: Horovod detected that one or more processes exited with non-zero"
+            ),
+        ]
+    )
+
+    assert "RuntimeError: out of memory (exit code 1)" == failure_reason(log, 1)
+
+
+def test_reason_of_chained_tracebacks_is_the_last_of_the_chain_and_ranks_do_not_mix():
+    first = TRACEBACK.format(call="open()", error="FileNotFoundError: no such file")
+    second = TRACEBACK.format(call="load()", error="DataLost: the data set is gone")
+    chain = f"{first}\n\nDuring handling of the above exception, another exception occurred:\n\n{second}"
+    lines = tagged("[1,0]<stderr>:", chain).splitlines()
+    others = tagged("[1,1]<stderr>:", "step 1\nstep 2\nstep 3").splitlines()
+    mixed = "\n".join(line for pair in zip(lines, others * 9, strict=False) for line in pair)
+
+    assert "DataLost: the data set is gone (exit code 1)" == failure_reason(mixed, 1)
+
+
+RULE = "-" * 74
+TOLD_TO_END = "error: ended by signal 15 (SIGTERM); start it again"
+CRASH = TRACEBACK.format(call="f()", error="Crash: boom")
+NO_SLOTS = "There are not enough slots available in the system to satisfy the 4\nslots that were requested:\n\n  python"
+REASONS = [
+    ("[1,1]<stderr>:error: the data set is truncated; make it anew\n", 2, "the data set is truncated; make it anew"),
+    (f"{TOLD_TO_END}\n{CRASH}", 1, "Crash: boom (exit code 1)"),
+    (
+        f"[1,0]<stderr>:{TOLD_TO_END}\n{RULE}\nmpirun noticed that process rank 1 with PID 0 on node vm exited on "
+        f"signal 9 (Killed).\n{RULE}",
+        137,
+        "rank 1 was killed by SIGKILL",
+    ),
+    (
+        f"[0]<stderr>:{CRASH.replace('Crash', 'HorovodInternalError')}\n".replace("\n", "\n[0]<stderr>:")
+        + "\nProcess 1 exit with status code 139.\nProcess 0 exit with status code 143.\n",
+        1,
+        "rank 1 was killed by SIGSEGV",
+    ),
+    ("Root Cause:\n  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 77)\n", 1, "rank 1 was killed by SIGKILL"),
+    ("step 1\nerror: ended by signal 15", -9, "ended by SIGKILL; the last line was: error: ended by signal 15"),
+    (f"{RULE}\n{NO_SLOTS}\n{RULE}\n", 1, f"{' '.join(NO_SLOTS.split())} (exit code 1)"),
+    ("step 1\rstep 2\r", 3, "step 2 (exit code 3)"),
+    ("$ python\n", -9, "ended by SIGKILL, having printed nothing"),
+    ("$ python\nbye\n", 0, "bye (exit code 0 without a finished record)"),
+    ("", -99, "ended by signal 99, having printed nothing"),
+    ("x" * 400, 1, "x" * 297 + "..."),
+]
+
+
+@pytest.mark.parametrize(("log", "exit_code", "reason"), REASONS)
+def test_reason_from_what_was_printed(log, exit_code, reason):
+    assert reason == failure_reason(log, exit_code)
