@@ -1,0 +1,55 @@
+# The targets need no activated environment and no root; `make` lists them. Options of the set-up:
+#   PYTHON=/path/to/python3.12   another Python (default: the first on PATH from 3.11 on)
+#   MPI=site | wheel             the mpicc and mpirun on PATH, or Open MPI from its wheel (default)
+#   HOROVOD=no | yes             without Horovod no compiler is needed
+#   JOBS=1                       compilers at once while Horovod is built (default: one per core, fewer when memory is short)
+# What was chosen once stays until the other is asked for.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup study check test bench lock clean
+MAKEFLAGS += --no-print-directory
+
+RECENT = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+FIRST = for python in python3 python3.13 python3.12 python3.11; do $$python $(RECENT) && { command -v $$python; break; }; done
+PYTHON ?= $(shell $(FIRST))
+OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') \
+          $(if $(filter environment command,$(origin PYTHON)),--this-python)
+
+BIN := .venv/bin
+START := $(shell date +%s)
+# Runs the commands of its argument, then says how it ended and after what total time, the set-up included.
+TIMED = { $(1); }; code=$$?; took=$$(( $$(date +%s) - $(START) )); [ $$code = 0 ] && end=done || end=FAILED; \
+        echo "make $@: $$end after $$(( took / 60 )) min $$(( took % 60 )) s"; exit $$code
+
+ifeq ($(CI),true)
+export HOROVOD_STUDY_REQUIRE_ALL := 1
+endif
+
+help:  ## list the targets (default)
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-7s %s\n' "$$name" "$$text"; done
+
+setup:  ## make .venv ready: pinned packages, Open MPI, Horovod, this project
+	@python="$(PYTHON)"; test -n "$$python" || { echo "setup: no Python from 3.11 on among python3, python3.13, python3.12, python3.11" \
+	  "on PATH: install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 2; }; \
+	"$$python" scripts/setup.py $(OPTIONS)
+
+study: setup  ## set up, then run the laptop study: data, baselines, 1..cores workers, report
+	@$(call TIMED,$(BIN)/horovod-study run experiments/laptop.yaml)
+
+LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy --strict horovod_study
+
+check: setup  ## quick checks before each commit: format, lint, types, fast tests
+	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod")
+
+test: setup  ## everything: checks, all tests with real Horovod on 2 workers, coverage
+	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered)
+
+bench: setup  ## the project's performance table, side by side with the usual ways
+	@$(call TIMED,$(BIN)/python benchmarks/throughput.py)
+
+lock: setup  ## pin the newest packages that setup.cfg allows in requirements.lock
+	@$(BIN)/python scripts/lock.py
+
+clean:  ## remove .venv, what was built, caches in this folder; runs, data and the cache of built wheels stay
+	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	@find horovod_study tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null; true

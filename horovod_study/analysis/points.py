@@ -1,0 +1,569 @@
+"""Run table in, scaling points out: throughput, speedup and efficiency of every cell with its spread over repeats.
+
+A point is what the repeats of one cell say together; a series is the points that differ in the worker count only.
+Every quantity is defined in docs/metrics.md. Nothing is filled in: a cell without a finished run has a row full of
+NaN, a point without its baseline has no speedup, and `doubts` says so in words.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from horovod_study.analysis.laws import karp_flatt
+from horovod_study.config import BACKENDS, LAPS, TRANSPORTS
+from horovod_study.errors import AnalysisError
+
+SETTINGS = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults")
+"""What stays the same along a series, whatever its scaling mode."""
+
+CELL = (*SETTINGS, "batch", "train_samples", "workers", "nodes")
+"""What the repeats of one point share."""
+
+LAP_COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual"))
+"""Mean seconds per step of each part of a step; with the residual they add up to `step_s`."""
+
+ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
+
+REQUIRED = (
+    "run",
+    "study",
+    "status",
+    "reason",
+    "repeat",
+    "global_batch",
+    *CELL,
+    "samples_per_s",
+    "window_s",
+    "steps",
+    "step_s_median",
+    *LAP_COLUMNS,
+    "step_s",
+    "test_mse",
+)
+
+WORK = {
+    "weak": "fixed local batch and fixed data set: per-step weak, per-epoch strong",
+    "strong": "fixed global batch and fixed data set: strong per step and per epoch",
+    "weak, growing data": "fixed local batch, data set growing with the workers: weak per step and per epoch",
+    "mixed": "neither the local nor the global batch is fixed: worker counts are not comparable",
+    "single": "one worker count only",
+}
+"""What each way of scaling keeps fixed, in words for captions."""
+
+MEDIAN_VARIANCE = math.pi / 2
+"""Variance of the median of a normal sample over the variance of its mean, in the limit of many repeats."""
+
+FEWEST_REPEATS = 3
+WIDE_SPREAD = 0.10
+UNEQUAL_BASELINES = 0.05
+FEW_STEPS = 100
+
+
+# ---------------------------------------------------------------------------------------------------- series
+
+
+def with_series(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a sorted copy of the run table with series, setting, mode, work, ref_batch and ref_train_samples added.
+
+    setting is what series must share to be drawn in one plot ("batch 75"). mode is derived from the recorded batches,
+    never from a flag: `weak` where one local batch was run with several worker counts, `strong` where one global
+    batch was, `mixed` where neither was, `single` for one worker count. ref_batch and ref_train_samples are the local
+    batch and the training set size that its one-worker baseline must have.
+    """
+    missing = [column for column in REQUIRED if column not in runs.columns]
+    if missing:
+        raise AnalysisError(
+            f"run table: column {', '.join(missing)} missing; make it with horovod-study analyze RUNS --out DIR"
+        )
+    if runs.empty:
+        raise AnalysisError("run table: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
+    table = _completed(runs)
+    table = table.assign(
+        series="",
+        setting="",
+        mode="single",
+        work=WORK["single"],
+        ref_batch=table["batch"].astype(float),
+        ref_train_samples=table["train_samples"].astype(float),
+    )
+    families = _families(table)
+    for name, family in _names(families).items():
+        index = list(family.rows)
+        texts = [name, _setting(family), family.kind.split(",")[0], WORK[family.kind]]
+        table.loc[index, ["series", "setting", "mode", "work"]] = texts
+        if family.kind == "strong":
+            table.loc[index, "ref_batch"] = table.loc[index, "global_batch"]
+        if family.kind == "weak, growing data":
+            table.loc[index, "ref_train_samples"] = table.loc[index, "train_samples"] / table.loc[index, "workers"]
+    return _sorted(table)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Family:
+    """The runs of one series before it has a name."""
+
+    settings: Mapping[str, Any]
+    kind: str  # a key of WORK
+    batch: float  # local, or global where that one is fixed
+    train_samples: float  # of one worker where the data set grows with the workers
+    rows: tuple[int, ...]  # labels in the run table
+
+
+def _families(table: pd.DataFrame) -> list[_Family]:
+    """Split the runs of equal settings into series; what two rules could claim goes to the earlier rule."""
+    per_worker = table["train_samples"] / table["workers"]
+    rules = (
+        ("weak", "batch", table["train_samples"]),
+        ("strong", "global_batch", table["train_samples"]),
+        ("weak, growing data", "batch", per_worker),
+    )
+    families = []
+    for settings, group in table.groupby(list(SETTINGS), dropna=False, sort=True):
+        common = dict(zip(SETTINGS, settings, strict=True))
+        rest = group
+        for kind, column, data in (*rules, ("single", "batch", table["train_samples"])):
+            if kind == "single" and len(rest) == len(group) and rest["workers"].nunique() > 1:
+                rows = tuple(rest.index)
+                families.append(
+                    _Family(settings=common, kind="mixed", batch=math.nan, train_samples=math.nan, rows=rows)
+                )
+                break
+            keys = rest[[column, "workers"]].assign(data=data[rest.index])
+            for key, same in keys.groupby([column, "data"], dropna=False, sort=True):
+                batch, train_samples = (float(f"{part}") for part in key)
+                if kind == "single" or same["workers"].nunique() > 1:
+                    rows = tuple(same.index)
+                    families.append(
+                        _Family(settings=common, kind=kind, batch=batch, train_samples=train_samples, rows=rows)
+                    )
+                    rest = rest.drop(index=list(rows))
+    return families
+
+
+def _completed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a copy in which settings that a run could not record are taken from the one cell that fits.
+
+    A run that died early knows only what was asked for (`auto`, no training set size); one worker reduces nothing,
+    so its reduction is `none`. Where the other runs leave exactly one possibility the run belongs there, otherwise
+    it stays as it is. Measured values are never touched.
+    """
+    table = runs.reset_index(drop=True)
+    table["horovod_defaults"] = table["horovod_defaults"].astype(bool)
+    for column in ("batch", "global_batch", "train_samples", "workers", "nodes"):
+        table[column] = pd.to_numeric(table[column]).astype(float)
+    for column in ("partition", "backend", "transport", "precision", "reduction"):
+        table[column] = table[column].astype(object).where(table[column].notna(), "auto")
+    family = [*SETTINGS, "batch", "train_samples"]
+    unknown = pd.DataFrame({column: table[column].isna() | (table[column] == "auto") for column in family})
+    unknown["reduction"] |= (table["reduction"] == "none") & (table["backend"] != "serial") & (table["workers"] == 1)
+    complete = table.loc[~unknown.any(axis=1), family]
+    for label in table.index[unknown.any(axis=1)]:
+        # Runs of the same work first; where there are none (the batch may change with the workers), of any work.
+        for columns in (family, list(SETTINGS)):
+            known = [column for column in columns if not unknown.at[label, column]]
+            same = (complete[known] == table.loc[label, known]).all(axis=1)
+            fits = complete.loc[same, columns].drop_duplicates()
+            if len(fits) == 1:
+                for column in columns:
+                    table.at[label, column] = fits.iloc[0][column]
+            if len(fits):
+                break
+    batches = table["batch"] * table["workers"]
+    table["global_batch"] = table["global_batch"].where(table["global_batch"].notna(), batches)
+    table["nodes"] = table["nodes"].where(table["nodes"].notna() | (table["workers"] != 1), 1.0)
+    return table
+
+
+def _names(families: Sequence[_Family]) -> dict[str, _Family]:
+    """Return a readable, unique name for each series; settings that tell nothing apart are left out."""
+    plain = [_name(family) for family in families]
+    names: dict[str, _Family] = {}
+    for family, name in zip(families, plain, strict=True):
+        twins = [other for other, its in zip(families, plain, strict=True) if its == name]
+        words = [name]
+        if len({twin.settings["reduction"] for twin in twins}) > 1:
+            words.append(family.settings["reduction"])
+        if len({f"{twin.train_samples}" for twin in twins}) > 1:
+            size = "unknown" if math.isnan(family.train_samples) else f"{family.train_samples:.0f}"
+            words.append(f"{size} samples{' per worker' if family.kind == 'weak, growing data' else ''}")
+        names[" ".join(words)] = family
+    return names
+
+
+def _name(family: _Family) -> str:
+    settings = family.settings
+    way = settings["backend"]
+    if settings["transport"] not in ("none", "auto"):
+        way = f"{way}/{settings['transport']}"
+    stock = " stock settings" if settings["horovod_defaults"] else ""
+    return f"{settings['partition']} {way} {_setting(family)}{stock}"
+
+
+def _setting(family: _Family) -> str:
+    size = "unknown" if math.isnan(family.batch) else f"{family.batch:.0f}"
+    batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(family.kind, f"batch {size}")
+    precision = family.settings["precision"]
+    return batch if precision in ("fp32", "auto") else f"{batch} {precision}"
+
+
+def _sorted(table: pd.DataFrame) -> pd.DataFrame:
+    """Order rows by what they are, so that the order of the run table does not matter."""
+    ranks = {
+        "backend": {name: place for place, name in enumerate(BACKENDS)},
+        "transport": {name: place for place, name in enumerate(TRANSPORTS)},
+    }
+    keys = {
+        column: table[column].map(ranks[column]).fillna(99) if column in ranks else table[column]
+        for column in (
+            *("partition", "backend", "transport", "precision", "ref_batch", "horovod_defaults", "reduction"),
+            *("ref_train_samples", "series", "workers", "nodes", "batch", "train_samples"),
+            *(column for column in ("repeat", "run") if column in table.columns),
+        )
+    }
+    order = pd.DataFrame(keys).sort_values(list(keys), kind="stable", na_position="last").index
+    return table.loc[order].reset_index(drop=True)
+
+
+# ---------------------------------------------------------------------------------------------------- points
+
+
+def measured(runs: pd.DataFrame) -> pd.Series:
+    """Return which rows of a run table are finished runs with a throughput, as booleans."""
+    return (runs["status"] == "done") & np.isfinite(runs["samples_per_s"].astype(float))
+
+
+def scaling_points(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per cell of the run table: medians over repeats, spread, speedup and efficiency.
+
+    Speedups are given against two baselines of the same partition, precision, batch and training set size: `plain`
+    (one worker without a communication library) and `wrapped` (one worker inside the same one). Columns are NaN
+    where a cell has no finished run, where its baseline has none, and for intervals from fewer than three repeats.
+    """
+    table = with_series(runs)
+    rows = [_point(cell) for _, cell in table.groupby(["series", *CELL], dropna=False, sort=False)]
+    values = {place: _throughputs(row) for place, row in enumerate(rows)}
+    for place, row in enumerate(rows):
+        for kind in ("plain", "wrapped"):
+            base = baseline_place(rows, row, kind)
+            row.update(_against(row, values[place], kind, None if base is None else values[base], base == place))
+        row["karp_flatt"] = float(karp_flatt(row["speedup_plain"], row["workers"]))
+    for row in rows:
+        del row["_samples_per_s"]
+    points = pd.DataFrame(rows)
+    whole = [
+        "batch",
+        "train_samples",
+        "global_batch",
+        "workers",
+        "nodes",
+        "repeats",
+        "failed",
+        "ref_batch",
+        "ref_train_samples",
+    ]
+    for column in whole:
+        if (points[column] % 1 == 0).all():
+            points[column] = points[column].astype("int64")
+    return points
+
+
+def _point(cell: pd.DataFrame) -> dict[str, Any]:
+    first = cell.iloc[0]
+    good = cell[measured(cell)]
+    bad = cell[~measured(cell)]
+    row: dict[str, Any] = {"series": first["series"]}
+    row |= {column: first[column] for column in CELL}
+    row |= {column: first[column] for column in ("setting", "global_batch", "mode", "work", "ref_batch")}
+    row["ref_train_samples"] = first["ref_train_samples"]
+    row |= {
+        "repeats": len(good),
+        "failed": len(bad),
+        "missing": good.empty,
+        "reasons": "; ".join(dict.fromkeys(_why(each) for _, each in bad.iterrows())),
+        "_samples_per_s": np.sort(good["samples_per_s"].to_numpy(dtype=float)),
+    }
+    x = row["_samples_per_s"]
+    low, high = ratio_interval(x)
+    row["samples_per_s_median"] = float(np.median(x)) if len(x) else math.nan
+    row["samples_per_s_min"] = float(x[0]) if len(x) else math.nan
+    row["samples_per_s_max"] = float(x[-1]) if len(x) else math.nan
+    row["samples_per_s_ci95_low"], row["samples_per_s_ci95_high"] = low, high
+    row["step_s_median"] = _median(good["step_s_median"])
+    row["step_mean_s_median"] = _median(good["step_s"])
+    row |= {f"{column}_median": _median(good[column]) for column in LAP_COLUMNS}
+    row["test_mse_median"] = _median(good["test_mse"])
+    return row
+
+
+def _why(run: Any, *, status: bool = True) -> str:
+    """Return why a run gives no number, in one line, with or without its status in front."""
+    reason = "" if pd.isna(run["reason"]) else " ".join(str(run["reason"]).split())
+    if run["status"] == "done":
+        return reason or "finished without a timed window"
+    if run["status"] == "running":
+        return "still running"
+    reason = reason or "no reason recorded"
+    return f"{run['status']}: {reason}" if status else reason
+
+
+def _median(values: pd.Series) -> float:
+    """Return the median over repeats, NaN where any repeat does not know its value."""
+    numbers = values.to_numpy(dtype=float)
+    return float(np.median(numbers)) if len(numbers) and np.isfinite(numbers).all() else math.nan
+
+
+def _throughputs(row: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    values: np.ndarray[Any, np.dtype[np.float64]] = row["_samples_per_s"]
+    return values
+
+
+def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], kind: str) -> int | None:
+    """Return the place in `cells` of the one-worker cell that `cell` is compared with, or None where there is none.
+
+    kind is `plain` or `wrapped`. A cell of another partition, precision, batch or training set size never stands in.
+    """
+    if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
+        return None
+    way = ("serial", "none") if kind == "plain" else (cell["backend"], cell["transport"])
+    places = [
+        place
+        for place, other in enumerate(cells)
+        if other["repeats"] > 0
+        and other["workers"] == 1
+        and (other["backend"], other["transport"]) == way
+        and all(other[column] == cell[column] for column in ("partition", "precision"))
+        and other["batch"] == cell["ref_batch"]
+        and other["train_samples"] == cell["ref_train_samples"]
+        and (kind == "plain" or other["horovod_defaults"] == cell["horovod_defaults"])
+        and (kind == "plain" or other["reduction"] in (cell["reduction"], "none"))
+    ]
+    # Where there is a choice: the same settings first, then the one-worker run that had nothing to reduce.
+    places.sort(
+        key=lambda place: (
+            cells[place]["horovod_defaults"] != cell["horovod_defaults"],
+            cells[place]["reduction"] != cell["reduction"],
+        )
+    )
+    return places[0] if places else None
+
+
+def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) -> dict[str, float]:
+    """Return the columns of `row` relative to one baseline.
+
+    _min and _max are the slowest and the fastest repeat over the baseline's median, _low and _high the 95 % interval
+    of the ratio of medians, in which the scatter of the baseline's repeats counts too.
+    """
+    n = row["workers"]
+    base_median = math.nan if base is None else float(np.median(base))
+    speedup = {name: row[f"samples_per_s_{name}"] / base_median for name in ("median", "min", "max")}
+    low, high = (math.nan, math.nan) if base is None else (1.0, 1.0) if itself else ratio_interval(x, base)
+    columns = {f"base_{kind}_samples_per_s": base_median, f"base_{kind}_repeats": 0 if base is None else len(base)}
+    values = {"": speedup["median"], "_min": speedup["min"], "_max": speedup["max"], "_low": low, "_high": high}
+    columns |= {f"speedup_{kind}{name}": value for name, value in values.items()}
+    columns |= {f"efficiency_{kind}{name}": value / n for name, value in values.items()}
+    return columns
+
+
+def ratio_interval(x: Any, base: Any = None) -> tuple[float, float]:
+    """Return the 95 % interval of median(x), or of median(x) / median(base), from repeats, shape (R,) each.
+
+    Student's t on logarithms with Welch's degrees of freedom, around the medians and widened for them by pi/2 in
+    variance; (NaN, NaN) with fewer than three repeats on either side. Resampling three repeats can never leave
+    their range, which holds the true median in only three cases of four: hence no bootstrap here.
+    Over 3 to 20 normally scattered repeats it covers in 96 to 98 % of the cases (tests/test_points.py).
+    """
+    samples = [np.log(np.asarray(each, dtype=float)) for each in ((x,) if base is None else (x, base))]
+    if min(len(each) for each in samples) < FEWEST_REPEATS:
+        return math.nan, math.nan
+    variances = [float(np.var(each, ddof=1)) / len(each) for each in samples]
+    total = sum(variances)
+    centre = float(np.median(samples[0])) - (float(np.median(samples[1])) if base is not None else 0.0)
+    if total == 0.0:
+        return math.exp(centre), math.exp(centre)
+    freedom = total**2 / sum(v**2 / (len(each) - 1) for v, each in zip(variances, samples, strict=True))
+    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(MEDIAN_VARIANCE * total)
+    return math.exp(centre - half), math.exp(centre + half)
+
+
+# ---------------------------------------------------------------------------------------------------- doubts
+
+
+def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that gave no number, one row each: run, series, workers, nodes, repeat, status, reason."""
+    table = with_series(runs)
+    bad = table[~measured(table)]
+    reasons = [_why(each, status=False) for _, each in bad.iterrows()]
+    columns = ["run", "series", "workers", "nodes", "repeat", "status"]
+    return bad[columns].assign(reason=reasons).reset_index(drop=True)
+
+
+def doubts(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
+    """Return what a reader must know before believing the points, one sentence or two each, in a stable order."""
+    return [
+        *_doubt_failures(runs),
+        *_doubt_baselines(points),
+        *_doubt_modes(points),
+        *_doubt_repeats(points),
+        *_doubt_spread(points),
+        *_doubt_superlinear(points),
+        *_doubt_unequal_baselines(points),
+        *_doubt_settings(runs),
+    ]
+
+
+def _doubt_failures(runs: pd.DataFrame) -> list[str]:
+    bad = failed_runs(runs)
+    if bad.empty:
+        return []
+    places = "; ".join(
+        f"{series} at {worker_counts(rows['workers'])} ({len(rows)} run{'s' if len(rows) > 1 else ''})"
+        for series, rows in bad.groupby("series", sort=False)
+    )
+    return [
+        f"{len(bad)} of {len(runs)} runs gave no result and are left out, not filled in: {places}. "
+        "Running the study again repeats only these."
+    ]
+
+
+def _doubt_baselines(points: pd.DataFrame) -> list[str]:
+    found = []
+    for series, rows in points[~points["missing"] & (points["mode"] != "mixed")].groupby("series", sort=False):
+        first = rows.iloc[0]
+        for kind in ("plain", "wrapped"):
+            lacking = rows[rows[f"base_{kind}_samples_per_s"].isna()]
+            if lacking.empty or (kind == "wrapped" and first["backend"] == "serial"):
+                continue
+            way = "serial" if kind == "plain" else f"{first['backend']}/{first['transport']}"
+            needed = lacking.iloc[0]
+            found.append(
+                f"{series}: no {kind} baseline for {worker_counts(lacking['workers'])}, so speedup_{kind} is left "
+                f"empty; it needs one {way} worker on {first['partition']} with batch {needed['ref_batch']:.0f}, "
+                f"{first['precision']}, {needed['ref_train_samples']:.0f} training samples."
+            )
+    return found
+
+
+def _doubt_modes(points: pd.DataFrame) -> list[str]:
+    return [
+        f"{series}: both the local and the global batch change with the workers (mixed scaling), so no speedup is "
+        "given; keep one of them fixed."
+        for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
+    ]
+
+
+def _doubt_repeats(points: pd.DataFrame) -> list[str]:
+    few = points[~points["missing"] & (points["repeats"] < FEWEST_REPEATS)]
+    return [
+        f"{series}: fewer than {FEWEST_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is given "
+        "there and differences cannot be judged."
+        for series, rows in few.groupby("series", sort=False)
+    ]
+
+
+def _doubt_spread(points: pd.DataFrame) -> list[str]:
+    spread = (points["samples_per_s_max"] - points["samples_per_s_min"]) / points["samples_per_s_median"]
+    found = []
+    for series, rows in points.assign(spread=spread)[spread > WIDE_SPREAD].groupby("series", sort=False):
+        places = " and ".join(
+            f"{100 * row['spread']:.0f} % at {worker_counts([row['workers']])}" for _, row in rows.iterrows()
+        )
+        found.append(
+            f"{series}: the throughput of repeats spreads by {places}, from slowest to fastest over the median; other "
+            "load on the machine or an unstable transport are the usual causes."
+        )
+    return found
+
+
+def _doubt_superlinear(points: pd.DataFrame) -> list[str]:
+    found = []
+    for _, row in points[points["workers"] > 1].iterrows():
+        kinds = [kind for kind in ("plain", "wrapped") if row[f"efficiency_{kind}"] > 1]
+        if not kinds:
+            continue
+        values = " and ".join(f"{100 * row[f'efficiency_{kind}']:.1f} % of the {kind} baseline" for kind in kinds)
+        sure = any(row[f"efficiency_{kind}_low"] > 1 for kind in kinds)
+        causes = (
+            ". Likely causes: a baseline slowed down by other load, other threads or settings than the workers had, "
+            "or a working set that fits the caches only when it is shared out."
+        )
+        unsure = "; the spread of the repeats does not separate it from 100 %."
+        found.append(
+            f"{row['series']} at {worker_counts([row['workers']])}: efficiency above 100 % ({values})"
+            f"{causes if sure else unsure}"
+        )
+    return found
+
+
+def _doubt_unequal_baselines(points: pd.DataFrame) -> list[str]:
+    found = []
+    for _, row in points[(points["workers"] == 1) & (points["backend"] != "serial")].iterrows():
+        off = row["speedup_plain"] - 1
+        noise = row["speedup_plain_low"] <= 1 <= row["speedup_plain_high"]
+        unsure = " (their repeats scatter too much to be sure)" if noise else ""
+        if abs(off) > UNEQUAL_BASELINES:
+            found.append(
+                f"{row['series']}: one worker inside the library runs {100 * abs(off):.0f} % "
+                f"{'slower' if off < 0 else 'faster'} than one plain worker{unsure}; speedups against the two "
+                "baselines differ by as much, so name the one you quote."
+            )
+    return found
+
+
+def _doubt_settings(runs: pd.DataFrame) -> list[str]:
+    table = with_series(runs)
+    good = table[measured(table)]
+    found = []
+    for partition, rows in good.groupby("partition", sort=True):
+        found += [f"partition {partition}: {text}" for text in _doubt_partition(rows)]
+    for series, rows in good[good["steps"] < FEW_STEPS].groupby("series", sort=False):
+        found.append(
+            f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
+            f"{worker_counts(rows['workers'])}; at least {FEW_STEPS} make a mean worth quoting."
+        )
+    studies = good.groupby(["series", *CELL], dropna=False)["study"].nunique()
+    if (studies > 1).any():
+        found.append(
+            f"some points combine runs of several studies ({', '.join(sorted(set(good['study'])))}) as if they were "
+            "repeats; analyse the studies apart if anything changed between them."
+        )
+    return found
+
+
+def _doubt_partition(rows: pd.DataFrame) -> list[str]:
+    found = []
+    for column in (name for name in ENVIRONMENT if name in rows.columns):
+        values = sorted({f"{value}" for value in rows[column].dropna()} - {""})
+        if len(values) > 1:
+            found.append(
+                f"{column} differs between runs ({', '.join(values)}); points made of different ones are not "
+                "comparable."
+            )
+    parallel = rows[rows["backend"] != "serial"]
+    if parallel["horovod_defaults"].nunique() > 1:
+        stock = ", ".join(parallel.loc[parallel["horovod_defaults"], "series"].drop_duplicates())
+        found.append(
+            f"some series run with the stock communication settings ({stock}) and others with the shipped ones; a "
+            "difference between them is not one between transports."
+        )
+    if "cores" in rows.columns:
+        cores = pd.to_numeric(rows["cores"], errors="coerce")
+        crowded = rows[rows["workers"] / rows["nodes"] > cores]
+        if not crowded.empty:
+            found.append(
+                f"more workers than cores on a node at {worker_counts(crowded['workers'])} ({cores.min():.0f} cores); "
+                "such points measure the sharing of cores."
+            )
+    return found
+
+
+def worker_counts(workers: Any) -> str:
+    """Return '2 workers' or '1, 2 and 4 workers'; an unknown count is said so."""
+    numbers = sorted({float(each) for each in workers})
+    words = ["?" if math.isnan(each) else f"{each:.0f}" for each in numbers]
+    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"{text} worker{'' if words == ['1'] else 's'}"

@@ -1,0 +1,376 @@
+"""One call from a run table to everything a report draws: points, fitted laws, curves, breakdown and provenance."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis import breakdown as laps
+from horovod_study.analysis import points as scaling
+from horovod_study.analysis.fitting import SeriesFit, fit_series
+from horovod_study.errors import AnalysisError
+
+SCHEMA = 1
+"""Of provenance.json; raised when a key changes its meaning."""
+
+TABLES = ("points", "curves", "breakdown")
+DOCUMENTS = ("fits", "provenance")
+
+CURVE_COLUMNS = (
+    *("series", "law", "selected", "workers", "speedup", "low", "high"),
+    *("efficiency", "efficiency_low", "efficiency_high", "extrapolated"),
+)
+
+REACH = 1.5
+"""Curves are drawn to this multiple of the largest worker count measured; the part beyond it is extrapolated."""
+
+_NEEDED = {
+    "points": ("series", "setting", "partition", "backend", "transport", "workers", "speedup_plain", "missing"),
+    "curves": CURVE_COLUMNS,
+    "breakdown": ("series", "workers", "lap", "mean_s", "share", "note"),
+}
+_TEXTS = ("reasons", "note", "reduction", "precision", "transport")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What a study says. The tables and documents are the files of an analysis directory, under the same names."""
+
+    points: pd.DataFrame
+    curves: pd.DataFrame
+    breakdown: pd.DataFrame
+    fits: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for name in TABLES:
+            frame = getattr(self, name)
+            missing = [column for column in _NEEDED[name] if column not in frame.columns]
+            if missing:
+                raise AnalysisError(
+                    f"{name}.csv: column {missing[0]} is missing; make the directory again with horovod-study analyze"
+                )
+            # An empty text is an empty cell in CSV and comes back as NaN.
+            texts = {column: frame[column].fillna("") for column in _TEXTS if column in frame.columns}
+            object.__setattr__(self, name, frame.assign(**texts))
+        if self.provenance.get("schema") != SCHEMA:
+            raise AnalysisError(
+                f"provenance.json: schema is {self.provenance.get('schema')!r}, this program reads {SCHEMA}; "
+                "make the directory again with horovod-study analyze"
+            )
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the tables by the names of their files."""
+        return {name: getattr(self, name) for name in TABLES}
+
+    def documents(self) -> dict[str, Any]:
+        """Return the JSON documents by the names of their files."""
+        return {name: getattr(self, name) for name in DOCUMENTS}
+
+
+def analyze(runs: pd.DataFrame, *, commands: Sequence[str] | None = None, seed: int = 0) -> Analysis:
+    """Return the whole analysis of a run table (records.run_table); equal runs in any order give equal results.
+
+    `commands` are quoted in the report as the way to repeat the study; without them the usual ones are named.
+    Raises AnalysisError for a table without runs or without a needed column.
+    """
+    points = scaling.scaling_points(runs)
+    parts = laps.breakdown(runs)
+    baseline = _baseline(points)
+    fitted = _fitted(runs, points, baseline, seed)
+    doubts = [*scaling.doubts(runs, points), *laps.doubts(runs)]
+    return Analysis(
+        points=points,
+        curves=_curves(fitted),
+        breakdown=parts,
+        fits={
+            "baseline": baseline,
+            "series": {name: _document(name, fit, points, baseline) for name, fit in fitted.items()},
+        },
+        provenance={
+            "schema": SCHEMA,
+            "studies": _distinct(runs["study"]),
+            "partitions": _distinct(runs["partition"]),
+            "baseline": baseline,
+            "runs": {
+                "total": len(runs),
+                **{f"{k}": int(v) for k, v in runs["status"].value_counts().sort_index().items()},
+            },
+            "started": _span(runs),
+            "findings": _findings(runs, points, parts, baseline),
+            "doubts": doubts,
+            "failed": [_plain(row) for row in scaling.failed_runs(runs).to_dict("records")],
+            "environment": _environments(runs),
+            "measurement": _measurement(runs),
+            "commands": list(_commands(runs) if commands is None else commands),
+        },
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- fitted laws
+
+
+def _baseline(points: pd.DataFrame) -> str:
+    """Return the baseline of the figures and fits: `plain`, unless no parallel point has one."""
+    parallel = points[points["backend"] != "serial"]
+    plain = parallel["speedup_plain"].notna().any()
+    return "plain" if plain or not parallel["speedup_wrapped"].notna().any() else "wrapped"
+
+
+def _fitted(runs: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
+    """Fit every series that has the baseline and at least two measured worker counts."""
+    bases: dict[str, float] = {}
+    for series, rows in points[points["backend"] != "serial"].groupby("series", sort=False):
+        measured = rows[rows[f"speedup_{baseline}"].notna()]
+        if measured["workers"].nunique() > 1:
+            bases[str(series)] = float(measured[f"base_{baseline}_samples_per_s"].iloc[0])
+    table = scaling.with_series(runs)
+    rows = table[scaling.measured(table) & table["series"].isin(list(bases))]
+    if rows.empty:
+        return {}
+    frame = pd.DataFrame(
+        {
+            "series": rows["series"],
+            "workers": rows["workers"],
+            "nodes": rows["nodes"],
+            "samples_per_s": rows["samples_per_s"].astype(float),
+            "repeat": rows["repeat"],
+            "sync_s": rows["sync_s"],
+            "batch_size": rows["batch"],
+        }
+    )
+    fits = fit_series(frame, baseline_samples_per_s=bases, seed=seed)
+    return {name: fits[name] for name in bases}
+
+
+def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str) -> dict[str, Any]:
+    """Return the JSON of one fitted series, with its baseline and scaling mode in words."""
+    row = points[points["series"] == name].iloc[0]
+    base = {"plain": "one plain worker, no communication library", "wrapped": "one worker of the same library"}[
+        baseline
+    ]
+    return {
+        **fit.to_dict(),
+        "baseline": f"{baseline}: {base}, {row['setting']}, {fit.base_samples_per_s:.0f} samples/s (median)",
+        "mode": row["mode"],
+        "work": row["work"],
+    }
+
+
+def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
+    """Return every fitted law on a grid of worker counts, with its 95 % band, as the lines that figures draw."""
+    frames = []
+    for name, series in fits.items():
+        for law, fit in series.fits.items():
+            grid = _grid(fit.workers)
+            speedup, (low, high) = fit(grid), fit.interval(grid)
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "series": name,
+                        "law": law,
+                        "selected": law == series.selected,
+                        "workers": grid,
+                        "speedup": speedup,
+                        "low": low,
+                        "high": high,
+                        "efficiency": speedup / grid,
+                        "efficiency_low": low / grid,
+                        "efficiency_high": high / grid,
+                        "extrapolated": [fit.extrapolates(n) for n in grid],
+                    }
+                )
+            )
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS))
+
+
+def _grid(workers: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return worker counts from 1 to beyond the largest one: the fitted ends, and enough between for a smooth line."""
+    last = max(workers[1] + 1, math.ceil(REACH * workers[1]))
+    return np.unique(np.concatenate([np.linspace(1, last, 49).round(4), np.asarray(workers, dtype=float)]))
+
+
+# ---------------------------------------------------------------------------------------------------- findings
+
+
+def _findings(runs: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
+    """Return what the report says first, one entry per partition and setting: numbers, no words.
+
+    Each entry takes the largest worker count that any series finished: the series there from fastest to slowest,
+    the ratios of the fastest to the others with intervals, and what a step of the fastest is made of.
+    """
+    table = scaling.with_series(runs)
+    table = table[scaling.measured(table)]
+    found = []
+    parallel = points[(points["backend"] != "serial") & ~points["missing"] & (points["mode"] != "mixed")]
+    for (partition, setting), rows in parallel.groupby(["partition", "setting"], sort=False):
+        top = rows[rows["workers"] == rows["workers"].max()]
+        top = top.sort_values(["samples_per_s_median", "series"], ascending=[False, True], kind="stable")
+        top = top.drop_duplicates("series")
+        best = top.iloc[0]
+        found.append(
+            {
+                "partition": partition,
+                "setting": setting,
+                "workers": int(best["workers"]),
+                "nodes": int(best["nodes"]),
+                "mode": best["mode"],
+                "work": best["work"],
+                "baseline": baseline,
+                "base_samples_per_s": _number(best[f"base_{baseline}_samples_per_s"]),
+                "series": [_result(row, baseline) for _, row in top.iterrows()],
+                "comparisons": [_comparison(table, best, other) for _, other in top.iloc[1:].iterrows()],
+                "overheads": [
+                    {"series": row["series"], **_against(row, "plain")}
+                    for _, row in rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()].iterrows()
+                ],
+                "step": _step(parts, best, baseline),
+            }
+        )
+    return found
+
+
+def _result(row: Any, baseline: str) -> dict[str, Any]:
+    return {
+        "series": row["series"],
+        "workers": int(row["workers"]),
+        "repeats": int(row["repeats"]),
+        "samples_per_s": _number(row["samples_per_s_median"]),
+        **_against(row, baseline),
+        "efficiency": _number(row[f"efficiency_{baseline}"]),
+    }
+
+
+def _against(row: Any, baseline: str) -> dict[str, Any]:
+    return {
+        "speedup": _number(row[f"speedup_{baseline}"]),
+        "low": _number(row[f"speedup_{baseline}_low"]),
+        "high": _number(row[f"speedup_{baseline}_high"]),
+    }
+
+
+def _comparison(table: pd.DataFrame, best: Any, other: Any) -> dict[str, Any]:
+    """Return the throughput of `best` over that of `other` at equal workers; resolved is None without an interval."""
+    fast, slow = (_throughput(table, row) for row in (best, other))
+    low, high = scaling.ratio_interval(fast, slow)
+    return {
+        "faster": best["series"],
+        "slower": other["series"],
+        "ratio": _number(np.median(fast) / np.median(slow)),
+        "low": _number(low),
+        "high": _number(high),
+        "resolved": None if math.isnan(low) else bool(low > 1 or high < 1),
+    }
+
+
+def _throughput(table: pd.DataFrame, row: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    same = (table["series"] == row["series"]) & (table["workers"] == row["workers"]) & (table["nodes"] == row["nodes"])
+    return np.asarray(table.loc[same, "samples_per_s"], dtype=np.float64)
+
+
+def _step(parts: pd.DataFrame, best: Any, baseline: str) -> dict[str, Any] | None:
+    """Return what the step of one point is made of and which laps its growth over one worker consists of."""
+    rows = parts[
+        (parts["series"] == best["series"]) & (parts["workers"] == best["workers"]) & (parts["nodes"] == best["nodes"])
+    ]
+    if rows.empty:
+        return None
+    by_lap = rows.set_index("lap")
+    whole = by_lap.loc["step"]
+    return {
+        "series": best["series"],
+        "workers": int(best["workers"]),
+        "step_s": _number(whole["mean_s"]),
+        "grown_s": _number(whole[f"minus_{baseline}_s"]),
+        "share": {lap: _number(by_lap.at[lap, "share"]) for lap in laps.PARTS[:-1]},
+        "growth": {lap: _number(by_lap.at[lap, f"growth_{baseline}"]) for lap in laps.PARTS[:-1]},
+        "note": by_lap.at["sync", "note"],
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- provenance
+
+
+def _distinct(column: pd.Series) -> list[str]:
+    return sorted({f"{value}" for value in column.dropna()})
+
+
+def _span(runs: pd.DataFrame) -> list[str]:
+    """Return the start of the first and of the last run, ISO 8601; empty when no run recorded one."""
+    times = _distinct(runs["started"]) if "started" in runs.columns else []
+    return [times[0], times[-1]] if times else []
+
+
+def _environments(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the distinct environments of the runs with how many runs each had, the most frequent first."""
+    columns = [name for name in ("partition", "host", *scaling.ENVIRONMENT) if name in runs.columns]
+    seen: dict[tuple[Any, ...], int] = {}
+    for row in runs[columns].to_dict("records"):
+        key = tuple(None if pd.isna(value) else _plain_value(value) for value in row.values())
+        seen[key] = seen.get(key, 0) + 1
+    # A run without Horovod does not know its version: that is no other environment.
+    merged: dict[tuple[Any, ...], int] = {}
+    for key in sorted(seen, key=lambda key: (sum(value is None for value in key), [f"{value}" for value in key])):
+        home = next((full for full in merged if all(a in (None, b) for a, b in zip(key, full, strict=True))), key)
+        merged[home] = merged.get(home, 0) + seen[key]
+    ordered = sorted(merged.items(), key=lambda item: (-item[1], [f"{value}" for value in item[0]]))
+    return [{"runs": count, **dict(zip(columns, key, strict=True))} for key, count in ordered]
+
+
+def _measurement(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return how each series was measured: lengths of the timed window and what was left out before it."""
+    table = scaling.with_series(runs)
+    table = table[scaling.measured(table)]
+    rows = []
+    for series, group in table.groupby("series", sort=False):
+        first = group.iloc[0]
+        cells = group.groupby(["workers", "nodes"], dropna=False).size()
+        rows.append(
+            {
+                "series": series,
+                "work": first["work"],
+                "precision": first["precision"],
+                "reduction": first["reduction"],
+                "stock_settings": bool(first["horovod_defaults"]),
+                "train_samples": _range(group["train_samples"]),
+                "repeats": _range(cells),
+                **{
+                    name: _range(group[name])
+                    for name in ("window_s", "steps", "excluded_steps")
+                    if name in group.columns
+                },
+            }
+        )
+    return rows
+
+
+def _commands(runs: pd.DataFrame) -> list[str]:
+    studies = [study for study in _distinct(runs["study"]) if study != "train"]
+    first = [f"horovod-study run experiments/{study}.yaml" for study in studies] or ["python -m horovod_study.train"]
+    return [*first, "horovod-study analyze runs --out analysis", "horovod-study report analysis"]
+
+
+def _range(values: pd.Series) -> list[float | int | None]:
+    numbers = values.astype(float).dropna()
+    return [_number(numbers.min()), _number(numbers.max())] if len(numbers) else [None, None]
+
+
+def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {f"{key}": _plain_value(value) for key, value in row.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a value that JSON can hold: whole floats as integers, NaN as None."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    return _number(value) if isinstance(value, int | float | np.number) else f"{value}"
+
+
+def _number(value: Any) -> float | int | None:
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    return int(number) if number == int(number) and abs(number) < 1e15 else number

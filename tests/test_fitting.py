@@ -1,0 +1,439 @@
+"""Fits: published coefficients, planted parameters, intervals that cover, and doubts in words."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod_study.analysis.fitting import fit, fit_series
+from horovod_study.analysis.laws import LAWS
+from horovod_study.errors import AnalysisError
+
+# Throughput of a benchmark on a Cisco machine against concurrency 1..32, and the coefficients of the USL fit to it, as
+# printed in B. Schwartz, "Practical Scalability Analysis with the Universal Scalability Law";
+# quoted after the tests of github.com/codahale/usl4j (ModelTest.java).
+CISCO = [
+    *(955.16, 1878.91, 2688.01, 3548.68, 4315.54, 5130.43, 5931.37, 6531.08, 7219.8, 7867.61, 8278.71),
+    *(8646.7, 9047.84, 9426.55, 9645.37, 9897.24, 10097.6, 10240.5, 10532.39, 10798.52, 11151.43, 11518.63),
+    *(11806, 12089.37, 12075.41, 12177.29, 12211.41, 12158.93, 12155.27, 12118.04, 12140.4, 12074.39),
+]
+BOOK = {"alpha": 0.02671591, "beta": 7.690945e-4, "x1": 995.6486}
+
+TRUTH = {
+    "linear": {"slope": 0.45, "intercept": 0.55},
+    "amdahl": {"s": 0.05},
+    "gustafson": {"s": 0.3},
+    "usl": {"alpha": 0.05, "beta": 0.001},
+}
+
+
+def points(workers, samples_per_s, **columns):
+    return pd.DataFrame({"workers": workers, "samples_per_s": np.asarray(samples_per_s, dtype=float), **columns})
+
+
+def sweep(law, seed, *, repeats, counts=tuple(range(1, 17)), noise=0.02):
+    generator = np.random.default_rng(seed)
+    n = np.repeat(counts, repeats)
+    curve = LAWS[law].curve(n.astype(float), **TRUTH[law])
+    return points(n, 100 * curve * (1 + noise * generator.standard_normal(len(n))))
+
+
+class TestKnownAnswers:
+    def test_usl_has_the_coefficients_of_the_book(self):
+        series = fit_series(points(range(1, 33), CISCO))[""]
+        usl = series.fits["usl"]
+
+        assert BOOK["alpha"] == pytest.approx(usl.params["alpha"], rel=2e-4)
+        assert BOOK["beta"] == pytest.approx(usl.params["beta"], rel=2e-4)
+        assert BOOK["x1"] == pytest.approx(usl.params["gamma"] * series.base_samples_per_s, rel=2e-4)
+        assert 35 == math.floor(usl.peak)
+        assert 12341 == pytest.approx(usl.limit * series.base_samples_per_s, rel=2e-4)
+        assert "contention" == usl.bottleneck()
+        assert "usl" == series.selected
+
+    def test_contention_and_coherency_do_not_depend_on_the_baseline(self):
+        own = fit_series(points(range(1, 33), CISCO))[""].fits["usl"]
+        given_one = fit_series(points(range(1, 33), CISCO), baseline_samples_per_s=1234.5)[""].fits["usl"]
+        without_one = fit_series(points(range(2, 33), CISCO[1:]))[""].fits["usl"]
+
+        assert own.params["alpha"] == pytest.approx(given_one.params["alpha"], rel=1e-6)
+        assert own.params["beta"] == pytest.approx(given_one.params["beta"], rel=1e-6)
+        assert own.params["alpha"] == pytest.approx(without_one.params["alpha"], rel=0.1)
+
+    def test_line_and_gustafson_are_ordinary_least_squares_on_all_rows(self):
+        # Uneven repeats and a given baseline: every row counts once.
+        n = np.array([1, 1, 2, 3, 4, 4, 4, 8], dtype=float)
+        x = np.array([82, 85, 150, 201, 260, 255, 262, 470], dtype=float)
+        speedup = x / 100
+
+        fits = fit_series(points(n.astype(int), x), baseline_samples_per_s=100)[""].fits
+
+        slope, intercept = np.polyfit(n, speedup, 1)
+        assert slope == pytest.approx(fits["linear"].params["slope"], rel=1e-10)
+        assert intercept == pytest.approx(fits["linear"].params["intercept"], rel=1e-10)
+        s = np.sum((1 - n) * (speedup - n)) / np.sum((1 - n) ** 2)
+        assert s == pytest.approx(fits["gustafson"].params["s"], rel=1e-10)
+        assert math.sqrt(np.mean((slope * n + intercept - speedup) ** 2)) == pytest.approx(fits["linear"].rmse)
+
+    def test_interval_of_a_line_is_the_one_of_the_textbook(self):
+        # Montgomery, Peck and Vining: slope +- t(0.975, n - 2) sqrt(MSE / Sxx). Constant noise of known signs.
+        n = np.arange(1, 21, dtype=float)
+        s = 0.5 * n + 2 + 0.3 * np.where(np.arange(20) % 3 == 0, 1, -0.5)
+
+        line = fit(LAWS["linear"], n, s)
+
+        slope, intercept = np.polyfit(n, s, 1)
+        mean_square = np.sum((s - slope * n - intercept) ** 2) / 18
+        half = 2.100922 * math.sqrt(mean_square / np.sum((n - n.mean()) ** 2))
+        assert "constant" in line.interval_method
+        assert (slope - half, slope + half) == pytest.approx(line.ci95["slope"], rel=1e-5)
+        low, high = line.interval([10.5])
+        assert 2 * 2.100922 * math.sqrt(mean_square / 20) == pytest.approx(high[0] - low[0], rel=1e-5)
+
+    def test_aicc_by_hand(self):
+        n = np.arange(1, 8, dtype=float)
+        s = np.array([1, 1.8, 2.9, 3.7, 4.6, 5.7, 6.3])
+        line = fit(LAWS["linear"], n, s)
+        rss = 7 * line.rmse**2
+        assert line.aicc == pytest.approx(7 * math.log(rss / 7) + 6 + 24 / 3)
+
+
+class TestPlantedParameters:
+    @given(slope=st.floats(0.05, 1), intercept=st.floats(-0.04, 2))
+    @settings(max_examples=30, deadline=None)
+    def test_linear(self, slope, intercept):
+        n = np.array([1, 2, 4, 8, 16])
+        found = fit(LAWS["linear"], n, slope * n + intercept).params
+        assert {"slope": slope, "intercept": intercept} == pytest.approx(found, abs=1e-9)
+
+    @given(s=st.floats(0, 1), name=st.sampled_from(["amdahl", "gustafson"]))
+    @settings(max_examples=40, deadline=None)
+    def test_serial_fraction(self, s, name):
+        n = np.array([1, 2, 3, 4, 8])
+        found = fit(LAWS[name], n, LAWS[name].curve(n, s=s)).params["s"]
+        assert s == pytest.approx(found, abs=1e-9)
+
+    @given(alpha=st.floats(0, 0.5), beta=st.floats(0, 0.05), x1=st.floats(1e-3, 1e6), counts=st.sampled_from([5, 16]))
+    @settings(max_examples=40, deadline=None)
+    def test_usl_through_a_points_file(self, alpha, beta, x1, counts):
+        n = np.arange(1, counts + 1)
+        found = fit_series(points(n, x1 * LAWS["usl"].curve(n, alpha=alpha, beta=beta)))[""].fits["usl"].params
+        assert {"alpha": alpha, "beta": beta, "gamma": 1.0} == pytest.approx(found, abs=1e-6)
+
+    @given(alpha=st.floats(0.01, 0.3), beta=st.floats(0.001, 0.05))
+    @settings(max_examples=20, deadline=None)
+    def test_usl_with_three_worker_counts_has_no_scale(self, alpha, beta):
+        n = np.array([1, 2, 4])
+        found = fit(LAWS["usl"], n, LAWS["usl"].curve(n, alpha=alpha, beta=beta))
+        assert {"alpha": alpha, "beta": beta} == pytest.approx(found.params, abs=1e-6)
+        assert "not identifiable: 3 distinct worker counts for 2 parameters (alpha and beta)" in found.doubts[0]
+
+    @pytest.mark.parametrize("repeats", [1, 3])
+    def test_perfect_scaling(self, repeats):
+        n = np.tile([1, 2, 4, 8, 16], repeats)
+        series = fit_series(points(n, 123.4 * n))[""]
+
+        assert {"slope": 1, "intercept": 0} == pytest.approx(series.fits["linear"].params, abs=1e-12)
+        for name in ("amdahl", "gustafson"):
+            assert {"s": 0} == series.fits[name].params
+        assert {"alpha": 0, "beta": 0, "gamma": 1} == pytest.approx(series.fits["usl"].params, abs=1e-12)
+        assert "usl" != series.selected
+        assert not any("bound" in doubt for doubt in series.doubts)
+
+
+class TestProperties:
+    @given(order=st.permutations(range(15)))
+    @settings(max_examples=10, deadline=None)
+    def test_row_order_does_not_matter(self, order):
+        table = sweep("usl", 3, repeats=3, counts=(1, 2, 4, 8, 16))
+        assert fit_series(table)[""].to_dict() == fit_series(table.iloc[list(order)])[""].to_dict()
+
+    @given(values=st.lists(st.floats(0.5, 30), min_size=6, max_size=6))
+    @settings(max_examples=60, deadline=None)
+    def test_usl_is_never_worse_than_amdahl(self, values):
+        fits = fit_series(points([1, 2, 3, 5, 8, 16], values), baseline_samples_per_s=1.0)[""].fits
+        assert fits["usl"].rmse <= fits["amdahl"].rmse * (1 + 1e-9)
+
+    @given(scale=st.floats(1e-6, 1e6))
+    @settings(max_examples=10, deadline=None)
+    def test_the_unit_of_throughput_does_not_matter(self, scale):
+        table = sweep("amdahl", 5, repeats=3)
+        scaled = table.assign(samples_per_s=table["samples_per_s"] * scale)
+        before, after = fit_series(table)[""], fit_series(scaled)[""]
+        for name, fitted in before.fits.items():
+            assert fitted.params == pytest.approx(after.fits[name].params, rel=1e-6, abs=1e-9)
+        assert before.selected == after.selected
+
+    def test_input_is_left_alone_and_output_repeats(self):
+        table = sweep("amdahl", 1, repeats=3).assign(series="a", batch_size=75.0)
+        copy = table.copy(deep=True)
+
+        first, second = fit_series(table), fit_series(table)
+
+        pd.testing.assert_frame_equal(copy, table)
+        assert first["a"].to_dict() == second["a"].to_dict()
+
+    @pytest.mark.parametrize("repeats", [1, 5])
+    @pytest.mark.parametrize("name", sorted(TRUTH))
+    def test_the_band_holds_the_curve_and_widens_beyond_the_points(self, name, repeats):
+        fitted = fit_series(sweep(name, 2, repeats=repeats))[""].fits[name]
+        n = np.array([4, 16, 32, 64, 1000])
+        low, high = fitted.interval(n)
+        assert np.all((low >= 0) & (low <= fitted(n)) & (fitted(n) <= high))
+        relative = (high - low) / fitted(n)
+        assert relative[1] <= relative[3] * (1 + 1e-9)
+        assert fitted.extrapolates(17)
+        assert not fitted.extrapolates(16)
+
+    def test_runs_of_several_rows_are_drawn_together(self):
+        # Three runs of two identical windows hold no more than three runs.
+        n = np.repeat([1, 2, 4, 8], 3)
+        s = LAWS["amdahl"].curve(n, s=0.1) * (1 + 0.02 * np.random.default_rng(0).standard_normal(12))
+        runs = np.arange(12)
+
+        once = fit(LAWS["amdahl"], n, s, runs=runs)
+        twice = fit(LAWS["amdahl"], np.tile(n, 2), np.tile(s, 2), runs=np.tile(runs, 2))
+        naive = fit(LAWS["amdahl"], np.tile(n, 2), np.tile(s, 2))
+
+        width = {k: f.ci95["s"][1] - f.ci95["s"][0] for k, f in {"once": once, "twice": twice, "naive": naive}.items()}
+        assert width["once"] == pytest.approx(width["twice"])
+        assert width["naive"] < 0.75 * width["once"]
+
+
+class TestCoverage:
+    """The nominal 95 % interval covers the truth in 90 to 99 % of simulated sweeps (N = 1..16, 2 % noise)."""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("repeats", [5, 1])
+    @pytest.mark.parametrize("name", sorted(TRUTH))
+    def test_intervals(self, name, repeats):
+        seeds = 200
+        hits = dict.fromkeys(TRUTH[name], 0)
+        band = np.zeros(3)
+        counts = np.array([4, 16, 32])
+        truth = LAWS[name].curve(counts.astype(float), **TRUTH[name])
+        for seed in range(seeds):
+            fitted = fit_series(sweep(name, seed, repeats=repeats))[""].fits[name]
+            for parameter, value in TRUTH[name].items():
+                low, high = fitted.ci95[parameter]
+                hits[parameter] += low <= value <= high
+            low, high = fitted.interval(counts)
+            band += (low <= truth) & (truth <= high)
+
+        coverage = {parameter: count / seeds for parameter, count in hits.items()}
+        assert all(0.90 <= share <= 0.99 for share in coverage.values()), coverage
+        assert np.all((band / seeds >= 0.90) & (band / seeds <= 1.0)), band / seeds
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("counts", [(1, 2, 4, 8, 16), (1, 2, 4, 8)])
+    @pytest.mark.parametrize("name", ["linear", "amdahl", "gustafson"])
+    def test_intervals_with_a_given_baseline_few_counts_and_three_repeats(self, name, counts):
+        seeds, hits = 200, dict.fromkeys(TRUTH[name], 0)
+        for seed in range(seeds):
+            table = sweep(name, seed, repeats=3, counts=counts)
+            fitted = fit_series(table, baseline_samples_per_s=100)[""].fits[name]
+            for parameter, value in TRUTH[name].items():
+                hits[parameter] += fitted.ci95[parameter][0] <= value <= fitted.ci95[parameter][1]
+        assert all(0.90 <= count / seeds <= 1.0 for count in hits.values()), hits
+
+    def test_a_quick_look(self):
+        """The true contention lies inside in most of twenty sweeps, and not always."""
+        inside = []
+        for seed in range(20):
+            low, high = fit_series(sweep("usl", seed, repeats=5))[""].fits["usl"].ci95["alpha"]
+            inside.append(low <= 0.05 <= high)
+            assert 0.005 < high - low < 0.05
+        assert 16 <= sum(inside)
+
+
+class TestSelection:
+    @pytest.mark.parametrize("name", ["amdahl", "gustafson", "usl"])
+    def test_the_law_behind_the_points_is_selected(self, name):
+        selected = [fit_series(sweep(name, seed, repeats=5))[""].selected for seed in range(10)]
+        assert 8 <= selected.count(name)
+
+    @pytest.mark.parametrize("seed", [10, 34, 45, 101, 193, 194])
+    def test_usl_is_not_selected_on_a_straight_line(self, seed):
+        # Seeds at which USL has the best AICc by far, because two points at the end happen to lie low.
+        n = np.arange(1, 17)
+        noisy = 100 * n * (1 + 0.02 * np.random.default_rng(seed).standard_normal(16))
+        series = fit_series(points(n, noisy))[""]
+        assert min(series.fits, key=lambda law: series.fits[law].aicc) == "usl"
+        assert "usl" != series.selected
+
+    def test_a_simpler_law_within_two_units_is_preferred(self):
+        series = fit_series(sweep("gustafson", 0, repeats=5))[""]
+        assert series.fits["linear"].aicc - series.fits["gustafson"].aicc < 2.5
+        assert "gustafson" == series.selected
+
+    def test_too_few_points_for_aicc(self):
+        series = fit_series(points([1, 2, 4], [100, 180, 330]))[""]
+        assert all(fitted.aicc is None for fitted in series.fits.values())
+        assert series.selected in {"amdahl", "gustafson"}
+        assert "too few points to compare laws" in series.doubts[-1]
+
+
+class TestDoubts:
+    def test_a_clean_sweep_of_five_repeats_has_none(self):
+        table = sweep("amdahl", 4, repeats=5, noise=0.005)
+        doubts = [doubt for doubt in fit_series(table)[""].doubts if not doubt.startswith("usl:")]
+        assert [] == doubts
+
+    def test_few_repeats_and_few_counts(self):
+        doubts = fit_series(points([1, 2, 4] * 2, [100, 180, 330, 101, 182, 328]))[""].doubts
+        assert any("fewer than 3 repeats at every worker count" in doubt for doubt in doubts)
+        assert any("only 3 distinct worker counts (1, 2 and 4)" in doubt for doubt in doubts)
+
+    def test_three_counts_do_not_identify_usl(self):
+        doubts = fit_series(points([1, 2, 3] * 3, [100, 180, 250, 101, 182, 252, 99, 179, 251]))[""].doubts
+        assert any(doubt.startswith("usl: not identifiable: 3 distinct worker counts") for doubt in doubts)
+
+    def test_super_linear(self):
+        doubts = fit_series(points([1, 2, 4, 8], [100, 210, 430, 700]))[""].doubts
+        assert any("super-linear: more than N times the baseline at 2 and 4 workers" in doubt for doubt in doubts)
+
+    @pytest.mark.parametrize(("factor", "at"), [(1000, 4), (0.001, 4), (1000, 1), (0.001, 1), (1000, 16)])
+    def test_a_point_a_thousand_times_off(self, factor, at):
+        n = np.array([1, 2, 4, 8, 16])
+        x = 100.0 * n
+        x[n == at] *= factor
+        doubts = fit_series(points(n, x))[""].doubts
+        assert any(f"throughput at {at} workers is more than 30 times off" in doubt for doubt in doubts)
+
+    def test_a_repeat_a_thousand_times_off(self):
+        doubts = fit_series(points([1, 1, 1, 2, 2, 2], [100, 101, 99, 198, 0.199, 197]))[""].doubts
+        assert any("throughput at 2 workers is more than 30 times off" in doubt for doubt in doubts)
+
+    def test_steep_but_honest_saturation_is_not_mistaken_for_mixed_units(self):
+        n = 2 ** np.arange(12)
+        doubts = fit_series(points(n, 100 * LAWS["amdahl"].curve(n, s=0.05)))[""].doubts
+        assert not any("mixed units" in doubt for doubt in doubts)
+
+    def test_wide_spread(self):
+        x = [100, 101, 99, 150, 200, 250, 390, 401, 405]
+        doubts = fit_series(points([1, 1, 1, 2, 2, 2, 4, 4, 4], x))[""].doubts
+        assert any("runs at 2 workers differ by up to 25%" in doubt for doubt in doubts)
+
+    def test_a_baseline_of_several_workers(self):
+        series = fit_series(points([8, 16, 32, 64], [5541, 10646, 21389, 41681]))[""]
+        assert "median of 8 workers of this series, divided by 8" == series.baseline
+        assert 5541 / 8 == series.base_samples_per_s
+        assert any("no 1-worker point" in doubt for doubt in series.doubts)
+
+    def test_laws_and_scaling_mode(self):
+        n = np.array([1, 2, 4, 8])
+        strong = fit_series(points(n, 100 * n**0.9, batch_size=512 / n))[""]
+        mixed = fit_series(points(n, 100 * n**0.9, batch_size=[10, 10, 20, 20]))[""]
+
+        assert "strong" == strong.mode
+        assert "gustafson" != strong.selected
+        assert any(doubt.startswith("gustafson does not apply to strong scaling") for doubt in strong.doubts)
+        assert "mixed" == mixed.mode
+        assert mixed.selected in {"linear", "usl"}
+
+    def test_doubts_about_the_file_are_passed_on(self):
+        table = points([1, 2, 4], [100, 190, 370])
+        table.attrs["doubts"] = ("column 'colour' not used",)
+        assert "column 'colour' not used" == fit_series(table)[""].doubts[0]
+
+
+class TestJson:
+    def test_form(self):
+        table = sweep("usl", 0, repeats=3).assign(series="alpha horovod/nccl")
+        found = fit_series(table, baseline_samples_per_s={"alpha horovod/nccl": 100})["alpha horovod/nccl"].to_dict()
+
+        assert {"baseline", "base_samples_per_s", "mode", "laws", "selected", "doubts"} == set(found)
+        assert ["linear", "amdahl", "gustafson", "usl"] == list(found["laws"])
+        assert {"slope", "intercept"} == set(found["laws"]["linear"]["params"])
+        assert {"s"} == set(found["laws"]["amdahl"]["params"]) == set(found["laws"]["gustafson"]["params"])
+        assert {"alpha", "beta", "gamma"} == set(found["laws"]["usl"]["params"])
+        for fitted in found["laws"].values():
+            assert {"params", "ci95", "rmse", "aicc", "interval_method"} == set(fitted)
+            assert all(len(pair) == 2 for pair in fitted["ci95"].values())
+        assert "100 samples/s (given)" == found["baseline"]
+        assert found == json.loads(json.dumps(found, allow_nan=False))
+
+    @pytest.mark.parametrize(
+        ("n", "x"),
+        [
+            ([1, 2], [100, 180]),
+            ([1, 2, 3], [100, 180, 250]),
+            ([1, 2, 4, 8], [100, 100, 100, 100]),
+            ([1, 2, 4, 8, 16], [100, 20, 5, 1, 0.2]),
+            ([1, 10_000_000], [1, 2]),
+            ([1, 1_000_000, 10_000_000], [100, 1e6, 1e7]),
+            ([1, 2, 4, 8], [1e15, 1e15, 2e15, 4e15]),
+            ([1, 2, 3, 4, 5, 6], [1, 100, 1, 100, 1, 100]),
+        ],
+    )
+    def test_odd_points_give_numbers_or_null(self, n, x):
+        json.dumps(fit_series(points(n, x))[""].to_dict(), allow_nan=False)
+
+    def test_how_the_interval_was_made_is_said(self):
+        repeated = fit_series(sweep("usl", 0, repeats=3))[""].fits["usl"]
+        single = fit_series(sweep("usl", 0, repeats=1))[""].fits["usl"]
+        assert "bootstrap over runs within each worker count" in repeated.interval_method
+        assert "Student t from the residuals" in single.interval_method
+
+
+class TestBadInput:
+    def test_one_distinct_worker_count(self):
+        with pytest.raises(AnalysisError, match="all points have 4 workers: measure at least 2 distinct worker counts"):
+            fit_series(points([4, 4, 4], [1, 2, 3]))
+        with pytest.raises(AnalysisError, match="measure at least 2 distinct worker counts"):
+            fit(LAWS["amdahl"], [4, 4], [3.0, 3.1])
+
+    def test_one_such_series_among_others_is_kept_without_fits(self):
+        table = points([4, 4, 1, 2, 4], [1, 2, 100, 190, 370], series=["a", "a", "b", "b", "b"])
+        found = fit_series(table)
+        assert {} == found["a"].fits
+        assert found["a"].selected is None
+        assert any("all points have 4 workers" in doubt for doubt in found["a"].doubts)
+        assert found["b"].selected is not None
+
+    def test_two_counts_do_not_determine_usl(self):
+        series = fit_series(points([1, 2], [100, 180]))[""]
+        assert {"linear", "amdahl", "gustafson"} == set(series.fits)
+        assert "usl is not fitted: 1 and 2 workers do not determine alpha and beta: measure more worker counts" in (
+            series.doubts
+        )
+
+    @pytest.mark.parametrize(
+        ("n", "x", "message"),
+        [
+            ([1, 2], [100, 0], "0 at 2 workers is no throughput"),
+            ([1, 2], [100, -5], "-5 at 2 workers is no throughput"),
+            ([1, 2], [100, math.nan], "nan at 2 workers is no throughput"),
+            ([1, 2], [math.inf, 5], "inf at 1 workers is no throughput"),
+            ([0, 2], [100, 5], "0 workers: every point needs a worker count of at least 1"),
+            ([], [], "there are no points to fit"),
+        ],
+    )
+    def test_impossible_rows(self, n, x, message):
+        with pytest.raises(AnalysisError, match=message):
+            fit_series(points(n, x))
+
+    def test_missing_column(self):
+        with pytest.raises(AnalysisError, match="points without column 'samples_per_s'"):
+            fit_series(pd.DataFrame({"workers": [1, 2]}))
+
+    @pytest.mark.parametrize("baseline", [0, -1, math.nan, math.inf])
+    def test_impossible_baseline(self, baseline):
+        with pytest.raises(AnalysisError, match=r"is not a throughput: give samples/s of one worker, above 0"):
+            fit_series(points([1, 2], [100, 180]), baseline_samples_per_s=baseline)
+
+    def test_a_series_without_its_baseline(self):
+        with pytest.raises(AnalysisError, match="series 'b' has no baseline"):
+            fit_series(points([1, 2], [100, 180], series="b"), baseline_samples_per_s={"a": 1.0})
+
+    def test_lengths_must_agree(self):
+        with pytest.raises(AnalysisError, match="3 worker counts and 2 speedups"):
+            fit(LAWS["linear"], [1, 2, 3], [1.0, 2.0])
+        with pytest.raises(AnalysisError, match="2 rows but 1 run labels"):
+            fit(LAWS["linear"], [1, 2], [1.0, 2.0], runs=["a"])
+        with pytest.raises(AnalysisError, match="cannot be scaled by 3 workers"):
+            fit(LAWS["linear"], [1, 2], [1.0, 2.0], scaled_by=3)

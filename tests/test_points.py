@@ -1,0 +1,353 @@
+"""Scaling points: known answers, baselines that are never substituted, modes, intervals that cover, doubts in words."""
+
+import doctest
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_runs import run_table
+
+from horovod_study.analysis import points
+from horovod_study.errors import AnalysisError
+
+ROOT = Path(__file__).parents[1]
+
+
+def exact(workers=(1, 2, 4), *, throughput, ways=(("serial", "none"), ("horovod", "mpi")), **kwargs):
+    """Return a run table whose throughputs are `throughput(backend, workers)` without any scatter."""
+    runs = run_table(workers, ways=ways, failed=(), noise=0.0, **kwargs)
+    rates = [throughput(row.backend, row.workers) for row in runs.itertuples()]
+    return runs.assign(samples_per_s=rates)
+
+
+def point(table, workers, series="local horovod/mpi batch 75"):
+    found = table[(table["series"] == series) & (table["workers"] == workers)]
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+# ---------------------------------------------------------------------------------------------------- known answers
+
+
+@settings(max_examples=20, deadline=None)
+@given(rate=st.floats(1.0, 1e6), workers=st.sets(st.integers(2, 512), min_size=1, max_size=4))
+def test_perfect_scaling_has_speedup_n_and_efficiency_one(rate, workers):
+    counts = (1, *sorted(workers))
+    table = points.scaling_points(exact(counts, throughput=lambda backend, n: rate * n))
+    own = table[table["backend"] == "horovod"]
+
+    for kind in ("plain", "wrapped"):
+        assert list(own[f"speedup_{kind}"]) == pytest.approx(list(counts))
+        assert list(own[f"efficiency_{kind}"]) == pytest.approx([1.0] * len(counts))
+        assert list(own[f"speedup_{kind}_low"]) == pytest.approx(list(counts))
+    assert list(own["karp_flatt"].dropna()) == pytest.approx([0.0] * len(workers), abs=1e-12)
+
+
+def test_each_speedup_is_over_its_own_baseline():
+    rates = {("serial", 1): 1000.0, ("horovod", 1): 800.0, ("horovod", 2): 1500.0, ("horovod", 4): 2400.0}
+    table = points.scaling_points(exact(throughput=lambda backend, n: rates[backend, n]))
+    two, four = point(table, 2), point(table, 4)
+
+    assert (two["speedup_plain"], two["speedup_wrapped"]) == (1.5, 1.875)
+    assert (four["efficiency_plain"], four["efficiency_wrapped"]) == (0.6, 0.75)
+    assert (four["base_plain_samples_per_s"], four["base_wrapped_samples_per_s"]) == (1000.0, 800.0)
+    assert point(table, 1)["speedup_plain"] == 0.8
+    assert four["karp_flatt"] == pytest.approx((1 / 2.4 - 1 / 4) / (1 - 1 / 4))
+
+
+def test_a_point_is_the_median_of_its_repeats_with_their_range():
+    runs = exact(throughput=lambda backend, n: 1000.0)
+    runs.loc[(runs["backend"] == "horovod") & (runs["workers"] == 2), "samples_per_s"] = [1500.0, 1900.0, 1600.0]
+    two = point(points.scaling_points(runs), 2)
+
+    assert two["samples_per_s_median"] == 1600.0
+    assert (two["samples_per_s_min"], two["samples_per_s_max"]) == (1500.0, 1900.0)
+    assert (two["speedup_plain_min"], two["speedup_plain_max"]) == (1.5, 1.9)
+    assert two["repeats"] == 3
+
+
+def test_the_input_is_not_changed_and_the_order_of_its_rows_does_not_matter():
+    runs = run_table()
+    before = runs.copy(deep=True)
+    table = points.scaling_points(runs)
+    shuffled = points.scaling_points(runs.sample(frac=1, random_state=3))
+
+    pd.testing.assert_frame_equal(runs, before)
+    pd.testing.assert_frame_equal(table, shuffled)
+    assert points.doubts(runs, table) == points.doubts(runs.sample(frac=1, random_state=4), shuffled)
+
+
+def test_series_are_in_the_order_of_what_they_are():
+    table = points.scaling_points(pd.concat([run_table(batch=1024), run_table()], ignore_index=True))
+
+    assert list(table["series"].unique())[:4] == [
+        "local serial batch 75",
+        "local serial batch 1024",
+        "local horovod/mpi batch 75",
+        "local horovod/mpi batch 1024",
+    ]
+
+
+def test_the_examples_of_the_metrics_book_hold():
+    result = doctest.testfile(str(ROOT / "docs" / "metrics.md"), module_relative=False)
+
+    assert result.failed == 0
+    assert result.attempted >= 15
+
+
+# ---------------------------------------------------------------------------------------------------- baselines
+
+
+def test_without_a_plain_baseline_its_columns_are_empty_and_a_doubt_names_it():
+    runs = exact(ways=(("horovod", "mpi"),), throughput=lambda backend, n: 1000.0 * n)
+    table = points.scaling_points(runs)
+
+    assert table["speedup_plain"].isna().all() and table["efficiency_plain_low"].isna().all()
+    assert list(table["speedup_wrapped"]) == [1.0, 2.0, 4.0]
+    assert points.doubts(runs, table) == [
+        "local horovod/mpi batch 75: no plain baseline for 1, 2 and 4 workers, so speedup_plain is left empty; it "
+        "needs one serial worker on local with batch 75, fp32, 75000 training samples."
+    ]
+
+
+@pytest.mark.parametrize(
+    "change", [{"partition": "alpha"}, {"batch": 150}, {"precision": "bf16"}, {"train_samples": 1000}]
+)
+def test_a_baseline_of_other_work_never_stands_in(change):
+    runs = exact(throughput=lambda backend, n: 1000.0 * n)
+    serial = runs["backend"] == "serial"
+    for column, value in change.items():
+        runs.loc[serial, column] = value
+    table = points.scaling_points(runs)
+
+    assert table.loc[table["backend"] == "horovod", "speedup_plain"].isna().all()
+
+
+def test_the_wrapped_baseline_has_the_same_settings():
+    tuned = exact((1, 2), throughput=lambda backend, n: 1000.0 * n)
+    stock = exact((2,), ways=(("horovod", "mpi"),), throughput=lambda backend, n: 700.0 * n)
+    table = points.scaling_points(pd.concat([tuned, stock.assign(horovod_defaults=True)], ignore_index=True))
+    two = point(table, 2, "local horovod/mpi batch 75 stock settings")
+
+    assert math.isnan(two["speedup_wrapped"])
+    assert two["speedup_plain"] == 1.4
+
+
+def test_one_worker_that_reduces_nothing_is_the_baseline_of_every_reduction():
+    flat = exact((1, 2), throughput=lambda backend, n: 1000.0 * n)
+    hooks = exact((2,), ways=(("horovod", "mpi"),), throughput=lambda backend, n: 600.0 * n).assign(reduction="hooks")
+    table = points.scaling_points(pd.concat([flat, hooks], ignore_index=True))
+
+    assert point(table, 2, "local horovod/mpi batch 75 flat")["speedup_wrapped"] == 2.0
+    assert point(table, 2, "local horovod/mpi batch 75 hooks")["speedup_wrapped"] == 1.2
+
+
+# ---------------------------------------------------------------------------------------------------- failed runs
+
+
+def test_failed_runs_are_counted_with_their_reasons_and_not_filled_in():
+    runs = run_table(failed=[("horovod", "gloo", 8, 1), *(("horovod", "mpi", 4, repeat) for repeat in range(3))])
+    table = points.scaling_points(runs)
+    partly, lost = point(table, 8, "local horovod/gloo batch 75"), point(table, 4)
+
+    assert (partly["repeats"], partly["failed"], partly["missing"]) == (2, 1, False)
+    assert (lost["repeats"], lost["failed"], lost["missing"]) == (0, 3, True)
+    assert lost["reasons"] == "failed: rank 3 ended with exit code 137 (killed: out of memory)"
+    assert lost[["samples_per_s_median", "speedup_plain", "step_s_median"]].isna().all()
+    assert points.doubts(runs, table)[0] == (
+        "4 of 39 runs gave no result and are left out, not filled in: local horovod/mpi batch 75 at 4 workers "
+        "(3 runs); local horovod/gloo batch 75 at 8 workers (1 run). Running the study again repeats only these."
+    )
+
+
+def test_a_run_that_died_before_it_knew_its_settings_is_placed_where_it_belongs():
+    runs = run_table((1, 2), failed=[("horovod", "mpi", 2, 2)])
+    lost = runs["status"] == "failed"
+    runs = runs.assign(
+        train_samples=runs["train_samples"].where(~lost), reduction=runs["reduction"].where(~lost, "auto")
+    )
+    table = points.scaling_points(runs)
+
+    assert point(table, 2)["failed"] == 1
+    assert points.failed_runs(runs)["series"].tolist() == ["local horovod/mpi batch 75"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "text"),
+    [
+        ("running", "", "still running"),
+        ("incomplete", "", "incomplete: no reason recorded"),
+        ("failed", "a\n  b", "failed: a b"),
+        ("done", None, "finished without a timed window"),
+    ],
+)
+def test_every_run_without_a_number_says_why(status, reason, text):
+    runs = exact(throughput=lambda backend, n: 1000.0)
+    row = runs.index[-1]
+    runs.loc[row, ["status", "reason", "samples_per_s"]] = [status, reason, math.nan]
+
+    assert point(points.scaling_points(runs), 4)["reasons"] == text
+
+
+# ---------------------------------------------------------------------------------------------------- scaling modes
+
+
+def modes(batches, train_samples=75_000):
+    """Return the points of a study with {workers: local batch} over horovod/mpi, and a serial run of each batch."""
+    tables = [run_table((n,), ways=(("horovod", "mpi"),), batch=b, failed=()) for n, b in batches.items()]
+    size = train_samples if isinstance(train_samples, dict) else dict.fromkeys(batches, train_samples)
+    tables = [table.assign(train_samples=size[n]) for n, table in zip(batches, tables, strict=True)]
+    serial = [run_table(ways=(("serial", "none"),), batch=b, failed=()) for b in {max(batches.values())}]
+    return points.scaling_points(pd.concat([*tables, *serial], ignore_index=True))
+
+
+def test_a_fixed_local_batch_is_weak_per_step_and_strong_per_epoch():
+    own = modes({1: 75, 2: 75, 4: 75}).query("backend == 'horovod'")
+
+    assert set(own["mode"]) == {"weak"}
+    assert set(own["work"]) == {"fixed local batch and fixed data set: per-step weak, per-epoch strong"}
+    assert own["speedup_plain"].notna().all()
+
+
+def test_a_fixed_global_batch_is_strong_and_compared_with_one_worker_doing_all_of_it():
+    own = modes({1: 600, 2: 300, 4: 150}).query("backend == 'horovod'")
+
+    assert set(own["series"]) == {"local horovod/mpi global batch 600"}
+    assert set(own["mode"]) == {"strong"}
+    assert list(own["ref_batch"]) == [600, 600, 600]
+    assert own["speedup_plain"].notna().all() and own["speedup_wrapped"].notna().all()
+
+
+def test_a_data_set_that_grows_with_the_workers_is_weak_per_epoch_too():
+    table = modes({1: 75, 2: 75, 4: 75}, {1: 75_000, 2: 150_000, 4: 300_000})
+    own = table.query("backend == 'horovod'")
+
+    assert set(own["mode"]) == {"weak"}
+    assert own["work"].iloc[0].startswith("fixed local batch, data set growing")
+    assert own["speedup_plain"].notna().all()
+
+
+def test_mixed_scaling_gets_no_speedup_and_a_doubt():
+    runs = pd.concat(
+        [run_table((n,), ways=(("horovod", "mpi"),), batch=b, failed=()) for n, b in ((1, 75), (2, 100), (4, 130))],
+        ignore_index=True,
+    )
+    table = points.scaling_points(runs)
+
+    assert set(table["mode"]) == {"mixed"}
+    assert table["speedup_wrapped"].isna().all()
+    assert points.doubts(runs, table) == [
+        "local horovod/mpi mixed batches: both the local and the global batch change with the workers (mixed scaling), "
+        "so no speedup is given; keep one of them fixed."
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- intervals
+
+
+def test_no_interval_from_fewer_than_three_repeats_on_either_side():
+    runs = run_table(failed=[("serial", "none", 1, 0)])
+    table = points.scaling_points(runs)
+    two = point(table, 2)
+
+    assert math.isfinite(two["samples_per_s_ci95_low"]) and math.isfinite(two["speedup_wrapped_low"])
+    assert math.isnan(two["speedup_plain_low"]) and math.isnan(two["efficiency_plain_high"])
+
+
+def test_an_interval_holds_its_median_and_follows_the_scale():
+    low, high = points.ratio_interval([46_000.0, 46_800.0, 47_100.0])
+    scaled = points.ratio_interval([46.0, 46.8, 47.1])
+
+    assert low < 46_800.0 < high
+    assert (1000 * scaled[0], 1000 * scaled[1]) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("repeats", [3, 5, 10])
+def test_95_percent_intervals_cover_the_truth_as_often_as_they_say(repeats):
+    rng = np.random.default_rng(11)
+    hits = 0
+    for _ in range(400):
+        x, base = 2.0 * np.exp(0.03 * rng.standard_normal(repeats)), np.exp(0.03 * rng.standard_normal(repeats))
+        low, high = points.ratio_interval(x, base)
+        hits += low <= 2.0 <= high
+
+    assert 0.93 <= hits / 400 <= 0.995
+
+
+# ---------------------------------------------------------------------------------------------------- doubts
+
+
+def texts(runs):
+    return points.doubts(runs, points.scaling_points(runs))
+
+
+def test_a_clean_study_has_no_doubts():
+    assert texts(run_table(failed=(), noise=0.005)) == []
+
+
+def test_few_repeats_wide_spread_and_short_windows_are_doubted():
+    runs = exact((1, 2), throughput=lambda backend, n: 1000.0 * n * 0.9 ** (n - 1), repeats=2)
+    two = (runs["backend"] == "horovod") & (runs["workers"] == 2)
+    runs.loc[two, "samples_per_s"] = [1500.0, 1900.0]
+    runs.loc[two, "steps"] = 40
+
+    assert texts(runs) == [
+        "local serial batch 75: fewer than 3 repeats at 1 worker, so no interval is given there and differences cannot "
+        "be judged.",
+        "local horovod/mpi batch 75: fewer than 3 repeats at 1 and 2 workers, so no interval is given there and "
+        "differences cannot be judged.",
+        "local horovod/mpi batch 75: the throughput of repeats spreads by 24 % at 2 workers, from slowest to "
+        "fastest over the median; other load on the machine or an unstable transport are the usual causes.",
+        "local horovod/mpi batch 75: as few as 40 steps in the timed window at 2 workers; at least 100 make a mean "
+        "worth quoting.",
+    ]
+
+
+def test_efficiency_above_one_is_doubted_with_causes_only_where_it_is_resolved():
+    sure = texts(exact((1, 2), throughput=lambda backend, n: {1: 1000.0, 2: 2300.0}[n]))
+    runs = exact((1, 2), throughput=lambda backend, n: 1000.0 * n)
+    two = (runs["backend"] == "horovod") & (runs["workers"] == 2)
+    runs.loc[two, "samples_per_s"] = [1950.0, 2010.0, 2020.0]
+
+    assert len(sure) == 1 and "efficiency above 100 % (115.0 % of the plain baseline" in sure[0]
+    assert "Likely causes: a baseline slowed down by other load" in sure[0]
+    assert texts(runs) == [
+        "local horovod/mpi batch 75 at 2 workers: efficiency above 100 % (100.5 % of the plain baseline and 100.5 % of "
+        "the wrapped baseline); the spread of the repeats does not separate it from 100 %."
+    ]
+
+
+def test_unequal_baselines_are_doubted():
+    runs = exact((1, 2), throughput=lambda backend, n: 1000.0 * n * (0.8 if backend == "horovod" else 1))
+
+    assert texts(runs) == [
+        "local horovod/mpi batch 75: one worker inside the library runs 20 % slower than one plain worker; speedups "
+        "against the two baselines differ by as much, so name the one you quote."
+    ]
+
+
+def test_what_should_not_differ_between_runs_is_doubted():
+    runs = exact((1, 2), throughput=lambda backend, n: 1000.0 * n * 0.9 ** (n - 1)).assign(cores=1)
+    runs.loc[runs.index[0], "torch"] = "2.11.0"
+    runs = pd.concat([runs, runs[runs["workers"] == 2].assign(horovod_defaults=True)], ignore_index=True)
+    runs.loc[0, "study"] = "other"
+    found = texts(runs)
+
+    assert any(text.startswith("partition local: torch differs between runs (2.11.0, 2.13.0); ") for text in found)
+    assert any("stock communication settings (local horovod/mpi batch 75 stock settings)" in text for text in found)
+    assert any("more workers than cores on a node at 2 workers (1 cores)" in text for text in found)
+    assert any("several studies (laptop, other)" in text for text in found)
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_table_without_runs_or_columns_is_refused_in_one_line():
+    with pytest.raises(AnalysisError, match="run table: holds no runs; run a study first"):
+        points.scaling_points(run_table().iloc[:0])
+    with pytest.raises(AnalysisError, match="run table: column workers missing; make it with horovod-study analyze"):
+        points.scaling_points(run_table().drop(columns="workers"))

@@ -1,0 +1,420 @@
+"""The report: same bytes for the same study, self-contained, everything escaped, honest words, printable figures."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import matplotlib
+import pandas as pd
+import pytest
+from synthetic_runs import run_table
+
+from horovod_study import records
+from horovod_study.analysis.points import scaling_points
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
+from horovod_study.errors import AnalysisError, RecordError
+from horovod_study.report import figures, html, style, wording
+
+LAPTOP = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
+EVIL = "<script>alert('x')</script> & $\\frac{$"
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return run_table()
+
+
+@pytest.fixture(scope="module")
+def analysis(runs):
+    return analyze(runs)
+
+
+@pytest.fixture(scope="module")
+def page(analysis):
+    return html.render(analysis)
+
+
+@pytest.fixture(scope="module")
+def laptop():
+    return analyze(run_table((1, 2), ways=LAPTOP, failed=()))
+
+
+@pytest.fixture(scope="module")
+def written(laptop, tmp_path_factory):
+    return html.write_report(laptop, tmp_path_factory.mktemp("report"))
+
+
+# ---------------------------------------------------------------------------------------------------- the analysis
+
+
+def test_equal_runs_in_any_order_give_equal_analyses(runs, analysis):
+    again = analyze(runs.sample(frac=1, random_state=1))
+
+    for name in TABLES:
+        pd.testing.assert_frame_equal(getattr(analysis, name), getattr(again, name))
+    for name in DOCUMENTS:
+        assert json.dumps(getattr(analysis, name), allow_nan=False) == json.dumps(getattr(again, name), allow_nan=False)
+
+
+def test_the_input_of_the_analysis_is_not_changed(runs):
+    before = runs.copy(deep=True)
+    analyze(runs)
+
+    pd.testing.assert_frame_equal(runs, before)
+
+
+def test_fits_are_over_the_plain_baseline_and_say_so(analysis):
+    fits = analysis.fits["series"]
+
+    assert list(fits) == [f"local {way} batch 75" for way in ("horovod/mpi", "horovod/gloo", "ddp/gloo")]
+    assert set(fits["local horovod/mpi batch 75"]["laws"]) == {"linear", "amdahl", "gustafson", "usl"}
+    assert fits["local horovod/mpi batch 75"]["baseline"] == (
+        "plain: one plain worker, no communication library, batch 75, 27985 samples/s (median)"
+    )
+
+
+def test_without_a_plain_worker_everything_is_over_the_wrapped_one():
+    analysis = analyze(run_table(ways=(("horovod", "mpi"),), failed=()))
+
+    assert analysis.provenance["baseline"] == "wrapped"
+    assert analysis.fits["series"]["local horovod/mpi batch 75"]["baseline"].startswith(
+        "wrapped: one worker of the same"
+    )
+    assert "one worker inside the same communication library" in html.render(analysis)
+
+
+def test_findings_carry_the_numbers_of_the_points(analysis):
+    (found,) = analysis.provenance["findings"]
+    best = analysis.points.query("series == 'local horovod/mpi batch 75' and workers == 8").iloc[0]
+
+    assert found["workers"] == 8
+    assert [each["series"].split()[1] for each in found["series"]] == ["horovod/mpi", "ddp/gloo", "horovod/gloo"]
+    assert found["series"][0]["speedup"] == best["speedup_plain"]
+    assert [each["resolved"] for each in found["comparisons"]] == [True, None]
+    assert found["step"]["share"]["sync"] == pytest.approx(0.223, abs=1e-3)
+
+
+def test_curves_mark_what_lies_beyond_the_measurement(analysis):
+    curves = analysis.curves
+    beyond = curves["extrapolated"]
+
+    assert (curves.loc[beyond, "workers"] > 8).all() and (curves.loc[~beyond, "workers"] <= 8).all()
+    assert curves["workers"].max() == 12
+    assert (curves.groupby("series")["selected"].any()).all()
+
+
+def test_what_was_saved_and_loaded_gives_the_same_page(analysis, page, tmp_path):
+    records.save_tables(tmp_path, analysis.tables(), analysis.documents())
+    tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
+
+    assert html.render(Analysis(**tables, **documents)) == page
+
+
+def test_a_damaged_analysis_directory_is_refused_in_one_line(analysis):
+    with pytest.raises(AnalysisError, match=r"points.csv: column setting is missing; make the directory again"):
+        Analysis(**{**analysis.tables(), **analysis.documents(), "points": analysis.points.drop(columns="setting")})
+    with pytest.raises(AnalysisError, match=r"provenance.json: schema is 99, this program reads 1"):
+        Analysis(**{**analysis.tables(), **analysis.documents(), "provenance": {"schema": 99}})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        run_table((1,), ways=(("serial", "none"),), failed=()),
+        run_table(
+            (1, 2), ways=(("horovod", "mpi"),), failed=[("horovod", "mpi", n, r) for n in (1, 2) for r in range(3)]
+        ),
+        run_table((2,), ways=(("horovod", "mpi"),), repeats=1, failed=()),
+    ],
+    ids=["only plain", "all failed", "one parallel run without baseline"],
+)
+def test_a_study_with_little_in_it_has_a_page_all_the_same(table, tmp_path):
+    paths = html.write_report(analyze(table), tmp_path)
+
+    assert paths[0].read_text(encoding="utf-8").count("<h1>") == 1
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+
+
+class Outline(HTMLParser):
+    """Collects what the tests ask of the page: tags with attributes, ids, heading levels, visible text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.ids, self.headings = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.tags.append((tag, values))
+        if "id" in values:
+            self.ids.append(values["id"])
+        if re.fullmatch(r"h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+
+    def named(self, tag):
+        return [values for name, values in self.tags if name == tag]
+
+
+def test_the_page_needs_nothing_from_outside(page):
+    addresses = set(re.findall(r"https?://[^\s\"'<>)]+", page))
+    outline = Outline(page)
+
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert "@import" not in page and "url(http" not in page
+    assert not [tag for tag, _ in outline.tags if tag in ("script", "link", "iframe", "img", "object")]
+
+
+def test_headings_are_in_order_tables_have_scopes_plots_have_names(page):
+    outline = Outline(page)
+    svgs = outline.named("svg")
+
+    assert outline.headings[0] == 1 and outline.headings.count(1) == 1
+    assert all(after - before <= 1 for before, after in zip(outline.headings, outline.headings[1:], strict=False))
+    assert all("scope" in values for values in outline.named("th"))
+    assert len(svgs) == 4
+    assert all(values["role"] == "img" and len(values["aria-label"]) > 20 for values in svgs)
+
+
+def test_every_id_is_unique_and_every_reference_leads_somewhere(page):
+    outline = Outline(page)
+    inside = [values["href"][1:] for values in outline.named("a") if values["href"].startswith("#")]
+    inside += re.findall(r"url\(#([^)]+)\)", page) + re.findall(r'xlink:href="#([^"]+)"', page)
+
+    assert len(outline.ids) == len(set(outline.ids))
+    assert set(inside) <= set(outline.ids)
+
+
+def test_links_to_figures_lead_to_files_that_were_written(written):
+    links = [values["href"] for values in Outline(written[0].read_text(encoding="utf-8")).named("a")]
+    files = {link for link in links if not link.startswith("#")}
+
+    assert len(files) == 20
+    assert {path.relative_to(written[0].parent).as_posix() for path in written[1:]} == files
+    assert all(path.stat().st_size > 100 for path in written)
+
+
+def test_the_headline_says_it_in_words_with_its_interval(page):
+    text = page.replace("\u202f", " ")
+
+    assert "<h1>8 workers run 5.91 times as fast as one</h1>" in text
+    assert (
+        "8 workers over Horovod/MPI run 5.91 [5.82, 6.00] times as fast as one plain worker, an efficiency of 74 %; "
+        "over PyTorch DDP/Gloo 4.36 [4.27, 4.45] times and over Horovod/Gloo 3.71 [2 repeats, no interval] times."
+    ) in text
+    assert "Whether Horovod/MPI is really faster than Horovod/Gloo is open: too few repeats for an interval." in text
+    assert "86 % of the difference is waiting for gradients" in text
+
+
+def test_differences_within_the_noise_are_called_unresolved():
+    runs = run_table((1, 2), ways=LAPTOP, failed=(), noise=0.0)
+    two = runs["workers"] == 2
+    runs.loc[two & (runs["transport"] == "mpi"), "samples_per_s"] = [1000.0, 1050.0, 1020.0]
+    runs.loc[two & (runs["transport"] == "gloo"), "samples_per_s"] = [990.0, 1040.0, 1030.0]
+    text = html.render(analyze(runs))
+
+    assert "The difference between Horovod/Gloo and Horovod/MPI is not resolved (ratio 1.0" in text
+
+
+def test_a_part_that_grew_by_more_than_the_step_is_given_in_milliseconds():
+    runs = run_table((1, 2), ways=LAPTOP[:2], failed=(), noise=0.0)
+    serial = runs["backend"] == "serial"
+    runs.loc[serial, ["backward_s", "step_s"]] += 0.0002
+    text = " ".join(wording.sentences(analyze(runs))[0]).replace("\u202f", " ")
+
+    wait = "waiting for gradients alone adds 0.49 ms, while other parts got shorter"
+    assert f"That is 0.32 ms longer than the step of the baseline: {wait}." in text
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ([600.0, 601.0, 602.0], "2 workers are slower than one: 0.60"),
+        ([900.0, 1010.0, 1090.0], "2 workers are not measurably faster than one: 1.01 ["),
+        ([1500.0, 1501.0, 1502.0], "2 workers run 1.50 times as fast as one"),
+    ],
+)
+def test_the_headline_does_not_dress_up(rates, words):
+    runs = run_table((1, 2), ways=LAPTOP[:2], failed=(), noise=0.0)
+    runs["samples_per_s"] = 1000.0 + runs["repeat"] % 2
+    runs.loc[runs["workers"] == 2, "samples_per_s"] = rates
+
+    assert wording.headline(analyze(runs)).startswith(words)
+
+
+def test_failed_runs_doubts_and_the_way_to_repeat_are_on_the_page(page):
+    assert "rank 3 ended with exit code 137 (killed: out of memory)" in page
+    assert "2 doubts" in page and "1 run without a result" in page
+    assert "horovod-study run experiments/laptop.yaml" in page
+    assert "Imaginary EPYC 7702 64-Core Processor" in page and "Open MPI 4.1.8" in page
+
+
+def test_a_sync_that_nobody_saw_is_shown_as_unknown(page, analysis):
+    assert "inside backward" in page
+    (drawing,) = [each for each in figures.drawings(analysis) if each.name == "breakdown"]
+    assert "PyTorch DDP/Gloo: communication runs inside the backward pass" in drawing.caption
+
+
+def test_text_from_run_files_is_escaped_everywhere():
+    # Two partitions, so that their names stand in the legends of the figures too.
+    tables = [run_table((1, 2), partition=EVIL + name, failed=[("horovod", "mpi", 2, 0)]) for name in ("a", "b")]
+    runs = pd.concat(tables, ignore_index=True)
+    runs["reason"] = runs["reason"].where(runs["reason"] == "", EVIL)
+    runs = runs.assign(study=EVIL, cpu_model=EVIL, host=EVIL, run=runs["run"] + EVIL)
+    page = html.render(analyze(runs, commands=[EVIL]))
+
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;alert(") >= 20
+    assert "script" not in {tag for tag, _ in Outline(page).tags}
+
+
+def test_a_cell_without_a_result_is_an_open_gap():
+    runs = run_table(failed=[("horovod", "mpi", 4, repeat) for repeat in range(3)])
+    analysis = analyze(runs)
+    (drawing,) = [each for each in figures.drawings(analysis) if each.name == "speedup"]
+
+    assert "no result: failed: rank 3 ended" in html.render(analysis)
+    assert drawing.data.query("kind == 'point' and missing == True")["workers"].tolist() == [4]
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+
+def files(written, suffix):
+    found = [path for path in written if path.suffix == suffix]
+    assert len(found) == 4
+    return found
+
+
+def test_the_same_study_gives_the_same_bytes(laptop, written, tmp_path):
+    again = html.write_report(laptop, tmp_path)
+
+    assert [path.name for path in again] == [path.name for path in written]
+    for one, two in zip(written, again, strict=True):
+        assert one.read_bytes() == two.read_bytes(), one.name
+
+
+def test_the_same_figure_gives_the_same_bytes_wherever_it_lies_in_memory(analysis):
+    (drawing,) = [each for each in figures.drawings(analysis) if each.name == "breakdown"]
+
+    # The layout solver orders its unknowns by address: one drawing in eight came out otherwise.
+    assert len({figures.inline_svg(drawing) for _ in range(12)}) == 1
+
+
+def test_pdf_fonts_are_embedded_truetype_and_the_page_has_the_width_of_a_thesis(written):
+    for path in files(written, ".pdf"):
+        content = path.read_bytes()
+        width_pt = float(re.search(rb"/MediaBox \[ 0 0 ([0-9.]+)", content)[1])
+        assert b"/FontFile2" in content and b"/Type3" not in content, path.name
+        assert width_pt == pytest.approx(5.9 * 72), path.name
+        assert b"/CreationDate" not in content
+
+
+def test_svgs_are_valid_and_carry_no_date(written):
+    for path in files(written, ".svg"):
+        ElementTree.parse(path)
+        assert "dc:date" not in path.read_text(encoding="utf-8")
+
+
+def test_every_figure_comes_with_its_caption_and_its_data(written):
+    caption = files(written, ".txt")[0].read_text(encoding="utf-8")
+    data = pd.read_csv(files(written, ".csv")[0])
+
+    assert [path.stem for path in files(written, ".txt")] == ["speedup", "efficiency", "breakdown", "throughput"]
+    assert "Baseline (plain): one plain PyTorch worker without a communication library." in caption
+    assert "S(N) = X(N) / X(base)" in caption
+    assert "per-step weak, per-epoch strong" in caption
+    assert set(data["kind"]) == {"point", "line"}
+    assert data.loc[data["kind"] == "point", "speedup_plain"].notna().sum() == 5
+
+
+def test_the_users_matplotlib_settings_have_no_say(laptop):
+    drawing = figures.drawings(laptop)[0]
+    before = figures.inline_svg(drawing)
+    with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "svg.hashsalt": "mine"}):
+        after = figures.inline_svg(drawing)
+
+    assert before == after
+
+
+def test_colours_belong_to_partition_backend_and_transport():
+    two = pd.concat([run_table(failed=()), run_table(batch=1024, failed=())], ignore_index=True)
+    small = style.series_styles(scaling_points(run_table((1, 2), ways=LAPTOP, failed=())))
+    large = style.series_styles(scaling_points(two))
+
+    assert small["local horovod/mpi batch 75"] == large["local horovod/mpi batch 75"]
+    assert large["local horovod/mpi batch 1024"].color == large["local horovod/mpi batch 75"].color
+    assert len({look.color for look in large.values()}) == 4
+    assert len({look.marker for look in large.values() if not look.ring}) == 3
+
+
+def test_series_of_the_same_colour_differ_in_grey():
+    runs = run_table((1, 2), ways=LAPTOP[:2], failed=())
+    stock = runs[runs["backend"] == "horovod"].assign(horovod_defaults=True)
+    looks = style.series_styles(scaling_points(pd.concat([runs, stock], ignore_index=True)))
+    tuned, other = looks["local horovod/mpi batch 75"], looks["local horovod/mpi batch 75 stock settings"]
+
+    assert tuned.color == other.color
+    assert (tuned.filled, tuned.dash) != (other.filled, other.dash)
+    assert other.label == "Horovod/MPI (stock settings)"
+
+
+def test_partitions_have_colours_of_their_own():
+    runs = pd.concat([run_table(partition=name, failed=()) for name in ("alpha", "gpu2")], ignore_index=True)
+    looks = style.series_styles(scaling_points(runs))
+
+    assert looks["alpha horovod/mpi batch 75"].label == "alpha: Horovod/MPI"
+    assert len({look.color for look in looks.values() if not look.ring}) == 6
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(analysis, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(RecordError, match=r"cannot be written .*; choose a writable folder"):
+        html.write_report(analysis, tmp_path / "file")
+    with pytest.raises(RecordError, match=r"figures cannot be written .*; choose a writable folder"):
+        figures.write_figures(analysis, tmp_path / "file")
+
+
+# ---------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (1.6724, 1.6290, 1.7170, "1.67 [1.63, 1.72]"),
+        (0.9658, 0.9579, 0.9737, "0.966 [0.958, 0.974]"),
+        (10.812, 9.512, 12.312, "10.8 [9.5, 12.3]"),
+        (2.266, 0.51, 10.4, "2.3 [0.5, 10.4]"),
+        (3.71, None, None, "3.71"),
+        (1.0, 1.0, 1.0, "1.00 [1.00, 1.00]"),
+        (165383.2, 162500.0, 168300.0, "165\u202f383 [162\u202f500, 168\u202f300]"),
+        (-0.0002, -0.05, 0.05, "0.00 [\u22120.05, 0.05]"),
+        (None, None, None, "unknown"),
+        (float("nan"), 1.0, 2.0, "unknown"),
+    ],
+)
+def test_numbers_have_the_digits_that_their_interval_is_worth(value, low, high, text):
+    assert wording.with_interval(value, low, high) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (wording.percent(0.836), "84\u202f%"),
+        (wording.percent(0.0042), "0.4\u202f%"),
+        (wording.percent(0.0), "0\u202f%"),
+        (wording.milliseconds(0.0036187), "3.62"),
+        (wording.milliseconds(-0.00001), "\u22120.01"),
+        (wording.milliseconds(0.0), "0.00"),
+        (wording.milliseconds(1.2345), "1\u202f234"),
+        (wording.rounded(165383.2), "165\u202f400"),
+        (wording.rounded(0.0), "0"),
+        (wording.plural(1, "worker"), "1 worker"),
+        (wording.listed(["a", "b", "c"]), "a, b and c"),
+    ],
+)
+def test_small_words(text, expected):
+    assert text == expected

