@@ -77,9 +77,11 @@ def run(config: RunConfig, *, out: Path | None, launch: Launch) -> dict[str, Any
     watchdog = _StartWatchdog(config.start_timeout_s, launch)
     backend = open_backend(config, launch)
     try:
-        return _run(config, out, launch, backend, watchdog)
+        result = _run(config, out, launch, backend, watchdog)
     finally:
         watchdog.cancel()
+    backend.close()  # not after a failure: leaving is collective, and the other ranks may be gone
+    return result
 
 
 def _run(
@@ -506,6 +508,8 @@ def main(arguments: list[str] | None = None) -> int:
         config = run_config(values, source=str(options.config) if options.config else "train")
         result = run(config, out=options.out, launch=launch)
     except _Terminated as error:
+        if launch.rank > 0:
+            os._exit(143)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
         return _fail(f"error: {error}", launch, code=143)
     except StudyError as error:
         return _fail(f"error: {error}", launch, code=2)

@@ -60,6 +60,16 @@ def test_the_user_wins_over_shipped_settings() -> None:
     assert effective["HOROVOD_CYCLE_TIME"] == {"value": "7", "source": "user"}
 
 
+def test_a_setting_the_build_does_not_know_is_not_claimed() -> None:
+    environment: dict[str, str] = {}
+    effective = settings.apply(
+        "horovod/mpi", library_defaults=False, unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ=environment
+    )
+
+    assert "HOROVOD_IDLE_CYCLE_TIME" not in environment
+    assert effective["HOROVOD_IDLE_CYCLE_TIME"] == {"value": None, "source": "not in this build"}
+
+
 def test_horovod_defaults_set_nothing() -> None:
     environment: dict[str, str] = {}
     effective = settings.apply("horovod/mpi", library_defaults=True, environ=environment)

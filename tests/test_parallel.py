@@ -78,6 +78,7 @@ def test_two_workers_equal_one(
         assert effective["settings"]["HOROVOD_CYCLE_TIME"] == {"value": "1", "source": "library default"}
     elif (backend, transport) == ("horovod", "mpi"):
         assert effective["settings"]["HOROVOD_CYCLE_TIME"]["source"] == "shipped"
+        assert effective["settings"]["HOROVOD_IDLE_CYCLE_TIME"] == {"value": "10", "source": "shipped"}
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun --mpi", "horovodrun --gloo"])

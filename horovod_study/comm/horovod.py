@@ -9,6 +9,8 @@ Two ways to average, both with the wait at one visible place:
 One worker reduces nothing in either way (Horovod registers its hooks only for two and more).
 """
 
+import importlib.util
+import mmap
 import os
 import sys
 from pathlib import Path
@@ -36,7 +38,9 @@ class HorovodBackend:
         wanted = config.transport
         controller = "gloo" if launch.launcher == "horovodrun --gloo" else "mpi"
         carrier = wanted if wanted == "nccl" else controller
-        self.settings = settings.apply(f"horovod/{carrier}", library_defaults=config.horovod_defaults)
+        self.settings = settings.apply(
+            f"horovod/{carrier}", library_defaults=config.horovod_defaults, unknown=_unknown_settings()
+        )
         if controller == "mpi":
             find_open_mpi()
         try:
@@ -115,6 +119,22 @@ class HorovodBackend:
 
     def close(self) -> None:
         self._hvd.shutdown()
+
+
+def _unknown_settings() -> list[str]:
+    """Return the settings that the installed Horovod was built without, read off its library.
+
+    A Horovod built without this project's patches takes no notice of HOROVOD_IDLE_CYCLE_TIME, and says nothing.
+    """
+    found = importlib.util.find_spec("horovod")
+    folders = found.submodule_search_locations if found else None
+    libraries = [path for folder in folders or () for path in Path(folder).glob("torch/mpi_lib_v2*.so")]
+    name = "HOROVOD_IDLE_CYCLE_TIME"
+    for library in libraries:
+        with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(name.encode()) >= 0:
+                return []
+    return [name]
 
 
 def find_open_mpi() -> None:
