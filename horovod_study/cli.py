@@ -221,7 +221,7 @@ def _fit_text(name: str, one: dict[str, Any]) -> str:
         aicc = "" if fitted["aicc"] is None else f"  AICc {fitted['aicc']:.1f}"
         lines.append(f"{mark} {law:<10} {'  '.join(parts)}  rmse {fitted['rmse']:.3g}{aicc}")
     lines += [f"  doubt: {doubt}" for doubt in one["doubts"]]
-    return "\n".join([*lines, "  (intervals are 95 %; * is the law selected by AICc)"])
+    return "\n".join([*lines, "  (intervals are 95 %; * is the simplest law within 2 units of the best AICc)"])
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -240,6 +240,8 @@ def predict(options: argparse.Namespace) -> int:
         for one in each:
             interval = f"[{one.low:,.6g}, {one.high:,.6g}]"
             print(f"  {one.workers:>8,} workers  {one.samples_per_s:>14,.6g}  {interval}  {one.law}")
+        for doubt in dict.fromkeys(doubt for one in each for doubt in one.doubts):
+            print(f"  doubt: {doubt}")
     return 0
 
 

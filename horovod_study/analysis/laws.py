@@ -39,7 +39,7 @@ class Law:
     bounds: tuple[tuple[float, float], ...]  # one (lowest, highest) per parameter
     modes: frozenset[str]  # scaling modes in which the parameters mean what their names say
     curve: Callable[..., Any]  # curve(n, **parameters) -> S; n and parameters broadcast
-    start: Callable[[Array, Array], tuple[float, ...]]  # a first guess from points (n, s), each of shape (K,)
+    starts: Callable[[Array, Array], list[tuple[float, ...]]]  # first guesses from points (n, s), each of shape (K,)
     peak: Callable[..., float]  # worker count with the highest speedup; inf when there is none
     limit: Callable[..., float]  # speedup that no worker count exceeds; inf when there is none
     costs: tuple[str, ...] = ()  # parameters that are zero when nothing is lost, where a law has several
@@ -126,34 +126,36 @@ def _usl(n: Any, alpha: Any, beta: Any, gamma: Any = 1.0) -> Any:
     return gamma * n / (1 + alpha * (n - 1) + beta * n * (n - 1))
 
 
-def _start_linear(n: Array, s: Array) -> tuple[float, ...]:
-    return float(np.mean(s / n)), 0.0
+def _starts_linear(n: Array, s: Array) -> list[tuple[float, ...]]:
+    return [(float(np.mean(s / n)), 0.0)]
 
 
-def _start_amdahl(n: Array, s: Array) -> tuple[float, ...]:
+def _starts_amdahl(n: Array, s: Array) -> list[tuple[float, ...]]:
     # N/S - 1 = s (N - 1) is linear in s.
     weight = np.sum((n - 1) ** 2)
     guess = np.sum((n - 1) * (n / s - 1)) / weight if weight > 0 else 0.0
-    return (float(np.clip(guess, 1e-6, 1.0)),)
+    return [(float(np.clip(guess, 1e-6, 1.0)),), (0.0,), (1.0,)]
 
 
-def _start_gustafson(n: Array, s: Array) -> tuple[float, ...]:
-    return (0.5,)
+def _starts_gustafson(n: Array, s: Array) -> list[tuple[float, ...]]:
+    return [(0.5,)]
 
 
-def _start_usl(n: Array, s: Array) -> tuple[float, ...]:
+def _starts_usl(n: Array, s: Array) -> list[tuple[float, ...]]:
     # N/S = (1 + alpha (N - 1) + beta N (N - 1)) / gamma is linear in 1/gamma, alpha/gamma and beta/gamma.
     # Dividing by N/S makes the residuals relative, so that the largest N does not drown the rest.
     columns = np.stack([np.ones_like(n), n - 1, n * (n - 1)], axis=1) * (s / n)[:, np.newaxis]
     inverse, contention, coherency = np.linalg.lstsq(columns, np.ones_like(n))[0]
     gamma = 1 / inverse if inverse > 0 else float(np.max(s / n))
-    return max(contention * gamma, 1e-6), max(coherency * gamma, 1e-9), gamma
+    guess = (max(contention * gamma, 1e-6), max(coherency * gamma, 1e-9), gamma)
+    return [guess, *((alpha, beta, 1.0) for alpha, beta in _starts_usl_anchored(n, s))]
 
 
-def _start_usl_anchored(n: Array, s: Array) -> tuple[float, ...]:
+def _starts_usl_anchored(n: Array, s: Array) -> list[tuple[float, ...]]:
     columns = np.stack([n - 1, n * (n - 1)], axis=1) * (s / n)[:, np.newaxis]
     contention, coherency = np.linalg.lstsq(columns, 1 - s / n)[0]
-    return max(contention, 1e-6), max(coherency, 1e-9)
+    # Amdahl's law is the case beta = 0: starting there, too, USL never ends up worse.
+    return [(max(contention, 1e-6), max(coherency, 1e-9)), *((s0, 0.0) for (s0,) in _starts_amdahl(n, s))]
 
 
 LINEAR = Law(
@@ -163,7 +165,7 @@ LINEAR = Law(
     bounds=((-math.inf, math.inf), (-math.inf, math.inf)),
     modes=frozenset({"strong", "weak", "mixed"}),
     curve=_linear,
-    start=_start_linear,
+    starts=_starts_linear,
     peak=lambda slope, intercept: math.inf if slope > 0 else 1.0,
     limit=lambda slope, intercept: math.inf if slope > 0 else slope + intercept,
     linear=True,
@@ -176,7 +178,7 @@ AMDAHL = Law(
     bounds=((0.0, 1.0),),
     modes=frozenset({"strong"}),
     curve=_amdahl,
-    start=_start_amdahl,
+    starts=_starts_amdahl,
     peak=lambda s: math.inf,
     limit=amdahl_limit,
 )
@@ -188,7 +190,7 @@ GUSTAFSON = Law(
     bounds=((0.0, 1.0),),
     modes=frozenset({"weak"}),
     curve=_gustafson,
-    start=_start_gustafson,
+    starts=_starts_gustafson,
     peak=lambda s: math.inf,
     limit=lambda s: math.inf if s < 1 else 1.0,
     linear=True,
@@ -201,7 +203,7 @@ USL_ANCHORED = Law(
     bounds=((0.0, math.inf), (0.0, math.inf)),
     modes=frozenset({"strong", "weak", "mixed"}),
     curve=_usl,
-    start=_start_usl_anchored,
+    starts=_starts_usl_anchored,
     peak=usl_peak,
     limit=usl_limit,
     costs=("alpha", "beta"),
@@ -214,7 +216,7 @@ USL = Law(
     bounds=((0.0, math.inf), (0.0, math.inf), (0.0, math.inf)),
     modes=frozenset({"strong", "weak", "mixed"}),
     curve=_usl,
-    start=_start_usl,
+    starts=_starts_usl,
     peak=usl_peak,
     limit=usl_limit,
     costs=("alpha", "beta"),

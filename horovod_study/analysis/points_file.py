@@ -136,9 +136,8 @@ def _duplicates(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]
     if not len(copies):
         return []
     which = ", ".join(str(lines[i]) for i in copies[:5]) + (", ..." if len(copies) > 5 else "")
-    return [
-        f"line{'s' * (len(copies) > 1)} {which} of {source} repeat earlier lines exactly: copied, or truly repeats?"
-    ]
+    lines_repeat = "lines {} of {} repeat" if len(copies) > 1 else "line {} of {} repeats"
+    return [f"{lines_repeat.format(which, source)} earlier lines exactly: copied, or truly repeats?"]
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------

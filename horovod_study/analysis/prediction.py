@@ -266,8 +266,9 @@ def _mix(n: Array, log_rate: Array, asked: Array, drift: float) -> _Mixture:
     centre = weights @ forecasts
     prior = np.array([trend.prior for trend in _TRENDS])
     likelihood = (age * misses).sum(axis=1)
-    fitted = np.array([len(trend.costs) for trend in _TRENDS])
-    standing = (likelihood >= likelihood.max() - REFUTED) & (len(n) >= 2 * fitted)
+    # A law of two costs follows any three points and thereby says nothing.
+    meaningful = np.array([len(n) >= 2 * len(trend.costs) for trend in _TRENDS])
+    standing = meaningful & (likelihood >= likelihood[meaningful].max() - REFUTED)
     openness = OPEN / max(len(n), 3)
     broad = (1 - openness) * weights + openness * prior / prior.sum()
     squares = weights @ (age * errors**2 / ahead).sum(axis=1)
@@ -288,8 +289,11 @@ def _forecast(trend: _Trend, n: Array, rate: Array, asked: Array) -> Array:
     """Log X/N at `asked` (M,) from points (n, rate): half as the law says, half from the nearest end of the points."""
     law = _fit_trend(trend, n, rate)
     end = np.where(asked < n[0], 0, -1)
-    shift = np.log(rate)[end] - law(n)[end]
-    return np.asarray(law(asked) + ANCHORED * shift, dtype=np.float64)
+    last = np.log(rate)[end]
+    found = law(asked) + ANCHORED * (last - law(n)[end])
+    # Per worker, throughput changes at most with the square of the worker count: USL at its worst.
+    bound = 2 * np.abs(np.log(asked / n[end]))
+    return np.asarray(np.clip(found, last - bound - MIN_NOISE, last + bound + MIN_NOISE), dtype=np.float64)
 
 
 def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:

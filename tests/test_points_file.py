@@ -1,0 +1,175 @@
+"""A user's points file: what is read, and one line for every way to get it wrong."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_study.analysis.points_file import COLUMNS, parse_points
+from horovod_study.errors import DataError
+
+HEAD = "workers,samples_per_s\n"
+
+
+def refused(text):
+    with pytest.raises(DataError) as caught:
+        parse_points(text, "my.csv")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("my.csv")
+    return message
+
+
+def test_all_columns():
+    frame = parse_points(
+        "series,repeat,workers,nodes,batch_size,sync_s,samples_per_s,workers_per_node\n"
+        "alpha nccl,0,8,1,75,0.002,1234.5,8\n"
+        "alpha nccl,,16,2,,,2400,\n",
+        "my.csv",
+    )
+    expected = pd.DataFrame(
+        {
+            "workers": [8, 16],
+            "samples_per_s": [1234.5, 2400.0],
+            "nodes": [1.0, 2.0],
+            "sync_s": [0.002, math.nan],
+            "batch_size": [75.0, math.nan],
+            "series": ["alpha nccl", "alpha nccl"],
+            "repeat": [0.0, math.nan],
+            "workers_per_node": [8.0, math.nan],
+        }
+    )
+    pd.testing.assert_frame_equal(expected, frame)
+    assert () == frame.attrs["doubts"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "workers,samples_per_s\n2,190\n1,100\n",
+        "\ufeffworkers,samples_per_s\n2,190\n1,100\n",
+        "workers,samples_per_s\r\n2,190\r\n1,100\r\n",
+        " Workers , samples_per_s \n 2 , 190 \n\n# a remark\n1.0,1e2\n",
+        '"workers","samples_per_s"\n"2","190"\n"1","100"',
+    ],
+)
+def test_harmless_variations_of_the_same_file(text):
+    frame = parse_points(text, "my.csv")
+    assert [2, 1] == frame["workers"].tolist()
+    assert [190.0, 100.0] == frame["samples_per_s"].tolist()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10_000_000), st.floats(1e-9, 1e15)), min_size=1, max_size=20),
+    st.sampled_from(["workers,samples_per_s", "samples_per_s,workers"]),
+)
+def test_numbers_survive_the_round_trip(rows, header):
+    swap = header.startswith("samples")
+    lines = [f"{x!r},{n}" if swap else f"{n},{x!r}" for n, x in rows]
+    frame = parse_points("\n".join([header, *lines]), "my.csv")
+    assert rows == list(zip(frame["workers"].tolist(), frame["samples_per_s"].tolist(), strict=True))
+    assert np.issubdtype(frame["workers"].dtype, np.integer)
+
+
+class TestColumns:
+    @pytest.mark.parametrize("text", ["", "\n\n", "\ufeff", "# only a remark\n"])
+    def test_empty(self, text):
+        assert "is empty; give a first line 'workers,samples_per_s'" in refused(text)
+
+    def test_header_only(self):
+        assert "line 1: no points follow the names of the columns" in refused(HEAD)
+
+    def test_missing(self):
+        message = refused("workers,nodes\n1,1\n")
+        assert "line 1: column 'samples_per_s' is missing in 'workers,nodes'" in message
+        assert "the first line names the columns" in message
+
+    def test_numbers_without_names(self):
+        assert "column 'workers' is missing in '1,100'; the first line names the columns" in refused("1,100\n2,190\n")
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            ("samples_per_sec", "samples_per_s"),
+            ("sample_per_s", "samples_per_s"),
+            ("worker", "workers"),
+            ("node", "nodes"),
+            ("sync_ms", "sync_s"),
+            ("batch", "batch_size"),
+        ],
+    )
+    def test_misspelt(self, name, meant):
+        names = [meant if column == meant else column for column in ("workers", "samples_per_s")]
+        header = [name if column == meant else column for column in names]
+        if meant not in names:
+            header.append(name)
+        message = refused(",".join(header) + "\n" + ",".join("1" for _ in header) + "\n")
+        assert f"line 1: unknown column {name!r} (did you mean {meant!r}?)" in message
+        assert ", ".join(COLUMNS) in message
+
+    def test_unrelated_columns_are_left_aside_with_a_doubt(self):
+        frame = parse_points("workers,samples_per_s,task,workers_max\n1,100,x,8\n", "my.csv")
+        assert ["workers", "samples_per_s"] == list(frame.columns)
+        assert ("columns 'task', 'workers_max' not used",) == frame.attrs["doubts"]
+
+    def test_twice(self):
+        assert "column 'workers' appears 2 times" in refused("workers,samples_per_s,workers\n1,100,1\n")
+
+    @pytest.mark.parametrize(("separator", "word"), [(";", "semicolons"), ("\t", "tabs")])
+    def test_other_separators(self, separator, word):
+        message = refused(f"workers{separator}samples_per_s\n1{separator}100\n")
+        assert f"line 1: columns are separated by {word}; separate by commas, write decimals with a point" in message
+
+
+class TestCells:
+    @pytest.mark.parametrize("value", ["0", "-3", "nan", "NaN", "inf", "-inf", "fast", "", "1e400", "1e-300"])
+    def test_throughput(self, value):
+        message = refused(HEAD + f"1,100\n2,{value}\n")
+        assert f"my.csv line 3: samples_per_s is {value!r}; allowed is a finite number above 0" in message
+        assert "correct it or drop the line" in message
+
+    @pytest.mark.parametrize("value", ["0", "-1", "1000000000000", "1e12", "2.5", "two", "", "nan", "inf"])
+    def test_workers(self, value):
+        message = refused(HEAD + f"{value},100\n")
+        assert (
+            f"my.csv line 2: workers is {value!r}; allowed is a whole number from 1 to 10000000; correct it" in message
+        )
+
+    def test_decimal_comma(self):
+        assert "line 2: 3 cells where the first line names 2 columns" in refused(HEAD + "1,100,5\n")
+        message = refused(HEAD + '1,"100,5"\n')
+        assert "samples_per_s is '100,5'" in message
+        assert "(write decimals with a point)" in message
+
+    def test_optional_cells(self):
+        assert "nodes is '0'; allowed is a whole number from 1" in refused("workers,samples_per_s,nodes\n1,1,0\n")
+        assert "sync_s is '-1'; allowed is seconds per step" in refused("workers,samples_per_s,sync_s\n1,1,-1\n")
+        assert "batch_size is '0'; allowed is samples" in refused("workers,samples_per_s,batch_size\n1,1,0\n")
+        assert "repeat is 'x'; allowed is a whole number" in refused("workers,samples_per_s,repeat\n1,1,x\n")
+        assert "3 nodes for 2 workers" in refused("workers,samples_per_s,nodes\n2,1,3\n")
+
+    def test_line_numbers_count_blank_lines_and_remarks(self):
+        assert "my.csv line 5: workers is 'x'" in refused("# points\n\n" + HEAD + "1,100\nx,3\n")
+
+    def test_long_values_are_shortened(self):
+        assert len(refused(HEAD + "1," + "9" * 3000 + "x\n")) < 300
+
+    def test_not_text_at_all(self):
+        assert refused("\x00\x01\x02").startswith("my.csv line 1")
+
+
+class TestDuplicates:
+    def test_the_same_repeat_twice(self):
+        message = refused("workers,samples_per_s,repeat\n1,100,0\n2,190,0\n1,101,0\n")
+        assert "line 4: repeat 0 of 1 workers is already on line 2; number the repeats" in message
+
+    def test_repeats_of_different_series_and_nodes_do_not_clash(self):
+        text = "workers,samples_per_s,repeat,series,nodes\n4,100,0,a,1\n4,100,0,b,1\n4,90,0,a,2\n4,100,1,a,1\n"
+        assert 4 == len(parse_points(text, "my.csv"))
+
+    def test_equal_lines_are_a_doubt(self):
+        frame = parse_points(HEAD + "1,100\n2,190\n1,100\n1,101\n", "my.csv")
+        assert ("line 4 of my.csv repeats earlier lines exactly: copied, or truly repeats?",) == frame.attrs["doubts"]
