@@ -182,7 +182,7 @@ def main() -> int:
     """Measure everything, print as it comes, write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="times every way is run (default 5)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="timed window of each run (default 5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="timed window of each run (default 3)")
     parser.add_argument("--batches", type=int, nargs="+", default=[75, 1024], help="per worker (default 75 1024)")
     parser.add_argument("--workers", type=int, default=min(2, available_cores()), help="workers (default 2)")
     parser.add_argument("--curves", default="100000", help="size of the data set (default 100000)")
