@@ -116,7 +116,7 @@ def measure(way: Way, *, data: Path, batch: int, seconds: float, timeout_s: floa
                 return {"samples_per_s": None, "reason": f"no result within {timeout_s:g} s"}
             found = re.search(r"\{.*\}", out)
             if process.returncode or not found:
-                return {"samples_per_s": None, "reason": (err.strip().splitlines() or ["no output"])[-1]}
+                return {"samples_per_s": None, "reason": err.strip()[-2000:] or "no output"}
             results.append(json.loads(found[0]))
     total: dict[str, Any] = {"samples_per_s": sum(result["samples_per_s"] for result in results)}
     if "step_ms_median" in results[0]:
@@ -175,6 +175,13 @@ def markdown(batch: int, table: list[dict[str, Any]]) -> str:
             f"| {row['samples_per_s_min']:,.0f} - {row['samples_per_s_max']:,.0f} "
             f"| {row['of_ceiling_median']:.0%} | {row['of_ceiling_min']:.0%} - {row['of_ceiling_max']:.0%} | {p90} |"
         )
+    for row in table:
+        if row["failed"]:
+            count = len(row["runs"])
+            lines += [
+                "",
+                f"{row['who']}, {row['through']}: {row['failed']} of {count} runs failed and are not in the row.",
+            ]
     return "\n".join(lines)
 
 
@@ -210,7 +217,7 @@ def main() -> int:
                 measured[way.name].append(result)
                 done += 1
                 value = result["samples_per_s"]
-                text = f"{value:,.0f} samples/s" if value else f"failed: {result['reason']}"
+                text = f"{value:,.0f} samples/s" if value else f"failed:\n{result['reason']}"
                 left_min = (now() - began) / done * (total - done) / 60
                 say(f"[{done}/{total}] batch {batch} round {number + 1}: {way.name}: {text}  ({left_min:.0f} min left)")
         tables[batch] = rows(measured, compared)

@@ -526,6 +526,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
         if options.json:
             print(json.dumps(result), flush=True)
+    if launch.launcher != "none":
+        # The backend is closed and everything is on the disk. What is left are threads of libraries that now and then
+        # abort when the interpreter takes them down (seen with DistributedDataParallel), and fail a good run.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 
