@@ -1,6 +1,7 @@
 """What the tests share: small data sets, launchers, and the rule that nothing is skipped where everything is there."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sys.executable).parent
+# A shell's background job ignores Ctrl-C, and so would all programs that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 REQUIRE_ALL = os.environ.get("HOROVOD_STUDY_REQUIRE_ALL") == "1"
 
 
