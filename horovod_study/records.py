@@ -15,6 +15,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,12 @@ def finish_run(
 ) -> RunRecord:
     """Replace run.json by its final form and return it."""
     final = replace(record, status=status, finished=finished, totals=totals, reason=reason)
-    atomic_write(directory / MANIFEST, _to_json(final))
+    try:
+        atomic_write(directory / MANIFEST, _to_json(final))
+    except OSError as error:
+        raise RecordError(
+            f"{directory}: the end of the run cannot be written ({error.strerror or error}); free space and run again"
+        ) from None
     return final
 
 
@@ -182,20 +188,31 @@ class StepWriter:
             ) from None
 
     def close(self) -> None:
-        """End the stream."""
-        self._writer.close()
-        self._file.close()
+        """End the stream; the file is closed even if its last rows find no room."""
+        try:
+            self._writer.close()
+            self._file.close()
+        except OSError as error:
+            raise RecordError(
+                f"{self._path}: the last step rows cannot be written ({error.strerror}); free space and run again"
+            ) from None
+        finally:
+            with suppress(OSError):
+                self._file.close()
 
 
 def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     """Append one row to epochs.csv, with the header when it is the first."""
     path = directory / "epochs.csv"
     new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, EPOCH_COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    try:
+        with path.open("a", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, EPOCH_COLUMNS, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
 
 
 # ---------------------------------------------------------------------------------------------------- reading

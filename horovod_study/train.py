@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from torch import nn
 from horovod_study import records
 from horovod_study.comm import Backend, Launch, agreed, detect, open_backend, require_parity
 from horovod_study.config import LAPS, RunConfig, load_yaml, run_config
-from horovod_study.errors import BackendError, ConfigError, StudyError
+from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, now, sleep, utc_now, utc_stamp
 from horovod_study.options import Parser, add_run_options, run_values
@@ -175,13 +175,15 @@ def _run(
 
     try:
         result = _train(config, backend, dataset, batches, model, bare_model, optimizer, device, directory, writer)
+        writer.close()
     except BaseException as error:
+        with suppress(RecordError):  # a full disk may be the error itself, and is the one to tell
+            writer.close()
         if leads:
             reason = str(error) or type(error).__name__
-            records.finish_run(directory, record, status="failed", finished=utc_now(), totals={}, reason=reason)
+            with suppress(RecordError):
+                records.finish_run(directory, record, status="failed", finished=utc_now(), totals={}, reason=reason)
         raise
-    finally:
-        writer.close()
     if leads:
         records.finish_run(directory, record, status="done", finished=utc_now(), totals=result)
     backend.barrier()

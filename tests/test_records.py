@@ -102,6 +102,24 @@ def test_a_stream_without_a_batch_has_no_rows(tmp_path: Path) -> None:
     writer.close()
 
 
+def fill_disk(writer: records.StepWriter) -> None:
+    """Let every further write of `writer` find no room."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, writer._file.fileno())
+    os.close(full)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    writer = records.StepWriter(tmp_path, 0)
+    fill_disk(writer)
+
+    with pytest.raises(RecordError, match=r"steps-00000\.arrows: step rows cannot be written \(No space left.*; free"):
+        writer.append(columns(10))
+    with pytest.raises(RecordError, match=r"steps-00000\.arrows: the last step rows cannot be written"):
+        writer.close()
+    assert writer._file.closed
+
+
 def test_a_row_is_small(tmp_path: Path) -> None:
     writer = records.StepWriter(tmp_path, 0)
     for first in range(0, 5120, 512):

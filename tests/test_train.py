@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_records import fill_disk
 
 from horovod_study import records
 from horovod_study.config import LAPS
@@ -194,6 +195,26 @@ def test_a_finished_run_is_not_overwritten(tmp_path: Path, capsys: pytest.Captur
     assert code == 2
     assert "already holds a run (done); nothing was overwritten" in err
     assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
+
+
+def test_a_full_disk_ends_the_run_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = records.StepWriter.__init__
+
+    def make_on_full_disk(writer: records.StepWriter, directory: Path, rank: int) -> None:
+        make(writer, directory, rank)
+        fill_disk(writer)
+
+    monkeypatch.setattr(records.StepWriter, "__init__", make_on_full_disk)
+    code, _, err = train(capsys, *SMALL, "--steps", "20", "--out", str(tmp_path / "r"))
+
+    assert code == 2
+    assert re.search(
+        r"^error: .*step rows cannot be written \(No space left on device\); free space", err, re.MULTILINE
+    )
+    assert "Traceback" not in err
+    assert records.read_run(tmp_path / "r").state() == "failed"
 
 
 def start_endless(out: Path) -> subprocess.Popen[str]:
