@@ -20,6 +20,8 @@ from horovod_study.errors import ConfigError, nearest
 BACKENDS = ("serial", "horovod", "ddp", "mpi")
 TRANSPORTS = ("none", "nccl", "mpi", "gloo")
 LAPS = ("data", "forward", "backward", "sync", "update")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+LOADERS = ("memory", "prefetch", "device", "dataloader")
 RUNTIMES = ("serial", "horovod/mpi", "horovod/gloo", "horovod/nccl", "ddp/gloo", "ddp/nccl", "mpi/mpi")
 """backend/transport pairs that a study can sweep over."""
 
@@ -96,17 +98,67 @@ class RunConfig:
         False, "leave Horovod's and MPI's own settings alone instead of the shipped ones", kind=bool
     )
     batch: int = _option(75, "curves per worker and step", kind=int, low=1)
+    widths: str = _option(
+        "15-38-197", "channels of the two convolutions and units of the hidden layer; 15-38-197 has 153,441 parameters"
+    )
+    input_scaling: str = _option(
+        "none",
+        "fixed shift and scale of the curves before the network: none trains on physical units, as the original did",
+        choices=("none", "fixed"),
+    )
     epochs: int | None = _option(None, "train for so many passes over the training set", kind=int, low=1)
     seconds: float | None = _option(None, "train for so many seconds of timed window", kind=float, above=0)
     steps: int | None = _option(None, "train for so many timed steps", kind=int, low=1)
     warmup_steps: int = _option(50, "first steps, trained and recorded but outside the timed window", kind=int, low=0)
+    target_mse: float | None = _option(
+        None, "stop at the first evaluation whose test MSE is at most this", kind=float, above=0
+    )
+    evaluate_every: float = _option(
+        1.0, "epochs between two evaluations on the test set; 0.5 is twice an epoch", kind=float, above=0
+    )
+    optimizer: str = _option("adam", "update rule; sgd has Nesterov momentum 0.9", choices=("adam", "adamw", "sgd"))
+    weight_decay: float = _option(
+        0.0, "decay of the weights: added to the gradient, decoupled from it with adamw", kind=float, low=0
+    )
     lr: float = _option(4.7331e-4, "learning rate of one worker", kind=float, above=0)
     lr_scaling: str = _option(
         "none", "how the learning rate grows with the workers", choices=("none", "linear", "sqrt")
     )
     lr_warmup_steps: int = _option(0, "steps of linear learning-rate warm-up", kind=int, low=0)
-    schedule: str = _option("constant", "learning rate over the run", choices=("constant", "cosine", "step"))
-    precision: str = _option("fp32", "arithmetic of forward and backward", choices=("fp32", "bf16"))
+    schedule: str = _option(
+        "constant",
+        "learning rate over the run; range rises from lr to lr_end and is for finding a rate",
+        choices=("constant", "cosine", "step", "one-cycle", "range"),
+    )
+    lr_end: float | None = _option(None, "last learning rate of schedule range", kind=float, above=0)
+    precision: str = _option(
+        "fp32",
+        "arithmetic of forward and backward; tf32 and fp16 (with loss scaling) need a GPU",
+        choices=PRECISIONS,
+    )
+    memory_format: str = _option(
+        "channels-last",
+        "layout of the activations: two-dimensional convolutions on channels-last, or one-dimensional ones",
+        choices=("channels-last", "contiguous"),
+    )
+    fused_optimizer: bool = _option(True, "update all parameters in one operation", kind=bool)
+    compile: bool = _option(False, "compile forward and backward with torch.compile", kind=bool)
+    cuda_graphs: bool = _option(False, "replay forward and backward as CUDA graphs; needs a GPU", kind=bool)
+    loader: str = _option(
+        "memory",
+        "whole batches gathered from shared memory, the same one batch ahead in a thread (prefetch), from a copy of "
+        "the whole set on the device, or by torch's DataLoader",
+        choices=LOADERS,
+    )
+    loader_processes: int = _option(0, "processes of loader dataloader; 0 loads in the trainer", kind=int, low=0)
+    pin_memory: bool = _option(False, "copy batches to the GPU from page-locked memory", kind=bool)
+    persistent_processes: bool = _option(
+        True, "keep the processes of loader dataloader from one epoch to the next", kind=bool
+    )
+    checkpoint_every: int | None = _option(
+        None, "write a checkpoint every so many steps; the newest two are kept", kind=int, low=1
+    )
+    checkpoint_at_end: bool = _option(True, "write a checkpoint when the run ends or is stopped by a signal", kind=bool)
     device: str = _option(
         "auto", "where to compute; auto takes a GPU when there is one", choices=("auto", "cpu", "cuda")
     )
@@ -139,6 +191,19 @@ class RunConfig:
             raise ConfigError(
                 f"run: backend serial has no transport, but transport is {self.transport!r}; leave transport out"
             )
+        parse_widths(self.widths)
+        if (self.lr_end is not None) != (self.schedule == "range"):
+            raise ConfigError(
+                f"run: schedule is {self.schedule!r} and lr_end is {self.lr_end}; schedule range needs lr_end, and "
+                "no other schedule has one"
+            )
+        if self.schedule == "range" and self.seconds is not None:
+            raise ConfigError("run: schedule range counts steps; give steps or epochs instead of seconds")
+        if self.loader != "dataloader" and self.loader_processes:
+            raise ConfigError(
+                f"run: loader {self.loader} has no processes, but loader_processes is {self.loader_processes}; "
+                "use loader dataloader, or leave loader_processes out"
+            )
         if self.backend == "mpi" and self.transport not in ("auto", "mpi"):
             raise ConfigError(f"run: backend mpi talks over mpi only, but transport is {self.transport!r}")
         if self.backend == "mpi" and self.reduction == "hooks":
@@ -153,6 +218,18 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, in the order of declaration."""
         return asdict(self)
+
+
+def parse_widths(text: str) -> tuple[int, int, int]:
+    """Return the widths meant by `15-38-197`: channels of the two convolutions, units of the hidden layer."""
+    parts = text.split("-")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 65536 for part in parts):
+        raise ConfigError(
+            f"run: widths is {text!r}; it must be three whole numbers from 1 to 65536 such as 15-38-197: "
+            "channels of the two convolutions and units of the hidden layer"
+        )
+    first, second, hidden = (int(part) for part in parts)
+    return first, second, hidden
 
 
 DEFAULT_EPOCHS = 10
@@ -240,8 +317,18 @@ class Cell:
         return f"{runtime}-{self.placement.workers}w-b{self.config.batch}-r{self.config.repeat}-{digest}"
 
 
-SWEEPABLE = ("batch", "reduction", "horovod_defaults", "precision", "lr_scaling", "threads")
-STUDY_KEYS = ("study", "partition", "repeats", "seed", "timeout_s", "run", "sweep", "baselines")
+SWEEPABLE = (
+    *("batch", "widths", "input_scaling", "optimizer", "lr", "lr_scaling", "lr_warmup_steps", "schedule"),
+    *("reduction", "horovod_defaults", "precision", "memory_format", "loader", "threads"),
+)
+OPTIONS = (
+    *SWEEPABLE,
+    *("weight_decay", "fused_optimizer", "compile", "cuda_graphs"),
+    *("loader_processes", "pin_memory", "persistent_processes"),
+)
+"""What makes runs different experiments: runs that differ in one of these are never repeats of each other."""
+
+STUDY_KEYS = ("study", "partition", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets")
 SWEEP_KEYS = ("workers", "runtime", *SWEEPABLE)
 
 
@@ -258,6 +345,7 @@ class StudyConfig:
     repeats: int = 3
     seed: int = 1
     timeout_s: float = 900.0
+    targets: tuple[float, ...] = ()  # test MSEs to which the time is compared; none: chosen from the runs
 
     def cells(self) -> list[Cell]:
         """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
@@ -267,8 +355,10 @@ class StudyConfig:
         wanted: list[tuple[RunConfig, str, int]] = []
         for variant in variants:
             if "plain" in self.baselines:
-                # Without a runtime the communication knobs mean nothing: one plain run serves all their values.
-                wanted.append((replace(variant, reduction="auto", horovod_defaults=False), "serial", 1))
+                # Alone, the communication knobs and a rate that grows with the workers mean nothing: one plain run
+                # serves all their values.
+                alone = replace(variant, reduction="auto", horovod_defaults=False, lr_scaling="none")
+                wanted.append((alone, "serial", 1))
             for runtime in self.runtimes:
                 counts = sorted(set(self.workers) | ({1} if "wrapped" in self.baselines else set()))
                 wanted += [(variant, runtime, count) for count in counts if runtime != "serial" or count == 1]
@@ -278,7 +368,12 @@ class StudyConfig:
                 backend, _, transport = runtime.partition("/")
                 cell = Cell(
                     config=replace(
-                        config, repeat=repeat, study=self.name, backend=backend, transport=transport or "none"
+                        config,
+                        repeat=repeat,
+                        seed=config.seed + repeat,  # the same start again would hide how much learning scatters
+                        study=self.name,
+                        backend=backend,
+                        transport=transport or "none",
                     ),
                     runtime=runtime,
                     placement=Placement(partition=config.partition, workers=count, workers_per_node=count),
@@ -333,6 +428,10 @@ def load_study(path: Path, *, cores: int | None = None) -> StudyConfig:
         for name in SWEEPABLE
         if name in sweep
     }
+    targets = tuple(
+        check_field(source, "targets", value, {**_number(float, 0), "low": None, "above": 0}, optional=False)
+        for value in _list(source, content, "targets", [])
+    )
     numbers = {
         "repeats": check_field(source, "repeats", content.get("repeats", 3), _number(int, 1), optional=False),
         "seed": check_field(source, "seed", content.get("seed", 1), _number(int, 0), optional=False),
@@ -347,6 +446,7 @@ def load_study(path: Path, *, cores: int | None = None) -> StudyConfig:
         runtimes=runtimes,
         varied=varied,
         baselines=baselines,
+        targets=tuple(sorted(set(targets), reverse=True)),
         **numbers,
     )
 

@@ -14,9 +14,8 @@ import math
 import os
 import signal
 import sys
-import threading
 import traceback
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,22 +26,25 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm import Backend, Launch, agreed, detect, open_backend, require_parity
-from horovod_study.config import LAPS, RunConfig, load_yaml, run_config
+from horovod_study.comm.watchdog import StartWatchdog
+from horovod_study.config import LAPS, RunConfig, load_yaml, parse_widths, run_config
 from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, now, sleep, utc_now, utc_stamp
+from horovod_study.measure.recorder import Recorder
 from horovod_study.options import Parser, add_run_options, run_values
 from horovod_study.progress import Progress, say
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
-from horovod_study.workload.material import TARGET_SPAN
+from horovod_study.workload.evaluation import evaluate
+from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import StressCNN, parameter_count, parameter_sha256
-from horovod_study.workload.schedule import lr_factor, scaled_lr
+from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.workload.schedule import lr_factor
 
 DRAIN_STEPS = 512
 DRAIN_S = 2.0
 """After so many steps or so many seconds, whatever comes first, laps are read and written: what a killed run loses."""
-EVALUATION_BATCH = 2048
 
 
 def train_step(
@@ -52,18 +54,18 @@ def train_step(
     targets: torch.Tensor,
     backend: Backend,
     clock: LapClock,
-    precision: Any,
+    arithmetic: Arithmetic,
 ) -> torch.Tensor:
     """Make one update from one local batch, curves (B, C, L) and targets (B, P); return the local loss, shape ()."""
     backend.zero_grad(optimizer)
-    with precision:
+    with arithmetic.autocast():
         loss = F.mse_loss(model(curves).float(), targets)
     clock.lap("forward")
-    loss.backward()  # type: ignore[no-untyped-call]
+    arithmetic.backward(loss)
     clock.lap("backward")
     backend.synchronize(optimizer)  # the gradients are averaged here, or finished here if hooks began in backward
     clock.lap("sync")
-    backend.step(optimizer)
+    arithmetic.step(optimizer, backend)
     clock.lap("update")
     return loss.detach()
 
@@ -74,7 +76,7 @@ def run(config: RunConfig, *, out: Path | None, launch: Launch) -> dict[str, Any
     Collective: every rank of the launch must call it. Raises StudyError, on all ranks, for what the user can mend.
     """
     keep_freed_memory()
-    watchdog = _StartWatchdog(config.start_timeout_s, launch)
+    watchdog = StartWatchdog(config.start_timeout_s, launch)
     backend = open_backend(config, launch)
     try:
         result = _run(config, out, launch, backend, watchdog)
@@ -85,7 +87,7 @@ def run(config: RunConfig, *, out: Path | None, launch: Launch) -> dict[str, Any
 
 
 def _run(
-    config: RunConfig, out: Path | None, launch: Launch, backend: Backend, watchdog: "_StartWatchdog"
+    config: RunConfig, out: Path | None, launch: Launch, backend: Backend, watchdog: StartWatchdog
 ) -> dict[str, Any]:
     rank, workers, leads = backend.rank, backend.workers, backend.rank == 0
 
@@ -103,6 +105,7 @@ def _run(
     hosts = [host for host, _ in places]
     torch.set_num_threads(config.threads)
     device = _device(config, local_rank=hosts[:rank].count(hosts[rank]))
+    arithmetic = Arithmetic(config, device)
 
     with agreed(backend):
         if hosts.index(hosts[rank]) == rank:  # the first rank of each host
@@ -114,12 +117,15 @@ def _run(
     require_parity(backend, {"data set": dataset.digest(), "steps per epoch": batches.steps_per_epoch})
 
     torch.manual_seed(config.seed)
-    model: nn.Module = StressCNN().to(device)
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=scaled_lr(config, workers), fused=True)
-    parameters, initial_sha256 = parameter_count(model), parameter_sha256(model)
+    bare_model = StressCNN(
+        widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
+    ).to(device)
+    bare_optimizer, optimizer_text = make_optimizer(config, bare_model.parameters(), workers=workers)
+    parameters, initial_sha256 = parameter_count(bare_model), parameter_sha256(bare_model)
     require_parity(backend, {"initial parameters": initial_sha256})
-    bare_model = model
-    model, optimizer = backend.bind(model, optimizer)
+    with agreed(backend):
+        called = accelerate(bare_model, config, device, arithmetic)
+    model, optimizer = backend.bind(called, bare_optimizer)
 
     # ------------------------------------------------------------------ the record, before the first step
     directory = Path(backend.gather(str((out or _default_out(config, backend)).absolute()))[0])
@@ -144,13 +150,19 @@ def _run(
             "batch": config.batch,
             "global_batch": config.batch * workers,
             "lr": optimizer.param_groups[0]["lr"],
-            "optimizer": "Adam, fused",
+            "optimizer": optimizer_text,
+            "schedule": config.schedule,
             "precision": config.precision,
+            "widths": config.widths,
+            "input_scaling": config.input_scaling,
+            "memory_format": config.memory_format,
+            "loader": config.loader,
             "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
             "parameters": parameters,
             "initial_parameter_sha256": initial_sha256,
             "dataset": str(dataset.path),
             "dataset_digest": dataset.digest(),
+            "floor_mse": dataset.floor["mse"] if dataset.floor else None,
             "train_samples": dataset.train_size,
             "test_samples": dataset.test_size,
             "steps_per_epoch": batches.steps_per_epoch,
@@ -174,7 +186,9 @@ def _run(
         )
 
     try:
-        result = _train(config, backend, dataset, batches, model, bare_model, optimizer, device, directory, writer)
+        result = _train(
+            config, backend, dataset, batches, model, bare_model, optimizer, arithmetic, device, directory, writer
+        )
         writer.close()
     except BaseException as error:
         with suppress(RecordError):  # a full disk may be the error itself, and is the one to tell
@@ -205,6 +219,8 @@ def _run(
             for name in (*LAPS, "residual")
         },
         **{name: result[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "steps")},
+        "floor_mse": record.effective["floor_mse"],
+        **{name: result[name] for name in ("target_reached", "train_s", "wall_s")},
         **{name: result[name] for name in ("window_s", "rss_mb_max", "pss_mb_max", "parameter_sha256")},
     }
 
@@ -215,58 +231,62 @@ def _train(
     dataset: data.Dataset,
     batches: data.Batches,
     model: nn.Module,
-    bare_model: nn.Module,
+    bare_model: StressCNN,
     optimizer: torch.optim.Optimizer,
+    arithmetic: Arithmetic,
     device: torch.device,
     directory: Path,
     writer: records.StepWriter,
 ) -> dict[str, Any]:
-    """Train to the end of the budget; return the totals of the timed window."""
+    """Train to the end of the budget or to the target; return the totals of the timed window."""
     workers, leads = backend.workers, backend.rank == 0
     per_epoch = batches.steps_per_epoch
     last_step = _last_step(config, per_epoch)
-    curves_all, targets_all = torch.from_numpy(dataset.curves), torch.from_numpy(dataset.targets)
     clock = LapClock(DeviceStamps() if device.type == "cuda" else HostStamps())
-    precision = torch.autocast(device.type, torch.bfloat16) if config.precision == "bf16" else nullcontext()
     base_lrs = [group["lr"] for group in optimizer.param_groups]
     moving_lr = config.schedule != "constant" or config.lr_warmup_steps > 0
-    recorder = _Recorder(writer, config.batch, config.warmup_steps, backend.sync_visible)
+    recorder = Recorder(writer, config.batch, config.warmup_steps, backend.sync_visible)
     progress = Progress(enabled=leads)
+    budget = _Budget(config, last_step)
+    with agreed(backend):
+        loader = open_loader(config, dataset, batches, device)
 
     step = epoch = 0
     window_s = 0.0
-    out_of_time = False
+    out_of_time = target_reached = False
     evaluation: dict[str, Any] = {}
     started = now()
-    # One turn is a stretch of steps without interruption: to the end of the warm-up, of the epoch, or of the budget.
-    # The clock stands between stretches, so that evaluation is outside the timed window.
-    while step < last_step and not out_of_time:
+    # One turn is a stretch of steps without interruption: to the end of the warm-up or of the epoch, to the next
+    # evaluation, or to the end of the budget. The clock stands between stretches, so that evaluation is outside the
+    # timed window.
+    while step < last_step and not out_of_time and not target_reached:
         timed = step >= config.warmup_steps
-        end = min(last_step, (epoch + 1) * per_epoch, math.inf if timed else config.warmup_steps)
-        rows = torch.from_numpy(batches.epoch(epoch))  # (steps per epoch, B)
+        evaluate_at = _next_evaluation(config, step, per_epoch)
+        end = min(last_step, (epoch + 1) * per_epoch, evaluate_at, math.inf if timed else config.warmup_steps)
+        if step == epoch * per_epoch:
+            stream = loader.epoch(epoch)
         check_every = _steps_between_checks(backend, recorder, config)
         _wait_for_device(device)
         backend.barrier()
         opened = now()
         clock.start()
         while step < end:
+            if moving_lr:
+                factor = lr_factor(config, step, budget.progress(step))
+                for group, base_lr in zip(optimizer.param_groups, base_lrs, strict=True):
+                    group["lr"] = base_lr * factor
             clock.begin()
-            batch_rows = rows[step - epoch * per_epoch]
-            curves = curves_all.index_select(0, batch_rows).to(device, non_blocking=True)  # (B, C, L)
-            targets = targets_all.index_select(0, batch_rows).to(device, non_blocking=True)  # (B, P)
+            curves, targets = next(stream)  # (B, C, L), (B, P)
             clock.lap("data")
-            loss = train_step(model, optimizer, curves, targets, backend, clock, precision)
+            loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
             recorder.add(step, epoch, loss)
             step += 1
-            if moving_lr:
-                done = (window_s + now() - opened) / config.seconds if config.seconds else step / last_step
-                for group, base_lr in zip(optimizer.param_groups, base_lrs, strict=True):
-                    group["lr"] = base_lr * lr_factor(config, step, done)
             if step % check_every == 0:
                 if len(recorder) >= DRAIN_STEPS or now() - recorder.drained > DRAIN_S:
                     recorder.drain(clock)
                 if timed and config.seconds:
-                    out_of_time = backend.maximum(window_s + now() - opened) >= config.seconds
+                    budget.agree(step, backend.maximum(window_s + now() - opened))
+                    out_of_time = budget.spent
                     if out_of_time:
                         break
                 progress.update(
@@ -278,7 +298,7 @@ def _train(
         recorder.drain(clock)
 
         epoch_ended = step == (epoch + 1) * per_epoch
-        if epoch_ended or step >= last_step or out_of_time:
+        if step == evaluate_at or step >= last_step or out_of_time:
             evaluation = {
                 "epoch": epoch + 1 if epoch_ended else step / per_epoch,
                 "steps": step,
@@ -289,11 +309,15 @@ def _train(
                 **evaluate(bare_model, dataset, backend, device),
                 "lr": optimizer.param_groups[0]["lr"],
             }
+            # Agreed, because a sum over ranks may differ in its last bit from rank to rank.
+            reached = config.target_mse is not None and evaluation["test_mse"] <= config.target_mse
+            target_reached = backend.maximum(float(reached)) > 0
             if leads:
                 records.append_epoch(directory, evaluation)
                 progress.epoch(evaluation)
         epoch += epoch_ended
     progress.close()
+    loader.close()
 
     hashes = backend.gather(parameter_sha256(bare_model))
     if len(set(hashes)) > 1:
@@ -320,108 +344,12 @@ def _train(
         },
         "epochs": step / per_epoch,
         **{name: evaluation[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse")},
+        **{name: evaluation[name] for name in ("train_s", "wall_s")},
+        "target_reached": target_reached if config.target_mse else None,
         "rss_mb_max": max(rss for rss, _ in memory),
         "pss_mb_max": max(shares) if shares else None,
         "parameter_sha256": hashes[0],
     }
-
-
-def evaluate(model: nn.Module, dataset: data.Dataset, backend: Backend, device: torch.device) -> dict[str, float]:
-    """Return the test MSE (mean over both normalised targets) and the root mean square errors of G0 (MPa) and a.
-
-    Each worker takes every workers-th test curve; the sums of squares are added up in float64.
-    """
-    rows = torch.from_numpy(data.test_rows(np.arange(backend.rank, dataset.test_size, backend.workers)))
-    curves, targets = torch.from_numpy(dataset.curves), torch.from_numpy(dataset.targets)
-    squares = np.zeros(2)
-    with torch.inference_mode():
-        for part in torch.split(rows, EVALUATION_BATCH):
-            errors = model(curves.index_select(0, part).to(device)).cpu() - targets.index_select(0, part)
-            squares += errors.double().square().sum(dim=0).numpy()
-    mean_squares = backend.sum(squares) / dataset.test_size
-    g0_rmse_mpa, a_rmse = np.sqrt(mean_squares) * TARGET_SPAN
-    return {"test_mse": float(mean_squares.mean()), "g0_rmse_mpa": float(g0_rmse_mpa), "a_rmse": float(a_rmse)}
-
-
-class _Recorder:
-    """Keeps losses and laps of this rank until they are written, and the timed steps' laps until the summary."""
-
-    def __init__(self, writer: records.StepWriter, batch: int, warmup_steps: int, sync_visible: bool) -> None:
-        self._writer, self._batch, self._warmup_steps, self._sync_visible = writer, batch, warmup_steps, sync_visible
-        self._pending: list[tuple[int, int, torch.Tensor]] = []
-        self._timed: list[dict[str, np.ndarray]] = []
-        self._loss_sum, self._loss_count, self._loss_epoch = 0.0, 0, -1
-        self.recent_step_s = math.nan
-        self.drained = now()
-
-    def __len__(self) -> int:
-        return len(self._pending)
-
-    def add(self, step: int, epoch: int, loss: torch.Tensor) -> None:
-        self._pending.append((step, epoch, loss))
-
-    def drain(self, clock: LapClock) -> None:
-        """Read the laps of the pending steps and append them to the file."""
-        columns = clock.drain()
-        self.drained = now()
-        if not self._pending:
-            return
-        hidden: dict[str, None] = {}
-        if not self._sync_visible:
-            # The call was empty and says nothing about the wait; its nanoseconds belong to the residual.
-            columns["residual_s"] = columns["residual_s"] + columns.pop("sync_s")
-            hidden = {"sync_s": None}
-        steps = np.array([step for step, _, _ in self._pending])
-        epochs = np.array([epoch for _, epoch, _ in self._pending])
-        losses = torch.stack([loss for _, _, loss in self._pending]).float().cpu().numpy()
-        samples = np.full(len(steps), self._batch)
-        self._writer.append({"step": steps, "epoch": epochs, **columns, **hidden, "samples": samples, "loss": losses})
-        self._pending = []
-        if epochs[-1] != self._loss_epoch:
-            self._loss_sum, self._loss_count, self._loss_epoch = 0.0, 0, int(epochs[-1])
-        self._loss_sum += float(losses.sum(dtype=np.float64))
-        self._loss_count += len(losses)
-        self.recent_step_s = float(np.median(columns["step_s"]))
-        timed = steps >= self._warmup_steps
-        if timed.any():
-            self._timed.append({name: lap[timed] for name, lap in columns.items()})
-
-    def epoch_loss(self) -> float:
-        """Return the mean training loss of this rank over the steps of the current epoch."""
-        return self._loss_sum / self._loss_count
-
-    def samples_per_s(self, workers: int) -> float:
-        """Return the recent speed of all workers, as seen from this rank; NaN before the first reading."""
-        return self._batch * workers / self.recent_step_s
-
-    def summary(self) -> dict[str, Any]:
-        """Return means and medians of each lap over the timed steps of this rank; None where sync is not visible."""
-        joined = {name: np.concatenate([part[name] for part in self._timed]) for name in self._timed[0]}
-        hidden = {} if self._sync_visible else {"sync_s": None}
-        return {
-            "mean": {**{name: float(lap.mean()) for name, lap in joined.items()}, **hidden},
-            "median": {**{name: float(np.median(lap)) for name, lap in joined.items()}, **hidden},
-            "step_s_p90": float(np.quantile(joined["step_s"], 0.9)),
-        }
-
-
-class _StartWatchdog:
-    """Ends this rank when the others do not arrive: a rank with another backend would leave all waiting for ever."""
-
-    def __init__(self, timeout_s: float, launch: Launch) -> None:
-        def give_up() -> None:
-            say(
-                f"error: rank {launch.rank} of {launch.workers} waited {timeout_s:g} s for the other ranks to start; "
-                "start all ranks with the same options, or raise --start-timeout-s"
-            )
-            os._exit(2)
-
-        self._timer = threading.Timer(timeout_s, give_up)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def cancel(self) -> None:
-        self._timer.cancel()
 
 
 def _device(config: RunConfig, *, local_rank: int) -> torch.device:
@@ -468,7 +396,41 @@ def _last_step(config: RunConfig, per_epoch: int) -> float:
     return math.inf if config.steps is None else config.warmup_steps + config.steps
 
 
-def _steps_between_checks(backend: Backend, recorder: _Recorder, config: RunConfig) -> int:
+def _next_evaluation(config: RunConfig, step: int, per_epoch: int) -> int:
+    """Return the first evaluation after `step`: the multiples of evaluate_every epochs, rounded up to whole steps."""
+    length = config.evaluate_every * per_epoch
+    return max(step + 1, math.ceil((math.floor(step / length) + 1) * length - 1e-9))
+
+
+class _Budget:
+    """How far the run is, equal on all ranks to the last bit, or their learning rates would differ.
+
+    With a budget of steps it is the share of them. With a budget of seconds it is the time that the ranks last agreed
+    on and the mean step until then, carried on from there.
+    """
+
+    def __init__(self, config: RunConfig, last_step: float) -> None:
+        self._seconds, self._warmup_steps, self._last_step = config.seconds, config.warmup_steps, last_step
+        self._agreed_step, self._agreed_s, self._step_s = 0, 0.0, 0.0
+
+    def agree(self, step: int, elapsed_s: float) -> None:
+        """Note the seconds of the timed window after `step` steps, the same number on all ranks."""
+        self._agreed_step, self._agreed_s = step, elapsed_s
+        self._step_s = elapsed_s / (step - self._warmup_steps)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the agreed time has reached the budget of seconds."""
+        return self._seconds is not None and self._agreed_s >= self._seconds
+
+    def progress(self, step: int) -> float:
+        """Return the share of the budget, 0..1, that is used up when `step` steps are done."""
+        if self._seconds is None:
+            return step / self._last_step
+        return (self._agreed_s + (step - self._agreed_step) * self._step_s) / self._seconds
+
+
+def _steps_between_checks(backend: Backend, recorder: Recorder, config: RunConfig) -> int:
     """Return how many steps make about a quarter of a second, the same number on all ranks."""
     step_s = backend.maximum(0.0 if math.isnan(recorder.recent_step_s) else recorder.recent_step_s)
     limit = config.seconds / 8 if config.seconds else math.inf

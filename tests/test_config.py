@@ -36,6 +36,12 @@ from horovod_study.errors import ConfigError
         ({"study": "a/b"}, "study is 'a/b'; it names a folder"),
         ({"study": ".."}, "study is '..'; it names a folder"),
         ({"dataset": None}, "dataset is None; it must be a text"),
+        ({"widths": "15-38"}, "widths is '15-38'; it must be three whole numbers"),
+        ({"widths": "15-0-197"}, "widths is '15-0-197'; it must be three whole numbers from 1"),
+        ({"target_mse": 0}, "target_mse is 0.0; it must be greater than 0"),
+        ({"evaluate_every": 0}, "evaluate_every is 0.0; it must be greater than 0"),
+        ({"precision": "fp8"}, "precision is 'fp8'.*; allowed: fp32, tf32, bf16, fp16"),
+        ({"loader_processes": 2}, "loader memory has no processes, but loader_processes is 2; use loader dataloader"),
     ],
 )
 def test_an_invalid_run_cannot_be_made(values: dict[str, object], message: str) -> None:

@@ -1,12 +1,11 @@
-"""The network and the learning rate."""
+"""The network."""
 
 import pytest
 import torch
 from torch import nn
 
-from horovod_study.config import RunConfig
-from horovod_study.workload.model import StressCNN, parameter_count, parameter_sha256
-from horovod_study.workload.schedule import lr_factor, scaled_lr
+from horovod_study.workload import material
+from horovod_study.workload.model import CHANNEL_MEANS, CHANNEL_SPREADS, StressCNN, parameter_count, parameter_sha256
 
 
 def plain_network() -> nn.Module:
@@ -44,6 +43,52 @@ def test_it_is_the_plain_network() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_both_memory_formats_are_the_same_network() -> None:
+    models = []
+    for memory_format in ("channels-last", "contiguous"):
+        torch.manual_seed(3)
+        models.append(StressCNN(memory_format=memory_format))
+    curves = torch.randn(75, 3, 201)
+    losses = [model(curves).square().mean() for model in models]
+    for loss in losses:
+        loss.backward()
+
+    assert (models[0](curves) - models[1](curves)).abs().max() <= 1e-6
+    for name, parameter in models[0].named_parameters():
+        other = models[1].get_parameter(name)
+        assert torch.allclose(parameter.grad, other.grad, rtol=1e-4, atol=1e-6), name
+
+
+def test_input_scaling_standardises_generated_curves() -> None:
+    """The constants are those of the generator: scaled, strain and stress have mean 0 and deviation 1."""
+    curves, _ = material.generate(11, 0, 20_000)
+    strain, stress_mpa, flag = (curves[:, channel].astype("f8") for channel in range(3))
+
+    assert (strain.mean(), stress_mpa.mean(), flag.mean()) == pytest.approx(CHANNEL_MEANS, rel=0.01)
+    assert (strain.std(), stress_mpa.std()) == pytest.approx(CHANNEL_SPREADS[:2], rel=0.01)
+
+
+def test_input_scaling_is_applied_to_each_channel() -> None:
+    torch.manual_seed(3)
+    scaled = StressCNN(input_scaling="fixed")
+    plain = StressCNN()
+    plain.load_state_dict(scaled.state_dict())
+    curves = torch.from_numpy(material.generate(11, 0, 50)[0])
+    by_hand = (curves - torch.tensor(CHANNEL_MEANS)[:, None]) / torch.tensor(CHANNEL_SPREADS)[:, None]
+
+    assert torch.allclose(scaled(curves), plain(by_hand), atol=1e-5)
+    assert set(scaled.state_dict()) == set(plain.state_dict()), "the constants are no part of the state"
+
+
+def test_widths_make_other_sizes() -> None:
+    first, second, hidden = 4, 6, 10
+    expected = (
+        (3 * 5 * first + first) + (first * 5 * second + second) + (second * 20 * hidden + hidden) + 2 * hidden + 2
+    )
+
+    assert parameter_count(StressCNN(widths=(first, second, hidden))) == expected
+
+
 def test_parameters_are_contiguous_as_horovod_wants_them() -> None:
     assert all(parameter.is_contiguous() for parameter in StressCNN().parameters())
 
@@ -56,22 +101,3 @@ def test_the_hash_sees_one_bit() -> None:
         model.fc2.bias[1] = torch.nextafter(model.fc2.bias[1], torch.tensor(9.0))
 
     assert parameter_sha256(model) != before
-
-
-@pytest.mark.parametrize(("rule", "lr"), [("none", 1e-3), ("sqrt", 2e-3), ("linear", 4e-3)])
-def test_learning_rate_scaling(rule: str, lr: float) -> None:
-    assert scaled_lr(RunConfig(lr=1e-3, lr_scaling=rule), workers=4) == pytest.approx(lr)
-
-
-def test_schedules() -> None:
-    constant, cosine, step = (RunConfig(schedule=name) for name in ("constant", "cosine", "step"))
-
-    assert [lr_factor(constant, 5, p) for p in (0, 0.5, 1)] == [1, 1, 1]
-    assert [lr_factor(cosine, 5, p) for p in (0, 0.5, 1, 2)] == pytest.approx([1, 0.5, 0, 0])
-    assert [lr_factor(step, 5, p) for p in (0, 0.3, 1 / 3, 0.5, 0.7)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
-
-
-def test_warm_up_rises_to_one() -> None:
-    config = RunConfig(lr_warmup_steps=4)
-
-    assert [lr_factor(config, step, 0) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]

@@ -1,6 +1,8 @@
 """The trainer with one worker: what it learns, records, prints and refuses."""
 
+import csv
 import json
+import math
 import os
 import re
 import signal
@@ -136,6 +138,109 @@ def test_a_missing_data_set_is_generated_and_said(
     assert "generating" not in second
 
 
+def evaluations(directory: Path) -> list[dict[str, str]]:
+    with (directory / "epochs.csv").open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_evaluations_are_where_they_were_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """2000 curves in batches of 25 are 60 steps an epoch; the last step is evaluated whatever was asked for."""
+    for every, steps in ((0.5, [30, 60, 90, 120, 150]), (2.0, [120, 150]), (0.7, [42, 84, 126, 150])):
+        out = tmp_path / f"every-{every}"
+        train(capsys, *SMALL, "--steps", "145", "--evaluate-every", str(every), "--out", str(out))
+
+        assert [int(row["steps"]) for row in evaluations(out)] == steps
+        assert [float(row["epoch"]) for row in evaluations(out)] == pytest.approx([step / 60 for step in steps])
+
+
+def test_evaluating_more_often_does_not_change_what_is_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hashes = set()
+    for every in ("0.3", "1", "5"):
+        _, out, _ = train(
+            capsys, *SMALL, "--epochs", "2", "--evaluate-every", every, "--out", str(tmp_path / every), "--json"
+        )
+        hashes.add(json.loads(out)["parameter_sha256"])
+
+    assert len(hashes) == 1
+
+
+def test_it_stops_at_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = train(
+        capsys, *SMALL, "--epochs", "50", "--target-mse", "0.08", "--out", str(tmp_path / "reached"), "--json"
+    )
+    reached = json.loads(out)
+    _, out, _ = train(
+        capsys, *SMALL, "--epochs", "2", "--target-mse", "1e-9", "--out", str(tmp_path / "missed"), "--json"
+    )
+    missed = json.loads(out)
+
+    assert reached["target_reached"] is True and reached["test_mse"] <= 0.08 and reached["epochs"] < 50
+    before = evaluations(tmp_path / "reached")[:-1]
+    assert all(float(row["test_mse"]) > 0.08 for row in before), "not at the first evaluation that reached it"
+    assert missed["target_reached"] is False and missed["epochs"] == 2
+
+
+def test_the_floor_of_the_data_is_recorded(result: dict[str, Any]) -> None:
+    """The Cramer-Rao bound of these 500 test curves is near that of the generator, 7.29e-5."""
+    assert result["floor_mse"] == pytest.approx(7.29e-5, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--precision", "fp16"), "precision fp16 needs a GPU, this run computes on the CPU"),
+        (("--precision", "tf32"), "precision tf32 needs a GPU"),
+        (("--cuda-graphs",), "cuda_graphs needs a GPU"),
+        (("--pin-memory",), "pin_memory needs a GPU"),
+    ],
+)
+def test_an_option_that_cannot_work_here_says_so(
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = train(capsys, *SMALL, "--steps", "2", *options, "--out", str(tmp_path / "r"))
+
+    assert code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    "options", [("--input-scaling", "fixed"), ("--widths", "4-6-10"), ("--optimizer", "sgd"), ("--precision", "bf16")]
+)
+def test_options_of_the_model_and_the_step_train(
+    options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = train(
+        capsys, *SMALL, "--steps", "100", "--lr", "1e-3", *options, "--out", str(tmp_path / "r"), "--json"
+    )
+
+    assert code == 0
+    assert json.loads(out)["test_mse"] < 0.3
+    name, value = options[0][2:].replace("-", "_"), options[1]
+    assert records.read_run(tmp_path / "r").requested[name] == value
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler uses what torch deprecates
+def test_compiled_it_learns_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for name, options in (("plain", ()), ("compiled", ("--compile",))):
+        _, out, _ = train(capsys, *SMALL, "--steps", "20", *options, "--out", str(tmp_path / name), "--json")
+        found[name] = json.loads(out)
+
+    assert found["compiled"]["test_mse"] == pytest.approx(found["plain"]["test_mse"], rel=1e-3)
+    assert found["compiled"]["parameters"] == 153_441
+
+
+def test_the_first_step_is_warmed_up_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--dataset", "2000", "--batch", "25", "--warmup-steps", "0", "--lr", "1e-3", "--lr-warmup-steps", "4")
+    for steps, lr in ((1, 0.25e-3), (3, 0.75e-3), (6, 1e-3)):
+        train(capsys, *options, "--steps", str(steps), "--out", str(tmp_path / str(steps)))
+
+        assert float(evaluations(tmp_path / str(steps))[-1]["lr"]) == pytest.approx(lr)
+
+
 def test_a_budget_of_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = train(capsys, *SMALL, "--seconds", "0.5", "--out", str(tmp_path / "r"), "--json")
 
@@ -154,11 +259,14 @@ def test_yaml_first_then_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert record.requested["epochs"] is None, "a budget on the command line replaces the file's"
 
 
-def test_learning_rate_schedule_ends_at_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(capsys, *SMALL, "--steps", "20", "--schedule", "cosine", "--out", str(tmp_path / "r"))
-    last = (tmp_path / "r" / "epochs.csv").read_text().splitlines()[-1]
+def test_the_last_step_has_the_rate_before_the_end_of_the_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """25 steps, the last of which begins when 24/25 of the cosine are done."""
+    train(capsys, *SMALL, "--steps", "20", "--lr", "1e-3", "--schedule", "cosine", "--out", str(tmp_path / "r"))
 
-    assert float(last.split(",")[-1]) == pytest.approx(0, abs=1e-12)
+    expected = 1e-3 * 0.5 * (1 + math.cos(math.pi * 24 / 25))
+    assert float(evaluations(tmp_path / "r")[-1]["lr"]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

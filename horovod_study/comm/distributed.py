@@ -56,7 +56,8 @@ class DistributedBackend:
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         if self.reduction == "hooks":
-            return DistributedDataParallel(model, gradient_as_bucket_view=True), optimizer
+            # The network's buffers are constants: sending them with every step would be for nothing.
+            return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False), optimizer
         for parameter in model.parameters():
             dist.broadcast(parameter.data, src=0)
         if self.reduction == "flat":

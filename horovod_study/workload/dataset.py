@@ -4,7 +4,8 @@ A data set is a directory, moved into place whole:
 
     curves.npy      float32 (N, 3, 201): strain, stress in MPa, flag
     targets.npy     float32 (N, 2): G0 and a, normalised to 0..1 with the bounds in dataset.json
-    dataset.json    the side-car: specification, seed, sizes, bounds, SHA-256 of every block of rows
+    dataset.json    the side-car: kind, specification, size, bounds of the targets, statistical floor of the test
+                    curves, SHA-256 of every block of rows; the seed if generated, the provenance if imported
 
 Curve i belongs to the test set if i % 4 == 3, whatever the size of the data set, so that a small and a large data set
 never leak into each other. Letters: N curves, B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
@@ -18,7 +19,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +29,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_study.config import available_cores
 from horovod_study.errors import DataError
-from horovod_study.workload import material
+from horovod_study.workload import floor, material
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
 """Rows per hashed block, also the unit of work of the generating processes."""
+GENERATED, IMPORTED = "generated", "imported"
+IMPORTED_SPEC = "imported v1"
+_PIECE_ROWS = 256  # rows made, hashed and written at a time: they stay in the processor's cache
 _BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
+_BYTES_PER_PROCESS = 80_000_000  # an interpreter with numpy that makes or checks one piece at a time
 _LARGEST_SIZE = 10**9
+_LARGEST_SEED = 2**64 - 1
 
 Tell = Callable[[int, int], None]
 """Called with (curves done, curves in all) while a long operation goes on."""
@@ -64,9 +72,34 @@ class Dataset:
         """Number of test curves: those with i % 4 == 3."""
         return self.size // 4
 
+    @property
+    def kind(self) -> str:
+        """Return where the curves come from: "generated" or "imported"."""
+        return _kind(self.sidecar)
+
+    @property
+    def target_bounds(self) -> NDArray[np.float64]:
+        """Return the physical values of each target's 0 and 1, shape (P, 2): G0 in MPa, a."""
+        return np.array(self.sidecar.get("target_bounds", material.TARGET_BOUNDS), dtype=np.float64)
+
+    @property
+    def target_span(self) -> NDArray[np.float64]:
+        """Return physical units per unit of each normalised target, shape (P,): MPa for G0."""
+        low, high = self.target_bounds.T
+        return np.asarray(high - low)
+
+    @property
+    def floor(self) -> dict[str, Any] | None:
+        """Return the mean Cramer-Rao bound over the test curves (floor.summary), None if it is not known."""
+        found: dict[str, Any] | None = self.sidecar.get("floor")
+        return found
+
     def digest(self) -> str:
         """Return a short text that differs when the content differs."""
-        return hashlib.sha256(json.dumps(self.sidecar["sha256"], sort_keys=True).encode()).hexdigest()[:16]
+        content = self.sidecar["sha256"]
+        if self.kind == IMPORTED:  # there the same numbers can mean other targets
+            content = {**content, "target_bounds": self.sidecar["target_bounds"]}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def train_rows(k: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -118,7 +151,7 @@ def cache_directory() -> Path:
 
 def cached_path(size: int, seed: int, noise_max_mpa: float = material.NOISE_MAX_MPA) -> Path:
     """Return the place of a generated data set in the cache."""
-    return cache_directory() / f"{material.SPEC.replace(' ', '-')}-{size}-seed{seed}-noise{noise_max_mpa:g}"
+    return cache_directory() / f"{material.SPEC.replace(' ', '-')}-{size}-seed{seed}-noise{noise_max_mpa:.15g}"
 
 
 def parse_size(text: str) -> int | None:
@@ -146,36 +179,117 @@ def generate(
     `processes` of them fill disjoint blocks of rows of one file. Raises DataError if the directory exists, cannot be
     written, or the disk is too small.
     """
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise DataError(f"seed {seed}: must be from 0 to {_LARGEST_SEED}")
+    if not 0 <= noise_max_mpa < np.inf:
+        raise DataError(f"noise_max_mpa {noise_max_mpa}: must be 0 (clean curves) or greater, in MPa")
+    processes = min(processes, len(_blocks(size)))
+    _require_memory(processes)
+    with _made_whole(path, size) as making:
+        job = {"directory": str(making), "size": size, "seed": seed, "noise_max_mpa": noise_max_mpa}
+        made = _fill_in_processes(job, processes, tell) if processes > 1 else _fill_here(job, tell)
+        _write_sidecar(
+            making,
+            {
+                "kind": GENERATED,
+                "spec": material.SPEC,
+                "seed": seed,
+                "size": size,
+                "noise_max_mpa": noise_max_mpa,
+                "target_bounds": material.TARGET_BOUNDS.tolist(),
+                "floor": floor.summary(np.sum([block["floor"] for block in made], axis=0), size // 4),
+            },
+            [block["sha256"] for block in made],
+        )
+
+
+def write_imported(
+    path: Path,
+    curves: NDArray[np.float32] | Iterable[NDArray[np.float32]],
+    targets: NDArray[np.float32],
+    *,
+    size: int,
+    target_bounds: NDArray[np.float64],
+    provenance: dict[str, Any],
+    floor: dict[str, Any] | None = None,
+    tell: Tell | None = None,
+) -> None:
+    """Write somebody's own curves as the data set directory `path`, which appears complete or not at all.
+
+    `curves` is one array (N, 3, 201) or its blocks of rows in order, `targets` (N, 2) normalised with
+    `target_bounds` (2, 2), N = `size`. `provenance` (JSON values) says where they come from; `floor` is what
+    floor.summary returns if the noise is known or estimated. Raises DataError for rows that break the layout, naming
+    the first of them, and as `generate` does.
+    """
+    if size < 4:
+        raise DataError(
+            f"{path}: {size} curves: every fourth one is a test curve, so at least 4 are needed; import more specimens"
+        )
+    bounds = _valid_bounds(path, target_bounds)
+    if targets.shape != (size, material.TARGETS):
+        raise DataError(f"{path}: targets of shape {targets.shape} for {size} curves; expected ({size}, 2)")
+    blocks: Iterable[NDArray[np.float32]] = [curves] if isinstance(curves, np.ndarray) else curves
+    targets = np.ascontiguousarray(targets, dtype="<f4")
+    with _made_whole(path, size) as making:
+        hashes: list[dict[str, str]] = []
+        done = 0
+        with _Rows(making) as rows:
+            for piece in _pieces(blocks):
+                if piece.shape[1:] != (material.CHANNELS, material.POINTS):
+                    raise DataError(f"{path}: curves of shape {piece.shape}; expected (N, 3, 201)")
+                high = min(done + len(piece), size)
+                if done + len(piece) > size:
+                    raise DataError(f"{path}: more curves than the {size} announced; import again")
+                _check_rows(path, done, piece, targets[done:high], remedy="correct it and import again")
+                rows.add(piece, targets[done:high])
+                done = high
+                if done % BLOCK_ROWS == 0 or done == size:
+                    hashes.append(rows.end_block())
+                    if tell:
+                        tell(done, size)
+        if done != size:
+            raise DataError(f"{path}: {done} curves instead of the {size} announced; import again")
+        _write_sidecar(
+            making,
+            {
+                "kind": IMPORTED,
+                "spec": IMPORTED_SPEC,
+                "size": size,
+                "target_bounds": bounds,
+                "floor": floor,
+                "provenance": provenance,
+            },
+            hashes,
+        )
+
+
+def _pieces(blocks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """Cut blocks of rows of any length so that no piece crosses a multiple of BLOCK_ROWS."""
+    done = 0
+    for block in blocks:
+        low = 0
+        while low < len(block):
+            high = min(len(block), low + _PIECE_ROWS, low + BLOCK_ROWS - done % BLOCK_ROWS)
+            yield np.ascontiguousarray(block[low:high], dtype="<f4")
+            done += high - low
+            low = high
+
+
+@contextmanager
+def _made_whole(path: Path, size: int) -> Iterator[Path]:
+    """Give a folder with empty arrays beside `path`; move it to `path` if the block ends well, else remove it."""
     if path.exists():
         raise DataError(f"{path}: exists already; choose another --out, or remove it first")
-    needed = size * _BYTES_PER_CURVE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        if free < needed * 1.02:
-            raise DataError(
-                f"{path.parent}: {size:,} curves need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; "
-                "choose a smaller --size or another folder"
-            )
+        _require_disk(path.parent, size)
         making = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror or error}); choose another folder") from None
     try:
         making.chmod(0o755)
         _create_arrays(making, size)
-        job = {"directory": str(making), "size": size, "seed": seed, "noise_max_mpa": noise_max_mpa}
-        hashes = _fill_in_processes(job, processes, tell) if processes > 1 else _fill_here(job, tell)
-        sidecar = {
-            "spec": material.SPEC,
-            "seed": seed,
-            "size": size,
-            "noise_max_mpa": noise_max_mpa,
-            "bounds": {"g0_mpa": material.G0_MPA, "a": material.A},
-            "numpy": np.__version__,
-            "block_rows": BLOCK_ROWS,
-            "sha256": hashes,
-        }
-        (making / SIDECAR).write_text(json.dumps(sidecar, indent=1) + "\n", encoding="utf-8")
+        yield making
         for name in (CURVES, TARGETS, SIDECAR):
             _flush_to_disk(making / name)
         making.rename(path)
@@ -183,6 +297,91 @@ def generate(
         raise DataError(f"{path}: cannot be written ({error.strerror or error}); free space and try again") from None
     finally:
         shutil.rmtree(making, ignore_errors=True)
+
+
+def _write_sidecar(directory: Path, facts: dict[str, Any], hashes: list[dict[str, str]]) -> None:
+    document = {
+        **facts,
+        "numpy": np.__version__,
+        "block_rows": BLOCK_ROWS,
+        "sha256": {name: [block[name] for block in hashes] for name in (CURVES, TARGETS)},
+    }
+    (directory / SIDECAR).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------- room for it
+
+
+def page_cache_doubt(size: int) -> str | None:
+    """Return a warning if `size` curves do not fit the memory in which all workers of a node share them."""
+    needed, available = size * _BYTES_PER_CURVE, _available_memory()
+    if available is None or needed <= available:
+        return None
+    return (
+        f"{size:,} curves are {amount(needed)}, {amount(available)} of memory are free: workers on this machine will "
+        "read from disk again in every epoch; use a smaller size, or a machine with more memory"
+    )
+
+
+def _require_disk(folder: Path, size: int) -> None:
+    needed, free = int(size * _BYTES_PER_CURVE * 1.02), shutil.disk_usage(folder).free
+    if free < needed:
+        raise DataError(
+            f"{folder}: {size:,} curves need {amount(needed)} of disk, {amount(free)} are free; "
+            "choose a smaller size or a folder on another disk (--out, or HOROVOD_STUDY_DATA)"
+        )
+
+
+def _require_memory(processes: int) -> None:
+    needed, available = processes * _BYTES_PER_PROCESS, _available_memory()
+    if available is not None and available < needed:
+        raise DataError(
+            f"{processes} generating processes need {amount(needed)} of memory, {amount(available)} are free; "
+            "use fewer --processes, or end other programs"
+        )
+
+
+def amount(count: int) -> str:
+    """Return a number of bytes for people: '2.42 GB', '80.0 MB'."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def _available_memory() -> int | None:
+    """Return the bytes of memory this process may still fill, None if unknown.
+
+    The page cache counts as free. A batch system's limit on the job (its control group) counts as well as the machine.
+    """
+    try:
+        meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        found = [int(meminfo["MemAvailable"].split()[0]) * 1024]
+        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except (OSError, KeyError, ValueError):
+        return None
+    for _, controllers, group in groups:
+        if controllers == "":
+            root, limit, usage, cached = Path("/sys/fs/cgroup"), "memory.max", "memory.current", "file "
+        elif controllers == "memory":
+            root, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+            usage, cached = "memory.usage_in_bytes", "total_cache "
+        else:
+            continue
+        inner = root / group.strip("/")
+        for folder in (inner, *inner.parents):
+            try:
+                most = int((folder / limit).read_text())
+                used = int((folder / usage).read_text())
+                lines = (folder / "memory.stat").read_text().splitlines()
+            except (OSError, ValueError):  # no limit here: the file is missing or says "max"
+                continue
+            reclaimable = next((int(line.split()[1]) for line in lines if line.startswith(cached)), 0)
+            found.append(max(0, most - used + reclaimable))
+    return min(found)
+
+
+# ----------------------------------------------------------------------------------------------------- the cache
 
 
 def ensure(dataset: str, *, seed: int, processes: int = 1, tell: Tell | None = None) -> Path:
@@ -199,10 +398,10 @@ def ensure(dataset: str, *, seed: int, processes: int = 1, tell: Tell | None = N
     return path
 
 
-def path_of(dataset: str, *, seed: int) -> Path:
+def path_of(dataset: str, *, seed: int, noise_max_mpa: float = material.NOISE_MAX_MPA) -> Path:
     """Return the path of a data set named by path or size, whether it is there or not."""
     size = parse_size(dataset)
-    return Path(dataset) if size is None else cached_path(size, seed)
+    return Path(dataset) if size is None else cached_path(size, seed, noise_max_mpa)
 
 
 def is_cached(dataset: str, *, seed: int) -> bool:
@@ -222,6 +421,9 @@ def _lock(path: Path) -> Iterator[None]:
     with stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
+
+
+# ------------------------------------------------------------------------------------------------------- filling
 
 
 def _create_arrays(directory: Path, size: int) -> None:
@@ -244,17 +446,71 @@ def _blocks(size: int) -> list[tuple[int, int]]:
     return [(low, min(low + BLOCK_ROWS, size)) for low in range(0, size, BLOCK_ROWS)]
 
 
-def _fill_block(job: dict[str, Any], low: int, high: int) -> dict[str, str]:
-    """Generate the rows low..high-1 into the files of a job; return the SHA-256 of each file's rows."""
-    curves, targets = material.generate(job["seed"], low, high, noise_max_mpa=job["noise_max_mpa"])
-    hashes = {}
-    for name, rows in ((CURVES, curves), (TARGETS, targets)):
-        # Plain writes instead of stores through a map: a full disk is an error here, not a bus error.
-        with open(Path(job["directory"]) / name, "r+b") as stream:
-            stream.seek(_header_bytes(stream) + low * rows[0].nbytes)
-            stream.write(rows.data)
-        hashes[name] = hashlib.sha256(rows.data).hexdigest()
-    return hashes
+class _Rows:
+    """Writes rows into the two files of a data set, one piece after the other, and hashes them block by block.
+
+    Plain writes instead of stores through a map: a full disk is an error here, not a bus error.
+    """
+
+    def __init__(self, directory: Path, first: int = 0) -> None:
+        self._streams = {name: open(directory / name, "r+b", buffering=0) for name in (CURVES, TARGETS)}
+        for name, values in ((CURVES, material.CHANNELS * material.POINTS), (TARGETS, material.TARGETS)):
+            stream = self._streams[name]
+            stream.seek(_header_bytes(stream) + 4 * values * first)
+        self._hashes = self._fresh()
+
+    def __enter__(self) -> "_Rows":
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        for stream in self._streams.values():
+            stream.close()
+
+    def add(self, curves: NDArray[np.float32], targets: NDArray[np.float32]) -> None:
+        """Append rows, contiguous arrays (N, 3, 201) and (N, 2)."""
+        for name, rows in ((CURVES, curves), (TARGETS, targets)):
+            self._hashes[name].update(rows.data)
+            rest = rows.data.cast("B")
+            while rest:  # an unbuffered write may take a part only
+                rest = rest[self._streams[name].write(rest) :]
+
+    def end_block(self) -> dict[str, str]:
+        """Return the SHA-256 of each file's rows since the block began, and begin the next one."""
+        digests = {name: each.hexdigest() for name, each in self._hashes.items()}
+        self._hashes = self._fresh()
+        return digests
+
+    @staticmethod
+    def _fresh() -> dict[str, Any]:
+        return {name: hashlib.sha256() for name in (CURVES, TARGETS)}
+
+
+def _fill_block(job: dict[str, Any], low: int, high: int) -> dict[str, Any]:
+    """Generate the rows low..high-1 into the files of a job.
+
+    Return the SHA-256 of each file's rows and the test curves' sum of Cramer-Rao bounds, one per target.
+    """
+    curves = np.empty((_PIECE_ROWS, material.CHANNELS, material.POINTS), np.float32)
+    targets = np.empty((_PIECE_ROWS, material.TARGETS), np.float32)
+    sums = np.zeros(material.TARGETS)
+    with _Rows(Path(job["directory"]), low) as rows:
+        for first in range(low, high, _PIECE_ROWS):
+            count = min(_PIECE_ROWS, high - first)
+            levels_mpa = material.fill(
+                job["seed"], first, curves[:count], targets[:count], noise_max_mpa=job["noise_max_mpa"]
+            )
+            rows.add(curves[:count], targets[:count])
+            sums += _floor_sums(first, curves[:count], targets[:count], levels_mpa)
+        return {"sha256": rows.end_block(), "floor": sums.tolist()}
+
+
+def _floor_sums(
+    first: int, curves: NDArray[np.float32], targets: NDArray[np.float32], levels_mpa: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the sum of the Cramer-Rao bounds (P,) of the test curves among the curves from number `first` on."""
+    test = slice((3 - first) % 4, None, 4)
+    found: NDArray[np.float64] = floor.bounds(curves[test, 0], targets[test], levels_mpa[test]).sum(axis=0)
+    return found
 
 
 def _header_bytes(stream: Any) -> int:
@@ -264,24 +520,22 @@ def _header_bytes(stream: Any) -> int:
     return int(stream.tell())
 
 
-def _fill_here(job: dict[str, Any], tell: Tell | None) -> dict[str, list[str]]:
-    hashes: dict[str, list[str]] = {CURVES: [], TARGETS: []}
+def _fill_here(job: dict[str, Any], tell: Tell | None) -> list[dict[str, Any]]:
+    made = []
     for low, high in _blocks(job["size"]):
-        for name, digest in _fill_block(job, low, high).items():
-            hashes[name].append(digest)
+        made.append(_fill_block(job, low, high))
         if tell:
             tell(high, job["size"])
-    return hashes
+    return made
 
 
-def _fill_in_processes(job: dict[str, Any], processes: int, tell: Tell | None) -> dict[str, list[str]]:
+def _fill_in_processes(job: dict[str, Any], processes: int, tell: Tell | None) -> list[dict[str, Any]]:
     """Share the blocks among fresh interpreters that import numpy only.
 
     Not multiprocessing: forking a process that has started MPI or CUDA is not safe, and spawning would import the
     caller's main module, PyTorch included, once more in every process.
     """
     blocks = _blocks(job["size"])
-    processes = min(processes, len(blocks))
     command = [sys.executable, "-m", "horovod_study.workload.dataset"]
     workers = [
         subprocess.Popen(
@@ -289,13 +543,13 @@ def _fill_in_processes(job: dict[str, Any], processes: int, tell: Tell | None) -
         )
         for k in range(processes)
     ]
-    found: dict[int, dict[str, str]] = {}
+    made: dict[int, dict[str, Any]] = {}
     try:
         for line in _lines_of(workers):
             message = json.loads(line)
-            found[message["block"]] = message["sha256"]
+            made[message.pop("block")] = message
             if tell:
-                tell(sum(blocks[k][1] - blocks[k][0] for k in found), job["size"])
+                tell(sum(blocks[k][1] - blocks[k][0] for k in made), job["size"])
         codes = [worker.wait() for worker in workers]
     finally:
         for worker in workers:
@@ -303,12 +557,12 @@ def _fill_in_processes(job: dict[str, Any], processes: int, tell: Tell | None) -
             worker.wait()
             if worker.stdout:
                 worker.stdout.close()
-    if any(codes) or len(found) != len(blocks):
+    if any(codes) or len(made) != len(blocks):
         raise DataError(
             f"{job['directory']}: a generating process ended early (exit codes {codes}); "
             "see its message above, then try again"
         )
-    return {name: [found[k][name] for k in range(len(blocks))] for name in (CURVES, TARGETS)}
+    return [made[k] for k in range(len(blocks))]
 
 
 def _lines_of(workers: list[subprocess.Popen[str]]) -> Iterator[str]:
@@ -332,7 +586,7 @@ def _worker(argument: str) -> None:
     job = json.loads(argument)
     blocks = _blocks(job["size"])
     for block in range(job["first"], len(blocks), job["stride"]):
-        print(json.dumps({"block": block, "sha256": _fill_block(job, *blocks[block])}), flush=True)
+        print(json.dumps({"block": block, **_fill_block(job, *blocks[block])}), flush=True)
 
 
 # ------------------------------------------------------------------------------------------------ opening, checking
@@ -354,11 +608,18 @@ def open_dataset(path: Path) -> Dataset:
         raise DataError(f"{path}: is a file; name the directory that horovod-study data generate made") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path / SIDECAR}: cannot be read ({error}); generate the data set again") from None
-    if sidecar.get("spec") != material.SPEC:
+    if not isinstance(sidecar, dict):
+        raise DataError(f"{path / SIDECAR}: holds no JSON object; generate the data set again")
+    known = {GENERATED: material.SPEC, IMPORTED: IMPORTED_SPEC}.get(_kind(sidecar))
+    if sidecar.get("spec") != known:
         raise DataError(
-            f"{path}: data set of version {sidecar.get('spec')!r}, this program reads {material.SPEC!r}; "
-            "generate it again into another folder"
+            f"{path}: data set of version {sidecar.get('spec')!r}, this program reads {material.SPEC!r} and "
+            f"{IMPORTED_SPEC!r}; generate or import it again into another folder"
         )
+    missing = [key for key in ("size", "block_rows", "sha256") if key not in sidecar]
+    if missing:
+        raise DataError(f"{path / SIDECAR}: has no {', '.join(missing)}; {_again(sidecar)}")
+    _valid_bounds(path / SIDECAR, sidecar.get("target_bounds", material.TARGET_BOUNDS))
     size = sidecar["size"]
     curves = _open_array(path / CURVES, (size, material.CHANNELS, material.POINTS))
     targets = _open_array(path / TARGETS, (size, material.TARGETS))
@@ -389,40 +650,127 @@ def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
     return array
 
 
-def check(path: Path, *, tell: Tell | None = None) -> dict[str, Any]:
+def _kind(sidecar: dict[str, Any]) -> str:
+    return str(sidecar.get("kind", GENERATED))  # the first side-cars had no such key
+
+
+def _again(sidecar: dict[str, Any]) -> str:
+    return "import it again" if _kind(sidecar) == IMPORTED else "generate it again"
+
+
+def _valid_bounds(path: Path, bounds: Any) -> list[list[float]]:
+    """Return bounds of targets as numbers, or complain."""
+    try:
+        found = np.array(bounds, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.empty(0)
+    if found.shape != (material.TARGETS, 2) or not np.isfinite(found).all() or not (found[:, 0] < found[:, 1]).all():
+        raise DataError(
+            f"{path}: target_bounds {bounds!r}: must be [[low, high] of G0 in MPa, [low, high] of a] with low < high"
+        )
+    return [[float(low), float(high)] for low, high in found]
+
+
+def check(path: Path, *, threads: int | None = None, tell: Tell | None = None) -> dict[str, Any]:
     """Read the whole data set and return what was verified; raise DataError at the first thing that is wrong.
 
     Checked: sizes against headers, every block's SHA-256, targets inside 0..1, flags and padding, strictly
-    increasing strain. The result holds size, split, and the largest deviation of the targets' mean from 1/2.
+    increasing strain, bounds of the targets. The Cramer-Rao floor of a generated set is computed anew, from the
+    strain and the targets on disk and the noise levels of the seed, and compared with the side-car's; an imported
+    set's noise is not known, so that its floor can only be repeated. `threads` (default: the cores) check blocks at
+    once.
     """
     dataset = open_dataset(path)
-    rows = dataset.sidecar["block_rows"]
-    for block, low in enumerate(range(0, dataset.size, rows)):
-        high = min(low + rows, dataset.size)
-        for name, array in ((CURVES, dataset.curves), (TARGETS, dataset.targets)):
-            digest = hashlib.sha256(np.ascontiguousarray(array[low:high]).data).hexdigest()
-            if digest != dataset.sidecar["sha256"][name][block]:
-                raise DataError(
-                    f"{path / name}: curves {low}..{high - 1} are not what was generated (SHA-256 differs); "
-                    "the file was changed or damaged, generate it again"
-                )
-        _check_rows(path, low, dataset.curves[low:high], dataset.targets[low:high])
-        if tell:
-            tell(high, dataset.size)
+    sidecar, again = dataset.sidecar, _again(dataset.sidecar)
+    generated = dataset.kind == GENERATED
+    if generated and not np.array_equal(dataset.target_bounds, material.TARGET_BOUNDS):
+        raise DataError(
+            f"{path / SIDECAR}: target_bounds {dataset.target_bounds.tolist()} are not those of {material.SPEC}, "
+            f"{material.TARGET_BOUNDS.tolist()}; {again}"
+        )
+    rows = sidecar["block_rows"]
+    blocks = [(low, min(low + rows, dataset.size)) for low in range(0, dataset.size, rows)]
+    for name in (CURVES, TARGETS):
+        if len(sidecar["sha256"].get(name, ())) != len(blocks):
+            raise DataError(f"{path / SIDECAR}: does not hold {len(blocks)} hashes of {name}; {again}")
+    sums = np.zeros(material.TARGETS)
+    with ThreadPoolExecutor(threads or available_cores()) as pool:  # hashing and numpy let go of the interpreter
+        for block, found in enumerate(
+            pool.map(lambda k: _check_block(dataset, k, *blocks[k], again), range(len(blocks)))
+        ):
+            sums += found
+            if tell:
+                tell(blocks[block][1], dataset.size)
+    computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
+    if generated and dataset.floor and computed:
+        _compare_floors(path, dataset.floor, computed)
     return {
         "path": str(path),
-        "spec": dataset.sidecar["spec"],
-        "seed": dataset.sidecar["seed"],
-        "noise_max_mpa": dataset.sidecar["noise_max_mpa"],
+        "kind": dataset.kind,
+        "spec": sidecar["spec"],
+        "seed": sidecar.get("seed"),
+        "noise_max_mpa": sidecar.get("noise_max_mpa"),
+        "provenance": sidecar.get("provenance"),
         "size": dataset.size,
         "train": dataset.train_size,
         "test": dataset.test_size,
         "bytes": dataset.size * _BYTES_PER_CURVE,
+        "blocks": len(blocks),
+        "target_bounds": dataset.target_bounds.tolist(),
+        "floor": computed,
+        "floor_recomputed": generated,
+        "floor_in_sidecar": dataset.floor is not None,
         "digest": dataset.digest(),
     }
 
 
-def _check_rows(path: Path, first: int, curves: NDArray[np.float32], targets: NDArray[np.float32]) -> None:
+def _check_block(dataset: Dataset, block: int, low: int, high: int, again: str) -> NDArray[np.float64]:
+    """Check the rows low..high-1 piece by piece; return the sum of their test curves' Cramer-Rao bounds, (P,)."""
+    hashes = {name: hashlib.sha256() for name in (CURVES, TARGETS)}
+    sums = np.zeros(material.TARGETS)
+    bad: DataError | None = None
+    for first in range(low, high, _PIECE_ROWS):
+        last = min(first + _PIECE_ROWS, high)
+        # Copies: plain memory is faster to go over several times than a map.
+        curves, targets = np.array(dataset.curves[first:last]), np.array(dataset.targets[first:last])
+        hashes[CURVES].update(curves.data)
+        hashes[TARGETS].update(targets.data)
+        if bad is None:
+            try:
+                _check_rows(dataset.path, first, curves, targets, remedy=again)
+            except DataError as error:
+                bad = error  # a damaged block is the better explanation, if it is one
+                continue
+            if dataset.kind == GENERATED:
+                sidecar = dataset.sidecar
+                levels_mpa = material.noise_levels_mpa(
+                    sidecar["seed"], first, last, noise_max_mpa=sidecar["noise_max_mpa"]
+                )
+                sums += _floor_sums(first, curves, targets, levels_mpa)
+    for name, digest in hashes.items():
+        if digest.hexdigest() != dataset.sidecar["sha256"][name][block]:
+            raise DataError(
+                f"{dataset.path / name}: curves {low}..{high - 1} are not what was {dataset.kind} (SHA-256 differs); "
+                f"the file was changed or damaged, {again}"
+            )
+    if bad is not None:
+        raise bad
+    return sums
+
+
+def _compare_floors(path: Path, stored: dict[str, Any], computed: dict[str, Any]) -> None:
+    """Raise DataError if the side-car's floor is not that of the data; 1e-6 allows for another machine's exp."""
+    for name, value in computed.items():
+        if not np.isclose(stored.get(name, np.nan), value, rtol=1e-6, atol=0):
+            raise DataError(
+                f"{path / SIDECAR}: floor {name} is {stored.get(name)}, the test curves on disk have {value:.6g}; "
+                "the side-car was changed, generate it again"
+            )
+
+
+def _check_rows(
+    path: Path, first: int, curves: NDArray[np.float32], targets: NDArray[np.float32], *, remedy: str
+) -> None:
     strain, stress, flag = curves[:, 0], curves[:, 1], curves[:, 2]
     data = flag == 1
     complaints = {
@@ -435,7 +783,7 @@ def _check_rows(path: Path, first: int, curves: NDArray[np.float32], targets: ND
     }
     for what, wrong in complaints.items():
         if wrong.any():
-            raise DataError(f"{path / CURVES}: curve {first + int(wrong.argmax())} has {what}; generate it again")
+            raise DataError(f"{path / CURVES}: curve {first + int(wrong.argmax())} has {what}; {remedy}")
 
 
 if __name__ == "__main__":

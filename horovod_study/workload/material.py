@@ -30,7 +30,9 @@ A = (25.0, 45.0)
 LAST_STRAIN = (0.10, 0.25)
 NOISE_MAX_MPA = 1.0
 MOST_MISSING = 40
-TARGET_SPAN = np.array([G0_MPA[1] - G0_MPA[0], A[1] - A[0]])
+TARGET_BOUNDS = np.array([G0_MPA, A])
+"""Physical values of each target's 0 and 1, shape (P, 2): MPa for G0."""
+TARGET_SPAN = TARGET_BOUNDS[:, 1] - TARGET_BOUNDS[:, 0]
 """Physical units per unit of each normalised target: 2000 MPa and 20."""
 
 _BLOCKS = 28  # Philox blocks of four words each
@@ -38,7 +40,7 @@ _WORDS = 4 * _BLOCKS
 _INCREMENTS = slice(8, 59)
 _NOISE = slice(59, 110)
 _LEAST_INCREMENT = 4096  # keeps the strain strictly increasing
-_CHUNK = 128  # curves at a time: the intermediate arrays stay in the processor's cache
+_CHUNK = 64  # curves at a time: intermediate arrays stay in the processor's cache and below malloc's mmap threshold
 _EXP_TERMS = (-1.0 / 5040, 1.0 / 720, -1.0 / 120, 1.0 / 24, -1.0 / 6, 0.5, -1.0, 1.0)
 
 
@@ -68,11 +70,18 @@ def fill(
     targets: NDArray[np.float32],
     *,
     noise_max_mpa: float = NOISE_MAX_MPA,
-) -> None:
-    """Write the curves from number `first` on into `curves` (N, 3, 201) and `targets` (N, 2)."""
+) -> NDArray[np.float64]:
+    """Write the curves from number `first` on into `curves` (N, 3, 201) and `targets` (N, 2).
+
+    Return the noise standard deviation of each curve in MPa, shape (N,).
+    """
+    levels_mpa = np.empty(len(curves))
     for low in range(0, len(curves), _CHUNK):
         high = min(low + _CHUNK, len(curves))
-        _fill_chunk(_words(seed, first + low, high - low), curves[low:high], targets[low:high], noise_max_mpa)
+        words = _words(seed, first + low, high - low)
+        levels_mpa[low:high] = noise_max_mpa * _uniform(words[:, 3])
+        _fill_chunk(words, curves[low:high], targets[low:high], levels_mpa[low:high])
+    return levels_mpa
 
 
 def noise_levels_mpa(seed: int, first: int, last: int, *, noise_max_mpa: float = NOISE_MAX_MPA) -> NDArray[np.float64]:
@@ -96,13 +105,15 @@ def _sixteen_bits(words: NDArray[np.uint64]) -> NDArray[np.uint16]:
 
 
 def _fill_chunk(
-    words: NDArray[np.uint64], curves: NDArray[np.float32], targets: NDArray[np.float32], noise_max_mpa: float
+    words: NDArray[np.uint64],
+    curves: NDArray[np.float32],
+    targets: NDArray[np.float32],
+    levels_mpa: NDArray[np.float64],
 ) -> None:
-    uniform_g0, uniform_a, uniform_end, uniform_noise, uniform_missing = (_uniform(words[:, k]) for k in range(5))
+    uniform_g0, uniform_a, uniform_end, uniform_missing = (_uniform(words[:, k]) for k in (0, 1, 2, 4))
     g0_mpa = G0_MPA[0] + (G0_MPA[1] - G0_MPA[0]) * uniform_g0
     a = A[0] + (A[1] - A[0]) * uniform_a
     end = LAST_STRAIN[0] + (LAST_STRAIN[1] - LAST_STRAIN[0]) * uniform_end
-    level_mpa = noise_max_mpa * uniform_noise
     # Half of the curves are complete, the others miss 0..40 points at the left.
     missing = np.where(uniform_missing < 0.5, 0, ((uniform_missing - 0.5) / 0.5 * (MOST_MISSING + 1)).astype(np.int64))
     position = np.arange(POINTS)
@@ -116,7 +127,7 @@ def _fill_chunk(
     stress = _one_minus_exp_of_minus(strain * a[:, None])
     stress *= (g0_mpa / a)[:, None]
     noise = normal_quantiles()[_sixteen_bits(words[:, _NOISE])].astype(np.float64)
-    noise *= level_mpa[:, None]
+    noise *= levels_mpa[:, None]
     noise[up_to_origin] = 0.0  # the machine is tared: the origin is exact
     stress += noise
 

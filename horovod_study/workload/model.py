@@ -11,17 +11,35 @@ from torch import nn
 
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 
+WIDTHS = (15, 38, 197)
+CHANNEL_MEANS = (0.0833, 45.6, 0.950)
+CHANNEL_SPREADS = (0.0585, 23.6, 1.0)
+"""Mean and standard deviation of strain and stress (MPa) over the generator's curves, padding included, and the mean
+of the flag: constants, never taken from the data at hand, so that a network means the same on every data set."""
+
 
 class StressCNN(nn.Module):
     """Conv 3-15 (5), pool 3, Conv 15-38 (5), pool 3, FC 760-197, FC 197-2; (B, 3, 201) -> (B, 2).
 
     The one-dimensional convolutions are done as two-dimensional ones of height 1 on channels-last input, which is the
-    same arithmetic and faster on a CPU (docs/performance.md). The parameters stay contiguous: Horovod accepts no other
-    layout, and it costs nothing. ReLU comes after the pooling: max pooling and ReLU commute, and there is a third as
-    much to do.
+    same arithmetic and faster on a CPU (docs/performance.md); `memory_format="contiguous"` does them as they are
+    written in the textbook. The parameters stay contiguous: Horovod accepts no other layout, and it costs nothing.
+    ReLU comes after the pooling: max pooling and ReLU commute, and there is a third as much to do.
+
+    `input_scaling="fixed"` subtracts CHANNEL_MEANS and divides by CHANNEL_SPREADS before the first layer; "none" takes
+    strain as a ratio and stress in MPa, as the original did.
     """
 
-    def __init__(self, *, widths: tuple[int, int, int] = (15, 38, 197)) -> None:
+    _factor: torch.Tensor
+    _shift: torch.Tensor
+
+    def __init__(
+        self,
+        *,
+        widths: tuple[int, int, int] = WIDTHS,
+        input_scaling: str = "none",
+        memory_format: str = "channels-last",
+    ) -> None:
         super().__init__()
         first, second, hidden = widths
         pooled = (((POINTS - 4) // 3) - 4) // 3  # two valid convolutions of 5 points, each followed by pooling by 3
@@ -29,12 +47,24 @@ class StressCNN(nn.Module):
         self.conv2 = nn.Conv2d(first, second, (1, 5))
         self.fc1 = nn.Linear(second * pooled, hidden)
         self.fc2 = nn.Linear(hidden, TARGETS)
+        self._scaled = input_scaling == "fixed"
+        self._channels_last = memory_format == "channels-last"
+        factor = 1 / torch.tensor(CHANNEL_SPREADS)
+        # Not part of the state: constants that follow from `input_scaling`.
+        self.register_buffer("_factor", factor[:, None], persistent=False)
+        self.register_buffer("_shift", (-torch.tensor(CHANNEL_MEANS) * factor)[:, None], persistent=False)
 
     def forward(self, curves: torch.Tensor) -> torch.Tensor:
         """Return normalised targets (B, P) for curves (B, C, L)."""
-        x = curves[:, :, None, :].contiguous(memory_format=torch.channels_last)
-        x = F.relu(F.max_pool2d(self.conv1(x), (1, 3)))
-        x = F.relu(F.max_pool2d(self.conv2(x), (1, 3)))
+        if self._scaled:
+            curves = torch.addcmul(self._shift, curves, self._factor)
+        if self._channels_last:
+            x = curves[:, :, None, :].contiguous(memory_format=torch.channels_last)
+            x = F.relu(F.max_pool2d(self.conv1(x), (1, 3)))
+            x = F.relu(F.max_pool2d(self.conv2(x), (1, 3)))
+        else:
+            x = F.relu(F.max_pool1d(F.conv1d(curves, self.conv1.weight[:, :, 0], self.conv1.bias), 3))
+            x = F.relu(F.max_pool1d(F.conv1d(x, self.conv2.weight[:, :, 0], self.conv2.bias), 3))
         x = F.relu(self.fc1(x.flatten(1)))
         return self.fc2(x)  # type: ignore[no-any-return]
 

@@ -1,0 +1,74 @@
+"""What one rank records of its steps: laps and losses, read from the clock and the device in bulk."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod_study.measure.clock import LapClock, now
+from horovod_study.records import StepWriter
+
+
+class Recorder:
+    """Keeps losses and laps of this rank until they are written, and the timed steps' laps until the summary."""
+
+    def __init__(self, writer: StepWriter, batch: int, warmup_steps: int, sync_visible: bool) -> None:
+        self._writer, self._batch, self._warmup_steps, self._sync_visible = writer, batch, warmup_steps, sync_visible
+        self._pending: list[tuple[int, int, torch.Tensor]] = []
+        self._timed: list[dict[str, np.ndarray]] = []
+        self._loss_sum, self._loss_count, self._loss_epoch = 0.0, 0, -1
+        self.recent_step_s = math.nan
+        self.drained = now()
+
+    def __len__(self) -> int:
+        """Return the number of steps that are not written yet."""
+        return len(self._pending)
+
+    def add(self, step: int, epoch: int, loss: torch.Tensor) -> None:
+        """Keep the loss of one step, shape (), without reading it: that would wait for the device."""
+        self._pending.append((step, epoch, loss))
+
+    def drain(self, clock: LapClock) -> None:
+        """Read the laps of the pending steps and append them to the file."""
+        columns = clock.drain()
+        self.drained = now()
+        if not self._pending:
+            return
+        hidden: dict[str, None] = {}
+        if not self._sync_visible:
+            # The call was empty and says nothing about the wait; its nanoseconds belong to the residual.
+            columns["residual_s"] = columns["residual_s"] + columns.pop("sync_s")
+            hidden = {"sync_s": None}
+        steps = np.array([step for step, _, _ in self._pending])
+        epochs = np.array([epoch for _, epoch, _ in self._pending])
+        losses = torch.stack([loss for _, _, loss in self._pending]).float().cpu().numpy()
+        samples = np.full(len(steps), self._batch)
+        self._writer.append({"step": steps, "epoch": epochs, **columns, **hidden, "samples": samples, "loss": losses})
+        self._pending = []
+        if epochs[-1] != self._loss_epoch:
+            self._loss_sum, self._loss_count, self._loss_epoch = 0.0, 0, int(epochs[-1])
+        self._loss_sum += float(losses.sum(dtype=np.float64))
+        self._loss_count += len(losses)
+        self.recent_step_s = float(np.median(columns["step_s"]))
+        timed = steps >= self._warmup_steps
+        if timed.any():
+            self._timed.append({name: lap[timed] for name, lap in columns.items()})
+
+    def epoch_loss(self) -> float:
+        """Return the mean training loss of this rank over the steps of the current epoch."""
+        return self._loss_sum / self._loss_count
+
+    def samples_per_s(self, workers: int) -> float:
+        """Return the recent speed of all workers, as seen from this rank; NaN before the first reading."""
+        return self._batch * workers / self.recent_step_s
+
+    def summary(self) -> dict[str, Any]:
+        """Return means and medians of each lap over the timed steps of this rank; None where sync is not visible."""
+        joined = {name: np.concatenate([part[name] for part in self._timed]) for name in self._timed[0]}
+        hidden = {} if self._sync_visible else {"sync_s": None}
+        return {
+            "mean": {**{name: float(lap.mean()) for name, lap in joined.items()}, **hidden},
+            "median": {**{name: float(np.median(lap)) for name, lap in joined.items()}, **hidden},
+            "step_s_p90": float(np.quantile(joined["step_s"], 0.9)),
+        }
