@@ -42,25 +42,55 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=30, width=110)
 
 
+GROUPS = {
+    "data": (
+        *("dataset", "data_seed", "input_scaling"),
+        *("loader", "loader_processes", "pin_memory", "persistent_processes"),
+    ),
+    "how long": (
+        *("epochs", "seconds", "steps", "target_mse", "warmup_steps", "evaluate_every"),
+        *("checkpoint_every", "checkpoint_at_end"),
+    ),
+    "what is learned, and how": (
+        *("batch", "widths", "optimizer", "weight_decay"),
+        *("lr", "lr_scaling", "lr_warmup_steps", "schedule", "lr_end", "seed"),
+    ),
+    "workers": ("backend", "transport", "reduction", "horovod_defaults", "start_timeout_s"),
+    "computing": (
+        *("device", "threads", "precision", "memory_format"),
+        *("fused_optimizer", "compile", "cuda_graphs"),
+    ),
+    "naming": ("study", "partition", "repeat"),
+}
+"""The fields of RunConfig under the headings of `--help`."""
+
+
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Declare one option per field of RunConfig."""
-    for name, each in RUN_FIELDS.items():
-        kind, default = each.metadata["kind"], each.default
-        text = each.metadata["help"] + ("" if default in (None, False) else f" (default {default})")
-        flag = "--" + name.replace("_", "-")
-        if kind is bool:
-            parser.add_argument(
-                flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-            )
-            continue
-        # Values are checked by RunConfig, which says what is allowed in one voice for options and YAML alike.
-        metavar = "|".join(each.metadata["choices"]) if each.metadata["choices"] else _metavar(name, kind)
-        parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar=metavar, help=text.replace("%", "%%"))
+    """Declare one option per field of RunConfig, under the headings of GROUPS."""
+    for heading, names in GROUPS.items():
+        group = parser.add_argument_group(heading)
+        for name in names:
+            _add_option(group, name)
+
+
+def _add_option(group: Any, name: str) -> None:
+    each = RUN_FIELDS[name]
+    kind, default = each.metadata["kind"], each.default
+    shown = "on" if default is True else default
+    text = each.metadata["help"] + ("" if shown is None or shown is False else f" (default {shown})")
+    flag = "--" + name.replace("_", "-")
+    if kind is bool:
+        group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        return
+    # Values are checked by RunConfig, which says what is allowed in one voice for options and YAML alike.
+    metavar = "|".join(each.metadata["choices"]) if each.metadata["choices"] else _metavar(name, kind)
+    group.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar=metavar, help=text.replace("%", "%%"))
 
 
 def _metavar(name: str, kind: type) -> str:
-    if name == "dataset":
-        return "PATH|SIZE"
+    special = {"dataset": "PATH|SIZE", "widths": "C-C-H"}
+    if name in special:
+        return special[name]
     return {int: "N", float: "X", str: "NAME"}[kind]
 
 

@@ -36,7 +36,7 @@ from horovod_study.options import Parser, add_run_options, run_values
 from horovod_study.progress import Progress, say
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
-from horovod_study.workload.evaluation import evaluate
+from horovod_study.workload.evaluation import compared_to_floor, evaluate
 from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import StressCNN, parameter_count, parameter_sha256
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
@@ -220,6 +220,7 @@ def _run(
         },
         **{name: result[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "steps")},
         "floor_mse": record.effective["floor_mse"],
+        "floor_text": compared_to_floor(result["test_mse"], record.effective["floor_mse"], dataset.test_size),
         **{name: result[name] for name in ("target_reached", "train_s", "wall_s")},
         **{name: result[name] for name in ("window_s", "rss_mb_max", "pss_mb_max", "parameter_sha256")},
     }
@@ -533,6 +534,7 @@ def summary(result: dict[str, Any]) -> str:
             "",
             f"  test MSE {result['test_mse']:.3e} after {result['epochs']:.3g} epochs"
             f"   (error of G0 {result['g0_rmse_mpa']:.1f} MPa, of a {result['a_rmse']:.2f}, root mean square)",
+            *([f"  {result['floor_text']}"] if result["floor_text"] else []),
             f"  {result['samples_per_s']:,.0f} samples/s with {result['workers']} worker{'s' * (result['workers'] > 1)}"
             f"   step {result['step_ms_median']:.2f} ms (median), {result['step_ms_p90']:.2f} ms (p90)"
             f"   {result['steps']:,} steps in {result['window_s']:.1f} s",

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from horovod_study.cli import main
+from horovod_study.config import RUN_FIELDS
+from horovod_study.options import GROUPS
 
 VERBS = ("data", "train", "run", "status", "analyze", "report", "fit", "predict")
 POINTS = "workers,samples_per_s\n1,100\n2,190\n4,370\n8,730\n"
@@ -165,3 +167,9 @@ sys.exit(main(["fit", "-"]))
         "needs pandas, which is not installed; run `make setup`, or pip install 'horovod_study[analysis]'"
         in done.stderr
     )
+
+
+def test_every_option_of_a_run_stands_under_one_heading() -> None:
+    listed = [name for names in GROUPS.values() for name in names]
+
+    assert sorted(listed) == sorted(RUN_FIELDS)

@@ -8,6 +8,9 @@ from horovod_study.workload.dataset import Dataset, test_rows
 from horovod_study.workload.model import StressCNN
 
 BATCH = 2048
+BELOW_FLOOR = 0.9
+"""The posterior mean, the best that any network can do on this data, has 0.93 of the Cramer-Rao bound (the known range
+of the targets helps a little). Less than this share of the bound is not skill but an error somewhere."""
 
 
 def evaluate(model: StressCNN, dataset: Dataset, backend: Backend, device: torch.device) -> dict[str, float]:
@@ -28,3 +31,25 @@ def evaluate(model: StressCNN, dataset: Dataset, backend: Backend, device: torch
     mean_squares = backend.sum(squares) / dataset.test_size
     g0_rmse_mpa, a_rmse = np.sqrt(mean_squares) * dataset.target_span
     return {"test_mse": float(mean_squares.mean()), "g0_rmse_mpa": float(g0_rmse_mpa), "a_rmse": float(a_rmse)}
+
+
+def is_below_floor(test_mse: float, floor_mse: float | None, test_size: int) -> bool:
+    """Return whether a test MSE over `test_size` curves is lower than can be, with room for the luck of small sets.
+
+    The squared errors of curves scatter by about twice their mean, so three standard errors are 6/sqrt(test_size).
+    """
+    return floor_mse is not None and bool(test_mse < BELOW_FLOOR * floor_mse * (1 - 6 / np.sqrt(test_size)))
+
+
+def compared_to_floor(test_mse: float, floor_mse: float | None, test_size: int) -> str:
+    """Return one line on where a test MSE stands between the statistical floor and the rest; empty without a floor."""
+    if not floor_mse:
+        return ""
+    if is_below_floor(test_mse, floor_mse, test_size):
+        return (
+            f"the test MSE is below what the noise of the test curves allows ({floor_mse:.2e}): a bug, for instance test "
+            "curves among the training curves, or targets scaled otherwise; do not use this number, and report it"
+        )
+    return (
+        f"efficiency {floor_mse / test_mse:.2f}: the noise of the test curves allows {floor_mse:.2e} (Cramer-Rao bound)"
+    )
