@@ -1,7 +1,11 @@
 """The data set on disk and its batches."""
 
 import json
+import re
 import shutil
+import subprocess
+import sys
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -10,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horovod_study.cli import main
 from horovod_study.errors import DataError
-from horovod_study.workload import dataset, material
+from horovod_study.workload import dataset, floor, material, room
 
 
 @pytest.fixture
@@ -40,7 +45,9 @@ def test_several_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pyt
 
     for name in (dataset.CURVES, dataset.TARGETS):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    assert dataset.open_dataset(tmp_path / "one").digest() == dataset.open_dataset(tmp_path / "two").digest()
+    one, two = (json.loads((tmp_path / name / dataset.SIDECAR).read_text()) for name in ("one", "two"))
+    assert one == two, "hashes and floor as well"
+    assert list((tmp_path / "one").iterdir()) and sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
     assert seen[-1] == (size, size) and len(seen) == 3
 
 
@@ -48,6 +55,210 @@ def test_check_accepts_a_good_one(small: Path) -> None:
     facts = dataset.check(small)
 
     assert (facts["size"], facts["train"], facts["test"], facts["seed"]) == (1000, 750, 250, 7)
+    assert (facts["kind"], facts["blocks"], facts["bytes"]) == ("generated", 1, 2_420_000)
+    assert facts["target_bounds"] == [[1000, 3000], [25, 45]]
+    assert facts["floor_recomputed"] and facts["floor_in_sidecar"]
+
+
+def test_the_floor_is_that_of_the_test_curves(small: Path) -> None:
+    opened = dataset.open_dataset(small)
+    test = dataset.test_rows(np.arange(250))
+    sigmas = material.noise_levels_mpa(7, 0, 1000)[test]
+    expected = floor.bounds(opened.curves[test, 0], opened.targets[test], sigmas).mean(axis=0)
+
+    assert opened.floor is not None
+    assert [opened.floor["g0_mse"], opened.floor["a_mse"]] == pytest.approx(expected, rel=1e-12)
+    assert opened.floor["mse"] == pytest.approx(expected.mean(), rel=1e-12)
+    assert dataset.check(small)["floor"] == pytest.approx(opened.floor, rel=1e-12)
+
+
+@given(size=st.integers(1, 1200), noise_max_mpa=st.sampled_from([0.0, 0.5, 1.0, 2.5]), block_rows=st.integers(1, 700))
+@settings(max_examples=15, deadline=None)
+def test_every_size_is_generated_and_checks(
+    size: int, noise_max_mpa: float, block_rows: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Blocks and pieces may end anywhere: bytes, hashes and floor come out right."""
+    path = tmp_path_factory.mktemp("any") / "set"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "BLOCK_ROWS", block_rows)
+        dataset.generate(path, size, seed=3, noise_max_mpa=noise_max_mpa)
+    facts = dataset.check(path, threads=2)
+
+    assert np.array_equal(
+        dataset.open_dataset(path).curves, material.generate(3, 0, size, noise_max_mpa=noise_max_mpa)[0]
+    )
+    assert facts["train"] + facts["test"] == size and facts["blocks"] == -(-size // block_rows)
+    assert (facts["floor"] is None) == (size < 4)
+    if noise_max_mpa == 0 and size >= 4:
+        assert facts["floor"]["mse"] == 0
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """Change keys of a side-car; None removes one."""
+    sidecar = {**json.loads((path / dataset.SIDECAR).read_text()), **changes}
+    kept = {name: value for name, value in sidecar.items() if value is not None}
+    (path / dataset.SIDECAR).write_text(json.dumps(kept))
+
+
+def test_an_old_sidecar_still_opens(small: Path) -> None:
+    """The first ones had neither kind nor target_bounds nor floor, and bounds under another name."""
+    rewrite(small, kind=None, target_bounds=None, floor=None, bounds={"g0_mpa": [1000, 3000], "a": [25, 45]})
+    opened = dataset.open_dataset(small)
+    facts = dataset.check(small)
+
+    assert opened.floor is None and opened.kind == "generated"
+    assert opened.target_bounds.tolist() == [[1000, 3000], [25, 45]] and opened.target_span.tolist() == [2000, 20]
+    assert not facts["floor_in_sidecar"] and 2e-5 < facts["floor"]["mse"] < 2e-4
+
+
+def test_check_complains_of_a_floor_that_is_not_the_data_s(small: Path) -> None:
+    stored = dataset.open_dataset(small).floor
+    assert stored is not None
+    rewrite(small, floor={**stored, "a_mse": stored["a_mse"] * 1.01})
+
+    with pytest.raises(
+        DataError, match=r"dataset\.json: floor a_mse is 0\.0001.*, the test curves on disk have 0\.0001"
+    ):
+        dataset.check(small)
+
+
+def test_check_complains_of_other_bounds(small: Path) -> None:
+    rewrite(small, target_bounds=[[1000, 3000], [20, 45]])
+
+    with pytest.raises(DataError, match=r"target_bounds .*20\.0.* are not those of shear-exp v1.*generate it again"):
+        dataset.check(small)
+
+
+@pytest.mark.parametrize("bounds", [[[0, 1]], [[1, 0], [0, 1]], [["a", 1], [0, 1]], [[0, 1], [0, float("inf")]]])
+def test_absurd_bounds_do_not_open(small: Path, bounds: object) -> None:
+    rewrite(small, target_bounds=bounds)
+
+    with pytest.raises(DataError, match=r"must be \[\[low, high\] of G0 in MPa"):
+        dataset.open_dataset(small)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[1]", "holds no JSON object"), ("{", "cannot be read"), ('{"spec": "shear-exp v1"}', "has no size, block_rows")],
+)
+def test_a_broken_sidecar_is_named(small: Path, text: str, message: str) -> None:
+    (small / dataset.SIDECAR).write_text(text)
+
+    with pytest.raises(DataError, match=f"dataset\\.json: {message}.*generate"):
+        dataset.open_dataset(small)
+
+
+def test_hashes_that_do_not_cover_the_rows(small: Path) -> None:
+    rewrite(small, sha256={dataset.CURVES: [], dataset.TARGETS: []})
+
+    with pytest.raises(DataError, match=r"does not hold 1 hashes of curves\.npy"):
+        dataset.check(small)
+
+
+# ------------------------------------------------------------------------------------------------------- imported
+
+
+BOUNDS = np.array([[500.0, 4000.0], [10.0, 60.0]])
+
+
+def write(path: Path, curves: object, targets: np.ndarray, **options: object) -> None:
+    """Import with what the tests do not care about filled in."""
+    settings = {"size": len(targets), "target_bounds": BOUNDS, "provenance": {"source": "coupons.csv"}, **options}
+    dataset.write_imported(path, curves, targets, **settings)  # type: ignore[arg-type]
+
+
+def test_an_imported_set_comes_back(tmp_path: Path) -> None:
+    curves, targets = material.generate(9, 0, 30)
+    known = floor.summary(np.ones(2), 7, target_bounds=BOUNDS, estimated=True)
+    seen: list[tuple[int, int]] = []
+    write(tmp_path / "own", curves, targets, floor=known, tell=lambda done, total: seen.append((done, total)))
+    opened = dataset.open_dataset(tmp_path / "own")
+    facts = dataset.check(tmp_path / "own")
+
+    assert np.array_equal(opened.curves, curves) and np.array_equal(opened.targets, targets)
+    assert opened.kind == facts["kind"] == "imported" and opened.floor == known == facts["floor"]
+    assert opened.target_span.tolist() == [3500, 50]
+    assert opened.sidecar["provenance"] == facts["provenance"] == {"source": "coupons.csv"}
+    assert not facts["floor_recomputed"] and facts["seed"] is None
+    assert (facts["train"], facts["test"], seen) == (23, 7, [(30, 30)])
+
+
+@given(cuts=st.lists(st.integers(0, 40), max_size=5), block_rows=st.integers(1, 50))
+@settings(max_examples=25, deadline=None)
+def test_blocks_of_any_length_are_the_same_as_one_array(
+    cuts: list[int], block_rows: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    curves, targets = material.generate(9, 0, 40)
+    folder = tmp_path_factory.mktemp("blocks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "BLOCK_ROWS", block_rows)
+        write(folder / "whole", curves, targets)
+        write(folder / "parts", iter(np.split(curves, sorted(cuts))), targets)
+    whole, parts = (dataset.check(folder / name) for name in ("whole", "parts"))
+
+    assert {**whole, "path": ""} == {**parts, "path": ""}
+    assert whole["floor"] is None and whole["blocks"] == -(-40 // block_rows)
+
+
+def test_imported_targets_may_lie_outside_the_bounds_of_the_training_curves(tmp_path: Path) -> None:
+    curves, targets = material.generate(9, 0, 8)
+    targets[3] = (1.2, -0.1)
+    write(tmp_path / "own", curves, targets)
+
+    assert dataset.check(tmp_path / "own")["size"] == 8
+
+
+def test_the_digest_of_an_imported_set_knows_the_bounds(tmp_path: Path) -> None:
+    curves, targets = material.generate(9, 0, 8)
+    write(tmp_path / "one", curves, targets)
+    write(tmp_path / "two", curves, targets, target_bounds=BOUNDS * 2)
+
+    assert dataset.open_dataset(tmp_path / "one").digest() != dataset.open_dataset(tmp_path / "two").digest()
+
+
+def test_what_is_wrong_with_an_import_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    curves, targets = material.generate(9, 0, 12)
+    back = curves.copy()
+    back[5, 0, 100] = 0.0
+    unknown = targets.copy()
+    unknown[3, 1] = np.nan
+    wrong: list[tuple[object, np.ndarray, dict[str, object], str]] = [
+        (curves[:3], targets[:3], {}, "3 curves: every fourth one is a test curve, so at least 4 are needed"),
+        (back, targets, {}, "curve 5 has strain that does not increase; correct it and import again"),
+        (curves, unknown, {}, "curve 3 has a target that is not finite; correct it"),
+        (curves, targets[:, :1], {}, r"targets of shape \(12, 1\) for 12 curves"),
+        (curves.transpose(0, 2, 1), targets, {}, r"curves of shape \(12, 201, 3\); expected \(N, 3, 201\)"),
+        (iter([curves[:7]]), targets, {}, "7 curves instead of the 12 announced"),
+        (iter([curves, curves]), targets, {}, "more curves than the 12 announced"),
+        (curves, targets, {"target_bounds": BOUNDS[:, ::-1]}, "with low < high"),
+    ]
+    for values, labels, options, message in wrong:
+        with pytest.raises(DataError, match=message):
+            write(tmp_path / "x", values, labels, **options)
+        assert list(tmp_path.iterdir()) == [], message
+
+
+def test_check_stops_at_the_first_damaged_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "BLOCK_ROWS", 10)
+    dataset.generate(tmp_path / "x", 1000, seed=1)
+    with (tmp_path / "x" / dataset.CURVES).open("r+b") as stream:
+        stream.seek(128 + 13 * 603 * 4 + 804)
+        stream.write(b"\x00\x00\x80\x3f")
+    seen: list[int] = []
+    read: list[int] = []
+    real = dataset._check_block
+
+    def counted(opened: dataset.Dataset, block: int, *rest: object) -> object:
+        read.append(block)
+        if block > 1:
+            threading.Event().wait(0.05)  # slower than the complaint about block 1 travels
+        return real(opened, block, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dataset, "_check_block", counted)
+    with pytest.raises(DataError, match=r"curves 10\.\.19 are not what was generated"):
+        dataset.check(tmp_path / "x", threads=1, tell=lambda done, total: seen.append(done))
+    assert seen == [10]
+    assert len(read) < 50, "what was queued is not read any more"
 
 
 def test_check_finds_one_changed_value(small: Path) -> None:
@@ -106,9 +317,108 @@ def test_a_small_disk_is_noticed_before_writing(tmp_path: Path, monkeypatch: pyt
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 10**6))
 
-    with pytest.raises(DataError, match=r"1,000,000 curves need 2\.47 GB of disk, 1 MB are free; choose a smaller size"):
+    with pytest.raises(DataError, match=r"1,000,000 curves need 2\.47 GB of disk, 1 MB are free; choose a"):
         dataset.generate(tmp_path / "big", 10**6, seed=1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "doubts", "refused"),
+    [(100e6, True, False), (1e6, True, True), (16e9, False, False), (None, False, False)],
+)
+def test_memory_is_looked_at_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meminfo: float | None, doubts: bool, refused: bool
+) -> None:
+    monkeypatch.setattr(room, "available_bytes", lambda: meminfo if meminfo is None else int(meminfo))
+
+    doubt = dataset.page_cache_doubt(10**6)
+    assert (doubt is not None) == doubts
+    if meminfo == 1e6:
+        assert doubt is not None and doubt.startswith("1,000,000 curves are 2.42 GB, 1 MB of memory are free: workers")
+    if refused:
+        with pytest.raises(
+            DataError, match="1 generating processes need 80 MB of memory, 1 MB are free; use fewer --pr"
+        ):
+            dataset.generate(tmp_path / "x", 100, seed=1, processes=4)
+        assert list(tmp_path.iterdir()) == []
+    else:
+        dataset.generate(tmp_path / "x", 100, seed=1)
+
+
+def test_the_free_memory_of_this_machine_is_plausible() -> None:
+    free = room.available_bytes()
+
+    assert free is None or 10**6 < free < 10**14
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, "seed -1: must be from 0 to 18446744073709551615"),
+        ({"seed": 2**64}, "seed 18446744073709551616: must be from 0 to"),
+        ({"seed": 1, "noise_max_mpa": -1.0}, "noise_max_mpa -1.0: must be 0"),
+        ({"seed": 1, "noise_max_mpa": float("nan")}, "noise_max_mpa nan: must be 0"),
+    ],
+)
+def test_absurd_options(tmp_path: Path, options: dict[str, float], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        dataset.generate(tmp_path / "x", 10, **options)  # type: ignore[arg-type]
+
+
+def test_noise_levels_that_print_alike_have_places_of_their_own() -> None:
+    assert dataset.cached_path(10, 1, 1.0).name == "shear-exp-v1-10-seed1-noise1"
+    assert dataset.cached_path(10, 1, 0.1234567) != dataset.cached_path(10, 1, 0.1234568)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(2_420_000_000, "2.42 GB"), (80_000_000, "80 MB"), (1500, "1.5 kB"), (7, "7 bytes")]
+)
+def test_amounts_of_bytes(count: int, text: str) -> None:
+    assert room.amount(count) == text
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells proportional memory")
+def test_a_second_worker_shares_the_pages(tmp_path: Path) -> None:
+    """Two processes that have touched every row hold them once; copies of the arrays would be held twice."""
+    path = tmp_path / "shared"
+    dataset.generate(path, 20_000, seed=1)
+    megabytes = 20_000 * 603 * 4 / 1e6
+    program = f"""
+import re, sys
+from pathlib import Path
+from horovod_study.workload import dataset
+
+opened = dataset.open_dataset(Path({str(path)!r}))
+total = sum(float(opened.curves[low : low + 500].sum()) for low in range(0, 20_000, 500))
+print("ready", flush=True)
+sys.stdin.readline()
+of_curves = re.search("curves.npy\\n(.*?)VmFlags", Path("/proc/self/smaps").read_text(), re.DOTALL)[1]
+values = {{name: int(re.search(f"^{{name}}: +([0-9]+) kB", of_curves, re.MULTILINE)[1]) * 1024 / 1e6
+          for name in ("Rss", "Pss", "Private_Dirty", "Anonymous")}}
+print(*values.values(), flush=True)
+sys.stdin.readline()
+"""
+    workers = [
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = []
+    try:
+        for each in workers:
+            assert each.stdout is not None and each.stdout.readline() == "ready\n"
+        for each in workers:
+            assert each.stdin is not None and each.stdout is not None
+            each.stdin.write("\n")
+            each.stdin.flush()
+            told.append([float(word) for word in each.stdout.readline().split()])
+    finally:
+        for each in workers:
+            each.communicate()
+
+    for rss, pss, private_dirty, anonymous in told:
+        assert rss == pytest.approx(megabytes, rel=0.02), "every row was touched"
+        assert pss == pytest.approx(megabytes / 2, rel=0.02), "and is shared with the other"
+        assert private_dirty == anonymous == 0, "reading copies nothing"
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +449,7 @@ def test_parse_size(text: str, size: int | None) -> None:
     assert dataset.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["0", "-5", "1.5", "1e30"])
+@pytest.mark.parametrize("text", ["0", "-5", "1.5", "1e30", "1e999"])
 def test_absurd_sizes(text: str) -> None:
     with pytest.raises(DataError, match="must be a whole number of curves from 1 to"):
         dataset.parse_size(text)
@@ -188,3 +498,55 @@ def test_epochs_differ_and_seeds_differ() -> None:
 def test_a_batch_larger_than_the_training_set() -> None:
     with pytest.raises(DataError, match="batch 75 x 4 workers = 300 curves per step, but the training set has 299"):
         dataset.Batches(299, batch=75, rank=0, workers=4, seed=1)
+
+
+# --------------------------------------------------------------------------------------------- on the command line
+
+
+def test_clean_is_the_plain_word_for_no_noise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["data", "generate", "--size", "40", "--clean", "--out", str(tmp_path / "a")]) == 0
+    assert main(["data", "generate", "--size", "40", "--noise-max", "0", "--out", str(tmp_path / "b")]) == 0
+    assert "generating 40 curves (seed 1), clean, into" in capsys.readouterr().err
+    assert dataset.open_dataset(tmp_path / "a").sidecar == dataset.open_dataset(tmp_path / "b").sidecar
+
+    assert main(["data", "generate", "--size", "40", "--clean", "--noise-max", "2", "--out", str(tmp_path / "c")]) == 2
+    assert "--clean means --noise-max 0, but --noise-max 2.0 is given; keep one" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_check_prints_the_floor(capsys: pytest.CaptureFixture[str], small: Path) -> None:
+    assert main(["data", "check", str(small)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    floor_line = next(k for k, line in enumerate(lines) if line.startswith("  floor"))
+
+    assert lines[0] == f"{small}: good"
+    assert re.fullmatch(
+        r"  floor    test MSE \d\.\d{3}e-05 \(Cramer-Rao bound from the test curves on disk, as in the side-car\)",
+        lines[floor_line],
+    )
+    assert re.fullmatch(r" +G0 \d\.\d{3}e-05, root \d\.\d\d MPa", lines[floor_line + 1])
+    assert {line[2:10].strip() for line in lines[1:]} >= {"made by", "split", "files", "layout", "targets", "digest"}
+
+    assert main(["data", "check", str(small), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["floor"] == dataset.open_dataset(small).floor and facts["floor_recomputed"] is True
+
+
+def test_check_says_where_no_floor_is_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write(tmp_path / "own", *material.generate(9, 0, 8))
+
+    assert main(["data", "check", str(tmp_path / "own")]) == 0
+    out = capsys.readouterr().out
+    assert '  made by  import of {"source": "coupons.csv"}\n' in out
+    assert "  targets  G0 500 to 4000 MPa, a 10 to 60; all finite\n" in out
+    assert "  floor    not known: nothing says how noisy the curves are\n" in out
+
+
+def test_generating_more_than_the_memory_warns(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "available_bytes", lambda: 2_000_000)
+    monkeypatch.setattr(dataset, "_BYTES_PER_PROCESS", 1_000_000)
+
+    assert main(["data", "generate", "--size", "1000", "--out", str(tmp_path / "x")]) == 0
+    assert "warning: 1,000 curves are 2.42 MB, 2 MB of memory are free: workers on this" in capsys.readouterr().err

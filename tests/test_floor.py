@@ -117,4 +117,5 @@ def test_summary_in_normalised_and_in_physical_units() -> None:
 
     assert floor.summary(np.array([1e-3, 4e-3]), 10) == pytest.approx(expected)
     assert floor.summary(np.zeros(2), 0) is None
+    assert floor.summary(np.array([np.inf, 1.0]), 3) is None
     assert floor.summary(np.ones(2), 1, estimated=True)["estimated"] is True

@@ -79,6 +79,19 @@ def test_noise_has_the_stated_level() -> None:
     assert np.median((measured / levels)[levels > 0.05]) == pytest.approx(1, abs=0.01)
 
 
+def test_filling_tells_the_noise_levels() -> None:
+    curves, targets = np.empty((150, 3, 201), np.float32), np.empty((150, 2), np.float32)
+    told = material.fill(5, 70, curves, targets, noise_max_mpa=2.0)
+
+    assert np.array_equal(told, material.noise_levels_mpa(5, 70, 220, noise_max_mpa=2.0))
+    assert np.array_equal(curves, material.generate(5, 70, 220, noise_max_mpa=2.0)[0])
+
+
+def test_the_bounds_are_the_physical_values_of_0_and_1() -> None:
+    assert material.TARGET_BOUNDS.tolist() == [[1000, 3000], [25, 45]]
+    assert material.TARGET_SPAN.tolist() == [2000, 20]
+
+
 def test_twice_the_largest_noise_is_twice_each_level() -> None:
     assert material.noise_levels_mpa(1, 0, 50, noise_max_mpa=2.0) == pytest.approx(
         2 * material.noise_levels_mpa(1, 0, 50)

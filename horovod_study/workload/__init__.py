@@ -1,1 +1,18 @@
-"""What is trained: material (law and generator), dataset (files, split, batches), model, schedule (learning rate)."""
+"""What is trained.
+
+material        the law, and the generator of labelled curves
+dataset         the files of a data set: making, checking, opening, split, batches
+floor           the Cramer-Rao bound: the smallest error that the noise of the curves allows
+curves/         a user's own curves: seven layouts, units, checks
+room            memory and disk, looked at before they are needed
+least_squares   the law fitted to curves
+loaders         how batches come to the device that computes
+model           the network
+optimizer       the update rule and the arithmetic of a step
+schedule        the learning rate
+evaluation      the error on the test set, beside the floor
+checkpoint      resumable state on disk
+resume          what a resumed run may change: nothing but its budget
+identify        G0 and a of measured curves by a trained network, beside the law's fit
+allocator       keeps the C library from giving memory back after every step
+"""

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from horovod_study.config import available_cores
 from horovod_study.errors import DataError
-from horovod_study.workload import floor, material
+from horovod_study.workload import floor, material, room
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
@@ -160,7 +160,7 @@ def parse_size(text: str) -> int | None:
         size = int(text) if not any(c in text for c in ".eE") else float(text)
     except ValueError:
         return None
-    if size != int(size) or not 1 <= size <= _LARGEST_SIZE:
+    if not 1 <= size <= _LARGEST_SIZE or size != int(size):
         raise DataError(f"dataset {text}: a size must be a whole number of curves from 1 to {_LARGEST_SIZE:,}")
     return int(size)
 
@@ -240,7 +240,7 @@ def write_imported(
                 high = min(done + len(piece), size)
                 if done + len(piece) > size:
                     raise DataError(f"{path}: more curves than the {size} announced; import again")
-                _check_rows(path, done, piece, targets[done:high], remedy="correct it and import again")
+                _check_rows(path, done, piece, targets[done:high], bounded=False, remedy="correct it and import again")
                 rows.add(piece, targets[done:high])
                 done = high
                 if done % BLOCK_ROWS == 0 or done == size:
@@ -314,12 +314,12 @@ def _write_sidecar(directory: Path, facts: dict[str, Any], hashes: list[dict[str
 
 def page_cache_doubt(size: int) -> str | None:
     """Return a warning if `size` curves do not fit the memory in which all workers of a node share them."""
-    needed, available = size * _BYTES_PER_CURVE, _available_memory()
+    needed, available = size * _BYTES_PER_CURVE, room.available_bytes()
     if available is None or needed <= available:
         return None
     return (
-        f"{size:,} curves are {amount(needed)}, {amount(available)} of memory are free: workers on this machine will "
-        "read from disk again in every epoch; use a smaller size, or a machine with more memory"
+        f"{size:,} curves are {room.amount(needed)}, {room.amount(available)} of memory are free: workers on this "
+        "machine will read from disk again in every epoch; use a smaller size, or a machine with more memory"
     )
 
 
@@ -327,58 +327,18 @@ def _require_disk(folder: Path, size: int) -> None:
     needed, free = int(size * _BYTES_PER_CURVE * 1.02), shutil.disk_usage(folder).free
     if free < needed:
         raise DataError(
-            f"{folder}: {size:,} curves need {amount(needed)} of disk, {amount(free)} are free; "
+            f"{folder}: {size:,} curves need {room.amount(needed)} of disk, {room.amount(free)} are free; "
             "choose a smaller size or a folder on another disk (--out, or HOROVOD_STUDY_DATA)"
         )
 
 
 def _require_memory(processes: int) -> None:
-    needed, available = processes * _BYTES_PER_PROCESS, _available_memory()
+    needed, available = processes * _BYTES_PER_PROCESS, room.available_bytes()
     if available is not None and available < needed:
         raise DataError(
-            f"{processes} generating processes need {amount(needed)} of memory, {amount(available)} are free; "
-            "use fewer --processes, or end other programs"
+            f"{processes} generating processes need {room.amount(needed)} of memory, {room.amount(available)} are "
+            "free; use fewer --processes, or end other programs"
         )
-
-
-def amount(count: int) -> str:
-    """Return a number of bytes for people: '2.42 GB', '80.0 MB'."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} bytes"
-
-
-def _available_memory() -> int | None:
-    """Return the bytes of memory this process may still fill, None if unknown.
-
-    The page cache counts as free. A batch system's limit on the job (its control group) counts as well as the machine.
-    """
-    try:
-        meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        found = [int(meminfo["MemAvailable"].split()[0]) * 1024]
-        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    except (OSError, KeyError, ValueError):
-        return None
-    for _, controllers, group in groups:
-        if controllers == "":
-            root, limit, usage, cached = Path("/sys/fs/cgroup"), "memory.max", "memory.current", "file "
-        elif controllers == "memory":
-            root, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-            usage, cached = "memory.usage_in_bytes", "total_cache "
-        else:
-            continue
-        inner = root / group.strip("/")
-        for folder in (inner, *inner.parents):
-            try:
-                most = int((folder / limit).read_text())
-                used = int((folder / usage).read_text())
-                lines = (folder / "memory.stat").read_text().splitlines()
-            except (OSError, ValueError):  # no limit here: the file is missing or says "max"
-                continue
-            reclaimable = next((int(line.split()[1]) for line in lines if line.startswith(cached)), 0)
-            found.append(max(0, most - used + reclaimable))
-    return min(found)
 
 
 # ----------------------------------------------------------------------------------------------------- the cache
@@ -674,9 +634,9 @@ def _valid_bounds(path: Path, bounds: Any) -> list[list[float]]:
 def check(path: Path, *, threads: int | None = None, tell: Tell | None = None) -> dict[str, Any]:
     """Read the whole data set and return what was verified; raise DataError at the first thing that is wrong.
 
-    Checked: sizes against headers, every block's SHA-256, targets inside 0..1, flags and padding, strictly
-    increasing strain, bounds of the targets. The Cramer-Rao floor of a generated set is computed anew, from the
-    strain and the targets on disk and the noise levels of the seed, and compared with the side-car's; an imported
+    Checked: sizes against headers, every block's SHA-256, targets inside 0..1 (imported: finite), flags and padding,
+    strictly increasing strain, bounds of the targets. The Cramer-Rao floor of a generated set is computed anew, from
+    the strain and the targets on disk and the noise levels of the seed, and compared with the side-car's; an imported
     set's noise is not known, so that its floor can only be repeated. `threads` (default: the cores) check blocks at
     once.
     """
@@ -695,12 +655,14 @@ def check(path: Path, *, threads: int | None = None, tell: Tell | None = None) -
             raise DataError(f"{path / SIDECAR}: does not hold {len(blocks)} hashes of {name}; {again}")
     sums = np.zeros(material.TARGETS)
     with ThreadPoolExecutor(threads or available_cores()) as pool:  # hashing and numpy let go of the interpreter
-        for block, found in enumerate(
-            pool.map(lambda k: _check_block(dataset, k, *blocks[k], again), range(len(blocks)))
-        ):
-            sums += found
-            if tell:
-                tell(blocks[block][1], dataset.size)
+        checked = [pool.submit(_check_block, dataset, block, *ends, again) for block, ends in enumerate(blocks)]
+        try:
+            for (_, high), each in zip(blocks, checked, strict=True):
+                sums += each.result()
+                if tell:
+                    tell(high, dataset.size)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # nothing more is read after the first complaint
     computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
         _compare_floors(path, dataset.floor, computed)
@@ -737,7 +699,7 @@ def _check_block(dataset: Dataset, block: int, low: int, high: int, again: str) 
         hashes[TARGETS].update(targets.data)
         if bad is None:
             try:
-                _check_rows(dataset.path, first, curves, targets, remedy=again)
+                _check_rows(dataset.path, first, curves, targets, bounded=dataset.kind == GENERATED, remedy=again)
             except DataError as error:
                 bad = error  # a damaged block is the better explanation, if it is one
                 continue
@@ -769,12 +731,24 @@ def _compare_floors(path: Path, stored: dict[str, Any], computed: dict[str, Any]
 
 
 def _check_rows(
-    path: Path, first: int, curves: NDArray[np.float32], targets: NDArray[np.float32], *, remedy: str
+    path: Path,
+    first: int,
+    curves: NDArray[np.float32],
+    targets: NDArray[np.float32],
+    *,
+    bounded: bool,
+    remedy: str,
 ) -> None:
+    """Complain about rows that break the layout.
+
+    Targets are `bounded` by 0 and 1 if they were generated; imported ones may have the training curves' bounds, and
+    then a test curve may lie outside.
+    """
     strain, stress, flag = curves[:, 0], curves[:, 1], curves[:, 2]
     data = flag == 1
     complaints = {
-        "a target outside 0..1": ~((targets >= 0) & (targets <= 1)).all(axis=1),
+        "a target outside 0..1": bounded & ~((targets >= 0) & (targets <= 1)).all(axis=1),
+        "a target that is not finite": ~np.isfinite(targets).all(axis=1),
         "a flag that is not 0 or 1": ~((flag == 0) | data).all(axis=1),
         "padding that is not at the left": (np.diff(flag, axis=1) < 0).any(axis=1),
         "values under the padding": (~data & ((strain != 0) | (stress != 0))).any(axis=1),

@@ -72,13 +72,13 @@ def summary(
     target_bounds: NDArray[np.float64] = material.TARGET_BOUNDS,
     estimated: bool = False,
 ) -> dict[str, Any] | None:
-    """Return the mean bound over `count` curves as the side-car keeps it, None without curves.
+    """Return the mean bound over `count` curves as the side-car keeps it, None without curves or if it is infinite.
 
     `sums` (P,) are the sums of `bounds` over the curves. "mse" is what an ideal network's loss would be, the mean of
     "g0_mse" and "a_mse" (normalised); the root mean square errors are in MPa and in units of a. `estimated` marks a
     floor whose noise level is an estimate.
     """
-    if count == 0:
+    if count == 0 or not np.isfinite(sums).all():
         return None
     g0_mse, a_mse = (float(total) / count for total in sums)
     g0_span, a_span = (float(high - low) for low, high in target_bounds)

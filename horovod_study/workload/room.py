@@ -1,0 +1,65 @@
+"""Whether what is about to be read or written finds room in memory and on the disk."""
+
+import shutil
+from pathlib import Path
+
+from horovod_study.errors import DataError
+
+MEMINFO = Path("/proc/meminfo")
+
+
+def amount(count: int) -> str:
+    """Return a number of bytes for people: '2.42 GB', '80.0 MB'."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def available_bytes() -> int | None:
+    """Return the bytes of memory this process may still fill, None if unknown.
+
+    The page cache counts as free. A batch system's limit on the job (its control group) counts as well as the machine.
+    """
+    try:
+        meminfo = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
+        found = [int(meminfo["MemAvailable"].split()[0]) * 1024]
+        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except (OSError, KeyError, ValueError):
+        return None
+    for _, controllers, group in groups:
+        if controllers == "":
+            root, limit, usage, cached = Path("/sys/fs/cgroup"), "memory.max", "memory.current", "file "
+        elif controllers == "memory":
+            root, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+            usage, cached = "memory.usage_in_bytes", "total_cache "
+        else:
+            continue
+        inner = root / group.strip("/")
+        for folder in (inner, *inner.parents):
+            try:
+                most = int((folder / limit).read_text())
+                used = int((folder / usage).read_text())
+                lines = (folder / "memory.stat").read_text().splitlines()
+            except (OSError, ValueError):  # no limit here: the file is missing or says "max"
+                continue
+            reclaimable = next((int(line.split()[1]) for line in lines if line.startswith(cached)), 0)
+            found.append(max(0, most - used + reclaimable))
+    return min(found)
+
+
+def need_memory(path: Path, needed: int, what: str, remedy: str) -> None:
+    """Raise DataError if `what` of `path` does not find room in memory (case 25)."""
+    free = available_bytes()
+    if free is not None and needed > free:
+        raise DataError(f"{path}: {what} needs {needed:,} bytes of memory, {free:,} are free; {remedy}")
+
+
+def need_disk(folder: Path, needed: int, what: str) -> None:
+    """Raise DataError if `what` does not find room on the disk of `folder`, which may not exist yet (case 25)."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise DataError(
+            f"{folder}: {what} needs {needed:,} bytes on disk, {free:,} are free; choose another --out, or fewer curves"
+        )
