@@ -1,0 +1,157 @@
+"""Tables in Parquet files: one row per point, or one row per curve with lists."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.errors import DataError
+from horovod_study.workload import room
+from horovod_study.workload.curves import tables, units
+from horovod_study.workload.curves.tables import Columns, Raw
+from horovod_study.workload.curves.text_table import Cells
+from horovod_study.workload.curves.values import Curve, ReadOptions
+
+
+def read_parquet(path: Path, options: ReadOptions) -> Raw:
+    """Read a Parquet file."""
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet
+    except ImportError:  # case 24: pyarrow is a requirement of this package, but someone may have installed without
+        raise DataError(
+            f"{path}: reading Parquet needs pyarrow, which is not installed; run `pip install 'pyarrow>=17'`, or save "
+            "the table as CSV"
+        ) from None
+    try:
+        file = arrow.parquet.ParquetFile(path)
+        names = list(file.schema_arrow.names)
+        columns = tables.find_columns(path, names, options)
+        _twice(path, names, columns)
+        room.need_memory(path, 24 * file.metadata.num_rows, "reading it", "import fewer curves at once")
+        used = [k for k in (columns.strain, columns.stress, columns.specimen, columns.time) if k is not None]
+        used += columns.targets or ()
+        table = file.read(columns=[names[k] for k in used])
+    except (OSError, arrow.ArrowException) as error:
+        text = str(error).splitlines()[0][:100]
+        raise DataError(
+            f"{path}: is not a whole Parquet file of {path.stat().st_size:,} bytes ({text}); copy it again"
+        ) from None
+    declared = {
+        kind: units.settle(str(path), kind, units.split(names[column])[1], option)
+        for kind, column, option in (
+            ("strain", columns.strain, options.strain_unit),
+            ("stress", columns.stress, options.stress_unit),
+        )
+    }
+    if table.num_rows == 0:
+        raise DataError(f"{path}: has columns but no rows; one row per point or per curve was expected")
+    notes = (f"columns not used: {', '.join(columns.ignored)}",) if columns.ignored else ()
+    lists = [_is_list(arrow, table.schema.field(names[k]).type) for k in (columns.strain, columns.stress)]
+    if lists[0] != lists[1]:
+        raise DataError(f"{path}: one of strain and stress holds lists, the other numbers; both must be of one kind")
+    if lists[0]:
+        return _lists(path, table, names, columns, declared, notes, arrow)
+    wanted = [columns.strain, columns.stress, *(columns.targets or ())]
+    wanted += [] if columns.time is None else [columns.time]
+    numbers = {k: _numbers(path, names[k], table[names[k]], arrow) for k in wanted}
+    cells = Cells(
+        numbers=numbers,
+        blank={},
+        texts={} if columns.specimen is None else {columns.specimen: _texts(table[names[columns.specimen]])},
+        lines=np.arange(1, table.num_rows + 1),
+        grouped=0,
+    )
+    curves, targets = tables.cut_long(path, cells, columns, row_word="row")
+    return Raw(
+        curves=curves,
+        layout="parquet",
+        units=declared,
+        files=(path,),
+        targets=targets,
+        counts={"files": 1, "rows": table.num_rows},
+        notes=notes,
+    )
+
+
+def _twice(path: Path, names: list[str], columns: Columns) -> None:
+    for column in (columns.strain, columns.stress):
+        if names.count(names[column]) > 1:
+            raise DataError(f"{path}: column {names[column]!r} appears {names.count(names[column])} times; keep one")
+
+
+def _is_list(arrow: Any, kind: Any) -> bool:
+    return bool(arrow.types.is_list(kind) or arrow.types.is_large_list(kind) or arrow.types.is_fixed_size_list(kind))
+
+
+def _numbers(path: Path, name: str, column: Any, arrow: Any) -> NDArray[np.float64]:
+    """Return a column as float64, NaN for nulls (case 20 for anything but real numbers)."""
+    kind = column.type
+    if not (arrow.types.is_floating(kind) or arrow.types.is_integer(kind) or arrow.types.is_decimal(kind)):
+        raise DataError(
+            f"{path}: column {name!r} holds {kind}, real numbers are needed; save it as float64 (re-save without "
+            "pickled or text cells)"
+        )
+    values: NDArray[np.float64] = column.cast(arrow.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
+    return values
+
+
+def _texts(column: Any) -> list[str]:
+    return ["" if value is None else str(value) for value in column.to_pylist()]
+
+
+def _lists(
+    path: Path,
+    table: Any,
+    names: list[str],
+    columns: Columns,
+    declared: dict[str, str],
+    notes: tuple[str, ...],
+    arrow: Any,
+) -> Raw:
+    """One row per curve."""
+    ids = None if columns.specimen is None else _texts(table[names[columns.specimen]])
+    if ids is not None:
+        tables.check_ids(path, ids, ids, targets_needed=False)
+    parts: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
+    for column in (columns.strain, columns.stress):
+        chunked = table[names[column]]
+        lengths = arrow.compute.fill_null(arrow.compute.list_value_length(chunked), 0)
+        values = arrow.chunked_array([chunk.flatten() for chunk in chunked.chunks])
+        offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False).astype(np.int64))])
+        parts[column] = (_numbers(path, names[column], values, arrow), offsets)
+    (strain, ends), (stress, stress_ends) = parts[columns.strain], parts[columns.stress]
+    curves = []
+    for row in range(table.num_rows):
+        name = str(row) if ids is None else ids[row]
+        lengths = ends[row + 1] - ends[row], stress_ends[row + 1] - stress_ends[row]
+        if lengths[0] != lengths[1]:
+            raise DataError(
+                f"{path}, row {row + 1}, specimen {name!r}: strain has {lengths[0]} values, stress has {lengths[1]}; "
+                "every point needs both"
+            )
+        curves.append(
+            Curve(
+                name=name,
+                file=str(path),
+                strain=strain[ends[row] : ends[row + 1]],
+                stress=stress[ends[row] : ends[row + 1]],
+                rows=np.arange(lengths[0]),
+                row_word="position",
+                kind="curve" if ids is None else "specimen",
+            )
+        )
+    targets = None
+    if columns.targets:
+        pair = [_numbers(path, names[k], table[names[k]], arrow) for k in columns.targets]
+        targets = np.stack(pair, axis=1)
+    return Raw(
+        curves=tuple(curves),
+        layout="parquet",
+        units=declared,
+        files=(path,),
+        targets=targets,
+        counts={"files": 1, "rows": table.num_rows},
+        notes=notes,
+    )
