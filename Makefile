@@ -15,6 +15,9 @@ PYTHON ?= $(shell $(FIRST))
 OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') \
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
+# What `make bench` measures; learning (half an hour alone) only when it is named.
+BENCH ?= data loading step gradients checkpoint throughput
+
 BIN := .venv/bin
 START := $(shell date +%s)
 # Runs the commands of its argument, then says how it ended and after what total time, the set-up included.
@@ -44,8 +47,9 @@ check: setup  ## quick checks before each commit: format, lint, types, fast test
 test: setup  ## everything: checks, all tests with real Horovod on 2 workers, coverage
 	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered)
 
-bench: setup  ## the project's performance table, side by side with the usual ways
-	@$(call TIMED,$(BIN)/python benchmarks/throughput.py)
+bench: setup  ## the project's performance tables, side by side with the usual ways (BENCH='data step' for some)
+	@$(call TIMED,failed=; for name in $(BENCH); do echo "--- $$name"; $(BIN)/python benchmarks/$$name.py || failed="$$failed $$name"; done; \
+	  test -z "$$failed" || { echo "failed:$$failed"; false; })
 
 lock: setup  ## pin the newest packages that setup.cfg allows in requirements.lock
 	@$(BIN)/python scripts/lock.py

@@ -182,9 +182,10 @@ def test_processes_yield_the_same_and_end_with_close(dataset: data.Dataset, pers
     first = {process.pid for process in multiprocessing.active_children()}
     given_up = one.epoch(1)
     next(given_up)
-    given_up = one.epoch(2, 3)
+    another = one.epoch(2, 3)  # while somebody still holds the one before
     second = {process.pid for process in multiprocessing.active_children()}
-    assert_same(copies(given_up), expected(dataset, 2, 3))
+    assert list(given_up) == []
+    assert_same(copies(another), expected(dataset, 2, 3))
     unfinished = one.epoch(3)
     next(unfinished)
     one.close()
@@ -212,7 +213,8 @@ if __name__ == "__main__":
         count += 1
         if count == 3:
             print("running", flush=True)
-            sys.stdin.readline()
+            if sys.stdin.readline() == "fail\\n":
+                raise SystemExit(1)  # nothing is closed, and both names are still bound
     print(count, flush=True)
     sys.stdin.readline()
 """
@@ -224,16 +226,18 @@ def trainer(dataset: data.Dataset, tmp_path: Path) -> Iterator[subprocess.Popen[
     script = tmp_path / "trainer.py"
     script.write_text(PROGRAM)
     root = str(Path(loaders.__file__).parents[2])
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(dataset.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": root},
-    )
+    with (tmp_path / "stderr").open("w") as complaints:  # of a killed trainer, about what it could not clean up
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(dataset.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            env={**os.environ, "PYTHONPATH": root},
+        )
     with process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
+        assert process.stdout.readline() == "running\n", (tmp_path / "stderr").read_text()
         yield process
         process.kill()
 
@@ -242,6 +246,17 @@ def loader_processes(trainer: subprocess.Popen[str]) -> list[psutil.Process]:
     """The processes that map the data set: the trainer's own descendants without the server and the tracker."""
     below = psutil.Process(trainer.pid).children(recursive=True)
     return [each for each in below if any("curves.npy" in part.path for part in each.memory_maps())]
+
+
+@pytest.mark.slow
+def test_a_trainer_that_fails_in_the_middle_ends_with_its_processes(trainer: subprocess.Popen[str]) -> None:
+    found = loader_processes(trainer)
+    assert trainer.stdin is not None
+    trainer.stdin.write("fail\n")
+    trainer.stdin.flush()
+
+    assert trainer.wait(timeout=30) == 1
+    assert [each for each in found if each.is_running()] == []
 
 
 @pytest.mark.slow

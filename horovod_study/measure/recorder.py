@@ -1,13 +1,16 @@
 """What one rank records of its steps: laps and losses, read from the clock and the device in bulk."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from horovod_study.measure.clock import LapClock, now
 from horovod_study.records import StepWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Recorder:
@@ -24,6 +27,18 @@ class Recorder:
     def __len__(self) -> int:
         """Return the number of steps that are not written yet."""
         return len(self._pending)
+
+    def take_up(self, rows: "pa.Table") -> None:
+        """Count the step rows of earlier attempts at this run as recorded here."""
+        columns = {name: rows.column(name).to_numpy() for name in rows.column_names}
+        laps = [name for name in columns if name.endswith("_s") and (name != "sync_s" or self._sync_visible)]
+        timed = columns["step"] >= self._warmup_steps
+        if timed.any():
+            self._timed.append({name: columns[name][timed] for name in laps})
+        if len(rows):
+            self._loss_epoch = int(columns["epoch"][-1])
+            losses = columns["loss"][columns["epoch"] == self._loss_epoch]
+            self._loss_sum, self._loss_count = float(losses.sum(dtype=np.float64)), len(losses)
 
     def add(self, step: int, epoch: int, loss: torch.Tensor) -> None:
         """Keep the loss of one step, shape (), without reading it: that would wait for the device."""

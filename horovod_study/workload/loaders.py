@@ -9,9 +9,11 @@ A batch is valid until the next one is asked for: prefetch fills its buffers aga
 compares the ways on the machine at hand. Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
 """
 
+import atexit
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +22,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-import psutil
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
@@ -28,6 +29,7 @@ from torch.utils.data import Dataset as TorchDataset
 from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, DataError
 from horovod_study.workload import dataset as data
+from horovod_study.workload import room
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -227,7 +229,8 @@ class _Device:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    available = room.available_bytes()
+    return sys.maxsize if available is None else available
 
 
 def _too_large(dataset: data.Dataset, device: torch.device, needed: int, where: str) -> DataError:
@@ -303,6 +306,8 @@ class _Items:
             **several,
         )
         self._running: Any = None
+        # At exit multiprocessing sends its processes SIGTERM, which ours ignore, and waits for them. This comes first.
+        atexit.register(self.close)
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         assert self._loader is not None, "closed"
@@ -322,6 +327,7 @@ class _Items:
             self._running = None
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._end()
         self._loader = None
 

@@ -1,0 +1,406 @@
+"""Loading alone, training on one batch that is already there, and both together: which of them bounds a run?
+
+The three are measured for each loader in turn, several rounds, in an order shuffled anew in each round. The step is
+the trainer's, with the same model objects throughout: model, optimiser and arithmetic of the configuration, one worker,
+no communication. Where several workers share a host, each of them loads; compare there with as many of these at once.
+
+Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
+"""
+
+import json
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from horovod_study.comm import detect, open_backend
+from horovod_study.config import LOADERS, RunConfig, parse_widths
+from horovod_study.errors import ConfigError, RecordError, nearest
+from horovod_study.measure import environment
+from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, now, utc_now
+from horovod_study.workload import dataset as data
+from horovod_study.workload.allocator import keep_freed_memory
+from horovod_study.workload.loaders import Batch, Loader, open_loader
+from horovod_study.workload.model import StressCNN
+from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+
+WARMUP_STEPS = 10
+WORTH = 0.05
+"""Waiting for data is worth a word from this part of a step on."""
+
+KEPT_WAITING = 0.25
+"""From this part of a step on, a loader that is fast enough alone does not keep up beside the step."""
+
+DISTURBED = 0.85
+"""Below this part of the speed of loading and computing one after the other, they hinder each other."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """A number measured once per round."""
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarise `values`, at least one."""
+        return cls(median=statistics.median(values), min=min(values), max=max(values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loading:
+    """What one loader does, at one batch size, on one machine."""
+
+    loader: str
+    note: str
+    loading: Spread  # samples/s, nothing computed
+    cached: Spread  # samples/s, one batch over and over
+    together: Spread  # samples/s
+    waiting: Spread  # part of a step of `together` spent in getting the next batch
+    of_cached: Spread  # together / cached of the same round
+    start_s: Spread  # from opening the loader to the first batch
+    restart_s: Spread  # from asking for another epoch to its first batch
+
+    @property
+    def bound(self) -> str:
+        """What bounds the run: `loading`, `computing`, or `either` where the ranges over the rounds overlap.
+
+        `competition`: the loader alone is faster than the step, but not beside it, when both want the same cores.
+        """
+        if self.loading.min > self.cached.max:
+            return "competition" if self.waiting.median >= KEPT_WAITING else "computing"
+        return "loading" if self.loading.max < self.cached.min else "either"
+
+    @property
+    def verdict(self) -> str:
+        """Say in words what bounds the run and what waiting for data costs."""
+        ratio = self.loading.median / self.cached.median
+        one_after_the_other = 1 / (1 / self.loading.median + 1 / self.cached.median)
+        what, advice = {
+            "computing": (
+                f"computing bounds the run: this loader alone brings {ratio:.3g} times the curves the step takes",
+                "; another loader may help" if self.waiting.median >= WORTH else "",
+            ),
+            "competition": (
+                f"loading and computing compete for the cores: this loader alone brings {ratio:.3g} times the curves "
+                "the step takes, but does not keep up beside it",
+                "; use a loader without processes, or give them cores of their own",
+            ),
+            "loading": (
+                f"loading bounds the run: this loader alone brings {ratio:.2f} times the curves the step takes",
+                "; use another loader, or more loader processes where cores are free",
+            ),
+            "either": (
+                f"neither bounds the run by itself: this loader alone brings {ratio:.2f} times the curves the step "
+                "takes, and the rounds overlap",
+                "; use another loader, or measure longer",
+            ),
+        }[self.bound]
+        if self.bound == "computing" and self.together.median < DISTURBED * one_after_the_other:
+            advice = "; that is slower than one after the other: loader processes or other programs take the cores"
+        return (
+            f"{what}; waiting for data is {self.waiting.median:.1%} of a step, and both together reach "
+            f"{self.of_cached.median:.0%} of computing alone{advice}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, `bound` and `verdict` as plain values."""
+        return {**asdict(self), "bound": self.bound, "verdict": self.verdict}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Several loaders beside each other."""
+
+    dataset: str
+    curves: int
+    batch: int
+    device: str
+    threads: int
+    rounds: int
+    seconds: float
+    loaders: tuple[Loading, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        fields = {name: getattr(self, name) for name in ("dataset", "curves", "batch", "device", "threads", "rounds")}
+        return {**fields, "seconds": self.seconds, "loaders": [each.to_dict() for each in self.loaders]}
+
+    def lines(self) -> list[str]:
+        """Return a table and the verdicts for people."""
+        heads = ("loader", "loading alone", "one cached batch", "both together", "waiting", "first batch", "next epoch",
+                 "bound by")  # fmt: skip
+        rows: list[tuple[str, ...]] = [heads]
+        for each in self.loaders:
+            speeds = [_thousands(speed) for speed in (each.loading, each.cached, each.together)]
+            times = [_duration(each.start_s.median), _duration(each.restart_s.median)]
+            rows.append((each.loader, *speeds, f"{each.waiting.median:.1%}", *times, each.bound))
+        widths = [max(len(row[k]) for row in rows) for k in range(len(heads))]
+        table = [
+            "   ".join(
+                cell.ljust(width) if k in (0, len(heads) - 1) else cell.rjust(width)
+                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        return [
+            f"batch {self.batch}, {self.device}, {self.threads} thread{'s' * (self.threads > 1)}, {self.curves:,} "
+            f"curves; thousand samples/s, median of {self.rounds} rounds of {self.seconds:g} s (smallest - largest)",
+            "",
+            *(f"  {line}" for line in table),
+            "",
+            *(f"  {each.loader}: {each.verdict}" for each in self.loaders),
+            *(f"  {each.loader}: {each.note}" for each in self.loaders if each.note),
+        ]
+
+
+def save(comparisons: Sequence[Comparison], directory: Path) -> Path:
+    """Write `comparisons` to loading.json in `directory`, with the machine they are from; return its path."""
+    path = directory / "loading.json"
+    document = {
+        "measured": utc_now(),
+        "machine": environment.describe(),
+        "comparisons": [each.to_dict() for each in comparisons],
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
+    return path
+
+
+def _thousands(speed: Spread) -> str:
+    digits = 0 if speed.median >= 1e5 else 1
+    middle, low, high = (f"{value / 1e3:,.{digits}f}" for value in (speed.median, speed.min, speed.max))
+    return f"{middle} ({low} - {high})"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def loader_options(name: str) -> dict[str, Any]:
+    """Return the run options meant by `memory`, `dataloader`, or `dataloader:2` for two loader processes."""
+    loader, colon, processes = name.partition(":")
+    if loader not in LOADERS or (colon and not (loader == "dataloader" and processes.isdecimal())):
+        raise ConfigError(
+            f"loader {name!r} is not known{nearest(loader, LOADERS)}; allowed: {', '.join(LOADERS)}, and dataloader:N "
+            "for N loader processes"
+        )
+    return {"loader": loader, "loader_processes": int(processes or 0)}
+
+
+def compare_loaders(
+    config: RunConfig,
+    dataset: data.Dataset,
+    names: Sequence[str],
+    *,
+    rounds: int,
+    seconds: float,
+    others: Mapping[str, Callable[[], Loader]] | None = None,
+    tell: Tell | None = None,
+) -> Comparison:
+    """Compare the loaders `names` (see `loader_options`) on `dataset` with the batch and the step of `config`.
+
+    Each measurement lasts at least `seconds`, all three are repeated `rounds` times. `others` are further loaders by
+    name, with the batches per epoch of ours. Raises ConfigError for unknown names and what this device cannot do.
+    """
+    if rounds < 1 or not seconds > 0:
+        raise ConfigError(
+            f"{rounds} rounds of {seconds:g} s measure nothing; use at least one round and a time above 0"
+        )
+    keep_freed_memory()  # as the trainer does
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        return _compare(config, dataset, names, rounds=rounds, seconds=seconds, others=others or {}, tell=tell)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compare(
+    config: RunConfig,
+    dataset: data.Dataset,
+    names: Sequence[str],
+    *,
+    rounds: int,
+    seconds: float,
+    others: Mapping[str, Callable[[], Loader]],
+    tell: Tell | None,
+) -> Comparison:
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    batches = data.Batches(dataset.train_size, batch=config.batch, rank=0, workers=1, seed=config.seed)
+    openers = {name: _opener(replace(config, **loader_options(name)), dataset, batches, device) for name in names}
+    openers |= others
+    step = _Step(config, device)
+    bench = _Bench(step, batches.steps_per_epoch, config.batch, seconds)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in openers}
+    notes: dict[str, str] = {}
+    shuffle = random.Random(1)
+    for number in range(rounds):
+        for name in shuffle.sample(list(openers), len(openers)):
+            if tell:
+                tell(f"batch {config.batch}, round {number + 1} of {rounds}: {name}")
+            values, notes[name] = bench.measure(openers[name], shuffle)
+            found[name].append(values)
+    return Comparison(
+        dataset=str(dataset.path),
+        curves=dataset.size,
+        batch=config.batch,
+        device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        threads=torch.get_num_threads(),
+        rounds=rounds,
+        seconds=seconds,
+        loaders=tuple(
+            Loading(loader=name, note=notes[name], **{key: Spread.of([run[key] for run in runs]) for key in runs[0]})
+            for name, runs in found.items()
+        ),
+    )
+
+
+def _opener(
+    config: RunConfig, dataset: data.Dataset, batches: data.Batches, device: torch.device
+) -> Callable[[], Loader]:
+    return lambda: open_loader(config, dataset, batches, device)
+
+
+class _Step:
+    """The trainer's step without its recording; `train.train_step` is the original, a test compares their losses."""
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        torch.manual_seed(config.seed)
+        self.arithmetic = Arithmetic(replace(config, pin_memory=False), device)
+        model = StressCNN(
+            widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
+        ).to(device)
+        bare_optimizer, _ = make_optimizer(config, model.parameters(), workers=1)
+        alone = replace(config, backend="serial", transport="none", reduction="auto")
+        self.backend = open_backend(alone, detect({}))
+        called = accelerate(model, config, device, self.arithmetic)
+        self.model, self.optimizer = self.backend.bind(called, bare_optimizer)
+        self.device = device
+        self.clock = LapClock(DeviceStamps() if device.type == "cuda" else HostStamps())
+
+    def __call__(self, curves: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Make one update from curves (B, C, L) and targets (B, P); return the loss, shape ()."""
+        self.backend.zero_grad(self.optimizer)
+        with self.arithmetic.autocast():
+            loss = F.mse_loss(self.model(curves).float(), targets)
+        self.clock.lap("forward")
+        self.arithmetic.backward(loss)
+        self.clock.lap("backward")
+        self.backend.synchronize(self.optimizer)
+        self.clock.lap("sync")
+        self.arithmetic.step(self.optimizer, self.backend)
+        self.clock.lap("update")
+        return loss.detach()
+
+    def wait(self) -> None:
+        """Wait until the device has done what was asked of it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class _Bench:
+    """One visit to one loader: opened, measured three times, closed."""
+
+    def __init__(self, step: _Step, steps_per_epoch: int, batch: int, seconds: float) -> None:
+        self._step, self._steps_per_epoch, self._batch, self._seconds = step, steps_per_epoch, batch, seconds
+
+    def measure(self, opener: Callable[[], Loader], shuffle: random.Random) -> tuple[dict[str, float], str]:
+        """Return the numbers of one round under the names of `Loading`, and the loader's note."""
+        began = now()
+        loader = opener()
+        try:
+            first = next(loader.epoch(0))
+            self._step.wait()
+            opened = now()
+            cached = first[0].clone(), first[1].clone()
+            self._train(iter([cached] * WARMUP_STEPS), WARMUP_STEPS)
+            values = {"start_s": opened - began}
+            epochs = _Epochs(loader)
+            kinds: list[tuple[str, Callable[[], dict[str, float]]]] = [
+                ("loading", lambda: self._loading(epochs)),
+                ("cached", lambda: {"cached": self._training(lambda: _forever(cached))["together"]}),
+                ("together", lambda: self._training(epochs.next)),
+            ]
+            for _, kind in shuffle.sample(kinds, len(kinds)):
+                values |= kind()
+            values["of_cached"] = values["together"] / values["cached"]
+            asked = now()
+            next(epochs.next())
+            self._step.wait()
+            values["restart_s"] = now() - asked
+            return values, loader.note
+        finally:
+            loader.close()
+
+    def _loading(self, epochs: "_Epochs") -> dict[str, float]:
+        """Return the samples/s of taking batches and doing nothing with them."""
+        count, spent_s = 0, 0.0
+        while spent_s < self._seconds:
+            parts = epochs.next()  # drawing the order stands outside, as in the trainer
+            self._step.wait()
+            opened = now()
+            for _ in parts:
+                count += 1
+                if now() - opened + spent_s >= self._seconds:
+                    break
+            self._step.wait()
+            spent_s += now() - opened
+        return {"loading": count * self._batch / spent_s}
+
+    def _training(self, next_epoch: Callable[[], Iterator[Batch]]) -> dict[str, float]:
+        """Return the samples/s of training and the part of a step that getting the batch takes."""
+        count, spent_s, data_s, step_s = 0, 0.0, 0.0, 0.0
+        while spent_s < self._seconds:
+            parts = next_epoch()
+            self._step.wait()
+            opened = now()
+            done, columns = self._train(parts, self._steps_per_epoch, opened + self._seconds - spent_s)
+            spent_s += now() - opened
+            count += done
+            data_s += float(columns["data_s"].sum())
+            step_s += float(columns["step_s"].sum())
+        return {"together": count * self._batch / spent_s, "waiting": data_s / step_s}
+
+    def _train(self, parts: Iterator[Batch], most: int, until: float | None = None) -> tuple[int, Mapping[str, Any]]:
+        """Train on at most `most` batches, or to the moment `until`; return the steps made and their laps."""
+        clock, step = self._step.clock, self._step
+        clock.start()
+        done = 0
+        while done < most and (until is None or now() < until):
+            clock.begin()
+            curves, targets = next(parts)
+            clock.lap("data")
+            step(curves, targets)
+            done += 1
+        step.wait()
+        return done, clock.drain()
+
+
+class _Epochs:
+    """One epoch of a loader after another."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader, self._number = loader, 0
+
+    def next(self) -> Iterator[Batch]:
+        self._number += 1
+        return self._loader.epoch(self._number)
+
+
+def _forever(batch: Batch) -> Iterator[Batch]:
+    while True:
+        yield batch

@@ -1,0 +1,314 @@
+"""The comparison of loaders: its form, its words, and that its step is the trainer's."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from horovod_study import cli
+from horovod_study.comm import detect, open_backend
+from horovod_study.config import RunConfig
+from horovod_study.errors import ConfigError, RecordError
+from horovod_study.measure import loading
+from horovod_study.measure.clock import LapClock
+from horovod_study.measure.loading import Comparison, Loading, Spread, compare_loaders, loader_options, save
+from horovod_study.train import train_step
+from horovod_study.workload import dataset as data
+from horovod_study.workload.loaders import Batch, open_loader
+from horovod_study.workload.model import StressCNN
+from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> data.Dataset:
+    path = tmp_path_factory.mktemp("loading") / "data"
+    data.generate(path, 400, seed=3)
+    return data.open_dataset(path)
+
+
+def steady(value: float) -> Spread:
+    return Spread(median=value, min=value, max=value)
+
+
+def result(*, loads: Spread, cached: Spread, waiting: float = 0.01, together: float = 0.99) -> Loading:
+    return Loading(
+        loader="memory",
+        note="",
+        loading=loads,
+        cached=cached,
+        together=steady(cached.median * together),
+        waiting=steady(waiting),
+        of_cached=steady(together),
+        start_s=steady(0.002),
+        restart_s=steady(1.5),
+    )
+
+
+def test_a_spread_holds_median_and_range() -> None:
+    assert Spread.of([3.0, 1.0, 10.0]) == Spread(median=3.0, min=1.0, max=10.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("memory", {"loader": "memory", "loader_processes": 0}),
+        ("dataloader", {"loader": "dataloader", "loader_processes": 0}),
+        ("dataloader:3", {"loader": "dataloader", "loader_processes": 3}),
+    ],
+)
+def test_names_of_loaders(name: str, options: dict[str, object]) -> None:
+    assert loader_options(name) == options
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("memry", " (did you mean 'memory'?)"), ("memory:2", ""), ("dataloader:", ""), ("dataloader:-1", "")],
+)
+def test_unknown_loaders_are_refused(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        loader_options(name)
+
+    start, _, rest = str(error.value).partition("; ")
+    assert start.startswith(f"loader {name!r} is not known{hint}")
+    assert rest == "allowed: memory, prefetch, device, dataloader, and dataloader:N for N loader processes"
+
+
+def test_computing_bounds_where_loading_alone_is_faster() -> None:
+    one = result(loads=Spread(median=3e6, min=2e6, max=4e6), cached=Spread(median=3e4, min=2e4, max=1e6))
+
+    assert one.bound == "computing"
+    assert one.verdict == (
+        "computing bounds the run: this loader alone brings 100 times the curves the step takes; waiting for data is "
+        "1.0% of a step, and both together reach 99% of computing alone"
+    )
+
+
+def test_waiting_that_is_worth_a_word_gets_one() -> None:
+    one = result(loads=steady(3e5), cached=steady(3e4), waiting=0.09, together=0.9)
+
+    assert one.bound == "computing"
+    assert one.verdict.endswith("both together reach 90% of computing alone; another loader may help")
+
+
+def test_loading_bounds_where_it_is_slower() -> None:
+    one = result(loads=steady(1.5e4), cached=steady(3e4), waiting=0.5, together=0.5)
+
+    assert one.bound == "loading"
+    assert one.verdict == (
+        "loading bounds the run: this loader alone brings 0.50 times the curves the step takes; waiting for data is "
+        "50.0% of a step, and both together reach 50% of computing alone; use another loader, or more loader processes "
+        "where cores are free"
+    )
+
+
+def test_a_loader_that_does_not_keep_up_beside_the_step_is_found_out() -> None:
+    one = result(loads=steady(3e4), cached=steady(1.5e4), waiting=0.4, together=0.5)
+
+    assert one.bound == "competition"
+    assert one.verdict == (
+        "loading and computing compete for the cores: this loader alone brings 2 times the curves the step takes, but "
+        "does not keep up beside it; waiting for data is 40.0% of a step, and both together reach 50% of computing "
+        "alone; use a loader without processes, or give them cores of their own"
+    )
+
+
+def test_together_slower_than_one_after_the_other_is_said() -> None:
+    one = result(loads=steady(3e6), cached=steady(1.5e4), waiting=0.02, together=0.7)
+
+    assert one.bound == "computing"
+    assert one.verdict.endswith(
+        "70% of computing alone; that is slower than one after the other: loader processes or other programs take the "
+        "cores"
+    )
+
+
+def test_overlapping_rounds_decide_nothing() -> None:
+    one = result(loads=Spread(median=3.3e4, min=2.9e4, max=4e4), cached=Spread(median=3e4, min=2e4, max=3.1e4))
+
+    assert one.bound == "either"
+    assert one.verdict.startswith("neither bounds the run by itself: this loader alone brings 1.10 times the curves")
+
+
+def test_the_table_is_aligned_and_says_its_units() -> None:
+    one = Comparison(
+        dataset="data",
+        curves=400,
+        batch=75,
+        device="cpu",
+        threads=1,
+        rounds=3,
+        seconds=1.0,
+        loaders=(result(loads=Spread(median=3e6, min=2e6, max=4e6), cached=steady(3.141e4)),),
+    )
+
+    assert one.lines() == [
+        "batch 75, cpu, 1 thread, 400 curves; thousand samples/s, median of 3 rounds of 1 s (smallest - largest)",
+        "",
+        "  loader           loading alone     one cached batch        both together   waiting   first batch"
+        "   next epoch   bound by",
+        "  memory   3,000 (2,000 - 4,000)   31.4 (31.4 - 31.4)   31.1 (31.1 - 31.1)      1.0%        2.0 ms"
+        "        1.5 s   computing",
+        "",
+        f"  memory: {one.loaders[0].verdict}",
+    ]
+
+
+def test_the_step_is_the_trainers(dataset: data.Dataset) -> None:
+    config = RunConfig(batch=10, lr=1e-3)
+    batches = data.Batches(dataset.train_size, batch=10, rank=0, workers=1, seed=1)
+    step = loading._Step(config, torch.device("cpu"))
+    step.clock.start()
+
+    torch.manual_seed(config.seed)
+    model = StressCNN()
+    optimizer, _ = make_optimizer(config, model.parameters(), workers=1)
+    backend = open_backend(config, detect({}))
+    model, optimizer = backend.bind(model, optimizer)  # type: ignore[assignment]
+    arithmetic = Arithmetic(config, torch.device("cpu"))
+    clock = LapClock()
+    clock.start()
+    for curves, targets in open_loader(config, dataset, batches, torch.device("cpu")).epoch(0):
+        clock.begin()
+        clock.lap("data")
+        wanted = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
+        step.clock.begin()
+        step.clock.lap("data")
+
+        assert torch.equal(step(curves, targets), wanted)
+    assert step.clock.drain().keys() == clock.drain().keys()
+
+
+class _Counting:
+    """A loader of somebody else, which says how it was used."""
+
+    note = "counted"
+    closed = 0
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        return iter([(torch.zeros(10, 3, 201), torch.zeros(10, 2))] * self._steps)
+
+    def close(self) -> None:
+        _Counting.closed += 1
+
+
+def test_loaders_are_compared(dataset: data.Dataset) -> None:
+    threads = torch.get_num_threads()
+    told: list[str] = []
+    found = compare_loaders(
+        RunConfig(batch=10),
+        dataset,
+        ["memory", "prefetch"],
+        rounds=2,
+        seconds=0.01,
+        others={"mine": lambda: _Counting(30)},
+        tell=told.append,
+    )
+
+    assert torch.get_num_threads() == threads
+    assert (found.batch, found.curves, found.rounds, found.device, found.threads) == (10, 400, 2, "cpu", 1)
+    assert [each.loader for each in found.loaders] == ["memory", "prefetch", "mine"]
+    assert found.loaders[2].note == "counted"
+    assert _Counting.closed == 2
+    assert sorted(told) == sorted(
+        f"batch 10, round {number} of 2: {name}" for number in (1, 2) for name in ("memory", "prefetch", "mine")
+    )
+    for each in found.loaders:
+        for spread in (each.loading, each.cached, each.together, each.start_s, each.restart_s):
+            assert 0 < spread.min <= spread.median <= spread.max
+        assert 0 < each.waiting.min <= each.waiting.max < 1
+    document = found.to_dict()
+    assert json.loads(json.dumps(document)) == json.loads(json.dumps(document, allow_nan=False))
+    assert document["loaders"][0]["bound"] in ("computing", "competition", "loading", "either")
+
+
+def test_a_loader_is_closed_also_when_measuring_fails(dataset: data.Dataset) -> None:
+    closed = _Counting.closed
+    with pytest.raises(StopIteration):
+        compare_loaders(
+            RunConfig(batch=10), dataset, [], rounds=1, seconds=0.01, others={"empty": lambda: _Counting(0)}
+        )
+
+    assert _Counting.closed == closed + 1
+
+
+@pytest.mark.parametrize(("rounds", "seconds"), [(0, 1.0), (1, 0.0), (1, float("nan"))])
+def test_measuring_nothing_is_refused(dataset: data.Dataset, rounds: int, seconds: float) -> None:
+    with pytest.raises(ConfigError, match="measure nothing; use at least one round and a time above 0"):
+        compare_loaders(RunConfig(batch=10), dataset, ["memory"], rounds=rounds, seconds=seconds)
+
+
+def test_a_comparison_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match=r"loading\.json: cannot be written \(.*\); choose another --out"):
+        save([], tmp_path / "file")
+
+
+def test_bench_loading_prints_tables(capsys: pytest.CaptureFixture[str], dataset: data.Dataset, tmp_path: Path) -> None:
+    words = ["bench", "loading", "--dataset", str(dataset.path), "--batch", "5", "50", "--rounds", "1"]
+    code = cli.main([*words, "--seconds", "0.01", "--loader", "memory", "--out", str(tmp_path / "out")])
+
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert [line.split(",")[0] for line in out.splitlines() if line.startswith("batch")] == ["batch 5", "batch 50"]
+    assert err.endswith(f"written to {tmp_path / 'out' / 'loading.json'}\n")
+    document = json.loads((tmp_path / "out" / "loading.json").read_text())
+    assert [each["batch"] for each in document["comparisons"]] == [5, 50]
+
+
+def test_bench_loading_prints_json(capsys: pytest.CaptureFixture[str], dataset: data.Dataset) -> None:
+    words = ["bench", "loading", "--dataset", str(dataset.path), "--batch", "5", "--rounds", "1"]
+    code = cli.main([*words, "--seconds", "0.01", "--loader", "memory", "device", "--json"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert len(lines) == 1
+    found = json.loads(lines[0])["comparisons"][0]["loaders"]
+    assert [each["loader"] for each in found] == ["memory", "device"]
+    assert found[1]["note"] == "a private copy of the training set in RAM, 0.00 GB for each worker"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--loader", "fast"], "loader 'fast' is not known"),
+        (["--pin-memory"], "run: pin_memory needs a GPU"),
+        (["--batch", "0"], "run: batch is 0; it must be at least 1"),
+        (["--batch", "1000"], "batch 1000 x 1 workers = 1000 curves per step, but the training set has 300"),
+        (["--rounds", "0"], "0 rounds of 1 s measure nothing"),
+    ],
+)
+def test_bench_loading_refuses_in_one_line(
+    capsys: pytest.CaptureFixture[str], dataset: data.Dataset, words: list[str], message: str
+) -> None:
+    code = cli.main(["bench", "loading", "--dataset", str(dataset.path), *words])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert error.splitlines()[-1].startswith(f"error: {message}")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_loaders_runs(tmp_path: Path) -> None:
+    script = Path(loading.__file__).parents[2] / "benchmarks" / "loading.py"
+    settings = ["--rounds", "1", "--seconds", "0.05", "--batches", "20", "--curves", "4000"]
+    done = subprocess.run(
+        [sys.executable, str(script), *settings, "--out", str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+    document = json.loads((tmp_path / "loading.json").read_text())
+    assert [each["loader"] for each in document["batches"]["20"]["loaders"]] == [
+        *("memory", "prefetch", "device", "dataloader", "dataloader:2"),
+        *("TensorDataset + DataLoader", "TensorDataset + DataLoader, 2 processes"),
+    ]
+    assert all(each["loading"]["median"] > 0 for each in document["batches"]["20"]["loaders"])
+    text = (tmp_path / "loading.md").read_text()
+    assert text in done.stdout
+    assert sum(text.count(words) for words in (" bounds the run: ", "neither bounds", "computing compete")) == 7

@@ -1,0 +1,149 @@
+"""The matrix peak of a core, the operations of a step, and the benchmark that puts them beside each other."""
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import horovod_study
+from horovod_study.measure.microbench import MatrixRate, matrix_peak, matrix_rates, step_flops
+from horovod_study.workload.model import StressCNN
+
+
+@pytest.mark.parametrize("memory_format", ["channels-last", "contiguous"])
+@pytest.mark.parametrize("widths", [(15, 38, 197), (8, 16, 32), (1, 1, 1)])
+def test_operations_of_a_step_are_those_torch_counts(widths: tuple[int, int, int], memory_format: str) -> None:
+    model = StressCNN(widths=widths, memory_format=memory_format)
+    with FlopCounterMode(display=False) as counter:
+        F.mse_loss(model(torch.zeros(4, 3, 201)), torch.zeros(4, 2)).backward()
+
+    assert counter.get_total_flops() == 4 * step_flops(widths)
+
+
+def test_operations_of_the_shipped_model() -> None:
+    assert step_flops((15, 38, 197)) == 2_121_084
+
+
+def test_rates_are_measured_for_each_type_and_size() -> None:
+    threads = torch.get_num_threads()
+    rates = matrix_rates(sizes=(16, 32), rounds=3, seconds=0.001)
+
+    assert torch.get_num_threads() == threads
+    assert [(rate.dtype, rate.size) for rate in rates] == [
+        ("float32", 16),
+        ("float32", 32),
+        ("bf16", 16),
+        ("bf16", 32),
+    ]
+    for rate in rates:
+        assert 0 < rate.gflops_min <= rate.gflops_median <= rate.gflops_max
+        assert rate.rounds == 3
+        assert rate.to_dict() == {each.name: getattr(rate, each.name) for each in dataclasses.fields(rate)}
+
+
+def test_the_peak_is_the_fastest_size_of_a_type() -> None:
+    def rate(dtype: str, size: int, gflops: float) -> MatrixRate:
+        return MatrixRate(dtype=dtype, size=size, gflops_median=gflops, gflops_min=gflops, gflops_max=gflops, rounds=1)
+
+    rates = [rate("float32", 256, 90), rate("float32", 512, 110), rate("float32", 1024, 100), rate("bf16", 256, 400)]
+
+    assert matrix_peak(rates, "float32").size == 512
+    assert matrix_peak(rates, "bf16").gflops_median == 400
+
+
+# ------------------------------------------------------------------------------------------------ benchmarks/step.py
+
+BENCHMARK = Path(horovod_study.__file__).parent.parent / "benchmarks" / "step.py"
+
+
+@pytest.fixture(scope="module")
+def step() -> Any:
+    """benchmarks/step.py as a module."""
+    spec = importlib.util.spec_from_file_location("benchmark_step", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "word"),
+    [
+        ([1.1, 1.2, 1.01], "faster"),
+        ([0.9, 0.99, 0.5], "slower"),
+        ([0.9, 1.1, 1.2], "within the spread"),
+        ([1.0, 1.0, 1.0], None),
+        ([1.1, 1.2], None),
+        ([], None),
+    ],
+)
+def test_an_effect_is_named_where_all_rounds_agree(step: Any, ratios: list[float], word: str | None) -> None:
+    assert step.effect(ratios) == word
+
+
+def test_rows_compare_with_the_default_of_the_same_round(step: Any) -> None:
+    def runs(*speeds: float | None) -> list[dict[str, Any]]:
+        return [{"samples_per_s": speed, "reason": "broken"} for speed in speeds]
+
+    measured = {"default": runs(100.0, 200.0, None, 400.0), "compile": runs(50.0, None, 300.0, 100.0)}
+    variants = [step.Variant(name="default"), step.Variant(name="compile", options=("--compile",))]
+    default, compiled = step.rows(measured, {"float32": 1e-3, "bf16": 4e-3}, variants)
+
+    assert (default["samples_per_s_median"], default["failed"]) == (200.0, 1)
+    assert (compiled["samples_per_s_min"], compiled["samples_per_s_max"]) == (50.0, 300.0)
+    assert (compiled["of_default_min"], compiled["of_default_max"]) == (0.25, 0.5)
+    assert default["gflops_median"] == pytest.approx(200 * 2_121_084 / 1e9)
+    assert default["of_peak_median"] == pytest.approx(200 * 2_121_084 / 1e9 / 1e-3)
+    assert "compile: 1 of 4 runs failed and are not in the row." in step.markdown(75, [default, compiled])
+
+
+def test_a_failed_variant_has_an_empty_row(step: Any) -> None:
+    measured = {"default": [{"samples_per_s": None, "reason": "broken"}]}
+    table = step.rows(measured, {"float32": 100.0}, [step.Variant(name="default")])
+
+    assert table[0]["of_peak_median"] is None
+    assert "| default | failed | | | | | | | |" in step.markdown(75, table)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_step_runs(tmp_path: Path) -> None:
+    chosen = "own memory|plain|tf32"
+    settings = ["--rounds", "1", "--seconds", "0.1", "--batches", "20", "--curves", "4000", "--only", chosen]
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), *settings, "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+    document = json.loads((tmp_path / "step.json").read_text())
+    assert [row["variant"] for row in document["batches"]["20"]] == [
+        "default",
+        "C library's own memory handling",
+        "plain PyTorch",
+    ]
+    for row in document["batches"]["20"]:
+        assert row["failed"] == 0
+        assert row["samples_per_s_median"] > 0
+        assert row["of_peak_median"] > 0
+    assert document["operations_per_curve"] == 2_121_084
+    assert [(rate["dtype"], rate["size"]) for rate in document["matrix_products"]][:2] == [
+        ("float32", 256),
+        ("float32", 512),
+    ]
+    assert document["refused"].keys() == {"precision tf32"}
+    assert "precision tf32 needs a GPU, this run computes on the CPU" in document["refused"]["precision tf32"]
+    text = (tmp_path / "step.md").read_text()
+    assert text in done.stdout
+    assert "| plain PyTorch |" in text
