@@ -5,6 +5,10 @@
     horovodrun --gloo -np 2 .venv/bin/python -m horovod_study.train          Horovod, over Gloo
     mpirun -np 2 .venv/bin/python -m horovod_study.train                     Horovod, or --backend mpi
     torchrun --nproc-per-node 2 -m horovod_study.train                       torch DistributedDataParallel
+    ... -m horovod_study.train --resume RUN_DIR                              any of these, continued from a checkpoint
+
+Exit codes: 0 done, 2 wrong use or bad input, 75 stopped by SIGTERM or SIGUSR1 with a checkpoint (start it again with
+--resume), 130 after Ctrl-C, 143 after SIGTERM or SIGUSR1 without a checkpoint.
 
 Letters: B curves per worker and step, C = 3 channels, L = 201 points, P = 2 targets.
 """
@@ -15,9 +19,10 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +31,7 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm import Backend, Launch, agreed, detect, open_backend, require_parity
+from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Terminated, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
 from horovod_study.config import LAPS, RunConfig, load_yaml, parse_widths, run_config
 from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
@@ -34,12 +40,14 @@ from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, now,
 from horovod_study.measure.recorder import Recorder
 from horovod_study.options import Parser, add_run_options, run_values
 from horovod_study.progress import Progress, say
+from horovod_study.workload import checkpoint
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.evaluation import compared_to_floor, evaluate
-from horovod_study.workload.loaders import open_loader
+from horovod_study.workload.loaders import Batch, open_loader
 from horovod_study.workload.model import StressCNN, parameter_count, parameter_sha256
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.workload.resume import Resumption, notes, plan_resume, require_same_run
 from horovod_study.workload.schedule import lr_factor
 
 DRAIN_STEPS = 512
@@ -70,16 +78,24 @@ def train_step(
     return loss.detach()
 
 
-def run(config: RunConfig, *, out: Path | None, launch: Launch) -> dict[str, Any]:
+def run(
+    config: RunConfig,
+    *,
+    out: Path | None,
+    launch: Launch,
+    resumption: Resumption | None = None,
+    stop: StopRequest | None = None,
+) -> dict[str, Any]:
     """Train as `config` says and record the run in `out`; return what `--json` prints, on every rank.
 
-    Collective: every rank of the launch must call it. Raises StudyError, on all ranks, for what the user can mend.
+    With `resumption`, continue that run in its directory `out`. Collective: every rank of the launch must call it.
+    Raises StudyError, on all ranks, for what the user can mend, and Stopped when `stop` was requested.
     """
     keep_freed_memory()
     watchdog = StartWatchdog(config.start_timeout_s, launch)
     backend = open_backend(config, launch)
     try:
-        result = _run(config, out, launch, backend, watchdog)
+        result = _run(config, out, launch, backend, watchdog, resumption, stop or StopRequest())
     finally:
         watchdog.cancel()
     backend.close()  # not after a failure: leaving is collective, and the other ranks may be gone
@@ -87,7 +103,13 @@ def run(config: RunConfig, *, out: Path | None, launch: Launch) -> dict[str, Any
 
 
 def _run(
-    config: RunConfig, out: Path | None, launch: Launch, backend: Backend, watchdog: StartWatchdog
+    config: RunConfig,
+    out: Path | None,
+    launch: Launch,
+    backend: Backend,
+    watchdog: StartWatchdog,
+    resumption: Resumption | None,
+    stop: StopRequest,
 ) -> dict[str, Any]:
     rank, workers, leads = backend.rank, backend.workers, backend.rank == 0
 
@@ -98,6 +120,7 @@ def _run(
         {
             **{name: value for name, value in config.to_dict().items() if name not in ("threads", "start_timeout_s")},
             "backend": backend.name,
+            "resume": resumption is not None,
             "package version": environment.describe_package(),
         },
     )
@@ -129,13 +152,15 @@ def _run(
 
     # ------------------------------------------------------------------ the record, before the first step
     directory = Path(backend.gather(str((out or _default_out(config, backend)).absolute()))[0])
+    resumed = _read_checkpoint(directory, backend) if resumption else None
     record = records.RunRecord(
         study=config.study,
         key=directory.name,
         repeat=config.repeat,
         partition=config.partition,
         status="running",
-        started=utc_now(),
+        started=resumption.record.started if resumption else utc_now(),
+        attempts=resumption.record.attempts if resumption else (),
         host=hosts[0],
         pid=os.getpid(),
         requested={**config.to_dict(), "workers": launch.workers},
@@ -174,22 +199,41 @@ def _run(
         environment=environment.describe(),
     )
     with agreed(backend):
-        if leads:
+        if resumption and resumed and leads:
+            require_same_run(directory, resumption.record, record.effective)
+            record = records.resume_run(directory, record, from_step=resumed.step, began=utc_now())
+            checkpoint.set_aside_newer(directory, resumed.step)
+            records.cut_epochs(directory, resumed.progress["evaluated"])
+        elif leads:
             records.create_run(directory, record)
     with agreed(backend):
-        writer = records.StepWriter(directory, rank)
+        writer = records.StepWriter(directory, rank, resume_at=resumed.step if resumed else None)
     if leads:
         say(
             f"{workers} worker{'s' * (workers > 1)} ({backend.name}"
             + (f" over {backend.transport}, {backend.reduction} reduction" if workers > 1 else "")
             + f"), batch {config.batch} each, {dataset.train_size:,} training curves, {parameters:,} parameters"
         )
+        if resumption and resumed:
+            say(f"resumed after step {resumed.step:,} with {directory / checkpoint.name_of(resumed.step)}")
+            for note in notes(resumption, record.environment, record.effective):
+                say(note)
 
+    keeper = checkpoint.Keeper(config, directory, backend, dataset.target_bounds)
     try:
         result = _train(
-            config, backend, dataset, batches, model, bare_model, optimizer, arithmetic, device, directory, writer
-        )
+            config, backend, dataset, batches, model, bare_model, optimizer, arithmetic, device, directory, writer,
+            keeper, resumed, stop,
+        )  # fmt: skip
         writer.close()
+    except Stopped as error:
+        writer.close()
+        if leads:
+            records.finish_run(
+                directory, record, status="stopped", finished=utc_now(), totals=error.totals, reason=str(error)
+            )
+        backend.barrier()
+        raise
     except BaseException as error:
         with suppress(RecordError):  # a full disk may be the error itself, and is the one to tell
             writer.close()
@@ -201,14 +245,23 @@ def _run(
     if leads:
         records.finish_run(directory, record, status="done", finished=utc_now(), totals=result)
     backend.barrier()
+    return _printed(directory, record.effective, result)
+
+
+def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint:
+    """Return the newest intact checkpoint, read by rank 0 alone: the hosts of the others may not see the file."""
+    content = b""
+    with agreed(backend):
+        if backend.rank == 0:
+            content = checkpoint.read_newest(directory)
+    return checkpoint.decode(backend.gather(content)[0], str(directory))
+
+
+def _printed(directory: Path, effective: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `--json` prints of a finished run, from its record."""
     return {
         "run_dir": str(directory),
-        "backend": backend.name,
-        "transport": backend.transport,
-        "workers": workers,
-        "nodes": len(set(hosts)),
-        "batch": config.batch,
-        "parameters": parameters,
+        **{name: effective[name] for name in ("backend", "transport", "workers", "nodes", "batch", "parameters")},
         "samples_per_s": result["samples_per_s"],
         "step_ms_median": result["step_s_median"] * 1e3,
         "step_ms_p90": result["step_s_p90"] * 1e3,
@@ -219,9 +272,10 @@ def _run(
             for name in (*LAPS, "residual")
         },
         **{name: result[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "steps")},
-        "floor_mse": record.effective["floor_mse"],
-        "floor_text": compared_to_floor(result["test_mse"], record.effective["floor_mse"], dataset.test_size),
+        "floor_mse": effective["floor_mse"],
+        "floor_text": compared_to_floor(result["test_mse"], effective["floor_mse"], effective["test_samples"]),
         **{name: result[name] for name in ("target_reached", "train_s", "wall_s")},
+        **{name: result[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes")},
         **{name: result[name] for name in ("window_s", "rss_mb_max", "pss_mb_max", "parameter_sha256")},
     }
 
@@ -238,8 +292,14 @@ def _train(
     device: torch.device,
     directory: Path,
     writer: records.StepWriter,
+    keeper: checkpoint.Keeper,
+    resumed: checkpoint.Checkpoint | None,
+    stop: StopRequest,
 ) -> dict[str, Any]:
-    """Train to the end of the budget or to the target; return the totals of the timed window."""
+    """Train to the end of the budget or to the target; return the totals of the timed window.
+
+    Raises Stopped, on all ranks, when any of them was asked to stop.
+    """
     workers, leads = backend.workers, backend.rank == 0
     per_epoch = batches.steps_per_epoch
     last_step = _last_step(config, per_epoch)
@@ -251,21 +311,56 @@ def _train(
     budget = _Budget(config, last_step)
     with agreed(backend):
         loader = open_loader(config, dataset, batches, device)
+    if leads and loader.note:
+        say(f"loader {config.loader}: {loader.note}")
 
     step = epoch = 0
     window_s = 0.0
-    out_of_time = target_reached = False
+    out_of_time = target_reached = stopped = False
     evaluation: dict[str, Any] = {}
+    stream: Iterator[Batch] | None = None
     started = now()
+
+    def write_checkpoint() -> None:
+        state = {
+            "window_s": window_s,
+            "wall_s": now() - started,
+            "evaluation": evaluation,
+            "evaluated": evaluation.get("steps", 0),
+            "target_reached": target_reached,
+            "budget": budget.state(),
+            "scaler": arithmetic.scaler.state_dict() if arithmetic.scaler else {},
+        }
+        keeper.write(step=step, epoch=epoch, model=bare_model, optimizer=optimizer, progress=state, rows=writer)
+
+    if resumed is not None:
+        bare_model.load_state_dict(dict(resumed.model))
+        optimizer.load_state_dict(dict(resumed.optimizer))
+        if arithmetic.scaler:
+            arithmetic.scaler.load_state_dict(resumed.progress["scaler"])
+        step, epoch = resumed.step, resumed.epoch
+        window_s, evaluation = resumed.progress["window_s"], resumed.progress["evaluation"]
+        started -= resumed.progress["wall_s"]
+        budget.take_up(resumed.progress["budget"])
+        target_reached, out_of_time = resumed.progress["target_reached"], budget.spent
+        keeper.cost = {name: resumed.progress[name] for name in keeper.cost}
+        if writer.kept is not None:
+            recorder.take_up(writer.kept)
+    if config.checkpoint_at_end:
+        stop.defer()
     # One turn is a stretch of steps without interruption: to the end of the warm-up or of the epoch, to the next
-    # evaluation, or to the end of the budget. The clock stands between stretches, so that evaluation is outside the
-    # timed window.
-    while step < last_step and not out_of_time and not target_reached:
+    # evaluation or checkpoint, or to the end of the budget. The clock stands between stretches, so that evaluation and
+    # checkpoints are outside the timed window.
+    while step < last_step and not out_of_time and not target_reached and not stopped:
+        stopped = config.checkpoint_at_end and backend.maximum(stop.number) > 0
+        if stopped:  # a signal came during an evaluation, or at the end of a stretch
+            break
         timed = step >= config.warmup_steps
         evaluate_at = _next_evaluation(config, step, per_epoch)
-        end = min(last_step, (epoch + 1) * per_epoch, evaluate_at, math.inf if timed else config.warmup_steps)
-        if step == epoch * per_epoch:
-            stream = loader.epoch(epoch)
+        keep_at = keeper.next_after(step)
+        end = min(last_step, (epoch + 1) * per_epoch, evaluate_at, keep_at, math.inf if timed else config.warmup_steps)
+        if stream is None or step == epoch * per_epoch:
+            stream = loader.epoch(epoch, step - epoch * per_epoch)
         check_every = _steps_between_checks(backend, recorder, config)
         _wait_for_device(device)
         backend.barrier()
@@ -285,10 +380,15 @@ def _train(
             if step % check_every == 0:
                 if len(recorder) >= DRAIN_STEPS or now() - recorder.drained > DRAIN_S:
                     recorder.drain(clock)
-                if timed and config.seconds:
-                    budget.agree(step, backend.maximum(window_s + now() - opened))
-                    out_of_time = budget.spent
-                    if out_of_time:
+                if config.seconds or config.checkpoint_at_end:
+                    # One collective for both questions: a rank that is to stop answers with endless time.
+                    asked = stop.requested and step < end  # at the end of a stretch, what is due there comes first
+                    elapsed_s = backend.maximum(math.inf if asked else window_s + now() - opened)
+                    stopped = math.isinf(elapsed_s)
+                    if timed and config.seconds and not stopped:
+                        budget.agree(step, elapsed_s)
+                        out_of_time = budget.spent
+                    if stopped or out_of_time:
                         break
                 progress.update(
                     step, last_step, epoch, config, window_s + now() - opened, recorder.samples_per_s(workers)
@@ -317,8 +417,15 @@ def _train(
                 records.append_epoch(directory, evaluation)
                 progress.epoch(evaluation)
         epoch += epoch_ended
+        if step == keep_at:
+            write_checkpoint()
+    if config.checkpoint_at_end and keeper.step != step:
+        write_checkpoint()
     progress.close()
     loader.close()
+    if stopped:
+        name = signal_name(int(backend.maximum(stop.number)))
+        raise Stopped(f"stopped by {name} after step {step:,}", totals=keeper.cost)
 
     hashes = backend.gather(parameter_sha256(bare_model))
     if len(set(hashes)) > 1:
@@ -347,6 +454,7 @@ def _train(
         **{name: evaluation[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse")},
         **{name: evaluation[name] for name in ("train_s", "wall_s")},
         "target_reached": target_reached if config.target_mse else None,
+        **keeper.cost,
         "rss_mb_max": max(rss for rss, _ in memory),
         "pss_mb_max": max(shares) if shares else None,
         "parameter_sha256": hashes[0],
@@ -419,6 +527,14 @@ class _Budget:
         self._agreed_step, self._agreed_s = step, elapsed_s
         self._step_s = elapsed_s / (step - self._warmup_steps)
 
+    def state(self) -> list[float]:
+        """Return what `take_up` needs to continue from here."""
+        return [self._agreed_step, self._agreed_s, self._step_s]
+
+    def take_up(self, state: Sequence[float]) -> None:
+        """Continue from where `state` was taken."""
+        self._agreed_step, self._agreed_s, self._step_s = int(state[0]), state[1], state[2]
+
     @property
     def spent(self) -> bool:
         """Whether the agreed time has reached the budget of seconds."""
@@ -455,24 +571,52 @@ def add_options(parser: Any) -> None:
     add_run_options(parser)
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/)")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="continue the run in this directory from its newest checkpoint, bit for bit, with as many workers; "
+        "options come from its run.json, and only the budget may be extended",
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, train, print; return the exit code. A StudyError becomes one line, on one rank."""
     launch = detect(os.environ)
-    signal.signal(signal.SIGTERM, _terminate)
+    stop = StopRequest()
+    stop.listen()
     try:
-        parser = Parser(prog="horovod_study.train", description=__doc__.splitlines()[0])
+        parser = Parser(
+            prog="horovod_study.train",
+            description=__doc__.splitlines()[0],
+            epilog=__doc__[__doc__.index("Exit codes") : __doc__.index("Letters")],
+        )
         add_options(parser)
         options = parser.parse_strictly(arguments)
         values = {**(load_yaml(options.config) if options.config else {}), **run_values(options)}
         budgets = {"epochs", "seconds", "steps"}
         if budgets & set(run_values(options)):  # a budget on the command line replaces the file's
             values = {name: v for name, v in values.items() if name not in budgets or name in run_values(options)}
-        config = run_config(values, source=str(options.config) if options.config else "train")
-        result = run(config, out=options.out, launch=launch)
-    except _Terminated as error:
+        if options.resume is not None:
+            if options.out is not None:
+                raise ConfigError("train: --resume continues in its own directory; leave --out out")
+            resumption = plan_resume(options.resume, values, workers=launch.workers)
+            if resumption.finished:
+                return _say_finished(resumption, launch, as_json=options.json)
+            result = run(resumption.config, out=options.resume, launch=launch, resumption=resumption, stop=stop)
+        else:
+            config = run_config(values, source=str(options.config) if options.config else "train")
+            result = run(config, out=options.out, launch=launch, stop=stop)
+    except Stopped as error:
+        stop.over()
+        if launch.rank == 0:
+            say(f"{error}; continue with --resume, everything else as before")
+        if launch.workers > 1:
+            sys.stdout.flush()
+            os._exit(STOPPED_EXIT_CODE)
+        return STOPPED_EXIT_CODE
+    except Terminated as error:
         if launch.rank > 0:
             os._exit(143)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
         return _fail(f"error: {error}", launch, code=143)
@@ -490,7 +634,7 @@ def main(arguments: list[str] | None = None) -> int:
     if launch.rank == 0:
         print(summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
         if options.json:
-            print(json.dumps(result), flush=True)
+            print(json.dumps(records.finite(result), allow_nan=False), flush=True)
     if launch.launcher != "none":
         # The backend is closed and everything is on the disk. What is left are threads of libraries that now and then
         # abort when the interpreter takes them down (seen with DistributedDataParallel), and fail a good run.
@@ -500,12 +644,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-class _Terminated(StudyError):
-    """SIGTERM: the launcher, the batch system or the user ends the run."""
-
-
-def _terminate(number: int, frame: Any) -> NoReturn:
-    raise _Terminated(f"ended by signal {number} ({signal.Signals(number).name}); start it again")
+def _say_finished(resumption: Resumption, launch: Launch, *, as_json: bool) -> int:
+    if launch.rank == 0:
+        say(f"{resumption.directory}: the run is finished: {resumption.finished}")
+        if as_json:
+            record = resumption.record
+            print(json.dumps(_printed(resumption.directory.absolute(), record.effective, record.totals)), flush=True)
+    return 0
 
 
 def _fail(message: str, launch: Launch, code: int) -> int:
@@ -542,9 +687,19 @@ def summary(result: dict[str, Any]) -> str:
             f"  share of the step   {heads}",
             f"                      {texts}",
             "",
+            *_checkpoint_lines(result),
             f"  recorded in {os.path.relpath(result['run_dir'])}",
         ]
     )
+
+
+def _checkpoint_lines(result: dict[str, Any]) -> list[str]:
+    count, seconds, size = (result[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes"))
+    if not count:
+        return []
+    return [
+        f"  {count} checkpoint{'s' * (count > 1)}, {size / 1e6:.1f} MB, took {seconds:.3f} s beside the timed window"
+    ]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """A stand-in for `python -m horovod_study.train` that trains nothing: `--config CELL.yaml --out DIR`, and a behaviour.
 
+With `--resume DIR` it goes on with the run in DIR, after step 5.
+
 FAKE_TRAINER holds JSON: for each cell ("runtime/workers/repeat", or "*") what happens to it. Every start is appended to
 DIR/../starts.txt.
 """
@@ -9,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -23,11 +26,11 @@ WAIT_S = 60.0  # far beyond any test: whoever waits here is meant to be ended
 def fake_launch(behaviour: dict[str, str]):
     """Return a launch function for run_study whose cells behave as told."""
 
-    def launch(cell: Cell, config: Path, out: Path) -> LaunchLine:
+    def launch(cell: Cell, config: Path, out: Path, *, resume: bool = False) -> LaunchLine:
         name = f"{cell.runtime}/{cell.placement.workers}/{cell.config.repeat}"
         told = behaviour.get(name, behaviour.get("*", "done"))
         environ = {**os.environ, "FAKE_TRAINER": told, "FAKE_WORKERS": str(cell.placement.workers)}
-        argv = (sys.executable, __file__, "--config", str(config), "--out", str(out))
+        argv = (sys.executable, __file__, "--config", str(config), "--resume" if resume else "--out", str(out))
         if told == "no launcher":
             argv = ("/nonexistent/launcher",)
         return LaunchLine(argv=argv, environment=cell_environment(environ, path=os.environ["PATH"], out=out))
@@ -53,17 +56,39 @@ def _record(config: dict, out: Path) -> records.RunRecord:
 
 def main() -> int:
     config = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
-    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    resumed = "--resume" in sys.argv
+    out = Path(sys.argv[sys.argv.index("--resume" if resumed else "--out") + 1])
     told = os.environ["FAKE_TRAINER"]
     with (out.parent / "starts.txt").open("a") as stream:
-        stream.write(out.name + "\n")
+        stream.write(out.name + (" resumed" if resumed else "") + "\n")
     if told == "user error":
         print("starting\nerror: batch 75 is larger than the shard of 10 curves; use a smaller --batch", file=sys.stderr)
         return 2
     if told == "hang before the record":
         time.sleep(WAIT_S)
-    record = _record(config, out)
-    records.create_run(out, record)
+    if resumed:
+        record = records.resume_run(out, records.read_run(out), from_step=5, began="later")
+        record = replace(record, pid=os.getpid())
+    else:
+        record = _record(config, out)
+        records.create_run(out, record)
+    if told.startswith("stopped"):
+        if "checkpoint" in told:
+            (out / "checkpoints").mkdir()
+            (out / "checkpoints" / "step-000000005.pt").touch()
+        records.finish_run(out, record, status="stopped", finished="now", totals={}, reason="stopped by SIGUSR1")
+        return 75
+    if told == "stops when asked":
+        (out / "checkpoints").mkdir()
+        (out / "checkpoints" / "step-000000005.pt").touch()
+
+        def stop(number, frame):
+            records.finish_run(out, record, status="stopped", finished="now", totals={}, reason="stopped by SIGUSR1")
+            os._exit(75)
+
+        signal.signal(signal.SIGUSR1, stop)
+        (out / "ready").touch()
+        time.sleep(WAIT_S)
     if told == "traceback":
         raise ValueError("the loss is not a number")
     if told == "killed":

@@ -160,7 +160,7 @@ def test_lines_and_json_of_status(tmp_path):
         "missing  horovod/mpi, 2 workers, repeat 1",
     ] == found.lines()
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert {"done": 1, "running": 0, "failed": 1, "incomplete": 0, "missing": 1} == document["counts"]
+    assert {"done": 1, "running": 0, "failed": 1, "stopped": 0, "incomplete": 0, "missing": 1} == document["counts"]
     assert {
         "cell": wrapped.key,
         "name": "horovod/mpi, 1 worker, repeat 1",

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +130,118 @@ def test_a_row_is_small(tmp_path: Path) -> None:
     assert (tmp_path / "steps-00000.arrows").stat().st_size / 5120 < 100
 
 
+# ---------------------------------------------------------------------------------------------------- resuming
+
+
+def attempt(**changes: Any) -> dict[str, Any]:
+    first = {
+        "started": "2026-01-01T00:00:00+00:00", "finished": None, "status": "running", "reason": "", "from_step": 0,
+        "host": os.uname().nodename, "pid": os.getpid(),
+    }  # fmt: skip
+    return {**first, **changes}
+
+
+def test_a_record_of_schema_1_is_read_as_one_attempt(tmp_path: Path) -> None:
+    written = json.loads(
+        json.dumps(asdict(record(status="failed", finished="2026-01-01T00:05:00+00:00", reason="why")))
+    )
+    del written["attempts"]
+    (tmp_path / "run.json").write_text(json.dumps({**written, "schema": 1}))
+    read = records.read_run(tmp_path)
+
+    assert read.schema == 2
+    assert read.attempts == (attempt(status="failed", finished="2026-01-01T00:05:00+00:00", reason="why"),)
+
+
+def test_every_attempt_is_kept(tmp_path: Path) -> None:
+    run, first = tmp_path / "run", record()
+    records.create_run(run, first)
+    records.finish_run(
+        run, first, status="stopped", finished="f1", totals={"checkpoints": 1}, reason="stopped by SIGUSR1"
+    )
+    second = records.resume_run(run, replace(records.read_run(run), pid=77), from_step=40, began="s2")
+    assert (second.status, second.finished, second.totals, second.started) == ("running", None, {}, first.started)
+    third = records.resume_run(run, replace(records.read_run(run), pid=78), from_step=60, began="s3")
+    records.finish_run(run, third, status="done", finished="f3", totals={"samples_per_s": 5.0})
+    final = records.read_run(run)
+
+    assert list(final.attempts) == [
+        attempt(finished="f1", status="stopped", reason="stopped by SIGUSR1"),
+        attempt(started="s2", status="incomplete", reason="its process was gone", from_step=40, pid=77),
+        attempt(started="s3", finished="f3", status="done", from_step=60, pid=78),
+    ]
+    assert (final.status, final.state(), final.pid) == ("done", "done", 78)
+
+
+@pytest.mark.parametrize("torn", [0, 3])
+@pytest.mark.parametrize("step", [0, 1, 10, 14, 25])
+def test_step_rows_after_a_checkpoint_are_cut_off_and_the_stream_goes_on(tmp_path: Path, step: int, torn: int) -> None:
+    writer = records.StepWriter(tmp_path, 2)
+    for first in (0, 10, 20):
+        writer.append({**columns(10, first), "sync_s": None})
+    path = tmp_path / "steps-00002.arrows"
+    os.truncate(path, path.stat().st_size - torn)  # killed: no end of the stream, and perhaps a torn batch
+    writer._file.close()
+    if torn and step == 25:
+        with pytest.raises(RecordError, match="holds rows up to step 20, but the checkpoint is at step 25; rows were"):
+            records.StepWriter(tmp_path, 2, resume_at=step)
+        return
+    resumed = records.StepWriter(tmp_path, 2, resume_at=step)
+    assert resumed.kept is not None
+    assert resumed.kept.column("step").to_pylist() == list(range(step))
+    assert records.read_steps(tmp_path, 2).num_rows == step, "on the disk before the first new row"
+    resumed.append(columns(7, step))
+    resumed.close()
+    rows = records.read_steps(tmp_path, 2)
+
+    assert rows.column("step").to_pylist() == list(range(step + 7))
+    assert rows.column("sync_s").to_pylist() == [None] * step + [1e-3] * 7
+    assert [each.name for each in tmp_path.iterdir()] == ["steps-00002.arrows"], "no temporary file stays"
+
+
+def test_evaluations_after_a_checkpoint_are_cut_off(tmp_path: Path) -> None:
+    records.cut_epochs(tmp_path, 5)
+    assert not (tmp_path / "epochs.csv").exists()
+    rows = [dict.fromkeys(records.EPOCH_COLUMNS, 0) | {"steps": steps} for steps in (10, 20, 30)]
+    for row in rows:
+        records.append_epoch(tmp_path, row)
+    whole = (tmp_path / "epochs.csv").read_text()
+    with (tmp_path / "epochs.csv").open("a") as stream:
+        stream.write("0,4")  # killed while it wrote
+
+    records.cut_epochs(tmp_path, 30)
+    assert (tmp_path / "epochs.csv").read_text() == whole
+    records.cut_epochs(tmp_path, 20)
+    assert (tmp_path / "epochs.csv").read_text().splitlines() == whole.splitlines()[:3]
+    (tmp_path / "epochs.csv").write_text("epoch,steps\n1,many\n")
+    with pytest.raises(
+        RecordError, match=r"epochs\.csv: cannot be cut to step 20 \(invalid literal.*; start the run anew"
+    ):
+        records.cut_epochs(tmp_path, 20)
+
+
+def test_how_long_nothing_was_written(tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    present = (tmp_path / "run.json").stat().st_mtime
+    (tmp_path / "old").touch()
+    os.utime(tmp_path / "old", (present - 900, present - 900))
+    assert 0 <= records.silent_s(tmp_path) < 60
+    os.utime(tmp_path / "run.json", (present - 100, present - 100))
+
+    assert 100 <= records.silent_s(tmp_path) < 160
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "run.json"]
+
+
+# ---------------------------------------------------------------------------------------------------- damage
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "is not valid JSON"),
         ("{", "is not valid JSON"),
         ("[]", "has no schema number; it was not written by horovod_study"),
-        ('{"schema": 99}', "has schema 99, newer than this program's 1; update horovod_study"),
+        ('{"schema": 99}', "has schema 99, newer than this program's 2; update horovod_study"),
         ('{"schema": 1}', "a field is missing or unknown"),
     ],
 )

@@ -49,7 +49,7 @@ def run(study, runs, behaviour=None, **options):
 
 def starts(runs) -> list[str]:
     path = runs / "tiny" / "starts.txt"
-    return path.read_text().split() if path.exists() else []
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def states(result) -> list[str]:
@@ -335,6 +335,99 @@ def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, numbe
     result, _ = run(study, tmp_path)
     assert 0 == result.exit_code
     assert [order[0].key, second.key, second.key, order[2].key] == starts(tmp_path)
+
+
+def test_stopped_cell_with_a_checkpoint_is_resumed_and_one_without_starts_anew(tmp_path):
+    study = make_study(repeats=1)
+    plain, wrapped, _ = study.cells()
+    behaviour = {"serial/1/0": "stopped with a checkpoint", "horovod/mpi/1/0": "stopped"}
+
+    result, output = run(study, tmp_path, behaviour)
+
+    assert 1 == result.exit_code
+    assert ["stopped", "stopped", "done"] == states(result)
+    assert output.endswith(
+        "study tiny: 1 of 3 cells done (2 stopped)\n"
+        "  stopped: serial, 1 worker, repeat 1: stopped by SIGUSR1\n"
+        "  stopped: horovod/mpi, 1 worker, repeat 1: stopped by SIGUSR1\n"
+        f"continue with: {COMMAND}\n"
+    )
+
+    log = ledger.log_path(tmp_path / "tiny", plain)
+    before = log.read_text()
+    result, output = run(study, tmp_path)
+
+    assert 0 == result.exit_code
+    assert sorted([f"{plain.key} resumed", wrapped.key]) == sorted(starts(tmp_path)[3:])
+    assert "  resumed from a checkpoint: serial, 1 worker, repeat 1\n" in output
+    assert before == (tmp_path / "tiny" / plain.key / "output-1.log").read_text(), "nothing is overwritten"
+    assert "--resume" in log.read_text() and "--out" in ledger.log_path(tmp_path / "tiny", wrapped).read_text()
+    assert not (tmp_path / "tiny" / ".attempts" / f"{plain.key}-1").exists()
+    assert (tmp_path / "tiny" / ".attempts" / f"{wrapped.key}-1").exists()
+    assert [("done", "resumed after step 5"), ("done", ""), ("done", "")] == [
+        (entry.state, entry.reason) for entry in result.ledger.entries
+    ]
+    rows = (tmp_path / "tiny" / "attempts.csv").read_text().splitlines()
+    assert 1 == sum(f'{plain.key},serial,1,"done, resumed"' in row for row in rows)
+    assert 2 == len(ledger.past_durations(tmp_path / "tiny")), "half a cell says nothing about a whole one"
+
+
+@pytest.mark.parametrize("behaviour", ["user error", "killed"])  # before and after the trainer took up the record
+def test_resumed_cell_that_fails_is_shown_with_its_reason_and_then_starts_anew(tmp_path, behaviour):
+    study = make_study(repeats=1)
+    two = study.cells()[2]
+    run(study, tmp_path, {"horovod/mpi/2/0": "stopped with a checkpoint"})
+
+    result, _ = run(study, tmp_path, {"horovod/mpi/2/0": behaviour})
+
+    assert ["done", "done", "failed"] == states(result)
+    assert dict(FAILURES)[behaviour] == result.ledger.entries[2].reason
+    attempts = records.read_run(tmp_path / "tiny" / two.key).attempts
+    assert [(0, "stopped", "stopped by SIGUSR1"), (5, "failed", dict(FAILURES)[behaviour])] == [
+        (each["from_step"], each["status"], each["reason"]) for each in attempts
+    ]
+
+    result, _ = run(study, tmp_path)
+
+    assert ["done", "done", "done"] == states(result)
+    assert [two.key, f"{two.key} resumed", two.key] == [each for each in starts(tmp_path) if two.key in each]
+
+
+def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path):
+    study = make_study(repeats=1)
+    first = ledger.blocks(study.cells(), study.seed)[0][0]
+    code = SCRIPT.replace("grace_s=0.3", "grace_s=20")
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            code.format(
+                tests=str(TESTS),
+                runs=str(tmp_path),
+                behaviour={"*": "stops when asked"},
+                point="",
+                study={"repeats": 1},
+            ),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for((tmp_path / "tiny" / first.key / "ready").exists)
+
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+
+    assert 130 == process.returncode
+    name = ledger.cell_name(study, first)
+    assert [
+        "study tiny: 0 of 3 cells done (1 stopped, 2 missing)",
+        f"  stopped: {name}: stopped by SIGUSR1",
+        f"interrupted in {name}; continue with: {COMMAND}",
+    ] == output.splitlines()[-3:]
+
+    result, _ = run(study, tmp_path)
+    assert 0 == result.exit_code
+    assert f"{first.key} resumed" == starts(tmp_path)[1]
 
 
 def test_second_interrupt_gives_no_grace(tmp_path):

@@ -297,12 +297,12 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_a_finished_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = (*SMALL, "--steps", "5", "--out", str(tmp_path / "r"))
     train(capsys, *options)
-    before = {path: path.read_bytes() for path in (tmp_path / "r").iterdir()}
+    before = {path: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()}
     code, _, err = train(capsys, *options)
 
     assert code == 2
     assert "already holds a run (done); nothing was overwritten" in err
-    assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
+    assert {path: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()} == before
 
 
 def test_a_full_disk_ends_the_run_with_one_line(
@@ -310,8 +310,8 @@ def test_a_full_disk_ends_the_run_with_one_line(
 ) -> None:
     make = records.StepWriter.__init__
 
-    def make_on_full_disk(writer: records.StepWriter, directory: Path, rank: int) -> None:
-        make(writer, directory, rank)
+    def make_on_full_disk(writer: records.StepWriter, directory: Path, rank: int, *, resume_at: int | None) -> None:
+        make(writer, directory, rank, resume_at=resume_at)
         fill_disk(writer)
 
     monkeypatch.setattr(records.StepWriter, "__init__", make_on_full_disk)
@@ -352,16 +352,17 @@ def test_a_killed_run_is_readable_and_incomplete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "reason"), [(signal.SIGTERM, 143, "ended by signal 15"), (signal.SIGINT, 130, "Keyboard")]
+    ("number", "code", "status", "reason"),
+    [(signal.SIGTERM, 75, "stopped", "stopped by SIGTERM after step"), (signal.SIGINT, 130, "failed", "Keyboard")],
 )
-def test_a_terminated_run_is_marked_failed(tmp_path: Path, number: int, code: int, reason: str) -> None:
+def test_a_terminated_run_is_marked_so(tmp_path: Path, number: int, code: int, status: str, reason: str) -> None:
     process = start_endless(tmp_path / "r")
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     record = records.read_run(tmp_path / "r")
 
     assert process.returncode == code
-    assert (record.status, record.state()) == ("failed", "failed")
+    assert (record.status, record.state()) == (status, status)
     assert reason in record.reason
     assert "Traceback" not in err
 
@@ -374,3 +375,13 @@ def test_a_truncated_data_set_stops_the_run(tmp_path: Path, capsys: pytest.Captu
     assert code == 2
     assert "is 1,000 bytes long, its header promises" in err
     assert not (tmp_path / "r").exists()
+
+
+def test_a_diverged_run_is_still_valid_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = train(
+        capsys, *SMALL, "--steps", "60", "--optimizer", "sgd", "--lr", "1e6", "--out", str(tmp_path / "r"), "--json"
+    )
+
+    assert code == 0
+    assert json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))["test_mse"] is None
+    assert "the training diverged; lower --lr" in err

@@ -7,7 +7,7 @@
     ddp/*           python -m torch.distributed.run --standalone --nproc-per-node N -m horovod_study.train
     mpi/mpi         mpirun --host localhost:N --bind-to none -np N python -m horovod_study.train
 
-Each is followed by `--config CELL.yaml --out DIR`.
+Each is followed by `--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
 """
 
 import os
@@ -87,6 +87,7 @@ def launch_line(
     out: Path,
     environ: Mapping[str, str],
     root: bool = False,
+    resume: bool = False,
     which: Callable[[str, str], str | None] | None = None,
 ) -> LaunchLine:
     """Return how to start `cell` with the interpreter `python`, its configuration file and its run directory.
@@ -97,7 +98,8 @@ def launch_line(
     folder = str(python.parent)
     search = os.pathsep.join(part for part in (folder, environ.get("PATH", "")) if part)
     count = str(cell.placement.workers)
-    job = ("-m", TRAINER, "--config", str(config.absolute()), "--out", str(out.absolute()))
+    where = ("--resume" if resume else "--out", str(out.absolute()))
+    job = ("-m", TRAINER, "--config", str(config.absolute()), *where)
     backend, _, transport = cell.runtime.partition("/")
     if backend == "serial":
         argv: tuple[str, ...] = (str(python), *job)

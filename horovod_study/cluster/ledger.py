@@ -6,10 +6,12 @@ file gives other keys, and a cell that was run once is never run again. The stat
     done         the run finished and its record says so
     running      its process is alive (or it runs on another host, of which this one cannot know)
     failed       it ended with a reason: an error, a lost worker, the time limit
+    stopped      a signal ended it, and it wrote a checkpoint first
     incomplete   it was interrupted or killed: its record says running, but its process is gone
     missing      there is no run directory
 
-Before a failed or incomplete cell is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, together
+A stopped or incomplete cell that has a checkpoint goes on from there, in its directory. Before any other stopped,
+incomplete or failed cell is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, together
 with its log. Folders whose names begin with a dot hold no current runs, and `records.run_directories` passes over
 them: an analysis counts the latest attempt only, so a failure that was made good is no failure, and one that was not
 is shown. Nothing is ever overwritten or deleted.
@@ -32,9 +34,9 @@ from typing import Any
 
 from horovod_study.config import Cell, StudyConfig
 from horovod_study.errors import StudyError
-from horovod_study.records import MANIFEST, RunRecord, read_run
+from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run
 
-STATES = ("done", "running", "failed", "incomplete", "missing")
+STATES = ("done", "running", "failed", "stopped", "incomplete", "missing")
 ATTEMPTS = ".attempts"
 ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", "exit_code", "reason")
 
@@ -80,8 +82,8 @@ class Ledger:
         return sum(entry.state == state for entry in self.entries)
 
     def to_do(self, *, retry: bool) -> list[Cell]:
-        """Return the cells to run: missing and incomplete ones, with `retry` also those that failed."""
-        wanted = ("missing", "incomplete", *(("failed",) if retry else ()))
+        """Return the cells to run: missing, stopped and incomplete ones, with `retry` also those that failed."""
+        wanted = ("missing", "stopped", "incomplete", *(("failed",) if retry else ()))
         return [entry.cell for entry in self.entries if entry.state in wanted]
 
     def summary(self) -> str:
@@ -159,6 +161,8 @@ def judge(study: StudyConfig, cell: Cell, *, exists: bool, record: RunRecord | N
             reason = "its process is gone"
         elif state == "running":
             reason = f"process {record.pid} on {record.host}"
+        elif state == "done" and len(record.attempts) > 1:
+            reason = f"resumed after step {record.attempts[-1]['from_step']}"
     elif exists:
         state, reason = "incomplete", "ended before it wrote its record"
     return Entry(
@@ -199,6 +203,21 @@ def read_ledger(study: StudyConfig, runs_dir: Path) -> Ledger:
 def log_path(directory: Path, cell: Cell) -> Path:
     """Return where the output of the latest attempt at `cell` goes."""
     return directory / "logs" / f"{cell.key}.log"
+
+
+def can_resume(entry: Entry, directory: Path) -> bool:
+    """Return whether the cell goes on from a checkpoint instead of starting anew; damage is found when it is read."""
+    return entry.state in ("stopped", "incomplete") and bool(checkpoint_paths(directory / entry.cell.key))
+
+
+def keep_log(directory: Path, cell: Cell) -> None:
+    """Move the log of the attempt before into the run directory, where a cell is about to be resumed."""
+    log, current = log_path(directory, cell), directory / cell.key
+    if log.exists():
+        number = 1
+        while (kept := current / f"output-{number}.log").exists():
+            number += 1
+        os.replace(log, kept)
 
 
 def set_aside(directory: Path, cell: Cell) -> Path | None:

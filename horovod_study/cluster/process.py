@@ -57,6 +57,18 @@ class CellProcess:
         self._waiter.join(timeout_s)
         return None if self._waiter.is_alive() else self._process.returncode
 
+    def ask_to_stop(self, pid: int) -> None:
+        """Send SIGUSR1 to a trainer's process, and return when the cell has ended or its grace is over.
+
+        That makes the workers agree to write a checkpoint and end together. A launcher is not asked first: horovodrun
+        passes no signal on, and mpirun kills its workers soon after.
+        """
+        if _signal(pid, signal.SIGUSR1):
+            try:
+                self._waiter.join(self._grace_s)
+            except KeyboardInterrupt:  # a second Ctrl-C: no more grace
+                self._grace_s = 0.0
+
     def __enter__(self) -> Self:
         return self
 

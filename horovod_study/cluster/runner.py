@@ -11,11 +11,11 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import yaml
 from rich.console import Console
@@ -24,7 +24,9 @@ from horovod_study.cluster.launch import LaunchLine, launch_line, refuse_oversub
 from horovod_study.cluster.ledger import (
     Ledger,
     blocks,
+    can_resume,
     cell_name,
+    keep_log,
     log_path,
     note_attempt,
     past_durations,
@@ -39,10 +41,25 @@ from horovod_study.cluster.reason import failure_reason, is_follow_on
 from horovod_study.config import Cell, StudyConfig, available_cores
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.records import MANIFEST, RunRecord, atomic_write, create_run, finish_run, read_run
+from horovod_study.records import (
+    MANIFEST,
+    RunRecord,
+    atomic_write,
+    checkpoint_paths,
+    checkpoint_step,
+    create_run,
+    finish_run,
+    read_run,
+    resume_run,
+)
 
-Launcher = Callable[[Cell, Path, Path], LaunchLine]
-"""(cell, its configuration file, its run directory) -> how to start it."""
+
+class Launcher(Protocol):
+    """Says how to start a cell."""
+
+    def __call__(self, cell: Cell, config: Path, out: Path, *, resume: bool = False) -> LaunchLine:
+        """Return how to start `cell`, given its configuration file and run directory, or how to resume it there."""
+
 
 INTERRUPTED = "interrupted"
 _WAKE_S = 0.25  # how soon Ctrl-C and the time limit are noticed
@@ -66,10 +83,11 @@ class StudyResult:
         return 0 if self.planned_only or self.ledger.count("done") == len(self.ledger.entries) else 1
 
 
-def local_launch(cell: Cell, config: Path, out: Path) -> LaunchLine:
+def local_launch(cell: Cell, config: Path, out: Path, *, resume: bool = False) -> LaunchLine:
     """Return how to start `cell` on this machine with the Python that runs this program."""
     root = hasattr(os, "geteuid") and os.geteuid() == 0
-    return launch_line(cell, python=Path(sys.executable), config=config, out=out, environ=os.environ, root=root)
+    python = Path(sys.executable)
+    return launch_line(cell, python=python, config=config, out=out, environ=os.environ, root=root, resume=resume)
 
 
 def run_study(
@@ -97,7 +115,7 @@ def run_study(
         ledger = read_ledger(study, runs_dir)
         _plan(study, ledger, retry, launch, cores, console)
         return StudyResult(ledger=ledger, planned_only=True)
-    with _StopRequest() as stop, study_lock(directory):
+    with StopRequest() as stop, study_lock(directory):
         left_behind = stop_marked(str(directory.resolve()), grace_s=grace_s)
         if left_behind:
             say(console, f"stopped what an interrupted run of this study left behind ({left_behind} processes)")
@@ -134,6 +152,10 @@ def _plan(
     for block in order:
         names = "; ".join(cell_name(study, cell).rpartition(", ")[0] for cell in block)
         say(console, f"  repeat {block[0].config.repeat + 1}: {names}")
+    resumable = {entry.cell.key: entry.name for entry in ledger.entries if can_resume(entry, ledger.directory)}
+    resumed = [resumable[cell.key] for cell in cells if cell.key in resumable]
+    if resumed:
+        say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
     left = Estimate(past_durations(ledger.directory)).left(cells)
     say(console, f"{len(cells)} to run, {left}; records in {ledger.directory}, output in {ledger.directory / 'logs'}")
     return cells
@@ -146,6 +168,8 @@ def _conclude(result: StudyResult, broken_off: str, command: str, retry: bool, c
     for entry in ledger.entries:
         if entry.state == "failed":
             say(console, f"  failed: {entry.name}: {entry.reason}; see {log_path(ledger.directory, entry.cell)}")
+        elif entry.state == "stopped":
+            say(console, f"  stopped: {entry.name}: {entry.reason}")
         elif entry.state == "running":
             folder = ledger.directory / entry.cell.key
             say(
@@ -155,9 +179,11 @@ def _conclude(result: StudyResult, broken_off: str, command: str, retry: bool, c
         say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
     elif ledger.count("failed"):
         say(console, f"try the failed ones again with: {command}" if retry else "failed cells were left alone")
+    elif ledger.count("stopped"):
+        say(console, f"continue with: {command}")
 
 
-class _StopRequest:
+class StopRequest:
     """Remembers the first Ctrl-C, SIGTERM or lost terminal, for a good moment to act on; a second one breaks off."""
 
     def __init__(self) -> None:
@@ -190,7 +216,7 @@ class _Work:
         study: StudyConfig,
         directory: Path,
         launch: Launcher,
-        stop: _StopRequest,
+        stop: StopRequest,
         grace_s: float,
         console: Console,
     ) -> None:
@@ -211,30 +237,36 @@ class _Work:
                 if self._stop.requested:
                     break
                 started, began = utc_now(), now()
-                set_aside(self._directory, cell)
-                exit_code, problem = self._attempt(cell, cells[position:], display)
-                self._settle(cell, started, exit_code, problem)
+                resume = can_resume(read_entry(self._study, self._directory, cell), self._directory)
+                attempts = 0
+                if resume:
+                    attempts = len(read_run(self._directory / cell.key).attempts)
+                    keep_log(self._directory, cell)
+                else:
+                    set_aside(self._directory, cell)
+                exit_code, problem = self._attempt(cell, cells[position:], display, resume=resume)
+                self._settle(cell, started, exit_code, problem, attempts=attempts)
                 seconds = now() - began
                 entry = read_entry(self._study, self._directory, cell)
                 note_attempt(
                     self._directory,
                     cell,
                     started=started,
-                    state=entry.state,
+                    state=f"{entry.state}, resumed" if resume else entry.state,
                     seconds=seconds,
                     exit_code=exit_code,
                     reason=entry.reason,
                 )
                 if problem == INTERRUPTED:
                     return entry.name
-                if entry.state == "done":
+                if entry.state == "done" and not resume:  # what is left of a cell says nothing about a whole one
                     self._estimate.add(cell, seconds)
                 left: TimeLeft | None = self._estimate.left(cells[position + 1 :]) if cells[position + 1 :] else None
                 log = str(log_path(self._directory, cell))
                 display.ended(entry, seconds=seconds, left=left, log=log)
         return ""
 
-    def _attempt(self, cell: Cell, ahead: Sequence[Cell], display: Display) -> tuple[int | None, str]:
+    def _attempt(self, cell: Cell, ahead: Sequence[Cell], display: Display, *, resume: bool) -> tuple[int | None, str]:
         """Start a cell and wait for its end; return its exit code, or None and why it was not left to end by itself."""
         config = self._directory / "cells" / f"{cell.key}.yaml"
         atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
@@ -242,9 +274,8 @@ class _Work:
         name, began = cell_name(self._study, cell), now()
         drawn = -math.inf
         try:
-            with CellProcess(
-                self._launch(cell, config, out), log_path(self._directory, cell), self._grace_s
-            ) as process:
+            line = self._launch(cell, config, out, resume=True) if resume else self._launch(cell, config, out)
+            with CellProcess(line, log_path(self._directory, cell), self._grace_s) as process:
                 while True:
                     elapsed_s = now() - began
                     if elapsed_s - drawn >= _REDRAW_S:
@@ -254,41 +285,53 @@ class _Work:
                     if (exit_code := process.wait(_WAKE_S)) is not None:
                         return exit_code, ""
                     if self._stop.requested:
+                        record = read_run(out) if (out / MANIFEST).exists() else None
+                        if record is not None and record.host == platform.node() and record.state() == "running":
+                            process.ask_to_stop(record.pid)
                         return None, INTERRUPTED
                     if elapsed_s > self._study.timeout_s:
                         return None, f"timed out after {self._study.timeout_s:g} s"
         except StudyError as error:  # the launcher cannot be executed
             return None, str(error)
 
-    def _settle(self, cell: Cell, started: str, exit_code: int | None, problem: str) -> None:
-        """Write into the record how a cell ended whose trainer could not do so itself."""
+    def _settle(self, cell: Cell, started: str, exit_code: int | None, problem: str, *, attempts: int) -> None:
+        """Write into the record how a cell ended whose trainer could not do so itself.
+
+        `attempts`: how many its record told of before; with no more now, the trainer ended before it got that far.
+        """
         out = self._directory / cell.key
         record = read_run(out) if (out / MANIFEST).exists() else None
-        if record is not None and record.status == "done":
+        begun = record is not None and len(record.attempts) > attempts
+        if record is not None and (record.status == "done" or (begun and record.status == "stopped" and not problem)):
             return
         if problem == INTERRUPTED:
             # Neither done nor failed: still "running" in the record, of a process that is gone, reads as incomplete.
-            if record is not None:
+            if record is not None and begun and record.status != "stopped":
                 finish_run(
                     out, record, status="running", finished=utc_now(), totals=record.totals, reason="interrupted"
                 )
             return
-        if record is not None and record.status == "failed" and not problem and not is_follow_on(record.reason):
+        told = begun and record is not None and record.status == "failed" and not is_follow_on(record.reason)
+        if told and not problem:
             return
-        reason = problem or failure_reason(_tail(log_path(self._directory, cell)), exit_code)
+        reason = problem or failure_reason(log_tail(log_path(self._directory, cell)), exit_code)
         if record is None:
-            record = _record_of(self._study, cell, started, reason)
+            record = record_of(cell, started, reason)
             create_run(out, record)
+        elif not begun:
+            newest = checkpoint_paths(out)
+            record = resume_run(out, record, from_step=checkpoint_step(newest[0]) if newest else 0, began=started)
         finish_run(out, record, status="failed", finished=utc_now(), totals=record.totals, reason=reason)
 
 
-def _tail(log: Path) -> str:
+def log_tail(log: Path) -> str:
+    """Return the end of what a cell printed."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
         return stream.read().decode("utf-8", errors="replace")
 
 
-def _record_of(study: StudyConfig, cell: Cell, started: str, reason: str) -> RunRecord:
+def record_of(cell: Cell, started: str, reason: str) -> RunRecord:
     """Return the record of a cell whose trainer wrote none: what was asked for stands in for what was in effect."""
     config, workers = cell.config, cell.placement.workers
     reduction = config.reduction
@@ -308,7 +351,7 @@ def _record_of(study: StudyConfig, cell: Cell, started: str, reason: str) -> Run
         "source": "as asked for; the run ended before it could tell",
     }
     return RunRecord(
-        study=study.name,
+        study=config.study,
         key=cell.key,
         repeat=config.repeat,
         partition=cell.placement.partition,

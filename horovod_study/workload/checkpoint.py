@@ -1,0 +1,308 @@
+"""Checkpoints: one file that holds all of a training run, written whole or not at all, checked before it is read.
+
+    runs/<study>/<key>/checkpoints/step-000001234.pt
+
+A file is an ordinary PyTorch archive that `torch.load(path, weights_only=True)` reads: a dict of tensors and plain
+values, see `Checkpoint`. Its digest is the comment of the ZIP archive, `horovod_study sha256 <64 digits>`, over all
+bytes before the digits: a file that was cut short or has one bit flipped is known before anything in it is interpreted,
+and what is interpreted is data, never code.
+
+The newest two are kept. A damaged one is passed over for the older one, with a warning that names it and says why.
+"""
+
+import hashlib
+import io
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from horovod_study.comm import Backend, agreed
+from horovod_study.config import RunConfig, parse_widths
+from horovod_study.errors import ConfigError, RecordError
+from horovod_study.measure.clock import now
+from horovod_study.progress import say
+from horovod_study.records import CHECKPOINTS, StepWriter, checkpoint_paths, checkpoint_step
+from horovod_study.workload.model import StressCNN
+
+SCHEMA = 1
+KEEP = 2
+_MARK = b"horovod_study sha256 "
+_DIGITS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """The state of a run between two steps: everything that the steps to come depend on."""
+
+    step: int  # steps made
+    epoch: int  # the epoch of the step to come, from 0; the position in it follows from `step`
+    model: Mapping[str, torch.Tensor]  # state of the network, by parameter name
+    optimizer: Mapping[str, Any]  # state of the optimiser, as PyTorch gives it
+    progress: Mapping[str, Any]  # state of the loop: window so far, last evaluation, cost of checkpoints, ...
+    config: Mapping[str, Any]  # the fields of RunConfig, as in run.json
+    target_bounds: tuple[tuple[float, float], ...]  # (P, 2): lowest and highest G0 in MPa, and a
+    input_scaling: str
+    widths: str
+    schema: int = SCHEMA
+
+
+_FIELDS = tuple(Checkpoint.__dataclass_fields__)
+
+# ------------------------------------------------------------------------------------------------ the file's bytes
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """Return the bytes of the file; equal states give equal bytes. TypeError: something is not plain."""
+    content = {name: _plain(getattr(checkpoint, name), name) for name in _FIELDS}
+    stream = io.BytesIO()
+    torch.save(content, stream)
+    archive = stream.getvalue()
+    # The last two bytes of a ZIP archive without a comment are the length of that comment.
+    body = archive[:-2] + (len(_MARK) + _DIGITS).to_bytes(2, "little") + _MARK
+    return body + hashlib.sha256(body).hexdigest().encode()
+
+
+def decode(data: bytes, source: str) -> Checkpoint:
+    """Return the checkpoint in `data`; RecordError, naming `source`, when it is damaged, foreign or newer."""
+    problem = _damage(data)
+    if problem:
+        raise RecordError(f"{source}: {problem}")
+    try:
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever is wrong with a file from elsewhere, it is the file's fault
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise RecordError(f"{source}: is not a checkpoint of plain tensors and values ({first[:200]})") from None
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+        raise RecordError(f"{source}: is a PyTorch file, but not a checkpoint of this program")
+    if content["schema"] > SCHEMA:
+        raise RecordError(
+            f"{source}: has schema {content['schema']}, newer than this program's {SCHEMA}; update horovod_study"
+        )
+    missing = [name for name in _FIELDS if name not in content]
+    if missing:
+        raise RecordError(f"{source}: lacks {', '.join(missing)}; it was not written by this program")
+    bounds = tuple((float(low), float(high)) for low, high in content["target_bounds"])
+    return Checkpoint(**{**{name: content[name] for name in _FIELDS}, "target_bounds": bounds})
+
+
+def _damage(data: bytes) -> str:
+    """Say what is wrong with the bytes of a file, "" when its digest is right."""
+    if not data:
+        return "is empty"
+    if data[:4] != b"PK\x03\x04":
+        return "is not a checkpoint (it does not begin as a PyTorch file)"
+    body, digits = data[:-_DIGITS], data[-_DIGITS:]
+    if not body.endswith(_MARK):
+        return "has no digest at its end: it was cut short, or not written by this program"
+    if hashlib.sha256(body).hexdigest().encode() != digits:
+        return "is damaged: its content does not fit its SHA-256 digest"
+    return ""
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return `value` with tensors copied to the CPU; TypeError for what `weights_only` would refuse to load."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, Mapping):
+        return {key: _plain(each, f"{where}[{key!r}]") for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each, where) for each in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(each, where) for each in value)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(f"checkpoint: {where} is a {type(value).__name__}; only tensors and plain values are stored")
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def name_of(step: int) -> str:
+    """Return the path of the checkpoint after `step` steps, below the run directory."""
+    return f"{CHECKPOINTS}/step-{step:09d}.pt"
+
+
+def save(run_directory: Path, checkpoint: Checkpoint) -> int:
+    """Write a checkpoint into the run directory and remove all but the newest two; return its size in bytes.
+
+    The file appears whole or not at all, and the older ones go only after it is safe on the disk. RecordError when it
+    cannot be written; the older ones are then as they were.
+    """
+    data = encode(checkpoint)
+    path = run_directory / name_of(checkpoint.step)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        _write_atomically(path, data)
+        for old in checkpoint_paths(run_directory)[KEEP:]:
+            old.unlink(missing_ok=True)
+        for torn in path.parent.glob(".step-*"):  # of a process that was killed while it wrote
+            torn.unlink(missing_ok=True)
+    except OSError as error:
+        left = [each.name for each in checkpoint_paths(run_directory)]
+        intact = f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} intact" if left else "there is no older one"
+        raise RecordError(
+            f"{path}: the checkpoint cannot be written ({error.strerror or error}); {intact}; "
+            "free space and continue with --resume"
+        ) from None
+    return len(data)
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            Path(temporary).unlink(missing_ok=True)
+        raise
+    _flush_directory(path.parent)
+
+
+def _flush_directory(directory: Path) -> None:
+    """Make the new name survive a loss of power, where the file system can."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems refuse to flush a directory
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Keeper:
+    """Writes the checkpoints of one run and counts what they cost; what it does is done by all ranks together."""
+
+    def __init__(self, config: RunConfig, directory: Path, backend: Backend, bounds: NDArray[np.float64]) -> None:
+        self._config, self._directory, self._backend = config, directory, backend
+        self._bounds = tuple((float(low), float(high)) for low, high in bounds)
+        self.step = -1  # at which the newest was written by this process
+        self.cost = {"checkpoints": 0, "checkpoint_s": 0.0, "checkpoint_bytes": 0}
+        """Number, seconds and bytes of all checkpoints so far; of the one a run was resumed from it is not known."""
+
+    def next_after(self, step: int) -> float:
+        """Return the step of the next regular checkpoint."""
+        every = self._config.checkpoint_every
+        return math.inf if every is None else (step // every + 1) * every
+
+    def write(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Mapping[str, Any],
+        rows: StepWriter,
+    ) -> None:
+        """Write the state after `step` steps; raises the same RecordError on all ranks when it cannot be written."""
+        began = now()
+        with agreed(self._backend):  # no checkpoint before the step rows that lead to it are on the disk, on all ranks
+            rows.sync()
+        size = 0
+        with agreed(self._backend):
+            if self._backend.rank == 0:
+                state = Checkpoint(
+                    step=step,
+                    epoch=epoch,
+                    model=model.state_dict(),
+                    optimizer=optimizer.state_dict(),
+                    progress={**progress, **self.cost},
+                    config=self._config.to_dict(),
+                    target_bounds=self._bounds,
+                    input_scaling=self._config.input_scaling,
+                    widths=self._config.widths,
+                )
+                size = save(self._directory, state)
+        self.step = step
+        new = {"checkpoints": 1, "checkpoint_s": now() - began, "checkpoint_bytes": size}
+        self.cost = {name: self.cost[name] + new[name] for name in self.cost}
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def load(path: Path) -> Checkpoint:
+    """Read one checkpoint file; RecordError when it is missing, damaged, foreign or newer."""
+    return decode(_bytes_of(path), str(path))
+
+
+def load_newest(run_directory: Path, *, warn: Callable[[str], None] = say) -> Checkpoint:
+    """Return the newest intact checkpoint of a run; damaged ones are passed over with a warning.
+
+    RecordError when there is none.
+    """
+    return decode(read_newest(run_directory, warn=warn), str(run_directory))
+
+
+def read_newest(run_directory: Path, *, warn: Callable[[str], None] = say) -> bytes:
+    """Return the bytes of the newest intact checkpoint, as one rank reads them and hands them to the others."""
+    paths = checkpoint_paths(run_directory)
+    for path in paths:
+        try:
+            data = _bytes_of(path)
+            decode(data, str(path))
+        except RecordError as error:
+            warn(f"warning: {error}; it is passed over")
+            continue
+        return data
+    if paths:
+        raise RecordError(
+            f"{run_directory}: none of its {len(paths)} checkpoints can be used (see the warnings above); "
+            "start the run anew with another --out"
+        )
+    if not run_directory.is_dir():
+        raise RecordError(f"{run_directory}: no such directory; name the directory of a run")
+    raise RecordError(
+        f"{run_directory}: holds no checkpoint; train with --checkpoint-every STEPS (and without "
+        "--no-checkpoint-at-end), and start this run anew with another --out"
+    )
+
+
+def set_aside_newer(run_directory: Path, step: int) -> None:
+    """Rename checkpoints after `step`, which were passed over as damaged, so that they do not count as the newest."""
+    for path in checkpoint_paths(run_directory):
+        if checkpoint_step(path) > step:
+            os.replace(path, path.with_suffix(".pt.damaged"))
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+# ------------------------------------------------------------------------------------------------ using
+
+
+def load_model(source: Path, *, warn: Callable[[str], None] = say) -> tuple[StressCNN, NDArray[np.float64]]:
+    """Return the network of a run directory (its newest checkpoint) or of a checkpoint file, for inference on a CPU.
+
+    With it come the bounds (P, 2) that turn its outputs, 0..1, into G0 in MPa and a: low + output * (high - low).
+    """
+    checkpoint = load(source) if source.is_file() else load_newest(source, warn=warn)
+    try:
+        model = StressCNN(widths=parse_widths(checkpoint.widths), input_scaling=checkpoint.input_scaling)
+        model.load_state_dict(dict(checkpoint.model))
+    except (ConfigError, RuntimeError) as error:
+        text = re.sub(r"\s+", " ", str(error))[:200]
+        raise RecordError(f"{source}: does not hold the network it names ({text}); train again") from None
+    bounds = np.array(checkpoint.target_bounds, dtype=np.float64)
+    if not all(math.isfinite(each) for each in bounds.flat):
+        raise RecordError(f"{source}: has no finite target bounds; train again")
+    return model.eval(), bounds

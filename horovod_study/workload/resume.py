@@ -1,0 +1,132 @@
+"""What `--resume` may do: continue the run that was recorded, and no other one.
+
+A resumed run takes its configuration from run.json. Options given beside it must agree with that, or extend the budget.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from horovod_study import records
+from horovod_study.config import RUN_FIELDS, RunConfig, run_config
+from horovod_study.errors import BackendError, ConfigError, RecordError
+
+BUDGETS = ("epochs", "seconds", "steps")
+SILENT_S = 600.0
+"""A run on another host that has written nothing for so long is taken for dead: that host cannot be asked."""
+_EQUAL = ("backend", "transport", "reduction", "workers", "dataset_digest")
+_NOTED = ("torch", "horovod", "mpi", "cpu_model", "package", "revision")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resumption:
+    """A run that can be continued, as the attempt before left it, and the configuration to continue it with."""
+
+    directory: Path
+    record: records.RunRecord
+    config: RunConfig
+    finished: str = ""  # why nothing is left to do; "" when there is
+
+
+def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> Resumption:
+    """Return how to continue the run in `directory` with the options `given` and `workers` processes.
+
+    Raises RecordError when the run still runs or cannot be read, ConfigError when it would become another run.
+    """
+    record = records.read_run(directory)
+    _require_ended(directory, record)
+    before = record.effective.get("workers", record.requested.get("workers"))
+    if before != workers:
+        raise ConfigError(
+            f"{directory}: the run has {before} workers, this launch has {workers}: its global batches would be other "
+            f"ones, and it would not be the same run; start {before} workers, or a new run with another --out"
+        )
+    recorded = run_config(
+        {name: value for name, value in record.requested.items() if name in RUN_FIELDS},
+        source=str(directory / records.MANIFEST),
+    )
+    config, extended = _merged(directory, recorded, given)
+    finished = ""
+    if record.status == "done" and record.totals.get("target_reached"):
+        finished = f"it reached its target, a test MSE of {config.target_mse:g}"
+    elif record.status == "done" and not extended:
+        budget = next(name for name in BUDGETS if getattr(config, name) is not None)
+        finished = f"its {getattr(config, budget):g} {budget} are trained; a larger --{budget} trains on"
+    return Resumption(directory=directory, record=record, config=config, finished=finished)
+
+
+def _require_ended(directory: Path, record: records.RunRecord) -> None:
+    if record.state() != "running":
+        return
+    where = f"process {record.pid} on {record.host}"
+    if record.host == platform.node():
+        raise RecordError(f"{directory}: the run is still running ({where}); wait for its end, or stop it first")
+    silent_s = records.silent_s(directory)
+    if silent_s < SILENT_S:
+        raise RecordError(
+            f"{directory}: the run seems to be running ({where}), its last rows are {silent_s:.0f} s old; stop it, "
+            f"or, if that host is gone, try again when they are {SILENT_S:g} s old"
+        )
+
+
+def _merged(directory: Path, recorded: RunConfig, given: Mapping[str, Any]) -> tuple[RunConfig, bool]:
+    """Return the configuration to continue with, and whether its budget is larger than the recorded one."""
+    budget = next(name for name in BUDGETS if getattr(recorded, name) is not None)
+    for name in BUDGETS:
+        if name != budget and given.get(name) is not None:
+            raise ConfigError(
+                f"--resume {directory}: {name} is given, but the run was started with {budget} "
+                f"{getattr(recorded, budget):g}; extend that budget with --{budget}"
+            )
+    asked = {name: value for name, value in given.items() if name not in BUDGETS or value is not None}
+    config = run_config({**recorded.to_dict(), **asked}, source=f"--resume {directory}")
+    for name in RUN_FIELDS:
+        old, new = getattr(recorded, name), getattr(config, name)
+        if old == new or (name == budget and new > old):
+            continue
+        text = f"--resume {directory}: {name} is {new!r}, but the run was started with {old!r}"
+        if name == budget:
+            raise ConfigError(f"{text}; a budget can only be extended")
+        raise ConfigError(f"{text}; leave it out to continue that run, or start a new one with --out")
+    return config, getattr(config, budget) != getattr(recorded, budget)
+
+
+def require_same_run(directory: Path, record: records.RunRecord, effective: Mapping[str, Any]) -> None:
+    """Raise BackendError when what is in effect now differs from what the run was recorded with."""
+    device = {"device": "cpu" if effective["device"] == "cpu" else "a GPU"}
+    before = {"device": "cpu" if record.effective.get("device") == "cpu" else "a GPU"}
+    now = {**{name: effective[name] for name in _EQUAL}, **device}
+    then = {**{name: record.effective.get(name) for name in _EQUAL}, **before}
+    for name, value in now.items():
+        if value != then[name]:
+            raise BackendError(
+                f"{directory}: the run has {name.replace('_', ' ')} {then[name]}, this launch has {value}; "
+                "start it as it was started, or start a new run with another --out"
+            )
+
+
+def notes(resumption: Resumption, environment: Mapping[str, Any], effective: Mapping[str, Any]) -> list[str]:
+    """Say why the continuation may not be the uninterrupted run bit for bit, one line each; none if it is."""
+    config, record = resumption.config, resumption.record
+    found = []
+    now, then = {**environment, "device": effective["device"]}, {**record.environment}
+    then["device"] = record.effective.get("device")
+    for name in (*_NOTED, "device"):
+        if now.get(name) != then.get(name):
+            found.append(
+                f"note: {name} is {now.get(name)}, was {then.get(name)}: the run continues, but perhaps not bit for bit"
+            )
+    if config.seconds is not None:
+        follows = f"schedule {config.schedule} follows the clock, the run continues but not bit for bit"
+        ends = "each step is that of the uninterrupted run bit for bit, but which one is the last follows the clock"
+        found.append(f"note: the budget is in seconds: {follows if config.schedule != 'constant' else ends}")
+    budget = next(name for name in BUDGETS if getattr(config, name) is not None)
+    extended = getattr(config, budget) != record.requested.get(budget)
+    if extended and config.schedule != "constant":
+        found.append(
+            f"note: schedule {config.schedule} counts from the new end, {budget} {getattr(config, budget):g}: "
+            "this is not the run that such a budget would have been from its start"
+        )
+    return found
