@@ -6,6 +6,8 @@
     reason      why a cell failed, in one line, from what it printed
     progress    the time that is left, and the display of a running study
     runner      runs what is missing, one cell after the other, and records what went wrong
+    search_file, search    a hyper-parameter search: its YAML file, and the trials that Optuna proposes
+    range_run   the training run of a learning-rate range test
 
 A study called NAME lives in RUNS/NAME:
 

@@ -1,0 +1,249 @@
+"""The learning-rate range test: where the loss falls fastest while the rate rises, and where it diverges.
+
+L. Smith, "Cyclical learning rates for training neural networks" (WACV 2017) trains once while the rate rises from one
+step to the next and reads good rates off the loss. Two rules for reading are in use, and both are given here: the rate
+of steepest descent (Howard and Gugger's fastai), and a tenth of the rate at which the loss diverges. Letter: S steps.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.errors import AnalysisError
+
+Floats = NDArray[np.float64]
+
+FEWEST_STEPS = 50
+DIVERGED = 4.0
+"""Diverged: the smoothed loss is more than this many times its smallest value (the limit of fastai's range test)."""
+UNSTEADY = 2.0
+"""Unsteady: more than this many times; and a loss that comes back below that has not diverged yet."""
+DESCENDED = 0.9
+"""Descended: the smoothed loss has come below this part of the first."""
+MARGIN = 10.0
+SLOPE_DECADES = 0.5
+"""Width, in decades of the rate, of the stretch over which a slope is taken."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RangeTest:
+    """What a range test says; rates are values of the option `lr`."""
+
+    rates: Floats  # (S,)
+    losses: Floats  # (S,)
+    smooth: Floats  # (S,), inf where the loss was no number
+    window: int  # steps over which `smooth` is a median
+    lowest_rate: float  # at the smallest smoothed loss
+    lowest_loss: float
+    steepest_rate: float | None
+    slope: float | None  # d ln(loss) / d ln(rate) there, dimensionless
+    diverged_rate: float | None
+    suggested: float | None
+    reason: str
+    doubts: tuple[str, ...]
+
+    @property
+    def careful_rate(self) -> float | None:
+        """A tenth of the rate at which the loss diverged."""
+        return None if self.diverged_rate is None else self.diverged_rate / MARGIN
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values without the curve."""
+        return {
+            "suggested": self.suggested,
+            "reason": self.reason,
+            "steepest_rate": self.steepest_rate,
+            "slope": self.slope,
+            "diverged_rate": self.diverged_rate,
+            "tenth_of_diverged_rate": self.careful_rate,
+            "lowest_rate": self.lowest_rate,
+            "lowest_loss": self.lowest_loss,
+            "low": float(self.rates[0]),
+            "high": float(self.rates[-1]),
+            "steps": len(self.rates),
+            "window": self.window,
+            "doubts": list(self.doubts),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the result in words."""
+        lines = []
+        if self.steepest_rate is not None and self.slope is not None:
+            fall = 1 - 10.0 ** (self.slope * 0.1)
+            lines.append(
+                f"steepest descent at lr {self.steepest_rate:.2g}: there the loss falls by {fall:.0%} for every 26 % "
+                "that the rate rises"
+            )
+        lines.append(f"smallest loss {self.lowest_loss:.3g} at lr {self.lowest_rate:.2g}")
+        if self.diverged_rate is not None and self.careful_rate is not None:
+            lines.append(
+                f"divergence at lr {self.diverged_rate:.2g}, beyond which the loss stays above twice its smallest "
+                f"value; a tenth of it is {self.careful_rate:.2g}"
+            )
+        lines.append(f"suggested: {self.reason}")
+        return [*lines, *(f"doubt: {doubt}" for doubt in self.doubts)]
+
+
+def smoothed(losses: Floats, window: int) -> Floats:
+    """Return the running median of the losses (S,) over `window` steps, an odd number.
+
+        smooth[k] = median(losses[k-h : k+h+1]),  h = min(window // 2, k, S-1-k)
+
+    Centred, so that it lags nowhere (an exponential average lags by its memory, which is a good part of a decade of
+    the rate), and deaf to single outliers; towards both ends the stretch shrinks to keep its centre. A loss that is no
+    number counts as infinitely large.
+    """
+    known = np.where(np.isfinite(losses), losses, np.inf)
+    half, last = window // 2, len(known) - 1
+    return np.array(
+        [float(np.median(known[k - h : k + h + 1])) for k in range(last + 1) for h in (min(half, k, last - k),)]
+    )
+
+
+def find_rate(rates: Floats, losses: Floats) -> RangeTest:
+    """Read learning rates off a range test: rates (S,), rising, and the training loss (S,) of each step.
+
+    With s = smoothed(losses), over an odd window of about S/50 steps:
+
+        smallest loss     m = min(s)
+        divergence        if s is more than 4 m, or no number, at some rate beyond that of m: the first step after
+                          which s never comes back below 2 m, because a single upset that is overcome says little
+        steepest descent  before the smallest loss, the rate in the middle of the half decade in which the
+                          least-squares line through (ln rate, ln s) falls most
+
+    A tenth of the divergence is suggested where there is one, because the steepest descent is often that of the first
+    moments, in which a network only learns the mean of its targets; where that is beyond the smallest loss, the rate of
+    the smallest loss; and without a divergence the steepest descent. AnalysisError: fewer than 50 steps, or rates that
+    do not rise.
+    """
+    rates, losses = np.asarray(rates, dtype=np.float64), np.asarray(losses, dtype=np.float64)
+    if rates.shape != losses.shape or rates.ndim != 1 or len(rates) < FEWEST_STEPS:
+        raise AnalysisError(
+            f"range test: {len(losses)} losses at {len(rates)} rates; at least {FEWEST_STEPS} steps are needed, "
+            "give more --steps"
+        )
+    if not (rates[0] > 0 and np.all(np.diff(rates) > 0)):
+        raise AnalysisError("range test: the rates do not rise from step to step; record it with schedule range")
+    window = max(5, len(rates) // 50 | 1)
+    smooth = smoothed(losses, window)
+    if not np.isfinite(smooth[0]):
+        raise AnalysisError(
+            f"range test: the loss is no number from the start, at rate {rates[0]:.2g}; lower --low, or check the data"
+        )
+    lowest = int(np.argmin(smooth))
+    diverged = _divergence(smooth, lowest)
+    descended = bool(smooth[lowest] < DESCENDED * smooth[window // 2])
+    steepest, slope = _steepest(rates[: lowest + 1], smooth[: lowest + 1]) if descended else (None, None)
+    diverged_rate = None if diverged is None else float(rates[diverged])
+    suggested, reason = _suggestion(steepest, diverged_rate, float(rates[lowest]), descended)
+    return RangeTest(
+        rates=rates,
+        losses=losses,
+        smooth=smooth,
+        window=window,
+        lowest_rate=float(rates[lowest]),
+        lowest_loss=float(smooth[lowest]),
+        steepest_rate=steepest,
+        slope=slope,
+        diverged_rate=diverged_rate,
+        suggested=suggested,
+        reason=reason,
+        doubts=_doubts(rates, smooth, steepest, suggested, diverged, descended),
+    )
+
+
+def _divergence(smooth: Floats, lowest: int) -> int | None:
+    if not smooth[lowest:].max() > DIVERGED * smooth[lowest]:
+        return None
+    after = int(np.flatnonzero(smooth <= UNSTEADY * smooth[lowest])[-1]) + 1
+    return after if after < len(smooth) else None
+
+
+def _first_unsteady(smooth: Floats) -> int | None:
+    """Return the first step whose smoothed loss is more than twice the smallest before it."""
+    beyond = np.flatnonzero(smooth[1:] > UNSTEADY * np.minimum.accumulate(smooth)[:-1])
+    return int(beyond[0]) + 1 if len(beyond) else None
+
+
+def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None]:
+    """Return the rate of steepest descent and the slope d ln(loss) / d ln(rate) there; None where there is none."""
+    x, y = np.log(rates), np.log(smooth)
+    per_step = (x[-1] - x[0]) / max(1, len(x) - 1)
+    half = min(int(SLOPE_DECADES / 2 * np.log(10) / per_step) if per_step else 0, (len(x) - 1) // 2)
+    if half < 1:
+        return None, None
+    centres = np.arange(half, len(x) - half)
+    stretches = (np.lib.stride_tricks.sliding_window_view(values, 2 * half + 1) for values in (x, y))  # (centres, W)
+    dx, dy = (each - each.mean(axis=1, keepdims=True) for each in stretches)
+    slopes = (dx * dy).sum(axis=1) / (dx * dx).sum(axis=1)
+    best = int(np.argmin(slopes))
+    return (float(rates[centres[best]]), float(slopes[best])) if slopes[best] < 0 else (None, None)
+
+
+def _suggestion(
+    steepest: float | None, diverged_rate: float | None, lowest_rate: float, descended: bool
+) -> tuple[float | None, str]:
+    if not descended:
+        return None, "none; the loss never fell, so there is nothing to read"
+    if diverged_rate is not None:
+        careful = diverged_rate / MARGIN
+        if careful > lowest_rate:
+            return lowest_rate, (
+                f"lr {lowest_rate:.2g}, the rate of the smallest loss, as a tenth of the divergence is beyond it"
+            )
+        return careful, f"lr {careful:.2g}, a tenth of the rate at which the loss diverges"
+    if steepest is not None:
+        return steepest, f"lr {steepest:.2g}, the steepest descent, as the loss never diverged"
+    return None, "none; the loss fell too briefly to say where"
+
+
+def _doubts(
+    rates: Floats,
+    smooth: Floats,
+    steepest: float | None,
+    suggested: float | None,
+    diverged: int | None,
+    descended: bool,
+) -> tuple[str, ...]:
+    doubts = []
+    if diverged is None:
+        doubts.append(
+            f"the loss never diverged up to rate {rates[-1]:.2g}: rates beyond may be better; raise --high to see"
+        )
+    if not descended:
+        doubts.append(
+            f"the loss never fell below {DESCENDED:.0%} of its start: "
+            + (
+                "the first rate is too large already; lower --low"
+                if diverged is not None and diverged < len(rates) / 4
+                else "the steps are too few or the rates too small; give more --steps or raise --high"
+            )
+        )
+    elif diverged is not None and diverged < len(rates) / 4:
+        doubts.append("the loss diverged in the first quarter of the test, before it could fall far; lower --low")
+    careful = None if diverged is None else float(rates[diverged]) / MARGIN
+    if steepest is not None and steepest < rates[len(rates) // 5]:
+        doubts.append(
+            "the steepest descent lies in the first fifth of the test, where a network learns little but the mean of "
+            "its targets; do not rely on that rate"
+        )
+    elif steepest is not None and careful is not None and not 1 / MARGIN <= steepest / careful <= MARGIN:
+        doubts.append(
+            f"the two rules differ {max(steepest / careful, careful / steepest):.0f}-fold; try rates between them, "
+            "for instance with horovod-study search"
+        )
+    unsteady = _first_unsteady(smooth)
+    if suggested is not None and unsteady is not None and rates[unsteady] < suggested:
+        doubts.append(
+            f"the loss rose to more than {UNSTEADY:g} times its smallest value already at rate {rates[unsteady]:.2g}, "
+            "below the suggested one; smaller rates are safer"
+        )
+    decades = float(np.log10(rates[-1] / rates[0]))
+    if len(rates) < 50 * decades:
+        doubts.append(
+            f"{len(rates)} steps for {decades:.1f} decades are few: the loss has no time to fall at any rate; "
+            f"give at least {int(np.ceil(decades)) * 100} --steps"
+        )
+    return tuple(doubts)

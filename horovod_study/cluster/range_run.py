@@ -1,0 +1,149 @@
+"""The run of a learning-rate range test: one training run during which the rate rises, started as a child process.
+
+Below the folder DIR of the test: `config.yaml` is what was asked for, `run` the run directory, `output.log` what the
+trainer printed.
+"""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from horovod_study.cluster.process import GRACE_S, CellProcess
+from horovod_study.cluster.reason import failure_reason
+from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
+from horovod_study.config import RUNTIMES, Cell, Placement, RunConfig, available_cores, load_yaml, run_config
+from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.options import SET_BY_RANGE_TEST
+from horovod_study.progress import Line, say
+from horovod_study.records import MANIFEST, RunRecord, atomic_write, read_run, read_steps, step_ranks
+from horovod_study.workload.schedule import lr_factor
+
+STEPS = 1000
+_FEWEST_STEPS = 50  # what the analysis can read
+_BUDGETS = ("epochs", "seconds", "steps")
+_TAG = re.compile(r"\[\d+(?:,\d+)?\](?:<\w+>)?:")  # of launchers
+_WAKE_S = 0.25
+
+
+def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, high: float) -> RunConfig:
+    """Return the run of a range test from `low` to `high`: the options of a file, then those of the command line.
+
+    Of a file for a long run its length, its rate and its schedule are left out; a length on the command line (steps or
+    epochs) holds, else it is 1000 steps.
+    """
+    for name in SET_BY_RANGE_TEST:
+        if name in given:
+            instead = {"lr": "--low and --high", "lr_end": "--low and --high", "seconds": "--steps or --epochs"}
+            runtime = {"backend": "--runtime", "transport": "--runtime"}
+            option = "--" + name.replace("_", "-")
+            use = {**instead, **runtime}.get(name)
+            raise ConfigError(
+                f"lr-range: {option} has no place in a range test; {f'use {use}' if use else 'leave it out'}"
+            )
+    if not (math.isfinite(low) and math.isfinite(high) and 0 < low < high):
+        raise ConfigError(f"lr-range: --low is {low:g} and --high is {high:g}; it must be 0 < low < high")
+    file = load_yaml(path) if path else {}
+    kept = {name: value for name, value in file.items() if name not in (*SET_BY_RANGE_TEST, *_BUDGETS)}
+    values = {
+        "study": "lr-range",
+        **kept,
+        **({} if {"steps", "epochs"} & set(given) else {"steps": STEPS}),
+        **given,
+        "schedule": "range",
+        "lr": low,
+        "lr_end": high,
+        "warmup_steps": 0,
+        "evaluate_every": 1e6,  # epochs: at the end only
+        "checkpoint_every": None,
+        "checkpoint_at_end": False,
+    }
+    config = run_config(values, source=str(path) if path else "lr-range")
+    if config.steps is not None and config.steps < _FEWEST_STEPS:
+        raise ConfigError(f"lr-range: --steps is {config.steps}; a range test needs at least {_FEWEST_STEPS}")
+    return config
+
+
+def run_range(
+    config: RunConfig,
+    out: Path,
+    *,
+    workers: int = 1,
+    runtime: str | None = None,
+    launch: Launcher = local_launch,
+    cores: int | None = None,
+    grace_s: float = GRACE_S,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], RunRecord]:
+    """Train as `config` says below `out`; return rate and loss of every step, both (S,), and the run's record.
+
+    The rate is the option `lr`, before it is scaled by the number of workers; the loss is the mean over the workers.
+    A run that ended because its loss was no number any more is a result and not a failure.
+    """
+    runtime = runtime or ("serial" if workers == 1 else "horovod/mpi")
+    if runtime not in RUNTIMES:
+        raise ConfigError(
+            f"lr-range: --runtime {runtime!r} is not known{nearest(runtime, RUNTIMES)}; allowed: {', '.join(RUNTIMES)}"
+        )
+    if workers < 1 or (workers > 1 and runtime == "serial"):
+        raise ConfigError(
+            f"lr-range: --workers is {workers} and --runtime {runtime}; serial has one worker, the others at least one"
+        )
+    backend, _, transport = runtime.partition("/")
+    cell = Cell(
+        config=run_config({**config.to_dict(), "backend": backend, "transport": transport or "none"}),
+        runtime=runtime,
+        placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
+    )
+    cores = available_cores() if cores is None else cores
+    if workers > cores:
+        raise ConfigError(
+            f"lr-range: --workers is {workers}, but this machine offers {cores} core{'s' * (cores > 1)}; "
+            "lower --workers"
+        )
+    run, log = out / "run", out / "output.log"
+    if (run / MANIFEST).exists():
+        raise RecordError(f"{run}: already holds a run; nothing was overwritten, choose another --out or move it away")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        atomic_write(out / "config.yaml", yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+    except OSError as error:
+        raise StudyError(f"{out}: cannot be written ({error.strerror}); choose a writable --out") from None
+    length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
+    say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}; records in {out}")
+    line = Line()
+    with StopRequest() as stop, CellProcess(launch(cell, out / "config.yaml", run), log, grace_s) as process:
+        while (exit_code := process.wait(_WAKE_S)) is None:
+            if stop.requested:
+                line.close()
+                raise KeyboardInterrupt
+            if line.due():
+                line.show(_last_line(log))
+    line.close()
+    if not (run / MANIFEST).exists() or not step_ranks(run):
+        raise StudyError(f"the range test failed: {failure_reason(log_tail(log), exit_code)}; see {log}")
+    record = read_run(run)
+    tables = [read_steps(run, rank) for rank in step_ranks(run)]
+    rows = min(table.num_rows for table in tables)  # a rank that was ended first has fewer
+    losses = np.mean([table.column("loss").to_numpy()[:rows].astype(np.float64) for table in tables], axis=0)
+    if record.status != "done" and (not rows or np.isfinite(losses[-1])):
+        reason = record.reason or failure_reason(log_tail(log), exit_code)
+        raise StudyError(f"the range test failed: {reason}; see {log}")
+    total = config.steps or (config.epochs or 1) * int(record.effective["steps_per_epoch"])
+    steps = tables[0].column("step").to_numpy()[:rows]
+    rates = np.array([config.lr * lr_factor(cell.config, int(step), step / total) for step in steps])
+    return rates, losses, record
+
+
+def _last_line(log: Path) -> str:
+    lines = [_TAG.sub("", line).rstrip() for line in log_tail(log).splitlines() if not line.startswith("$ ")]
+    text = next((line for line in reversed(lines) if line.strip()), "  starting")
+    try:
+        return text[: os.get_terminal_size(2).columns - 1]
+    except OSError:
+        return text

@@ -1,0 +1,584 @@
+"""A hyper-parameter search: its file, its trials, pruning, failures, interruptions, several commands on one study."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+from optuna.trial import TrialState
+
+from horovod_study.cli import main
+from horovod_study.cluster import search as searching
+from horovod_study.cluster.launch import LaunchLine, cell_environment
+from horovod_study.cluster.process import marked_processes
+from horovod_study.cluster.search import importance_of, repeat_command, result_lines, run_search
+from horovod_study.cluster.search_file import PARTS, Choice, Pruner, Range, budget_done, load_search, with_trials
+from horovod_study.config import RunConfig, run_config
+from horovod_study.errors import ConfigError, RecordError, StudyError
+from horovod_study.records import epoch_rows, read_run
+from horovod_study.report.search import read_table, write_search
+
+ROOT = Path(__file__).resolve().parent.parent
+GOOD = """
+search: tiny
+trials: 3
+run: {dataset: 400, epochs: 4, warmup_steps: 0}
+space:
+  lr: {low: 1.0e-4, high: 1.0e-2, log: true}
+  batch: [10, 20]
+pruner: none
+"""
+
+# A trainer that trains nothing. FAKE: {trial number or "*": how it goes}: numbers are the test MSEs of its epochs, and
+# then it "fails WHY" or "hangs" if told so.
+TRAINER = """
+import json, math, os, sys, time
+from pathlib import Path
+import yaml
+from horovod_study import records
+
+config = yaml.safe_load(Path(sys.argv[1]).read_text())
+out = Path(sys.argv[2])
+told = json.loads(os.environ["FAKE"])
+words = told.get(str(int(out.name.split("-")[1])), told["*"]).split()
+record = records.RunRecord(
+    study=config["study"], key=out.name, repeat=0, partition="local", status="running",
+    started="2026-01-01T00:00:00+00:00", host=os.uname().nodename, pid=os.getpid(), requested=config,
+    effective={"backend": "serial", "workers": 1, "floor_mse": 1e-4}, environment={},
+)
+records.create_run(out, record)
+values = []
+for word in words:
+    if word == "fails":
+        print("error: " + " ".join(words[words.index("fails") + 1 :]), file=sys.stderr, flush=True)
+        sys.exit(2)
+    if word == "hangs":
+        time.sleep(60)
+    values.append(float(word))
+    row = {name: 1.0 for name in records.EPOCH_COLUMNS} | {"epoch": len(values), "test_mse": values[-1]}
+    records.append_epoch(out, row)
+    time.sleep(0.02)
+totals = {"test_mse": values[-1], "g0_rmse_mpa": 100.0, "a_rmse": 2.0, "train_mse": 0.1, "epochs": len(values)}
+records.finish_run(out, record, status="done", finished="now", totals=totals)
+"""
+
+
+def write(folder: Path, text: str = GOOD) -> Path:
+    path = folder / "search.yaml"
+    path.write_text(text)
+    return path
+
+
+def fake(told: dict[str, str]):
+    """Return a launch function whose trials go as told."""
+
+    def launch(cell, config: Path, out: Path) -> LaunchLine:
+        environ = {**os.environ, "FAKE": json.dumps({"*": "0.5 0.4 0.3 0.2", **told})}
+        argv = (sys.executable, "-c", TRAINER, str(config.absolute()), str(out.absolute()))
+        return LaunchLine(argv=argv, environment=cell_environment(environ, path=os.environ["PATH"], out=out))
+
+    return launch
+
+
+def search(folder: Path, told: dict[str, str] | None = None, *, trials: int = 3, jobs: int = 1, **changes):
+    wanted = replace(load_search(write(folder)), trials=trials, **changes)
+    return run_search(
+        wanted, folder / "runs", command="the same", jobs=jobs, launch=fake(told or {}), cores=4, grace_s=1
+    )
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def states(result) -> list[str]:
+    return [row.state for row in result.rows]
+
+
+# --------------------------------------------------------------------------------------------------------- the file
+
+
+def test_a_search_file_becomes_a_search(tmp_path: Path) -> None:
+    search = load_search(
+        write(
+            tmp_path,
+            """
+            search: s
+            run: {dataset: 400, steps: 10}
+            runtime: horovod/mpi
+            workers: 2
+            space:
+              lr: {low: 1e-4, high: 1e-2, log: true}
+              weight_decay: {low: 0, high: 0.5, step: 0.25}
+              batch: {low: 16, high: 64}
+              fused_optimizer: [true, false]
+            pruner: {kind: hyperband, warmup: 0.2, reduction_factor: 4}
+            """,
+        )
+    )
+
+    assert dict(search.space) == {
+        "lr": Range(low=1e-4, high=1e-2, log=True),
+        "weight_decay": Range(low=0.0, high=0.5, step=0.25),
+        "batch": Range(low=16, high=64, whole=True),
+        "fused_optimizer": Choice(values=(True, False)),
+    }
+    assert search.pruner == Pruner(kind="hyperband", warmup=0.2, reduction_factor=4)
+    cell = search.cell({"lr": 0.001, "batch": 32, "weight_decay": 0.25, "fused_optimizer": False})
+    assert (cell.runtime, cell.placement.workers, cell.config.study) == ("horovod/mpi", 2, "s")
+    assert (cell.config.backend, cell.config.transport, cell.config.lr) == ("horovod", "mpi", 0.001)
+    assert search.highest("batch") == 64 and search.highest("threads") == 1
+
+
+def test_the_shipped_search_can_be_read() -> None:
+    search = load_search(ROOT / "experiments" / "search.yaml")
+
+    assert {"lr", "batch", "schedule", "widths", "optimizer"} <= set(search.space)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("lr:", "lrr:"), r"space: unknown key 'lrr' \(did you mean 'lr'\?\); allowed: reduction"),
+        (("search: tiny", "serch: tiny"), r"unknown key 'serch' \(did you mean 'search'\?\)"),
+        (("search: tiny", ""), "key 'search' is missing; a search needs search, run and space"),
+        (("search: tiny", "search: a/b"), "study is 'a/b'; it names a folder"),
+        (("trials: 3", "trials: 0"), "trials is 0; it must be at least 1"),
+        (("trials: 3", "trials: many"), "trials is 'many'; it must be a whole number"),
+        (("dataset: 400", "batch: 10"), "batch is both fixed under run and varied under space; give it once"),
+        (("dataset: 400", "backend: horovod"), "run: backend cannot be fixed here; it comes from runtime at the top"),
+        (("dataset: 400", "bach: 3"), r"run: unknown key 'bach' \(did you mean 'batch'\?\)"),
+        (("low: 1.0e-4", "low: high"), "space: lr: low is 'high'; it must be a number"),
+        (("low: 1.0e-4", "low: 1"), "space: lr: low is 1.0 and high is 0.01; low must be below high"),
+        (("low: 1.0e-4", "low: -1"), "space: lr: low is -1.0; it must be greater than 0"),
+        (("low: 1.0e-4,", ""), "space: lr: key 'low' is missing; a range needs low and high"),
+        (("low: 1.0e-4", "lo: 1.0e-4"), r"space: lr: unknown key 'lo' \(did you mean 'low'\?\)"),
+        (("log: true", "log: yes please"), "lr: log is 'yes please'; it must be true or false"),
+        (("log: true", "log: true, step: 0.1"), "lr has both log and step; give one of them"),
+        (("[10, 20]", "[10, 0]"), "space: batch is 0; it must be at least 1"),
+        (("[10, 20]", "[10]"), r"batch has 1 value\(s\); give at least two, or put it under run"),
+        (("[10, 20]", "[10, 10]"), "batch holds a value twice: .*; give each once"),
+        (("[10, 20]", "10"), "batch is 10; it must be a list of values such as .* a single value belongs under run"),
+        (("batch: [10, 20]", "schedule: [constant, cosin]"), r"schedule is 'cosin' \(did you mean 'cosine'\?\)"),
+        (("batch: [10, 20]", "schedule: [constant, range]"), "schedule: range is never valid: .* range needs lr_end"),
+        (("batch: [10, 20]", "widths: {low: 1, high: 2}"), "widths is no number and has no range; give a list"),
+        (("batch: [10, 20]", "widths: [1-2-3, 1-2]"), "widths: 1-2 is never valid: widths is '1-2'; it must be three"),
+        (("batch: [10, 20]", "epochs: [1, 2]"), "epochs must be the same in all trials, .*; put it under run"),
+        (("batch: [10, 20]", "transport: [mpi]"), "transport cannot be searched over; it comes from runtime"),
+        (
+            ("pruner: none", "pruner: mediun"),
+            r"kind 'mediun' is not known \(did you mean 'median'\?\); allowed: median",
+        ),
+        (("pruner: none", "pruner: {kind: median, warmup: 2}"), "warmup is 2.0; it is a share of a trial's budget"),
+        (("pruner: none", "pruner: {kind: none, warmup: 0}"), "pruner none: unknown key 'warmup'"),
+        (("pruner: none", "runtime: horovod"), "runtime 'horovod' is not known .*; allowed: serial, horovod/mpi"),
+        (("pruner: none", "workers: 2"), "runtime serial has one worker, but workers is 2; name a runtime"),
+        (("trials: 3", "trials: 3\ntrials: 4"), "line 4 is not valid YAML .*given twice"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    assert change[0] in GOOD
+    path = write(tmp_path, GOOD.replace(*change))
+
+    with pytest.raises(ConfigError, match=message) as error:
+        load_search(path)
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+
+
+def test_an_empty_space_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="space is empty; name at least one option to vary, for instance lr"):
+        load_search(write(tmp_path, "search: s\nrun:\nspace:\n"))
+
+
+def test_values_that_fit_together_only_in_some_combinations_are_accepted(tmp_path: Path) -> None:
+    text = "search: s\nrun:\nspace:\n  loader: [memory, dataloader]\n  loader_processes: [2, 0]\n"
+
+    assert load_search(write(tmp_path, text)).example().config.loader_processes == 0
+
+
+@pytest.mark.parametrize(
+    ("budget", "row", "share"),
+    [
+        ({"epochs": 4}, {"epoch": 1.0, "steps": 10, "train_s": 9.0}, 0.25),
+        ({"steps": 90, "warmup_steps": 10}, {"epoch": 1.0, "steps": 50, "train_s": 9.0}, 0.5),
+        ({"seconds": 10.0}, {"epoch": 1.0, "steps": 50, "train_s": 7.5}, 0.75),
+        ({"seconds": 10.0}, {"epoch": 1.0, "steps": 50, "train_s": 10.4}, 1.0),
+    ],
+)
+def test_share_of_the_budget(budget: dict, row: dict, share: float) -> None:
+    assert budget_done(RunConfig(**budget), row) == share
+
+
+# ------------------------------------------------------------------------------------------------------- real trials
+
+
+@pytest.mark.slow
+def test_a_real_search_and_its_continuation(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, GOOD.replace("epochs: 4", "steps: 5").replace("[10, 20]", "[10, 20]\n  widths: [2-3-4, 3-4-5]"))
+
+    assert main(["search", "search.yaml", "--trials", "1"]) == 0
+    first = capsys.readouterr()
+    assert "search tiny: 0 of 1 trials have ended; records in runs/tiny" in first.err
+    assert re.search(
+        r"\[1/1\] done    trial 0  test MSE \d\.\d{3}e-\d\d .* lr=\S+ batch=\d+ widths=\d-\d-\d", first.err
+    )
+    assert "best so far; repeat it with: horovod-study train --config runs/tiny/configs/trial-0000.yaml" in first.err
+    assert "what mattered: 1 finished trials; at least 10 are needed" in first.out
+    assert "figure: runs/tiny/search.png" in first.out and Path("runs/tiny/search.png").exists()
+
+    assert main(["search", "search.yaml", "--trials", "2", "--json"]) == 0
+    again = capsys.readouterr()
+    facts = json.loads(again.out)
+    assert (facts["ended"], facts["counts"]["done"], len(facts["rows"])) == (2, 2, 2)
+    assert "1 of 2 trials have ended" in again.err and "best so far: trial 0  test MSE" in again.err
+
+    rows = table(Path("runs/tiny/trials.csv"))
+    assert [row["state"] for row in rows] == ["done", "done"]
+    for row in rows:
+        record = read_run(Path("runs/tiny") / row["run"])
+        assert float(row["test_mse"]) == record.totals["test_mse"]
+        assert float(row["lr"]) == record.requested["lr"]
+    best = yaml.safe_load(Path("runs/tiny/best.yaml").read_text())
+    assert best["study"] == "tiny-best"
+    assert min(rows, key=lambda row: float(row["test_mse"]))["lr"] == repr(best["lr"])
+    assert run_config(best).widths in ("2-3-4", "3-4-5")
+    assert main(["train", "--config", "runs/tiny/best.yaml", "--out", "again"]) == 0
+    assert read_run(Path("again")).totals["test_mse"] == pytest.approx(facts["best"]["test_mse"], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_a_real_trial_with_two_workers(tmp_path: Path, capsys) -> None:
+    text = GOOD.replace("epochs: 4", "steps: 5").replace("pruner: none", "runtime: mpi/mpi\nworkers: 2")
+    result = run_search(with_trials(load_search(write(tmp_path, text)), 1), tmp_path / "runs", command="c", cores=2)
+
+    assert (states(result), result.exit_code) == (["done"], 0)
+    effective = read_run(tmp_path / "runs/tiny/trial-0000").effective
+    assert (effective["workers"], effective["backend"], effective["transport"]) == (2, "mpi", "mpi")
+    assert "best so far; repeat it with: mpirun " in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------- how trials end
+
+
+def test_the_best_of_several_trials_at_a_time(tmp_path: Path, capsys) -> None:
+    result = search(tmp_path, {"1": "0.3 0.05"}, trials=4, jobs=2)
+
+    assert states(result) == ["done"] * 4
+    assert (result.best.trial, result.best.results["test_mse"], result.exit_code) == (1, 0.05, 0)
+    assert result.best.floor_mse == 1e-4
+    text = "\n".join(result_lines(result))
+    assert "search tiny: 4 of 4 trials ended (4 done)" in text
+    assert re.search(r"trial +test MSE +G0 / MPa +a +seconds +lr +batch\n +1 +5.000e-02 +100.0 +2.00 ", text)
+    assert "the best possible test MSE on these curves is 1.000e-04" in text
+    assert "trial 1, test MSE 5.0000e-02" in (tmp_path / "runs/tiny/best.yaml").read_text()
+
+
+def test_values_do_not_depend_on_who_asks(tmp_path: Path) -> None:
+    """One command with one trial at a time, or several: the first trials, which are random, are the same."""
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    one = search(tmp_path / "a", trials=3)
+    other = search(tmp_path / "b", trials=3, jobs=3)
+
+    assert [row.values for row in one.rows] == [row.values for row in other.rows]
+    assert len({row.values["lr"] for row in one.rows}) == 3
+
+
+def test_a_hopeless_trial_is_pruned(tmp_path: Path, capsys) -> None:
+    """The good trials end; the bad one would hang for a minute after its second epoch, and is ended there."""
+    pruner = Pruner(kind="median", startup_trials=2, warmup=0.3)
+    result = search(tmp_path, {"2": "0.9 0.9 hangs"}, trials=3, pruner=pruner)
+
+    assert states(result) == ["done", "done", "pruned"]
+    row = result.rows[2]
+    assert (row.reason, row.results["test_mse"]) == ("test MSE 9.000e-01 after 50% of the budget", 0.9)
+    record = read_run(tmp_path / "runs/tiny/trial-0002")
+    assert (record.state(), record.reason) == ("incomplete", f"pruned: {row.reason}")
+    assert "[3/3] pruned  trial 2  test MSE 9.000e-01 after 50% of the budget" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pruner", "fewest"), [(Pruner(), 10), (Pruner(kind="hyperband"), 10), (Pruner(kind="none"), 0)]
+)
+def test_pruners_spare_the_good_and_end_the_bad(tmp_path: Path, pruner: Pruner, fewest: int) -> None:
+    """Forty trials, every second one bad from its first evaluation on."""
+    wanted = replace(load_search(write(tmp_path)), pruner=pruner)
+    study = optuna.create_study(study_name="s", pruner=searching._pruner(wanted))
+    pruned = []
+    for number in range(40):
+        trial = study.ask()
+        for part in range(1, PARTS + 1):
+            trial.report((1.0 if number % 2 else 0.01) * (1 + 0.001 * number) / part, part)
+            if part < PARTS and trial.should_prune():
+                pruned.append((number, part))
+                break
+        study.tell(
+            trial,
+            state=TrialState.PRUNED if number in dict(pruned) else None,
+            values=None if number in dict(pruned) else 1.0,
+        )
+
+    bad = [number for number, _ in pruned if number % 2]
+    assert len(bad) >= fewest and (fewest or not pruned)
+    assert all(part >= pruner.warmup * PARTS for _, part in pruned)
+    assert 0 not in dict(pruned), "the best of all"
+
+
+def test_a_trial_that_diverges_is_ended_and_the_sampler_knows(tmp_path: Path) -> None:
+    result = search(tmp_path, {"0": "0.5 nan hangs"}, trials=2)
+
+    assert states(result) == ["pruned", "done"]
+    assert result.rows[0].reason == "diverged: test MSE nan after 50% of the budget"
+    assert result.rows[0].results["test_mse"] is None
+    assert json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_a_failed_trial_has_a_reason_and_the_search_goes_on(tmp_path: Path, capsys) -> None:
+    result = search(tmp_path, {"0": "fails the shard is too small", "1": "0.5 hangs"}, trials=3, timeout_s=4.0)
+
+    assert states(result) == ["failed", "failed", "done"]
+    log = tmp_path / "runs/tiny/logs/trial-0000.log"
+    assert result.rows[0].reason == f"the shard is too small; see {log}"
+    assert result.rows[1].reason.startswith("timed out after 4 s; see ")
+    assert [read_run(tmp_path / f"runs/tiny/trial-000{n}").state() for n in range(3)] == ["failed", "failed", "done"]
+    assert "[1/3] failed  trial 0  the shard is too small; see" in capsys.readouterr().err
+    assert f"failed: trial 0: the shard is too small; see {log}" in "\n".join(result_lines(result))
+
+
+def test_a_search_in_which_all_fails_is_broken_off(tmp_path: Path, capsys) -> None:
+    result = search(tmp_path, {"*": "fails no such data set"}, trials=30, jobs=2)
+
+    assert len(result.rows) in (searching.HOPELESS, searching.HOPELESS + 1)
+    assert (result.exit_code, result.best) == (1, None)
+    said = capsys.readouterr().err
+    assert re.search(r"broken off: \d trials have failed and none has ended well; .*no such data set", said)
+    assert not (tmp_path / "runs/tiny/best.yaml").exists()
+
+
+# ---------------------------------------------------------------------------------- several commands, killed commands
+
+DRIVER = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_search import search
+result = search(Path({folder!r}), {told!r}, trials={trials})
+sys.exit(result.exit_code)
+"""
+
+
+def command(folder: Path, told: dict[str, str], trials: int) -> subprocess.Popen:
+    program = DRIVER.format(tests=str(Path(__file__).parent), folder=str(folder), told=told, trials=trials)
+    return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition, what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def trainers(folder: Path) -> list[int]:
+    return marked_processes(str((folder / "runs/tiny").resolve()))
+
+
+def test_two_commands_share_a_search(tmp_path: Path) -> None:
+    write(tmp_path)
+    both = [command(tmp_path, {}, 6) for _ in range(2)]
+    codes = [(each.communicate(timeout=120), each.returncode)[1] for each in both]
+
+    rows = table(tmp_path / "runs/tiny/trials.csv")
+    assert [(row["trial"], row["state"]) for row in rows] == [(str(n), "done") for n in range(6)]
+    assert len({row["lr"] for row in rows}) == 6, "each trial was drawn anew"
+    assert 0 in codes and set(codes) <= {0, 1}, "1: the other command still ran the last trial"
+
+
+def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path) -> None:
+    one = command(tmp_path, {"0": "0.5 hangs"}, 1)
+    wait_for(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
+    one.send_signal(signal.SIGINT)
+    _, said = one.communicate(timeout=30)
+
+    assert one.returncode == 130
+    assert "interrupted; 0 of 1 trials have ended, continue with: the same" in said
+    assert trainers(tmp_path) == []
+    record = read_run(tmp_path / "runs/tiny/trial-0000")
+    assert (record.state(), record.reason) == ("incomplete", "interrupted")
+
+    result = search(tmp_path, trials=1)
+    assert states(result) == ["interrupted", "done"]
+    assert result.rows[1].values == result.rows[0].values
+    assert result.rows[1].reason == "the values of trial 0 again"
+    assert (result.ended, result.exit_code) == (1, 0)
+
+
+def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path) -> None:
+    one = command(tmp_path, {"0": "0.5 hangs"}, 1)
+    wait_for(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
+    one.kill()
+    one.communicate(timeout=30)
+    assert trainers(tmp_path), "the trainer outlives a command that is killed"
+
+    result = search(tmp_path, trials=1)
+    assert states(result) == ["interrupted", "done"]
+    assert result.rows[0].reason == "its command was killed; its values are tried again"
+    assert result.rows[1].values == result.rows[0].values
+    assert trainers(tmp_path) == []
+
+
+def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process cannot be seen, but it has left no sign of life for longer than a minute."""
+    search(tmp_path, trials=1)
+    url = f"sqlite:///{tmp_path / 'runs/tiny/search.db'}"
+    with searching._quiet():
+        storage = optuna.storages.RDBStorage(url, heartbeat_interval=10)
+        study = optuna.load_study(study_name="tiny", storage=storage)
+        lost = study.ask({"lr": optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True)})
+    lost.set_user_attr("host", "elsewhere")
+    lost.set_user_attr("pid", 1)
+    storage.record_heartbeat(lost._trial_id)
+    storage.engine.dispose()
+
+    fresh = search(tmp_path, trials=2)
+    assert states(fresh) == ["done", "running"]
+    assert (fresh.rows[1].reason, fresh.exit_code) == ("process 1 on elsewhere", 1)
+
+    monkeypatch.setattr(searching, "SILENT_S", 1)
+    time.sleep(2.1)
+    result = search(tmp_path, trials=2)
+    assert states(result) == ["done", "interrupted", "done"]
+    assert result.rows[2].values["lr"] == lost.params["lr"]
+
+
+def test_a_trial_that_kills_its_command_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "MOST_RESTARTS", 1)
+    search(tmp_path, trials=1)
+    with searching._quiet():
+        database = searching._Database(load_search(write(tmp_path)), tmp_path / "runs/tiny", None, 1.0)
+        for _ in range(2):
+            trial = database.next_trial(tmp_path / "runs/tiny")
+            trial.set_user_attr("pid", 2**22 + 1)  # beyond the largest number of a process
+        database.next_trial(tmp_path / "runs/tiny")
+        trials = database.study.get_trials()
+        database.close()
+
+    assert [trial.state for trial in trials] == [
+        *(TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL, TrialState.RUNNING)
+    ]
+    assert trials[2].params == trials[1].params, "tried once more"
+    assert trials[3].params != trials[1].params, "and then given up"
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_changed_file_is_another_search(tmp_path: Path) -> None:
+    search(tmp_path, trials=1)
+    wanted = load_search(write(tmp_path, GOOD.replace("[10, 20]", "[10, 30]")))
+
+    with pytest.raises(StudyError, match=r"begun with another space \(.*\[10, 20\].*, now .*\[10, 30\].*\), so its"):
+        run_search(wanted, tmp_path / "runs", command="c", launch=fake({}))
+    wanted = load_search(write(tmp_path, GOOD.replace("epochs: 4", "epochs: 5")))
+    with pytest.raises(StudyError, match=r'another run \({"epochs": 4}, now {"epochs": 5}\).*give the search another'):
+        run_search(wanted, tmp_path / "runs", command="c", launch=fake({}))
+
+
+def test_runs_without_their_database_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
+    search(tmp_path, trials=1)
+    (tmp_path / "runs/tiny/search.db").unlink()
+
+    with pytest.raises(
+        StudyError, match=r"holds trials of a search that sqlite:.* does not know; move the folder away"
+    ):
+        search(tmp_path, trials=1)
+
+
+def test_a_storage_of_ones_own(tmp_path: Path) -> None:
+    wanted = with_trials(load_search(write(tmp_path)), 1)
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    result = run_search(wanted, tmp_path / "runs", command="c", storage=url, launch=fake({}))
+
+    assert result.exit_code == 0
+    assert (tmp_path / "shared.db").exists() and not (tmp_path / "runs/tiny/search.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"storage": "nonsense"}, "--storage nonsense: cannot be opened .*; give an SQLAlchemy URL such as sqlite:"),
+        ({"storage": "sqlite:////none/x.db"}, "--storage sqlite:////none/x.db: cannot be opened .*unable to open"),
+        (
+            {"storage": "mysql://me:word@host/x"},
+            r"--storage mysql://me:\*\*\*@host/x: cannot be opened \(Failed to import DB access",
+        ),
+        ({"jobs": 3, "cores": 2}, "3 jobs with 1 worker each would compute with 3 threads, .* offers 2 cores; lower"),
+        ({"jobs": 0}, "--jobs 0: must be 1 or greater"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(StudyError, match=message):
+        run_search(load_search(write(tmp_path)), tmp_path / "runs", command="c", launch=fake({}), **options)
+
+
+def test_a_wrong_number_of_trials_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--trials 0: must be 1 or greater"):
+        with_trials(load_search(write(tmp_path)), 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+def test_the_option_that_matters_is_found() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    for _ in range(60):
+        trial = study.ask()
+        lr, _ = trial.suggest_float("lr", 1e-4, 1e-2, log=True), trial.suggest_categorical("batch", [10, 20])
+        study.tell(trial, abs(lr - 1e-3))
+    shares, note = importance_of(study)
+
+    assert list(shares) == ["lr", "batch"] and shares["lr"] > 0.8
+    assert sum(shares.values()) == pytest.approx(1)
+    assert note == "from the best 6 of 60 finished trials"
+
+
+def test_the_figure(tmp_path: Path, capsys) -> None:
+    result = search(tmp_path, {"1": "0.3 0.05", "2": "0.9 nan"}, trials=4)
+    rows = read_table(result.directory / "trials.csv")
+    paths = write_search(rows, result.search.kinds(), result.directory)
+    before = [path.read_bytes() for path in paths]
+
+    assert result.search.kinds() == {"lr": "log", "batch": "categories"}
+    assert [path.name for path in paths] == ["search.pdf", "search.svg", "search.png", "search.txt"]
+    assert before == [path.read_bytes() for path in write_search(rows, result.search.kinds(), result.directory)]
+    assert "of 3 finished trials, in order and by their values. Line: the best so far" in before[-1].decode()
+    assert write_search(rows[rows["state"] == "failed"], {"lr": "log"}, tmp_path) == []
+    with pytest.raises(RecordError, match=r"none: the figure cannot be written .*; choose a writable folder"):
+        write_search(rows, {"lr": "log"}, tmp_path / "none")
+
+
+def test_the_command_that_repeats_a_parallel_trial_names_its_launcher(tmp_path: Path) -> None:
+    text = GOOD.replace("pruner: none", "runtime: mpi/mpi\nworkers: 2")
+    parallel = load_search(write(tmp_path, text))
+    words = repeat_command(parallel, {"lr": 1e-3, "batch": 10}, Path("runs/x.yaml"))
+
+    assert re.fullmatch(r"mpirun .*-np 2 \S*python\S* -m horovod_study.train --config runs/x.yaml", words)
+
+
+def test_an_evaluation_that_is_not_whole_yet_is_left_out(tmp_path: Path) -> None:
+    assert epoch_rows(tmp_path) == []
+    (tmp_path / "epochs.csv").write_text("epoch,test_mse,a_rmse\n1,0.5,\n2,0.2")
+    (row,) = epoch_rows(tmp_path)
+
+    assert (row["epoch"], row["test_mse"]) == (1.0, 0.5) and row["a_rmse"] != row["a_rmse"]
