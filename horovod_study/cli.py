@@ -6,19 +6,28 @@ works where only its own extra is installed.
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from horovod_study import __version__
 from horovod_study.config import available_cores, load_study
 from horovod_study.errors import DataError, StudyError
-from horovod_study.options import Parser, add_run_options
+from horovod_study.options import (
+    SET_BY_RANGE_TEST,
+    Parser,
+    add_read_options,
+    add_run_options,
+    read_values,
+    run_values,
+)
 
-EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("torch", "psutil")}
+EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("torch", "psutil"), "search": ("optuna",)}
 """Which extra of setup.cfg brings a package that a verb may miss."""
 
 
@@ -29,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == ["train"] and not {"-h", "--help"} & set(words):
             return _train(words[1:])
         options = _parser().parse_strictly(words)
+        options.words = words
         code: int = options.verb(options)
         return code
     except StudyError as error:
@@ -60,61 +70,193 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def data_generate(options: argparse.Namespace) -> int:
     """Generate a labelled data set."""
     from horovod_study.measure.clock import now
-    from horovod_study.progress import Line, say
+    from horovod_study.progress import say
     from horovod_study.workload import dataset
 
     size = dataset.parse_size(options.size)
     if size is None:
         raise DataError(f"--size {options.size}: must be a whole number of curves, for instance 1000000")
-    if options.seed < 0:
-        raise DataError(f"--seed {options.seed}: must be 0 or greater")
-    if options.noise_max < 0:
-        raise DataError(f"--noise-max {options.noise_max}: must be 0 (clean curves) or greater, in MPa")
-    path = options.out or dataset.cached_path(size, options.seed, options.noise_max)
+    noise_max_mpa = _noise_max_mpa(options)
     if options.processes < 1:
         raise DataError(f"--processes {options.processes}: must be 1 or greater")
-    line, began = Line(), now()
-
-    def tell(done: int, total: int) -> None:
-        if line.due():
-            line.show(f"  {done:,} of {total:,} curves  {done / total:4.0%}  {now() - began:.0f} s")
-
-    say(f"generating {size:,} curves (seed {options.seed}) into {path}")
-    dataset.generate(
-        path, size, seed=options.seed, noise_max_mpa=options.noise_max, processes=options.processes, tell=tell
-    )
-    line.close()
+    path = options.out or dataset.cached_path(size, options.seed, noise_max_mpa)
+    noise = f"noise up to {noise_max_mpa:g} MPa" if noise_max_mpa else "clean"
+    say(f"generating {size:,} curves (seed {options.seed}), {noise}, into {path}")
+    doubt = dataset.page_cache_doubt(size)
+    if doubt:
+        say(f"warning: {doubt}")
+    began = now()
+    with _curves_told() as tell:
+        dataset.generate(
+            path, size, seed=options.seed, noise_max_mpa=noise_max_mpa, processes=options.processes, tell=tell
+        )
     say(f"generated in {now() - began:.1f} s")
     print(path)
     return 0
 
 
 def data_check(options: argparse.Namespace) -> int:
-    """Read a whole data set and verify it against its side-car."""
-    from horovod_study.progress import Line
+    """Read a whole data set, verify it against its side-car and print its statistical floor."""
     from horovod_study.workload import dataset
+    from horovod_study.workload.room import amount
 
-    line = Line()
-
-    def tell(done: int, total: int) -> None:
-        if line.due():
-            line.show(f"  {done:,} of {total:,} curves read")
-
-    path = dataset.path_of(options.dataset, seed=options.seed)
-    facts = dataset.check(path, tell=tell)
-    line.close()
+    path = dataset.path_of(options.dataset, seed=options.seed, noise_max_mpa=_noise_max_mpa(options))
+    with _curves_told() as tell:
+        facts = dataset.check(path, tell=tell)
     if options.json:
         print(json.dumps(facts))
         return 0
-    print(
-        f"{facts['path']}: good\n"
-        f"  {facts['spec']}, seed {facts['seed']}, noise up to {facts['noise_max_mpa']:g} MPa,"
-        f" digest {facts['digest']}\n"
-        f"  {facts['size']:,} curves: {facts['train']:,} for training, {facts['test']:,} for testing"
-        f" ({facts['bytes'] / 1e9:.3f} GB)\n"
-        "  every block's SHA-256, the targets' bounds, flags, padding and strain agree with the specification"
-    )
+    (g0_low, g0_high), (a_low, a_high) = facts["target_bounds"]
+    if facts["kind"] == "generated":
+        made = f"{facts['spec']}, seed {facts['seed']}, noise up to {facts['noise_max_mpa']:g} MPa"
+        inside = "all inside"
+    else:
+        known = {name: value for name, value in facts["provenance"].items() if name not in ("ids", "files", "warnings")}
+        made, inside = f"import of {json.dumps(known)}", "all finite"
+    rows = [
+        ("made by", made),
+        (
+            "split",
+            f"{facts['size']:,} curves: {facts['train']:,} for training, {facts['test']:,} for testing (every fourth)",
+        ),
+        ("files", f"{amount(facts['bytes'])}; SHA-256 of all {facts['blocks']} blocks agree"),
+        ("layout", "flags, padding and increasing strain agree with the specification"),
+        ("targets", f"G0 {g0_low:g} to {g0_high:g} MPa, a {a_low:g} to {a_high:g}; {inside}"),
+    ]
+    floor = facts["floor"]
+    if floor is None:
+        why = "nothing says how noisy the curves are" if facts["test"] else "there are no test curves"
+        rows.append(("floor", f"not known: {why}"))
+    else:
+        source = "from the test curves on disk" if facts["floor_recomputed"] else "estimated at the import"
+        agrees = ", as in the side-car" if facts["floor_recomputed"] and facts["floor_in_sidecar"] else ""
+        rows += [
+            ("floor", f"test MSE {floor['mse']:.3e} (Cramer-Rao bound {source}{agrees})"),
+            ("", f"  G0 {floor['g0_mse']:.3e}, root {floor['g0_rmse_mpa']:.2f} MPa"),
+            ("", f"  a  {floor['a_mse']:.3e}, root {floor['a_rmse']:.3f}"),
+        ]
+    rows.append(("digest", facts["digest"]))
+    print("\n".join([f"{facts['path']}: good", *(f"  {name:<8} {text}" for name, text in rows)]))
     return 0
+
+
+def data_import(options: argparse.Namespace) -> int:
+    """Make a data set of your own curves."""
+    import numpy as np
+
+    from horovod_study.measure.clock import now
+    from horovod_study.progress import Line, say
+    from horovod_study.workload.curves import ReadOptions
+    from horovod_study.workload.curves.importing import import_curves, lines
+
+    line, began = Line(), now()
+
+    def tell(what: str, done: int, total: int) -> None:
+        if line.due():
+            line.show(f"  {what}  {done / total if total else 1.0:4.0%}  {now() - began:.0f} s")
+
+    bounds = None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2)
+    try:
+        provenance = import_curves(
+            options.path,
+            options.out,
+            ReadOptions(**read_values(options)),
+            label=options.label,
+            target_bounds=bounds,
+            tell=tell,
+        )
+    finally:
+        line.close()
+    for warning in provenance["warnings"]:
+        say(f"warning: {warning}")
+    if options.json:
+        print(json.dumps({"path": str(options.out), **provenance}, allow_nan=False))
+        return 0
+    print(f"{options.out}: imported in {now() - began:.1f} s")
+    print(*(f"  {text}" for text in lines(provenance)), sep="\n")
+    print(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
+    return 0
+
+
+def identify(options: argparse.Namespace) -> int:
+    """Find G0 and a of measured curves with a trained network and by a fit of the law."""
+    from horovod_study.progress import Line, say
+    from horovod_study.report import identified
+    from horovod_study.workload import identify as identifying
+    from horovod_study.workload.curves import ReadOptions, read_curves
+
+    identified.check_outputs(options.curves, csv_path=options.csv, plot=options.plot)
+    reading = ReadOptions(**read_values(options))
+    model, target_bounds = identifying.open_model(options.model)
+    line = Line()
+
+    def tell(what: str, done: int, total: int) -> None:
+        if line.due():
+            line.show(f"  {what}  {done / total if total else 1.0:4.0%}")
+
+    try:
+        curves = read_curves(options.curves, reading, tell=tell)
+    finally:
+        line.close()
+    for warning in curves.warnings:
+        say(f"warning: {warning}")
+    found = identifying.identify(curves, model, target_bounds, disagree_se=options.disagree, reduce=reading.reduce)
+    rows = [one.row() for one in found]
+    errors, trained = identifying.errors(found), identifying.trained_on(target_bounds)
+    if options.csv:
+        identified.write_csv(rows, options.csv)
+    if options.plot:
+        identified.write_plot(found, options.plot)
+    if options.json:
+        head = {"model": {"source": str(options.model), "trained_on": trained.to_dict()}, "curves": str(options.curves)}
+        body = {"warnings": curves.warnings, "errors": errors, "specimens": [one.to_dict() for one in found]}
+        print(json.dumps({**head, **body}, allow_nan=False))
+        return 0
+    print(identified.table(rows))
+    print(*identified.notes(trained.to_dict(), errors), sep="\n", flush=True)
+    doubts = [(one.name, doubt.kind, doubt.text) for one in found for doubt in one.doubts]
+    for text in identified.doubt_lines(doubts, identifying.HEADLINES, len(found)):
+        say(f"doubt: {text}")
+    for path in (options.csv, options.plot):
+        if path:
+            left_out = identified.left_out(len(found)) if path == options.plot else ""
+            say(f"wrote {path}{f' ({left_out})' if left_out else ''}")
+    return 0
+
+
+def _noise_max_mpa(options: argparse.Namespace) -> float:
+    """Return the largest noise level that --noise-max and --clean mean together."""
+    if options.clean and options.noise_max:
+        raise DataError(
+            f"--clean means --noise-max 0, but --noise-max {options.noise_max} is given; keep one of the two"
+        )
+    value = 0.0 if options.clean else 1.0 if options.noise_max is None else options.noise_max
+    if not 0 <= value < math.inf:
+        raise DataError(f"--noise-max {value}: must be 0 (clean curves, as --clean) or greater, in MPa")
+    return value
+
+
+@contextmanager
+def _curves_told() -> Iterator[Callable[[int, int], None]]:
+    """Give a function of (curves done, curves in all) that shows a bar, the rate and the time left."""
+    from horovod_study.measure.clock import now
+    from horovod_study.progress import Line
+
+    line, began = Line(), now()
+
+    def tell(done: int, total: int) -> None:
+        if line.due() and done:
+            rate = done / (now() - began)
+            bar = "#" * (20 * done // total)
+            line.show(
+                f"  [{bar:<20}] {done / total:4.0%}  {done:,} of {total:,} curves  {rate:,.0f}/s"
+                f"  {(total - done) / rate:.0f} s left"
+            )
+
+    try:
+        yield tell
+    finally:
+        line.close()
 
 
 # ------------------------------------------------------------------------------------------------------ studies
@@ -137,7 +279,7 @@ def run(options: argparse.Namespace) -> int:
     if result.planned_only or result.interrupted or not result.ledger.count("done"):
         return result.exit_code
     directory = options.runs / study.name
-    written = _analyze(directory, directory / "analysis", commands=[command])
+    written = _analyze(directory, directory / "analysis", commands=[command], targets=study.targets)
     _report(directory / "analysis")
     print(f"report: {directory / 'analysis' / 'report.html'}  (tables: {', '.join(path.name for path in written)})")
     return result.exit_code
@@ -155,25 +297,96 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
+def search(options: argparse.Namespace) -> int:
+    """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
+    from horovod_study.cluster.search import result_lines, run_search
+    from horovod_study.cluster.search_file import load_search, with_trials
+    from horovod_study.report.search import read_table, write_search
+
+    command = shlex.join(["horovod-study", *options.words])
+    wanted = with_trials(load_search(options.search), options.trials)
+    result = run_search(wanted, options.runs, command=command, jobs=options.jobs, storage=options.storage)
+    figure = write_search(read_table(result.directory / "trials.csv"), wanted.kinds(), result.directory)
+    if options.json:
+        print(json.dumps({**result.to_dict(), "figure": [str(path) for path in figure]}, allow_nan=False))
+    else:
+        print(*result_lines(result), *(f"  figure: {path}" for path in figure if path.suffix == ".png"), sep="\n")
+    return result.exit_code
+
+
+def lr_range(options: argparse.Namespace) -> int:
+    """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
+    from horovod_study.analysis.lr_range import find_rate
+    from horovod_study.cluster.range_run import range_config, run_range
+    from horovod_study.report.lr_range import write_lr_range
+
+    config = range_config(options.config, run_values(options), low=options.low, high=options.high)
+    rates, losses, record = run_range(config, options.out, workers=options.workers, runtime=options.runtime)
+    found = find_rate(rates, losses)
+    paths = write_lr_range(found, options.out, batch=record.effective["global_batch"])
+    if options.json:
+        print(json.dumps({**found.to_dict(), "run_dir": str(options.out / "run"), "files": [str(p) for p in paths]}))
+    else:
+        print(*found.lines(), f"figure: {options.out / 'lr_range.png'}", sep="\n")
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------- benchmarks
+
+
+def bench_loading(options: argparse.Namespace) -> int:
+    """Compare the loaders: loading alone, training on one cached batch, both together, and what bounds a run."""
+    from horovod_study.config import RunConfig
+    from horovod_study.measure.loading import compare_loaders, save
+    from horovod_study.progress import Line
+    from horovod_study.workload import dataset
+
+    configs = [
+        RunConfig(batch=batch, device=options.device, threads=options.threads, pin_memory=options.pin_memory)
+        for batch in options.batch
+    ]
+    with _curves_told() as tell:
+        path = dataset.ensure(options.dataset, seed=options.data_seed, processes=available_cores(), tell=tell)
+    opened, line, found = dataset.open_dataset(path), Line(), []
+
+    def told(text: str) -> None:
+        if line.due():
+            line.show(f"  {text}")
+
+    for config in configs:
+        found.append(
+            compare_loaders(config, opened, options.loader, rounds=options.rounds, seconds=options.seconds, tell=told)
+        )
+        line.close()
+        if not options.json:
+            print(*found[-1].lines(), "", sep="\n")
+    if options.json:
+        print(json.dumps({"comparisons": [each.to_dict() for each in found]}))
+    if options.out:
+        print(f"written to {save(found, options.out)}", file=sys.stderr)
+    return 0
+
+
 # ----------------------------------------------------------------------------------------------------- analysis
 
 
 def analyze(options: argparse.Namespace) -> int:
     """Turn recorded runs into tables of points and fitted laws."""
-    for path in _analyze(options.runs, options.out, commands=None):
+    for path in _analyze(options.runs, options.out, commands=None, targets=options.target or ()):
         print(path)
     return 0
 
 
-def _analyze(runs: Path, out: Path, *, commands: list[str] | None) -> list[Path]:
+def _analyze(runs: Path, out: Path, *, commands: list[str] | None, targets: Sequence[float]) -> list[Path]:
     from horovod_study import records
     from horovod_study.analysis.study import analyze as analyze_runs
 
-    table = records.run_table(runs)
-    result = analyze_runs(table, commands=commands)
+    table, evaluations = records.run_table(runs), records.epoch_table(runs)
+    result = analyze_runs(table, evaluations, targets=targets, commands=commands)
     for doubt in result.provenance["doubts"]:
         print(f"doubt: {doubt}", file=sys.stderr)
-    return records.save_tables(out, {"runs": table, **result.tables()}, result.documents())
+    tables = {"runs": table, "evaluations": evaluations, **result.tables()}
+    return records.save_tables(out, tables, result.documents())
 
 
 def report(options: argparse.Namespace) -> int:
@@ -191,6 +404,22 @@ def _report(directory: Path) -> list[Path]:
     tables, documents = records.load_tables(directory, TABLES, DOCUMENTS)
     values: dict[str, Any] = {**tables, **documents}
     return write_report(Analysis(**values), directory)
+
+
+def learning_curve(options: argparse.Namespace) -> int:
+    """Draw the learning curves of one or several runs, finished or not."""
+    from horovod_study import records
+    from horovod_study.analysis.convergence import convergence
+    from horovod_study.analysis.points import scaling_points
+    from horovod_study.report.convergence import write_learning_curves
+
+    runs, evaluations = records.joined_tables(options.runs)
+    found = convergence(runs, evaluations, finished=False)
+    write_learning_curves(scaling_points(runs), found.curves, options.out)
+    for doubt in found.doubts:
+        print(f"doubt: {doubt}", file=sys.stderr)
+    print(options.out)
+    return 0
 
 
 def fit(options: argparse.Namespace) -> int:
@@ -267,14 +496,11 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"horovod-study {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
-    data = _verb(verbs, "data", "make or check a data set", None)
+    data = _verb(verbs, "data", "Generate, import or check a data set", None)
     data_verbs = data.add_subparsers(title="verbs", metavar="VERB", required=True)
     make = _verb(data_verbs, "generate", data_generate.__doc__, data_generate)
     make.add_argument("--size", default="100000", metavar="N", help="number of curves (default 100000)")
     make.add_argument("--seed", type=int, default=1, metavar="N", help="seed (default 1)")
-    make.add_argument(
-        "--noise-max", type=float, default=1.0, metavar="MPA", help="largest noise level in MPa; 0 is clean (default 1)"
-    )
     make.add_argument("--out", type=Path, metavar="DIR", help="directory to make (default: in the cache)")
     make.add_argument(
         "--processes", type=int, default=available_cores(), metavar="N", help="processes that fill the file"
@@ -283,29 +509,127 @@ def _parser() -> Parser:
     check.add_argument("dataset", metavar="PATH|SIZE", help="a data set's directory, or the size of a cached one")
     check.add_argument("--seed", type=int, default=1, metavar="N", help="seed of a cached one (default 1)")
     check.add_argument("--json", action="store_true", help="print one line of JSON")
+    for each in (make, check):
+        each.add_argument("--noise-max", type=float, metavar="MPA", help="largest noise level in MPa (default 1)")
+        each.add_argument("--clean", action="store_true", help="curves without noise, the same as --noise-max 0")
 
-    train = _verb(verbs, "train", "train one run; the same as python -m horovod_study.train", None)
+    own = _verb(data_verbs, "import", data_import.__doc__, data_import)
+    own.add_argument("path", type=Path, metavar="PATH", help="a file with curves, or a folder of files")
+    own.add_argument("--out", type=Path, required=True, metavar="DIR", help="the data set's directory to make")
+    own.add_argument("--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them")
+    own.add_argument(
+        "--target-bounds",
+        type=float,
+        nargs=4,
+        metavar=("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH"),
+        help="what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)",
+    )
+    add_read_options(own)
+    own.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    train = _verb(verbs, "train", "Train one run; the same as python -m horovod_study.train", None)
     add_run_options(train)
     train.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
     train.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/)")
+    train.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR from its newest checkpoint")
     train.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+
+    find = _verb(verbs, "identify", identify.__doc__, identify)
+    find.add_argument("curves", type=Path, metavar="CURVES", help="a curve file or folder, as for data import")
+    find.add_argument(
+        "--model",
+        type=Path,
+        required=True,
+        metavar="RUN_DIR|CHECKPOINT",
+        help="a training run, or one of its checkpoints",
+    )
+    find.add_argument("--csv", type=Path, metavar="FILE", help="write one row per specimen with every number")
+    find.add_argument(
+        "--plot", type=Path, metavar="FILE.png|pdf|svg", help="draw measured points, both laws and the residuals"
+    )
+    find.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
+    find.add_argument(
+        "--disagree",
+        type=float,
+        default=3.0,
+        metavar="N",
+        help="standard errors from which on network and fit disagree (default 3)",
+    )
+    add_read_options(find.add_argument_group("reading the curves"))
 
     start = _verb(verbs, "run", run.__doc__, run)
     state = _verb(verbs, "status", status.__doc__, status)
     for each in (start, state):
         each.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study file")
-        each.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs)")
+        each.add_argument(
+            "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
+        )
     start.add_argument("--plan", action="store_true", help="only print what would run, in which order")
     start.add_argument(
         "--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)"
     )
     state.add_argument("--json", action="store_true", help="print one line of JSON")
 
+    best = _verb(verbs, "search", search.__doc__, search)
+    best.add_argument(
+        "search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one"
+    )
+    best.add_argument("--trials", type=int, metavar="N", help="trials wanted in all (default: as the file says)")
+    best.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time in this command (default 1)")
+    best.add_argument(
+        "--storage", metavar="URL", help="where trials are kept: an SQLAlchemy URL (default: search.db of the search)"
+    )
+    best.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
+    )
+    best.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+    rate = _verb(verbs, "lr-range", lr_range.__doc__, lr_range)
+    rate.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
+    rate.add_argument("--low", type=float, default=1e-6, metavar="LR", help="first learning rate (default 1e-6)")
+    rate.add_argument("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
+    rate.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="receives the run, the curve and the figure"
+    )
+    rate.add_argument("--workers", type=int, default=1, metavar="N", help="workers that train (default 1)")
+    rate.add_argument(
+        "--runtime", metavar="NAME", help="how workers talk: ddp/gloo, ... (default: serial; horovod/mpi for several)"
+    )
+    rate.add_argument("--json", action="store_true", help="print one line of JSON")
+    add_run_options(rate, hidden=SET_BY_RANGE_TEST)
+
+    bench = _verb(verbs, "bench", "Measure what this machine can do", None)
+    bench_verbs = bench.add_subparsers(title="verbs", metavar="VERB", required=True)
+    loading = _verb(bench_verbs, "loading", bench_loading.__doc__, bench_loading)
+    loading.add_argument("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
+    loading.add_argument("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
+    loading.add_argument("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
+    loading.add_argument(
+        "--loader",
+        nargs="+",
+        default=["memory", "prefetch", "device", "dataloader", "dataloader:2"],
+        metavar="NAME",
+        help="memory, prefetch, device, dataloader, or dataloader:N with N loader processes (default: all, N = 2)",
+    )
+    loading.add_argument("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
+    loading.add_argument("--seconds", type=float, default=1.0, metavar="X", help="of each measurement (default 1)")
+    loading.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
+    loading.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
+    loading.add_argument("--pin-memory", action="store_true", help="copy to the GPU from page-locked memory")
+    loading.add_argument("--out", type=Path, metavar="DIR", help="receives loading.json")
+    loading.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
+
     tables = _verb(verbs, "analyze", analyze.__doc__, analyze)
     tables.add_argument("runs", type=Path, metavar="RUNS", help="directory that holds run directories")
     tables.add_argument("--out", type=Path, required=True, metavar="DIR", help="receives the tables")
+    tables.add_argument(
+        "--target", type=float, nargs="+", metavar="MSE", help="test MSEs to which the times are compared"
+    )
     page = _verb(verbs, "report", report.__doc__, report)
     page.add_argument("directory", type=Path, metavar="DIR", help="directory written by analyze")
+
+    curve = _verb(verbs, "learning-curve", learning_curve.__doc__, learning_curve)
+    curve.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="run directories, or folders of them")
+    curve.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .png, .pdf or .svg file to write")
 
     laws = _verb(verbs, "fit", fit.__doc__, fit)
     laws.add_argument(

@@ -79,9 +79,7 @@ def check_field(owner: str, name: str, value: Any, metadata: Mapping[str, Any], 
 class RunConfig:
     """One training run as it was asked for; what it became (learning rate after scaling, ...) is recorded apart."""
 
-    dataset: str = _option(
-        "100000", "a data set file, or a number of curves to generate and cache (100000 trains in seconds)"
-    )
+    dataset: str = _option("100000", "directory of a data set, or a number of curves to generate once and keep")
     data_seed: int = _option(1, "seed of a generated data set", kind=int, low=0)
     backend: str = _option(
         "auto", "how workers talk; auto looks at how the run was launched", choices=("auto", *BACKENDS)
@@ -106,9 +104,11 @@ class RunConfig:
         "fixed shift and scale of the curves before the network: none trains on physical units, as the original did",
         choices=("none", "fixed"),
     )
-    epochs: int | None = _option(None, "train for so many passes over the training set", kind=int, low=1)
-    seconds: float | None = _option(None, "train for so many seconds of timed window", kind=float, above=0)
-    steps: int | None = _option(None, "train for so many timed steps", kind=int, low=1)
+    epochs: int | None = _option(
+        None, "train for so many passes over the training set; 10 if no other budget is given", kind=int, low=1
+    )
+    seconds: float | None = _option(None, "or for so many seconds of timed window", kind=float, above=0)
+    steps: int | None = _option(None, "or for so many timed steps", kind=int, low=1)
     warmup_steps: int = _option(50, "first steps, trained and recorded but outside the timed window", kind=int, low=0)
     target_mse: float | None = _option(
         None, "stop at the first evaluation whose test MSE is at most this", kind=float, above=0
@@ -127,10 +127,10 @@ class RunConfig:
     lr_warmup_steps: int = _option(0, "steps of linear learning-rate warm-up", kind=int, low=0)
     schedule: str = _option(
         "constant",
-        "learning rate over the run; range rises from lr to lr_end and is for finding a rate",
+        "learning rate over the run; range rises from the rate to its end and is for finding a rate",
         choices=("constant", "cosine", "step", "one-cycle", "range"),
     )
-    lr_end: float | None = _option(None, "last learning rate of schedule range", kind=float, above=0)
+    lr_end: float | None = _option(None, "last learning rate of schedule range, and of no other", kind=float, above=0)
     precision: str = _option(
         "fp32",
         "arithmetic of forward and backward; tf32 and fp16 (with loss scaling) need a GPU",

@@ -5,6 +5,8 @@ Options that are not given leave no trace in the parsed namespace, so that optio
 
 import argparse
 import re
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NoReturn
 
 from horovod_study.config import RUN_FIELDS
@@ -64,20 +66,24 @@ GROUPS = {
 }
 """The fields of RunConfig under the headings of `--help`."""
 
+SET_BY_RANGE_TEST = (*("schedule", "lr", "lr_end", "lr_warmup_steps", "target_mse", "seconds", "backend", "transport"),)
+"""Options of a run that have no place in a learning-rate range test."""
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Declare one option per field of RunConfig, under the headings of GROUPS."""
+
+def add_run_options(parser: argparse.ArgumentParser, *, hidden: Collection[str] = ()) -> None:
+    """Declare one option per field of RunConfig, under the headings of GROUPS; `hidden` ones are not in the help."""
     for heading, names in GROUPS.items():
         group = parser.add_argument_group(heading)
         for name in names:
-            _add_option(group, name)
+            _add_option(group, name, hidden=name in hidden)
 
 
-def _add_option(group: Any, name: str) -> None:
+def _add_option(group: Any, name: str, *, hidden: bool) -> None:
     each = RUN_FIELDS[name]
     kind, default = each.metadata["kind"], each.default
-    shown = "on" if default is True else default
+    shown = "on" if default is True else f"{default:g}" if isinstance(default, float) else default
     text = each.metadata["help"] + ("" if shown is None or shown is False else f" (default {shown})")
+    text = argparse.SUPPRESS if hidden else text
     flag = "--" + name.replace("_", "-")
     if kind is bool:
         group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
@@ -97,3 +103,41 @@ def _metavar(name: str, kind: type) -> str:
 def run_values(namespace: argparse.Namespace) -> dict[str, Any]:
     """Return the run options that were given on the command line."""
     return {name: value for name, value in vars(namespace).items() if name in RUN_FIELDS}
+
+
+READ_OPTIONS: dict[str, dict[str, Any]] = {
+    "layout": {"metavar": "NAME", "help": "auto, long, folder, wide, machine, npz, npy or parquet (default auto)"},
+    "strain_unit": {"metavar": "UNIT", "help": "1, %, mm/m or microstrain, where the file does not say"},
+    "stress_unit": {"metavar": "UNIT", "help": "MPa, Pa, kPa, GPa, psi or ksi, where the file does not say"},
+    "strain_column": {"metavar": "NAME", "help": "the column of strain (its number where no line names the columns)"},
+    "stress_column": {"metavar": "NAME", "help": "the column of stress"},
+    "decimal": {"metavar": ".|,", "help": "decimal mark, where the rows do not decide"},
+    "delimiter": {"metavar": "MARK", "help": "between columns: , ; | or comma, semicolon, tab, space, pipe"},
+    "targets": {"metavar": "FILE", "help": "a table with specimen, G0 (MPa), a; or a .npy file (N, 2)"},
+    "drop_nonfinite": {"flag": True, "help": "leave out points that are blank, NaN or infinite"},
+    "on_nonmonotonic": {"metavar": "error|drop|sort", "help": "where strain does not increase (default error)"},
+    "flip_sign": {"flag": True, "help": "turn over channels that are negative throughout"},
+    "cut_at_peak": {"flag": True, "help": "cut what follows the peak where stress falls by more than 20 % after it"},
+    "any_modulus": {"flag": True, "help": "accept an initial slope outside 200 to 15000 MPa"},
+    "reduce": {"metavar": "pick|mean", "help": "make 201 points of more by picking rows or by means (default pick)"},
+    "strict": {"flag": True, "help": "make every warning about the curves an error"},
+}
+"""Options of reading curve files, by the fields of workload.curves.ReadOptions, which also checks the values."""
+
+
+def add_read_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Declare the options of reading curve files."""
+    for name, each in READ_OPTIONS.items():
+        flag, text = "--" + name.replace("_", "-"), each["help"].replace("%", "%%")
+        if each.get("flag"):
+            parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=text)
+        else:
+            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar=each["metavar"], help=text)
+
+
+def read_values(namespace: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of reading curve files that were given on the command line."""
+    values = {name: value for name, value in vars(namespace).items() if name in READ_OPTIONS}
+    if "targets" in values:
+        values["targets"] = Path(values["targets"])
+    return values

@@ -55,6 +55,51 @@ def run_table(
     return pd.DataFrame(rows)
 
 
+def evaluation_table(
+    runs: pd.DataFrame,
+    *,
+    epochs: int = 6,
+    start_mse: float = 4e-3,
+    floor_mse: float = 6.8e-5,
+    rate: float = 1.2,
+    waste: Mapping[int, float] | None = None,
+    scatter: float = 0.03,
+    seed: int = 5,
+) -> pd.DataFrame:
+    """Return evaluations of the finished runs in the form of records.epoch_table, one per epoch.
+
+    The test MSE is floor + (start - floor) / (epochs / waste)^rate with some scatter: `waste` says by which factor a
+    worker count needs more samples.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for run in runs.to_dict("records"):
+        if not math.isfinite(run["samples_per_s"]):
+            continue
+        for epoch in range(1, epochs + 1):
+            useful = epoch / (waste or {}).get(run["workers"], 1.0)
+            noise = math.exp(scatter * float(rng.standard_normal()))
+            mse = floor_mse + (start_mse - floor_mse) * useful**-rate * noise
+            samples = epoch * run["train_samples"]
+            train_s = samples / run["samples_per_s"]
+            rows.append(
+                {
+                    "run": run["run"],
+                    "epoch": float(epoch),
+                    "steps": float(samples // run["global_batch"]),
+                    "samples": float(samples),
+                    "train_s": train_s,
+                    "wall_s": train_s + 0.4 * epoch,
+                    "train_mse": 0.97 * mse,
+                    "test_mse": mse,
+                    "g0_rmse_mpa": 80 * math.sqrt(mse),
+                    "a_rmse": 2 * math.sqrt(mse),
+                    "lr": 4.7331e-4,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
 def _run(
     backend: str,
     transport: str,

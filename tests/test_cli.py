@@ -12,7 +12,10 @@ from horovod_study.cli import main
 from horovod_study.config import RUN_FIELDS
 from horovod_study.options import GROUPS
 
-VERBS = ("data", "train", "run", "status", "analyze", "report", "fit", "predict")
+VERBS = (
+    *("data", "train", "identify", "run", "status", "search", "lr-range", "bench", "analyze", "report"),
+    *("learning-curve", "fit", "predict"),
+)
 POINTS = "workers,samples_per_s\n1,100\n2,190\n4,370\n8,730\n"
 
 
@@ -29,7 +32,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
 
     assert ended.value.code == 0
-    assert all(re.search(rf"^ +{verb} +\w", out, re.MULTILINE) for verb in VERBS)
+    assert all(re.search(rf"^ +{verb}\s+\w", out, re.MULTILINE) for verb in VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -44,7 +47,7 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fitt", "x.csv"], r"'fitt' is not known \(did you mean 'fit'\?\); allowed: data, train, run"),
+        (["fitt", "x.csv"], r"'fitt' is not known \(did you mean 'fit'\?\); allowed: data, train, identify, run"),
         ([], "the following arguments are required: VERB; see horovod-study --help"),
         (["fit", "x.csv", "--jsn"], r"horovod-study fit: unknown argument '--jsn' \(did you mean '--json'\?\)"),
         (["run"], "the following arguments are required: STUDY.yaml"),

@@ -16,6 +16,8 @@ from horovod_study.config import (
 )
 from horovod_study.errors import ConfigError
 
+TRAINING = Path(__file__).parent.parent / "experiments" / "training"
+
 
 @pytest.mark.parametrize(
     ("values", "message"),
@@ -179,3 +181,10 @@ def test_nodes_are_filled_one_after_the_other() -> None:
     assert Placement(workers=8, workers_per_node=8).nodes == 1
     with pytest.raises(ConfigError, match="both at least 1"):
         Placement(workers=0)
+
+
+@pytest.mark.parametrize("path", sorted(TRAINING.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_shipped_training_configurations_are_valid(path: Path) -> None:
+    config = run_config(load_yaml(path), source=str(path))
+
+    assert config.dataset == "1000000" and config.seconds is not None

@@ -56,3 +56,7 @@ def test_below_the_floor_is_a_bug(test_mse: float, floor_mse: float | None, size
         assert f"efficiency {floor_mse / test_mse:.2f}" in text and "7.29e-05" in text
     if not floor_mse:
         assert text == ""
+
+
+def test_a_diverged_training_is_named() -> None:
+    assert "the training diverged; lower --lr" in compared_to_floor(float("nan"), 7.29e-5, 500)

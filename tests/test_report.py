@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import matplotlib
 import pandas as pd
 import pytest
-from synthetic_runs import run_table
+from synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
 from horovod_study.analysis.points import scaling_points
@@ -185,6 +185,20 @@ def test_every_id_is_unique_and_every_reference_leads_somewhere(page):
 
     assert len(outline.ids) == len(set(outline.ids))
     assert set(inside) <= set(outline.ids)
+
+
+def test_a_page_with_learning_is_as_sound():
+    runs = run_table((1, 2), ways=LAPTOP[:2], failed=(), change={"floor_mse": 6.8e-5, "seed": 1})
+    page = html.render(analyze(runs, evaluation_table(runs), targets=[1e-3, 1e-5]))
+    outline = Outline(page)
+    inside = [values["href"][1:] for values in outline.named("a") if values["href"].startswith("#")]
+    inside += re.findall(r"url\(#([^)]+)\)", page) + re.findall(r'xlink:href="#([^"]+)"', page)
+
+    assert len(outline.named("svg")) == 6
+    assert len(outline.ids) == len(set(outline.ids)) and set(inside) <= set(outline.ids)
+    assert all(after - before <= 1 for before, after in zip(outline.headings, outline.headings[1:], strict=False))
+    assert all("scope" in values for values in outline.named("th"))
+    assert "Cramer-Rao" in page and "Repeats of one seed" not in page
 
 
 def test_links_to_figures_lead_to_files_that_were_written(written):

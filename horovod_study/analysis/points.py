@@ -6,7 +6,7 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,37 @@ import pandas as pd
 from scipy import stats
 
 from horovod_study.analysis.laws import karp_flatt
-from horovod_study.config import BACKENDS, LAPS, TRANSPORTS
+from horovod_study.config import BACKENDS, LAPS, OPTIONS, RUN_FIELDS, TRANSPORTS, parse_widths
 from horovod_study.errors import AnalysisError
 
-SETTINGS = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults")
+_NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults")
+
+CHOICES = tuple(name for name in OPTIONS if name not in (*_NAMED, "batch"))
+"""Options of training that separate series; a name mentions those that differ between the runs of the table."""
+
+SETTINGS = (*_NAMED, *CHOICES)
 """What stays the same along a series, whatever its scaling mode."""
+
+CHOICE_WORDS: Mapping[str, Callable[[Any], str]] = {
+    "widths": lambda value: f"widths {value}",
+    "input_scaling": lambda value: "raw inputs" if value == "none" else f"{value} input scaling",
+    "optimizer": str,
+    "weight_decay": lambda value: f"weight decay {value:g}",
+    "lr": lambda value: f"lr {short_rate(value)}",
+    "lr_scaling": lambda value: "unscaled lr" if value == "none" else f"{value} lr scaling",
+    "lr_warmup_steps": lambda value: f"lr warm-up {value:g}",
+    "schedule": lambda value: f"{value} schedule",
+    "memory_format": str,
+    "fused_optimizer": lambda value: f"{'' if value else 'un'}fused optimizer",
+    "compile": lambda value: "compiled" if value else "not compiled",
+    "cuda_graphs": lambda value: f"{'' if value else 'no '}CUDA graphs",
+    "loader": lambda value: f"loader {value}",
+    "loader_processes": lambda value: f"{value:g} loader processes",
+    "pin_memory": lambda value: f"{'' if value else 'un'}pinned memory",
+    "persistent_processes": lambda value: f"{'' if value else 'no '}persistent processes",
+    "threads": lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
+}
+"""How a choice is named, where it tells series apart."""
 
 CELL = (*SETTINGS, "batch", "train_samples", "workers", "nodes")
 """What the repeats of one point share."""
@@ -36,7 +62,7 @@ REQUIRED = (
     "reason",
     "repeat",
     "global_batch",
-    *CELL,
+    *(name for name in CELL if name not in CHOICES),  # those have defaults
     "samples_per_s",
     "window_s",
     "steps",
@@ -57,6 +83,15 @@ WORK = {
 
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of a normal sample over the variance of its mean, in the limit of many repeats."""
+
+
+def short_rate(value: float) -> str:
+    """Return 4.7331e-4 for 0.00047331, and 0.05 as it is."""
+    if not 0 < value < 0.01:
+        return f"{value:g}"
+    digits, _, power = f"{value:e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
+
 
 FEWEST_REPEATS = 3
 WIDE_SPREAD = 0.10
@@ -92,9 +127,10 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
         ref_train_samples=table["train_samples"].astype(float),
     )
     families = _families(table)
-    for name, family in _names(families).items():
+    told = _telling(table)
+    for name, family in _names(families, told).items():
         index = list(family.rows)
-        texts = [name, _setting(family), family.kind.split(",")[0], WORK[family.kind]]
+        texts = [name, _setting(family, told), family.kind.split(",")[0], WORK[family.kind]]
         table.loc[index, ["series", "setting", "mode", "work"]] = texts
         if family.kind == "strong":
             table.loc[index, "ref_batch"] = table.loc[index, "global_batch"]
@@ -154,6 +190,10 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     """
     table = runs.reset_index(drop=True)
     table["horovod_defaults"] = table["horovod_defaults"].astype(bool)
+    for column in CHOICES:
+        default = RUN_FIELDS[column].default
+        values = table[column].astype(object) if column in table.columns else pd.Series(default, table.index, object)
+        table[column] = values.where(values.notna(), default)
     for column in ("batch", "global_batch", "train_samples", "workers", "nodes"):
         table[column] = pd.to_numeric(table[column]).astype(float)
     for column in ("partition", "backend", "transport", "precision", "reduction"):
@@ -179,9 +219,21 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _names(families: Sequence[_Family]) -> dict[str, _Family]:
+def _telling(table: pd.DataFrame) -> tuple[str, ...]:
+    """Return the choices in which the runs of a table differ, in the order of CHOICES.
+
+    A learning rate that grows with the workers grows nothing for a plain worker: its scaling tells nothing.
+    """
+    parallel = table[table["backend"] != "serial"]
+    counts = {
+        column: (parallel if column == "lr_scaling" else table)[column].nunique(dropna=False) for column in CHOICES
+    }
+    return tuple(column for column, count in counts.items() if count > 1)
+
+
+def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Family]:
     """Return a readable, unique name for each series; settings that tell nothing apart are left out."""
-    plain = [_name(family) for family in families]
+    plain = [_name(family, told) for family in families]
     names: dict[str, _Family] = {}
     for family, name in zip(families, plain, strict=True):
         twins = [other for other, its in zip(families, plain, strict=True) if its == name]
@@ -195,20 +247,24 @@ def _names(families: Sequence[_Family]) -> dict[str, _Family]:
     return names
 
 
-def _name(family: _Family) -> str:
+def _name(family: _Family, told: Sequence[str]) -> str:
     settings = family.settings
     way = settings["backend"]
     if settings["transport"] not in ("none", "auto"):
         way = f"{way}/{settings['transport']}"
     stock = " stock settings" if settings["horovod_defaults"] else ""
-    return f"{settings['partition']} {way} {_setting(family)}{stock}"
+    return f"{settings['partition']} {way} {_setting(family, told)}{stock}"
 
 
-def _setting(family: _Family) -> str:
+def _setting(family: _Family, told: Sequence[str]) -> str:
     size = "unknown" if math.isnan(family.batch) else f"{family.batch:.0f}"
     batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(family.kind, f"batch {size}")
     precision = family.settings["precision"]
-    return batch if precision in ("fp32", "auto") else f"{batch} {precision}"
+    words = [batch, *([] if precision in ("fp32", "auto") else [precision])]
+    for choice in told:
+        if choice != "lr_scaling" or family.settings["backend"] != "serial":
+            words.append(CHOICE_WORDS[choice](family.settings[choice]))
+    return " ".join(words)
 
 
 def _sorted(table: pd.DataFrame) -> pd.DataFrame:
@@ -216,12 +272,22 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
     ranks = {
         "backend": {name: place for place, name in enumerate(BACKENDS)},
         "transport": {name: place for place, name in enumerate(TRANSPORTS)},
+        **{
+            name: {each: place for place, each in enumerate(RUN_FIELDS[name].metadata["choices"])}
+            for name in CHOICES
+            if RUN_FIELDS[name].metadata["choices"]
+        },
     }
+    table = table.infer_objects()
     keys = {
-        column: table[column].map(ranks[column]).fillna(99) if column in ranks else table[column]
+        column: table[column].map(ranks[column]).fillna(99)
+        if column in ranks
+        else table[column].map(parse_widths)
+        if column == "widths"
+        else table[column]
         for column in (
-            *("partition", "backend", "transport", "precision", "ref_batch", "horovod_defaults", "reduction"),
-            *("ref_train_samples", "series", "workers", "nodes", "batch", "train_samples"),
+            *("partition", "backend", "transport", "precision", "ref_batch", *CHOICES, "horovod_defaults"),
+            *("reduction", "ref_train_samples", "series", "workers", "nodes", "batch", "train_samples"),
             *(column for column in ("repeat", "run") if column in table.columns),
         )
     }
@@ -325,7 +391,8 @@ def _throughputs(row: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
 def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], kind: str) -> int | None:
     """Return the place in `cells` of the one-worker cell that `cell` is compared with, or None where there is none.
 
-    kind is `plain` or `wrapped`. A cell of another partition, precision, batch or training set size never stands in.
+    kind is `plain` or `wrapped`. A cell of another partition, precision, batch, training set size or other choices
+    never stands in; only how the learning rate grows with the workers may differ, as it does not grow for one.
     """
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
@@ -336,7 +403,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         if other["repeats"] > 0
         and other["workers"] == 1
         and (other["backend"], other["transport"]) == way
-        and all(other[column] == cell[column] for column in ("partition", "precision"))
+        and all(other[name] == cell[name] for name in ("partition", "precision", *CHOICES) if name != "lr_scaling")
         and other["batch"] == cell["ref_batch"]
         and other["train_samples"] == cell["ref_train_samples"]
         and (kind == "plain" or other["horovod_defaults"] == cell["horovod_defaults"])
@@ -346,6 +413,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     places.sort(
         key=lambda place: (
             cells[place]["horovod_defaults"] != cell["horovod_defaults"],
+            cells[place]["lr_scaling"] != cell["lr_scaling"],
             cells[place]["reduction"] != cell["reduction"],
         )
     )

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import breakdown as laps
+from horovod_study.analysis import convergence as learned
 from horovod_study.analysis import points as scaling
 from horovod_study.analysis.fitting import SeriesFit, fit_series
 from horovod_study.errors import AnalysisError
@@ -16,7 +17,7 @@ from horovod_study.errors import AnalysisError
 SCHEMA = 1
 """Of provenance.json; raised when a key changes its meaning."""
 
-TABLES = ("points", "curves", "breakdown")
+TABLES = ("points", "curves", "breakdown", "convergence", "learning", "targets")
 DOCUMENTS = ("fits", "provenance")
 
 CURVE_COLUMNS = (
@@ -31,8 +32,11 @@ _NEEDED = {
     "points": ("series", "setting", "partition", "backend", "transport", "workers", "speedup_plain", "missing"),
     "curves": CURVE_COLUMNS,
     "breakdown": ("series", "workers", "lap", "mean_s", "share", "note"),
+    "convergence": learned.CURVE_COLUMNS,
+    "learning": learned.LEARNING_COLUMNS,
+    "targets": learned.TARGET_COLUMNS,
 }
-_TEXTS = ("reasons", "note", "reduction", "precision", "transport")
+_TEXTS = ("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,9 @@ class Analysis:
     breakdown: pd.DataFrame
     fits: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    convergence: pd.DataFrame = field(default_factory=lambda: learned.nothing().curves)
+    learning: pd.DataFrame = field(default_factory=lambda: learned.nothing().learning)
+    targets: pd.DataFrame = field(default_factory=lambda: learned.nothing().targets)
 
     def __post_init__(self) -> None:
         for name in TABLES:
@@ -54,7 +61,7 @@ class Analysis:
                     f"{name}.csv: column {missing[0]} is missing; make the directory again with horovod-study analyze"
                 )
             # An empty text is an empty cell in CSV and comes back as NaN.
-            texts = {column: frame[column].fillna("") for column in _TEXTS if column in frame.columns}
+            texts = {column: frame[column].astype(object).fillna("") for column in _TEXTS if column in frame.columns}
             object.__setattr__(self, name, frame.assign(**texts))
         if self.provenance.get("schema") != SCHEMA:
             raise AnalysisError(
@@ -71,21 +78,37 @@ class Analysis:
         return {name: getattr(self, name) for name in DOCUMENTS}
 
 
-def analyze(runs: pd.DataFrame, *, commands: Sequence[str] | None = None, seed: int = 0) -> Analysis:
+def analyze(
+    runs: pd.DataFrame,
+    evaluations: pd.DataFrame | None = None,
+    *,
+    targets: Sequence[float] = (),
+    commands: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Analysis:
     """Return the whole analysis of a run table (records.run_table); equal runs in any order give equal results.
 
-    `commands` are quoted in the report as the way to repeat the study; without them the usual ones are named.
+    `evaluations` (records.epoch_table) and `targets` (test MSEs) make the tables of convergence. `commands` are quoted
+    in the report as the way to repeat the study; without them the usual ones are named.
     Raises AnalysisError for a table without runs or without a needed column.
     """
     points = scaling.scaling_points(runs)
     parts = laps.breakdown(runs)
     baseline = _baseline(points)
     fitted = _fitted(runs, points, baseline, seed)
-    doubts = [*scaling.doubts(runs, points), *laps.doubts(runs)]
+    learning = (
+        learned.nothing()
+        if evaluations is None
+        else learned.convergence(runs, evaluations, targets=targets, baseline=baseline)
+    )
+    doubts = [*scaling.doubts(runs, points), *laps.doubts(runs), *learning.doubts]
     return Analysis(
         points=points,
         curves=_curves(fitted),
         breakdown=parts,
+        convergence=learning.curves,
+        learning=learning.learning,
+        targets=learning.targets,
         fits={
             "baseline": baseline,
             "series": {name: _document(name, fit, points, baseline) for name, fit in fitted.items()},
@@ -105,6 +128,7 @@ def analyze(runs: pd.DataFrame, *, commands: Sequence[str] | None = None, seed: 
             "failed": [_plain(row) for row in scaling.failed_runs(runs).to_dict("records")],
             "environment": _environments(runs),
             "measurement": _measurement(runs),
+            "learning": _common(runs),
             "commands": list(_commands(runs) if commands is None else commands),
         },
     )
@@ -345,6 +369,17 @@ def _measurement(runs: pd.DataFrame) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _common(runs: pd.DataFrame) -> dict[str, Any]:
+    """Return the options of training that all finished runs share; those in which they differ stand in the series."""
+    table = scaling.with_series(runs)
+    table = table[scaling.measured(table)]
+    return {
+        choice: _plain_value(table[choice].iloc[0])
+        for choice in scaling.CHOICES
+        if table[choice].nunique(dropna=False) == 1
+    }
 
 
 def _commands(runs: pd.DataFrame) -> list[str]:

@@ -7,6 +7,8 @@ serial        one worker, no communication library
 horovod       Horovod over NCCL, MPI or Gloo
 distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce, over NCCL or Gloo
 mpi           one flat MPI all-reduce through mpi4py
+watchdog      ends a rank whose peers never arrive
+stop          SIGTERM and SIGUSR1: a wish to stop that all ranks follow at the same step
 """
 
 from horovod_study.comm.base import Backend, agreed, require_parity

@@ -77,8 +77,8 @@ class HorovodBackend:
         asked = "flat" if config.reduction == "auto" else config.reduction
         if config.precision == "fp16" and asked == "hooks":
             raise BackendError(
-                "precision fp16 with reduction hooks does not work with Horovod: its optimizer would average a step that "
-                "the loss scaling skips; use --reduction flat"
+                "precision fp16 with reduction hooks does not work with Horovod: its optimizer would average a step "
+                "that the loss scaling skips; use --reduction flat"
             )
         self.reduction = asked if self.workers > 1 else "none"
 

@@ -4,6 +4,10 @@
     figures    each figure as a value that can be drawn at any width; PDF, SVG, PNG, caption and data on disk
     wording    the analysis in words: sentences with numbers, rounded to what they are worth
     html       report.html, one file that needs nothing else
+    convergence    learning curves with the floor of the data, time to a target, sensitivity to one option
+    lr_range       the loss of a learning-rate range test, with the rates that were read off it
+    search         the trials of a hyper-parameter search
+    identified     measured curves with the law's parameters, by a network and by least squares: table, CSV, plot
 
 matplotlib is imported here and nowhere else.
 """

@@ -59,8 +59,10 @@ class Drawing:
 
 def drawings(analysis: Analysis) -> list[Drawing]:
     """Return the figures that this analysis has data for, in the order in which a report shows them."""
+    from horovod_study.report import convergence  # which draws with the marks of this module
+
     made = [_speedup(analysis), _efficiency(analysis), _breakdown(analysis), _throughput(analysis)]
-    return [each for each in made if each is not None]
+    return [*(each for each in made if each is not None), *convergence.drawings(analysis)]
 
 
 def write_figures(analysis: Analysis, directory: Path) -> list[Path]:
@@ -166,6 +168,8 @@ def _throughput(analysis: Analysis) -> Drawing | None:
     shown = points[points["mode"] != "mixed"]
     if shown[~shown["missing"]].empty:
         return None
+    if (shown["mode"] == "single").all() and shown["setting"].nunique() > MOST_COLUMNS:
+        return None  # a panel for every dot: the table says it better
     styles = series_styles(points)
     data = shown[
         [
@@ -198,7 +202,7 @@ def _throughput(analysis: Analysis) -> Drawing | None:
         handles = _series_handles(shown, styles)
         if shown["base_plain_samples_per_s"].notna().any():
             handles.append(Line2D([], [], color=QUIET, linewidth=0.7, label="N times the plain worker"))
-        _legend(figure, [*handles, *_missing_handle(shown)], width_in)
+        legend(figure, [*handles, *_missing_handle(shown)], width_in)
         return figure
 
     caption = (
@@ -229,7 +233,7 @@ def _against_workers(
     formula: str,
 ) -> Drawing | None:
     shown = _drawn(analysis)
-    if shown[~shown["missing"]].empty:
+    if shown[~shown["missing"] & (shown["backend"] != "serial")].empty:
         return None
     styles = series_styles(analysis.points)
     lines = analysis.curves[analysis.curves["series"].isin(shown["series"])]
@@ -272,7 +276,7 @@ def _against_workers(
             else:
                 axes.set_ylim(0, scale * max(1.12, 1.05 * top))
             axes.set_ylabel(ylabel)
-        _legend(figure, _handles(shown, styles, lines, laws), width_in)
+        legend(figure, _handles(shown, styles, lines, laws), width_in)
         return figure
 
     kept = ["series", "setting", "workers", "nodes", "repeats", "missing", *columns]
@@ -327,7 +331,7 @@ def _work_words(points: pd.DataFrame) -> str:
 
 def _panels(points: pd.DataFrame, width_in: float) -> tuple[Figure, list[tuple[Axes, str]]]:
     """Return an empty figure with one panel per setting, in which only worker count and series change."""
-    parallel = points.loc[points["mode"] != "single", "setting"].drop_duplicates()
+    parallel = points.loc[(points["mode"] != "single") | (points["workers"] > 1), "setting"].drop_duplicates()
     settings = list(parallel) if len(parallel) else list(points["setting"].drop_duplicates())
     columns = min(len(settings), MOST_COLUMNS)
     rows = math.ceil(len(settings) / columns)
@@ -409,7 +413,7 @@ def _dots(axes: Axes, points: pd.DataFrame, columns: Sequence[str], look: Series
         known["workers"],
         known[columns[0]] * scale,
         linestyle="none",
-        **_marker(look),
+        **marker(look),
         zorder=4,
     )
     lost = points[points["missing"]]
@@ -430,7 +434,7 @@ def _dots(axes: Axes, points: pd.DataFrame, columns: Sequence[str], look: Series
     )
 
 
-def _marker(look: SeriesStyle) -> dict[str, Any]:
+def marker(look: SeriesStyle) -> dict[str, Any]:
     """Return how the points of a series look: filled, hollow, or a ring that leaves what lies inside it visible."""
     if look.ring:
         return {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgecolor": look.color}
@@ -438,8 +442,8 @@ def _marker(look: SeriesStyle) -> dict[str, Any]:
         face, edge, width = look.color, PAPER, 0.6
     else:
         face, edge, width = PAPER, look.color, 1.1
-    marker = {"marker": look.marker, "markersize": 5}
-    return {**marker, "markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": width}
+    size = {"marker": look.marker, "markersize": 5}
+    return {**size, "markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": width}
 
 
 def _worker_axis(axes: Axes, workers: pd.Series, last: float, panel_in: float) -> None:
@@ -475,7 +479,7 @@ def _series_handles(points: pd.DataFrame, styles: dict[str, SeriesStyle]) -> lis
             color=look.color,
             linestyle="none" if look.ring else look.dash,
             linewidth=1.5,
-            **_marker(look),
+            **marker(look),
             label=look.label,
         )
     return list(handles.values())
@@ -499,7 +503,8 @@ def _handles(
     return [*handles, *_missing_handle(points)]
 
 
-def _legend(figure: Figure, handles: list[Any], width_in: float) -> None:
+def legend(figure: Figure, handles: list[Any], width_in: float) -> None:
+    """Put a legend below the whole figure, in as many columns as fit."""
     longest = max(len(handle.get_label()) for handle in handles)
     columns = max(1, min(len(handles), int(width_in / (0.062 * longest + 0.55))))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
@@ -515,6 +520,10 @@ def _breakdown(analysis: Analysis) -> Drawing | None:
     styles = series_styles(analysis.points)
     order = [series for series in analysis.points["series"].unique() if series in set(parts["series"])]
     setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
+    titles = {series: styles[series].label for series in order}
+    if (analysis.points["backend"] == "serial").all():  # then settings are what is compared, side by side
+        titles = {series: f"{setting[series]}" for series in order}
+        setting = setting.map(lambda _: "")
 
     def draw(width_in: float) -> Figure:
         bars = {series: _bars(parts[parts["series"] == series]) for series in order}
@@ -536,7 +545,7 @@ def _breakdown(analysis: Analysis) -> Drawing | None:
             for column, series in enumerate(line):
                 axes = figure.add_subplot(cells[column])
                 _stack(axes, bars[series], top, first=column == 0, bar_in=width_in * 0.9 / room)
-                axes.set_title(_folded(styles[series].label, ratios[column] / sum(ratios) * width_in), size=8)
+                axes.set_title(_folded(titles[series], ratios[column] / sum(ratios) * width_in), size=8)
                 if column == 0 and len(set(setting)) > 1:
                     axes.set_ylabel(f"{setting[series]}\n{axes.get_ylabel()}")
         figure.legend(handles=_lap_handles(parts), loc="outside lower center", ncols=3)

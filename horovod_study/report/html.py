@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from horovod_study import __version__
 from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.points import short_rate
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
 from horovod_study.report.figures import Drawing, css_name, drawings, inline_svg, write_figures
@@ -20,11 +21,13 @@ from horovod_study.report.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, s
 from horovod_study.report.wording import (
     THIN,
     headline,
+    learned,
     milliseconds,
     number,
     percent,
     plural,
     rounded,
+    scientific,
     sentences,
     with_interval,
 )
@@ -34,7 +37,10 @@ PAIRED = ("speedup", "efficiency")
 
 WIDE_IN = 6.3
 
-WIDTHS_IN = {"breakdown": WIDE_IN, "throughput": 5.0}
+LEARNING = ("learning", "targets", "sensitivity")
+"""The figures of the section on learning."""
+
+WIDTHS_IN = {"breakdown": WIDE_IN, "throughput": 5.0, **dict.fromkeys(LEARNING, WIDE_IN)}
 """Widths at which figures that stand alone are drawn for the page, where they differ from SCREEN_WIDTH_IN."""
 
 NOTHING = "\u2013"
@@ -80,6 +86,11 @@ def render(analysis: Analysis) -> str:
         paired=[figures[name] for name in PAIRED if name in figures],
         breakdown=figures.get("breakdown"),
         throughput=figures.get("throughput"),
+        learning=[figures[name] for name in LEARNING if name in figures],
+        learned=learned(analysis),
+        learned_cells=_learned(analysis, labels),
+        targets=_targets(analysis, labels),
+        common=_common(provenance),
         baseline=provenance["baseline"],
         works=_works(analysis),
         points=_points(analysis, labels),
@@ -336,6 +347,108 @@ def _formula(text: str) -> str:
     for name, letter in _GREEK.items():
         text = text.replace(name, letter)
     return text.replace(" - ", " \u2212 ")
+
+
+# ---------------------------------------------------------------------------------------------------- learning
+
+
+def _learned(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the table of the best errors: one group of rows per series."""
+    groups = []
+    for series, rows in _groups(analysis.learning):
+        lines = [
+            {
+                "workers": _count(row),
+                "repeats": f"{row['repeats']}",
+                "diverged": int(row["diverged"]),
+                "best": _known(row["best_mse_median"], lambda value: scientific(value, 3)),
+                "spread": _pair(
+                    row["best_mse_min"], row["best_mse_max"], lambda value: scientific(value, 3), dash=True
+                ),
+                "efficiency": _share(row["efficiency"]),
+                "epoch": _known(row["best_epoch"], lambda value: f"{value:.3g}"),
+                "seconds": _known(row["best_train_s"], lambda value: rounded(value, 3)),
+                "rate": _known(row["rate"], lambda value: f"{value:.2f}".replace("-", "\u2212")),
+                "rate_interval": _pair(
+                    row["rate_low"], row["rate_high"], lambda value: f"{value:.2f}".replace("-", "\u2212")
+                ),
+            }
+            for row in rows.to_dict("records")
+        ]
+        groups.append({"label": labels[series], "setting": rows.iloc[0]["setting"], "rows": lines})
+    return groups
+
+
+def _targets(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the table of times to target: one group of rows per series."""
+    groups = []
+    for series, rows in _groups(analysis.targets):
+        lines = []
+        for row in rows.sort_values(["target_mse", "workers"], ascending=[False, True], kind="stable").to_dict(
+            "records"
+        ):
+            lines.append(
+                {
+                    "target": scientific(row["target_mse"]),
+                    "workers": _count(row),
+                    "reached": f"{row['reached']} of {row['repeats']}",
+                    "seconds": _time(row, "train_s"),
+                    "spread": _pair(row["train_s_min"], row["train_s_max"], lambda value: rounded(value, 3), dash=True),
+                    "wall": _time(row, "wall_s"),
+                    "samples": _time(row, "samples"),
+                    **_speedup_to_target(row),
+                    "throughput": _known(row["throughput_ratio"], number),
+                    "statistical": _known(row["statistical_efficiency"], number),
+                    "speedup_wall": _known(row["speedup_wall"], number),
+                    "note": "" if row["note"] == "" else "at the first evaluation or before",
+                }
+            )
+        groups.append({"label": labels[series], "setting": rows.iloc[0]["setting"], "rows": lines})
+    return groups
+
+
+def _known(value: float, form: Any) -> str:
+    return f"{form(value)}" if math.isfinite(value) else NOTHING
+
+
+def _time(row: Mapping[Any, Any], name: str) -> str:
+    if row["censored"]:
+        return f">{THIN}{rounded(row[f'{name}_at_least'], 3)}"
+    return rounded(row[name], 3)
+
+
+def _speedup_to_target(row: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the speedup to a target, or what bounds it, and its interval."""
+    if math.isfinite(row["speedup_at_most"]):
+        return {"speedup": f"<{THIN}{number(row['speedup_at_most'])}", "speedup_interval": "target not met"}
+    if math.isfinite(row["speedup_at_least"]):
+        return {"speedup": f">{THIN}{number(row['speedup_at_least'])}", "speedup_interval": "not met by the baseline"}
+    value, interval = _ratio(row, "speedup")
+    return {"speedup": value, "speedup_interval": interval}
+
+
+_CHOICE_TITLES = {
+    "optimizer": "optimiser",
+    "lr": "learning rate",
+    "lr_scaling": "learning-rate scaling",
+    "lr_warmup_steps": "warm-up steps of the learning rate",
+    "schedule": "schedule",
+    "weight_decay": "weight decay",
+    "input_scaling": "input scaling",
+    "widths": "widths",
+    "memory_format": "layout",
+    "loader": "loader",
+}
+
+
+def _common(provenance: Mapping[str, Any]) -> str:
+    """Return the options of training that all runs share, in one line."""
+    common = provenance.get("learning", {})
+    return ", ".join(
+        f"{title} {short_rate(common[name]) if name == 'lr' else common[name]}"
+        for name, title in _CHOICE_TITLES.items()
+        if name in common
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- provenance

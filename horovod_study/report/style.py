@@ -5,7 +5,7 @@ series apart in grey. For dark pages each colour has a lighter twin, used throug
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -224,6 +224,16 @@ def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
             ring=row["backend"] == "serial",
         )
     return styles
+
+
+def looks_in_order(labels: Sequence[str]) -> list[SeriesStyle]:
+    """Return the style of lines that share one way of talking, such as worker counts or learning rates."""
+    looks = []
+    for place, label in enumerate(labels):
+        color, marker = _SLOTS[place % len(_SLOTS)]
+        filled, dash = _VARIANTS[(place + place // len(_SLOTS)) % len(_VARIANTS)]
+        looks.append(SeriesStyle(label=label, color=color, marker=marker, filled=filled, dash=dash))
+    return looks
 
 
 def _slots(series: pd.DataFrame) -> dict[tuple[str, str, str], int]:

@@ -51,6 +51,15 @@ def rounded(value: float | None, digits: int = 4) -> str:
     return _fixed(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))), digits)
 
 
+def scientific(value: float | None, digits: int = 2) -> str:
+    """Return 6.8e-5 for 0.000068, with a true minus sign and no zero at the end."""
+    if not _known(value):
+        return "unknown"
+    mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+    mantissa = mantissa.rstrip("0").removesuffix(".") if "." in mantissa else mantissa
+    return f"{mantissa}e{int(power)}".replace("-", "\u2212")
+
+
 def milliseconds(seconds: float | None, digits: int = 3) -> str:
     """Return a time in ms, without the unit."""
     if not _known(seconds):
@@ -79,7 +88,13 @@ def headline(analysis: Analysis) -> str:
     """Return the one sentence that the whole study comes to."""
     findings = analysis.provenance["findings"]
     if not findings:
-        return "No run with several workers has finished yet"
+        best = _best(analysis)
+        if best is None:
+            return "No run with several workers has finished yet"
+        several = analysis.learning["setting"].nunique() > 1
+        return f"The smallest test MSE is {scientific(best['best_mse_median'], 3)}" + (
+            f", with {best['setting']}" if several else ""
+        )
     found = max(findings, key=lambda found: (found["workers"], found["series"][0]["speedup"] or 0))
     best = found["series"][0]
     place = _place(found, findings)
@@ -102,6 +117,65 @@ def sentences(analysis: Analysis) -> list[list[str]]:
     labels = series_labels(analysis.points)
     findings = analysis.provenance["findings"]
     return [_sentences(found, findings, labels) for found in findings]
+
+
+def learned(analysis: Analysis) -> list[str]:
+    """Return what was learned and how soon, in plain sentences."""
+    best = _best(analysis)
+    if best is None:
+        return []
+    labels = series_labels(analysis.points)
+    several = analysis.learning["setting"].nunique() > 1
+    text = (
+        f"The smallest test MSE is {scientific(best['best_mse_median'], 3)}, reached by "
+        f"{_who(best, labels, several=several)} after {best['best_epoch']:.3g} epochs and "
+        f"{rounded(best['best_train_s'], 3)}{THIN}s of training"
+    )
+    if _known(best["floor_mse"]):
+        text += (
+            f"; the statistical floor of the test curves is {scientific(best['floor_mse'])}, which makes an efficiency "
+            f"of {percent(best['efficiency'])}"
+        )
+    return [f"{text}.", *_to_target(analysis, labels, several=several)]
+
+
+def _best(analysis: Analysis) -> Any:
+    """Return the row of the smallest test MSE, or None."""
+    table = analysis.learning[analysis.learning["best_mse_median"].notna()]
+    if table.empty:
+        return None
+    return table.sort_values(["best_mse_median", "best_train_s"], kind="stable").iloc[0]
+
+
+def _to_target(analysis: Analysis, labels: Mapping[str, str], *, several: bool) -> list[str]:
+    table = analysis.targets
+    text = []
+    known = table[(table["workers"] > 1) & table["speedup"].notna()]
+    if len(known):
+        known = known[known["target_mse"] == known["target_mse"].min()]
+        row = known.sort_values(["workers", "speedup"], ascending=False, kind="stable").iloc[0]
+        base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[row["base"]]
+        text.append(
+            f"A test MSE of {scientific(row['target_mse'])} takes {_who(row, labels, several=several)} "
+            f"{rounded(row['train_s'], 3)}{THIN}s, "
+            f"{with_interval(row['speedup'], row['speedup_low'], row['speedup_high'])} times as fast as {base}: the "
+            f"throughput is {number(row['throughput_ratio'])} times as high, and the statistical efficiency "
+            f"{number(row['statistical_efficiency'])}."
+        )
+    open_ = table[table["censored"].astype(bool)]
+    if len(open_):
+        text.append(
+            f"{len(open_)} of {len(table)} times to target are lower bounds only: the target was not met in the time "
+            "that was given."
+        )
+    return text
+
+
+def _who(row: Any, labels: Mapping[str, str], *, several: bool) -> str:
+    words = labels[row["series"]]
+    if row["backend"] != "serial":
+        words = f"{plural(row['workers'], 'worker')} over {words}"
+    return f"{words} ({row['setting']})" if several else words
 
 
 def _place(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:

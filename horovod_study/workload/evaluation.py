@@ -7,7 +7,7 @@ from horovod_study.comm import Backend
 from horovod_study.workload.dataset import Dataset, test_rows
 from horovod_study.workload.model import StressCNN
 
-BATCH = 2048
+BATCH = 512
 BELOW_FLOOR = 0.9
 """The posterior mean, the best that any network can do on this data, has 0.93 of the Cramer-Rao bound (the known range
 of the targets helps a little). Less than this share of the bound is not skill but an error somewhere."""
@@ -43,12 +43,14 @@ def is_below_floor(test_mse: float, floor_mse: float | None, test_size: int) -> 
 
 def compared_to_floor(test_mse: float, floor_mse: float | None, test_size: int) -> str:
     """Return one line on where a test MSE stands between the statistical floor and the rest; empty without a floor."""
+    if not np.isfinite(test_mse):
+        return "the test MSE is not a number: the training diverged; lower --lr, or raise --lr-warmup-steps"
     if not floor_mse:
         return ""
     if is_below_floor(test_mse, floor_mse, test_size):
         return (
-            f"the test MSE is below what the noise of the test curves allows ({floor_mse:.2e}): a bug, for instance test "
-            "curves among the training curves, or targets scaled otherwise; do not use this number, and report it"
+            f"the test MSE is below what the noise of the test curves allows ({floor_mse:.2e}): a bug, for instance "
+            "test curves among the training curves, or targets scaled otherwise; do not use this number, and report it"
         )
     return (
         f"efficiency {floor_mse / test_mse:.2f}: the noise of the test curves allows {floor_mse:.2e} (Cramer-Rao bound)"
