@@ -101,8 +101,9 @@ class RunConfig:
     )
     input_scaling: str = _option(
         "none",
-        "fixed shift and scale of the curves before the network: none trains on physical units, as the original did",
-        choices=("none", "fixed"),
+        "fixed divides strain by 0.25 and stress by 120 MPa first, standard makes their means 0 and deviations 1; none "
+        "trains on physical units, as the original did",
+        choices=("none", "fixed", "standard"),
     )
     epochs: int | None = _option(
         None, "train for so many passes over the training set; 10 if no other budget is given", kind=int, low=1

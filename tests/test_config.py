@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from horovod_study.config import (
     DEFAULT_EPOCHS,
+    RUN_FIELDS,
     Placement,
     RunConfig,
     load_study,
@@ -15,6 +16,7 @@ from horovod_study.config import (
     run_config,
 )
 from horovod_study.errors import ConfigError
+from horovod_study.workload.model import INPUT_SCALINGS
 
 TRAINING = Path(__file__).parent.parent / "experiments" / "training"
 
@@ -188,3 +190,7 @@ def test_the_shipped_training_configurations_are_valid(path: Path) -> None:
     config = run_config(load_yaml(path), source=str(path))
 
     assert config.dataset == "1000000" and config.seconds is not None
+
+
+def test_the_scalings_on_offer_are_those_of_the_network() -> None:
+    assert set(RUN_FIELDS["input_scaling"].metadata["choices"]) == set(INPUT_SCALINGS)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from horovod_study.workload import material
-from horovod_study.workload.model import CHANNEL_MEANS, CHANNEL_SPREADS, StressCNN, parameter_count, parameter_sha256
+from horovod_study.workload.model import INPUT_SCALINGS, StressCNN, parameter_count, parameter_sha256
 
 
 def plain_network() -> nn.Module:
@@ -59,24 +59,36 @@ def test_both_memory_formats_are_the_same_network() -> None:
         assert torch.allclose(parameter.grad, other.grad, rtol=1e-4, atol=1e-6), name
 
 
-def test_input_scaling_standardises_generated_curves() -> None:
-    """The constants are those of the generator: scaled, strain and stress have mean 0 and deviation 1."""
+def test_fixed_scaling_brings_generated_curves_between_0_and_1() -> None:
+    """The constants are those of the generator: largest strain, and plateau G0/a of the stiffest curve."""
+    curves, _ = material.generate(11, 0, 20_000, noise_max_mpa=0)
+    offsets, scales = INPUT_SCALINGS["fixed"]
+
+    assert offsets == (0, 0, 0)
+    assert scales == (material.LAST_STRAIN[1], material.G0_MPA[1] / material.A[0], 1)
+    assert list(curves.max(axis=(0, 2)) / scales) == pytest.approx([1, 1, 1], abs=0.05)
+    assert curves.min() == 0
+
+
+def test_standard_scaling_standardises_generated_curves() -> None:
     curves, _ = material.generate(11, 0, 20_000)
-    strain, stress_mpa, flag = (curves[:, channel].astype("f8") for channel in range(3))
+    channels = [curves[:, channel].astype("f8") for channel in range(3)]
+    offsets, scales = INPUT_SCALINGS["standard"]
 
-    assert (strain.mean(), stress_mpa.mean(), flag.mean()) == pytest.approx(CHANNEL_MEANS, rel=0.01)
-    assert (strain.std(), stress_mpa.std()) == pytest.approx(CHANNEL_SPREADS[:2], rel=0.01)
+    assert [channel.mean() for channel in channels] == pytest.approx(offsets, rel=0.01)
+    assert [channel.std() for channel in channels[:2]] == pytest.approx(scales[:2], rel=0.01)
 
 
-def test_input_scaling_is_applied_to_each_channel() -> None:
+@pytest.mark.parametrize("name", ["fixed", "standard"])
+def test_input_scaling_is_applied_to_each_channel(name: str) -> None:
     torch.manual_seed(3)
-    scaled = StressCNN(input_scaling="fixed")
+    scaled = StressCNN(input_scaling=name)
     plain = StressCNN()
     plain.load_state_dict(scaled.state_dict())
     curves = torch.from_numpy(material.generate(11, 0, 50)[0])
-    by_hand = (curves - torch.tensor(CHANNEL_MEANS)[:, None]) / torch.tensor(CHANNEL_SPREADS)[:, None]
+    offsets, scales = (torch.tensor(each)[:, None] for each in INPUT_SCALINGS[name])
 
-    assert torch.allclose(scaled(curves), plain(by_hand), atol=1e-5)
+    assert torch.allclose(scaled(curves), plain((curves - offsets) / scales), atol=1e-5)
     assert set(scaled.state_dict()) == set(plain.state_dict()), "the constants are no part of the state"
 
 

@@ -12,10 +12,15 @@ from torch import nn
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 
 WIDTHS = (15, 38, 197)
-CHANNEL_MEANS = (0.0833, 45.6, 0.950)
-CHANNEL_SPREADS = (0.0585, 23.6, 1.0)
-"""Mean and standard deviation of strain and stress (MPa) over the generator's curves, padding included, and the mean
-of the flag: constants, never taken from the data at hand, so that a network means the same on every data set."""
+INPUT_SCALINGS = {
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "fixed": ((0.0, 0.0, 0.0), (0.25, 120.0, 1.0)),
+    "standard": ((0.0833, 45.6, 0.950), (0.0585, 23.6, 1.0)),
+}
+"""What is subtracted from strain, stress (MPa) and flag, and what they are then divided by. `fixed`: the largest strain
+and the highest plateau of generated curves, so that all lies between 0 and 1; `standard`: their means and standard
+deviations, padding included, and the mean of the flag. Constants, never taken from the data at hand, so that a network
+means the same on every data set."""
 
 
 class StressCNN(nn.Module):
@@ -26,8 +31,7 @@ class StressCNN(nn.Module):
     written in the textbook. The parameters stay contiguous: Horovod accepts no other layout, and it costs nothing.
     ReLU comes after the pooling: max pooling and ReLU commute, and there is a third as much to do.
 
-    `input_scaling="fixed"` subtracts CHANNEL_MEANS and divides by CHANNEL_SPREADS before the first layer; "none" takes
-    strain as a ratio and stress in MPa, as the original did.
+    `input_scaling` is a key of INPUT_SCALINGS; "none" takes strain as a ratio and stress in MPa, as the original did.
     """
 
     _factor: torch.Tensor
@@ -47,12 +51,12 @@ class StressCNN(nn.Module):
         self.conv2 = nn.Conv2d(first, second, (1, 5))
         self.fc1 = nn.Linear(second * pooled, hidden)
         self.fc2 = nn.Linear(hidden, TARGETS)
-        self._scaled = input_scaling == "fixed"
+        self._scaled = input_scaling != "none"
         self._channels_last = memory_format == "channels-last"
-        factor = 1 / torch.tensor(CHANNEL_SPREADS)
+        offset, scale = (torch.tensor(each) for each in INPUT_SCALINGS[input_scaling])
         # Not part of the state: constants that follow from `input_scaling`.
-        self.register_buffer("_factor", factor[:, None], persistent=False)
-        self.register_buffer("_shift", (-torch.tensor(CHANNEL_MEANS) * factor)[:, None], persistent=False)
+        self.register_buffer("_factor", (1 / scale)[:, None], persistent=False)
+        self.register_buffer("_shift", (-offset / scale)[:, None], persistent=False)
 
     def forward(self, curves: torch.Tensor) -> torch.Tensor:
         """Return normalised targets (B, P) for curves (B, C, L)."""
