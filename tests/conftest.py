@@ -12,6 +12,7 @@ import pytest
 BIN = Path(sys.executable).parent
 # A shell's background job ignores Ctrl-C, and so would all programs that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup they would ignore the end of the terminal
 REQUIRE_ALL = os.environ.get("HOROVOD_STUDY_REQUIRE_ALL") == "1"
 
 
