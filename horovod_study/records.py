@@ -96,11 +96,12 @@ class RunRecord:
         if self.finished is not None:  # interrupted: ended by the study runner, neither done nor failed
             return "incomplete"
         if self.host == platform.node():
-            return "running" if _alive(self.pid) else "incomplete"
+            return "running" if process_alive(self.pid) else "incomplete"
         return "running"
 
 
-def _alive(pid: int) -> bool:
+def process_alive(pid: int) -> bool:
+    """Return whether a process of this host still runs; one that has ended and waits for its parent does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

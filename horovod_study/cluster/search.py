@@ -49,7 +49,16 @@ from horovod_study.config import Cell, available_cores
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import Line, say
-from horovod_study.records import MANIFEST, RunRecord, atomic_write, create_run, epoch_rows, finish_run, read_run
+from horovod_study.records import (
+    MANIFEST,
+    RunRecord,
+    atomic_write,
+    create_run,
+    epoch_rows,
+    finish_run,
+    process_alive,
+    read_run,
+)
 
 SIGN_OF_LIFE_S = 10
 SILENT_S = 60
@@ -347,7 +356,7 @@ class _Database:
         optuna.storages.fail_stale_trials(self.study)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             host, pid = trial.user_attrs.get("host"), trial.user_attrs.get("pid")
-            if host == platform.node() and not (isinstance(pid, int) and _alive(pid)):
+            if host == platform.node() and not (isinstance(pid, int) and process_alive(pid)):
                 self._put_back(self.study, self.study.tell(trial.number, state=TrialState.FAIL))
 
     def _put_back(self, study: optuna.Study, trial: FrozenTrial) -> None:
@@ -371,18 +380,6 @@ def _counts(trial: FrozenTrial) -> bool:
     if trial.state == TrialState.FAIL:
         return "failed" in trial.user_attrs
     return trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    with suppress(OSError):  # a process that has ended keeps its number until its parent takes notice
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    return True
 
 
 def _suggest(search: SearchConfig, trial: optuna.Trial) -> dict[str, Any]:
