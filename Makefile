@@ -2,6 +2,7 @@
 #   PYTHON=/path/to/python3.12   another Python (default: the first on PATH from 3.11 on)
 #   MPI=site | wheel             the mpicc and mpirun on PATH, or Open MPI from its wheel (default)
 #   HOROVOD=no | yes             without Horovod no compiler is needed
+#   BUILDS="nccl mpi" | none     more builds of Horovod, for GPU tensors over NCCL or over MPI; runs choose with --horovod-build
 #   JOBS=1                       compilers at once while Horovod is built (default: one per core, fewer when memory is short)
 # What was chosen once stays until the other is asked for.
 
@@ -12,11 +13,11 @@ MAKEFLAGS += --no-print-directory
 RECENT = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 FIRST = for python in python3 python3.13 python3.12 python3.11; do $$python $(RECENT) && { command -v $$python; break; }; done
 PYTHON ?= $(shell $(FIRST))
-OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') \
+OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') $(if $(BUILDS),--builds '$(BUILDS)') \
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
 # What `make bench` measures; learning (half an hour alone) only when it is named.
-BENCH ?= data loading step gradients checkpoint throughput
+BENCH ?= data loading step gradients checkpoint throughput stability
 
 BIN := .venv/bin
 START := $(shell date +%s)

@@ -30,6 +30,8 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 OURS, PLAIN = "this package", "plain PyTorch"
 CEILING = "independent workers"
+USUAL = {1: f"{PLAIN} | alone, 2 loader processes | 1"}
+"""By number of workers, what counts as the usual way; for several it is Horovod/MPI with its defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +73,21 @@ def ways(workers: int) -> list[Way]:
             Way(who=OURS, through="Horovod/MPI, library defaults", workers=workers, launcher=mpi,
                 options=("--horovod-defaults",)),
             Way(who=OURS, through="Horovod/Gloo", workers=workers, launcher=gloo),
+            Way(who=OURS, through="Horovod/MPI, hooks", workers=workers, launcher=mpi,
+                options=("--reduction", "hooks")),
+            Way(who=OURS, through="Horovod/Gloo, no thread priority", workers=workers, launcher=gloo,
+                options=("--thread-priority", "off")),
+            Way(who=OURS, through="Horovod/Gloo, short slices", workers=workers, launcher=gloo,
+                options=("--thread-priority", "slice")),
             Way(who=OURS, through="mpi4py", workers=workers, launcher=mpirun, options=("--backend", "mpi")),
+            Way(who=OURS, through="mpi4py, hooks", workers=workers, launcher=mpirun,
+                options=("--backend", "mpi", "--reduction", "hooks")),
+            Way(who=OURS, through="parameter server", workers=workers, launcher=mpirun, options=("--backend", "ps")),
             Way(who=OURS, through="torch DDP/Gloo", workers=workers, launcher=torchrun),
+            Way(who=OURS, through="torch DDP/Gloo, hooks", workers=workers, launcher=torchrun,
+                options=("--reduction", "hooks")),
+            Way(who=OURS, through="torch DDP/Gloo, hooks, no thread priority", workers=workers, launcher=torchrun,
+                options=("--reduction", "hooks", "--thread-priority", "off")),
             Way(who=PLAIN, through="Horovod/MPI", workers=workers, launcher=mpi, options=("horovod", "0")),
             Way(who=PLAIN, through="Horovod/MPI, 2 loader processes", workers=workers, launcher=mpi,
                 options=("horovod", "2")),
@@ -131,12 +146,9 @@ def rows(measured: dict[str, list[dict[str, Any]]], compared: list[Way]) -> list
     for way in compared:
         runs = measured[way.name]
         good = [run["samples_per_s"] for run in runs if run["samples_per_s"] is not None]
-        ceiling = measured[f"{OURS} | {CEILING} | {way.workers}"]
-        ratios = [
-            run["samples_per_s"] / top["samples_per_s"]
-            for run, top in zip(runs, ceiling, strict=True)
-            if run["samples_per_s"] is not None and top["samples_per_s"] is not None
-        ]
+        ratios = _ratios(runs, measured[f"{OURS} | {CEILING} | {way.workers}"])
+        usual = USUAL.get(way.workers, f"{PLAIN} | Horovod/MPI, 2 loader processes | {way.workers}")
+        times = _ratios(runs, measured.get(usual, []))
         spread = [run["p90_over_median"] for run in runs if "p90_over_median" in run]
         table.append(
             {
@@ -149,6 +161,9 @@ def rows(measured: dict[str, list[dict[str, Any]]], compared: list[Way]) -> list
                 "of_ceiling_median": statistics.median(ratios) if ratios else None,
                 "of_ceiling_min": min(ratios, default=None),
                 "of_ceiling_max": max(ratios, default=None),
+                "times_usual_median": statistics.median(times) if times else None,
+                "times_usual_min": min(times, default=None),
+                "times_usual_max": max(times, default=None),
                 "step_p90_over_median": statistics.median(spread) if spread else None,
                 "failed": len(runs) - len(good),
                 "runs": runs,
@@ -157,23 +172,35 @@ def rows(measured: dict[str, list[dict[str, Any]]], compared: list[Way]) -> list
     return table
 
 
+def _ratios(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[float]:
+    """Return the ratio of samples/s in every round in which neither failed."""
+    return [
+        run["samples_per_s"] / other["samples_per_s"]
+        for run, other in zip(runs, others, strict=False)  # no other when it was left out by --only
+        if run["samples_per_s"] is not None and other["samples_per_s"] is not None
+    ]
+
+
 def markdown(batch: int, table: list[dict[str, Any]]) -> str:
     """Return one table for people."""
     lines = [
         f"### batch {batch} per worker",
         "",
-        "| who | through | workers | samples/s | spread | of the ceiling | spread | step p90/median |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| who | through | workers | samples/s | spread | of the ceiling | spread | times the usual way "
+        "| step p90/median |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in table:
         if row["samples_per_s_median"] is None:
-            lines.append(f"| {row['who']} | {row['through']} | {row['workers']} | failed | | | | |")
+            lines.append(f"| {row['who']} | {row['through']} | {row['workers']} | failed | | | | | |")
             continue
+        times = "" if row["times_usual_median"] is None else f"{row['times_usual_median']:.2f}"
         p90 = "" if row["step_p90_over_median"] is None else f"{row['step_p90_over_median']:.2f}"
         lines.append(
             f"| {row['who']} | {row['through']} | {row['workers']} | {row['samples_per_s_median']:,.0f} "
             f"| {row['samples_per_s_min']:,.0f} - {row['samples_per_s_max']:,.0f} "
-            f"| {row['of_ceiling_median']:.0%} | {row['of_ceiling_min']:.0%} - {row['of_ceiling_max']:.0%} | {p90} |"
+            f"| {row['of_ceiling_median']:.0%} | {row['of_ceiling_min']:.0%} - {row['of_ceiling_max']:.0%} "
+            f"| {times} | {p90} |"
         )
     for row in table:
         if row["failed"]:
@@ -232,7 +259,8 @@ def main() -> int:
         "one thread per worker.",
         "",
         "`independent workers` is the ceiling: as many single workers of this package at once, never talking. Shares "
-        "of the ceiling are taken within each round. Spread is smallest to largest over the rounds.",
+        "of the ceiling are taken within each round. Spread is smallest to largest over the rounds. The usual way is "
+        "plain PyTorch with a DataLoader of 2 loader processes, alone or over Horovod/MPI with its defaults.",
         "",
     ]
     text = "\n".join([*head, *("\n" + markdown(batch, table) + "\n" for batch, table in tables.items())])

@@ -19,7 +19,10 @@ from horovod_study import __version__
 from horovod_study.config import available_cores, load_study
 from horovod_study.errors import DataError, StudyError
 from horovod_study.options import (
+    SET_BY_ATTRIBUTION,
+    SET_BY_COMPARE,
     SET_BY_RANGE_TEST,
+    SET_BY_TUNE,
     Parser,
     add_read_options,
     add_run_options,
@@ -331,7 +334,121 @@ def lr_range(options: argparse.Namespace) -> int:
     return 0
 
 
+def tune(options: argparse.Namespace) -> int:
+    """Tune how workers talk: race settings on this model and this machine, and write a file for train --settings."""
+    from horovod_study.cluster.tune import run_tune, tune_request
+    from horovod_study.report.tune import table, write_tune
+
+    request = tune_request(
+        options.config,
+        run_values(options),
+        runtimes=options.runtime,
+        workers=options.workers,
+        minutes=options.minutes,
+        rounds=options.rounds,
+        knobs=options.knobs,
+        values=options.knob,
+    )
+    command = shlex.join(["horovod-study", *options.words])
+    result = run_tune(request, options.out, command=command)
+    if result.interrupted:
+        return result.exit_code
+    figure = write_tune(result.document, options.out)
+    if options.json:
+        print(json.dumps({**result.document, "figure": [str(path) for path in figure]}, allow_nan=False))
+    else:
+        print(*table(result.document), f"figure: {options.out / 'tune.png'}", sep="\n")
+        print(f"use it: ... train --settings {shlex.quote(result.document['settings_file'])}")
+    return result.exit_code
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Compare two configurations fairly: interleaved in blocks, equal work proven, with an interval and a verdict."""
+    from horovod_study.analysis.comparison import compare as compare_blocks
+    from horovod_study.analysis.comparison import too_few
+    from horovod_study.cluster.compare import read_arms, run_compare, worker_counts
+    from horovod_study.progress import say
+    from horovod_study.report.comparison import write_comparison
+
+    arms, seconds = read_arms(options.a, options.b, run_values(options))
+    workers = worker_counts(arms, options.workers)
+    doubt = too_few(options.blocks, len(workers))
+    if doubt:
+        say(f"warning: {doubt}")
+    command = shlex.join(["horovod-study", *options.words])
+    result = run_compare(arms, options.out, command=command, workers=workers, blocks=options.blocks, seconds=seconds)
+    found = compare_blocks(result.blocks)
+    paths = write_comparison(found, result.to_dict(), options.out)
+    if options.json:
+        files = [str(path) for path in paths]
+        print(json.dumps({**result.to_dict(), **found.to_dict(), "files": files}, allow_nan=False))
+    else:
+        print(*result.lines(), "", *found.lines(), f"figure: {options.out / 'comparison.png'}", sep="\n")
+    return result.exit_code
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Prove that parallel training equals sequential training: the relative error of every weight and bias."""
+    from horovod_study import records
+    from horovod_study.cluster.verify import Question
+    from horovod_study.cluster.verify import verify as prove
+    from horovod_study.progress import say
+    from horovod_study.report.equality import text, write
+
+    question = Question(
+        runtimes=options.runtime and tuple(options.runtime),
+        workers=tuple(options.workers),
+        reductions=tuple(options.reduction),
+        dtypes=tuple(options.dtype),
+        optimizers=tuple(options.optimizer),
+        steps=options.steps,
+        batch=options.batch,
+        dataset=options.dataset,
+        lr_scaling=options.lr_scaling,
+        input_scaling=options.input_scaling,
+        seed=options.seed,
+        broken=options.wrong,
+    )
+    result = records.finite(prove(question, options.out).to_dict())
+    paths = write(result, options.out) if options.out else []
+    print(json.dumps(result, allow_nan=False) if options.json else text(result))
+    for path in paths:
+        say(f"wrote {path}")
+    return 0 if result["passed"] else 1
+
+
 # --------------------------------------------------------------------------------------------------- benchmarks
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure the network between workers and what a worker can do: all-reduce, copies, matrix peak, roofline."""
+    from horovod_study.analysis.network import analyze as analyze_network
+    from horovod_study.cluster.bench import bench_document, finish
+    from horovod_study.report.bench import content, text, write_bench
+
+    document = bench_document(
+        workers=options.workers,
+        transports=options.transport,
+        runtimes=options.runtime,
+        sizes=options.sizes,
+        min_bytes=options.min_bytes,
+        max_bytes=options.max_bytes,
+        factor=options.factor,
+        batch=options.batch,
+        widths=options.widths,
+        seconds=options.seconds,
+        rounds=options.rounds,
+        out=options.out,
+    )
+    network = analyze_network(document)
+    paths = write_bench(network, document, options.out)
+    if options.json:
+        print(json.dumps({**content(network, document), "files": [str(path) for path in paths]}, allow_nan=False))
+    else:
+        print(text(network, document), "", f"written: {', '.join(str(path) for path in paths)}", sep="\n")
+    for doubt in network.doubts:
+        print(f"doubt: {doubt}", file=sys.stderr)
+    return finish(1 if network.wrong else 0)
 
 
 def bench_loading(options: argparse.Namespace) -> int:
@@ -406,6 +523,36 @@ def _report(directory: Path) -> list[Path]:
     return write_report(Analysis(**values), directory)
 
 
+def attribute(options: argparse.Namespace) -> int:
+    """Say where the time of the synchronisation goes: transfer, skew, runtime, and what none of them explains."""
+    from horovod_study import records
+    from horovod_study.analysis.attribution import attribute as take_apart
+    from horovod_study.analysis.attribution import observe
+    from horovod_study.cluster.attribute import refuse_options, run_experiment
+    from horovod_study.report.attribution import result_lines, write_attribution
+
+    if options.runs:
+        refuse_options(run_values(options), recorded=True)
+        directories = [directory for root in options.runs for directory in records.run_directories(root)]
+    else:
+        directories = run_experiment(
+            run_values(options), options.out, runtimes=options.runtime, workers=options.workers, rounds=options.rounds
+        )
+    seen = []
+    for directory in directories:
+        record, rows, bench = records.synchronised_run(directory)
+        seen.append(observe(str(directory), record.requested, record.effective, record.repeat, rows, bench))
+    found = take_apart(seen)
+    paths = write_attribution(found, options.out)
+    for doubt in found.doubts:
+        print(f"doubt: {doubt}", file=sys.stderr)
+    if options.json:
+        print(json.dumps({**found.to_dict(), "files": [str(path) for path in paths]}, allow_nan=False))
+    else:
+        print(*result_lines(found, paths), sep="\n")
+    return 0
+
+
 def learning_curve(options: argparse.Namespace) -> int:
     """Draw the learning curves of one or several runs, finished or not."""
     from horovod_study import records
@@ -474,18 +621,43 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: Path) -> str:
-    """Return the text of a points file; `-` is standard input."""
+def advise(options: argparse.Namespace) -> int:
+    """Say whether data or model parallel fits a model, with the arithmetic of memory, messages and time."""
+    from dataclasses import asdict
+
+    from horovod_study.analysis.advice import advise as advise_on
+    from horovod_study.analysis.advice import bench_of, case_of, layered_model
+    from horovod_study.config import load_yaml
+    from horovod_study.measure.memory import worker_memory
+    from horovod_study.records import read_run
+
+    source = str(options.model or "")
+    model = layered_model(load_yaml(options.model), source=source) if options.model else None
+    wanted, network = "the bench.json that `horovod-study bench` wrote", options.network
+    bench = network and (bench_of(_read(network, wanted), source=str(network)), str(network))
+    recorded = options.run and (asdict(read_run(options.run)), str(options.run))
+    memory = None if options.memory_gb is None else (options.memory_gb * 1e9, "--memory-gb")
+    names = ("widths", "batch", "workers", "workers_per_node", "optimizer", "precision", "way")
+    values = {name: getattr(options, name) for name in (*names, "alpha_us", "gb_per_s", "step_ms", "flops_per_s")}
+    case = case_of(**values, model=model, bench=bench, run=recorded, memory=memory, memory_of=worker_memory)
+    advice = advise_on(case)
+    if options.json:
+        print(json.dumps(advice.to_dict(), allow_nan=False))
+    else:
+        print(*advice.lines(), sep="\n")
+    return 0
+
+
+def _read(path: Path, wanted: str = "a CSV file with workers,samples_per_s") -> str:
+    """Return the text of a file that should be `wanted`; `-` is standard input."""
     try:
         if str(path) == "-":
             return sys.stdin.read()
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}); name a CSV file with workers,samples_per_s"
-        ) from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}); name {wanted}") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path}: is not a text file in UTF-8; save it as CSV again") from None
+        raise DataError(f"{path}: is not a text file in UTF-8; name {wanted}") from None
 
 
 # ------------------------------------------------------------------------------------------------------- parser
@@ -530,6 +702,7 @@ def _parser() -> Parser:
     train = _verb(verbs, "train", "Train one run; the same as python -m horovod_study.train", None)
     add_run_options(train)
     train.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
+    train.add_argument("--settings", type=Path, metavar="FILE.yaml", help="talk as tune found best; options go before")
     train.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/)")
     train.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR from its newest checkpoint")
     train.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
@@ -597,8 +770,125 @@ def _parser() -> Parser:
     rate.add_argument("--json", action="store_true", help="print one line of JSON")
     add_run_options(rate, hidden=SET_BY_RANGE_TEST)
 
-    bench = _verb(verbs, "bench", "Measure what this machine can do", None)
-    bench_verbs = bench.add_subparsers(title="verbs", metavar="VERB", required=True)
+    race = _verb(verbs, "tune", tune.__doc__, tune)
+    race.add_argument(
+        "--runtime",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ...; may be given several times (default horovod/mpi)",
+    )
+    race.add_argument("--workers", type=int, metavar="N", help="workers that train (default: as many as cores allow)")
+    race.add_argument("--minutes", type=float, default=10.0, metavar="X", help="for all launches (default 10)")
+    race.add_argument("--rounds", type=int, default=6, metavar="N", help="most rounds of the race (default 6)")
+    race.add_argument(
+        "--knobs", nargs="+", default=[], metavar="NAME", help="settings to vary (default: all that matter)"
+    )
+    race.add_argument(
+        "--knob",
+        action="append",
+        default=[],
+        metavar="NAME=V1,V2",
+        help="try these values of a setting instead of the usual ones; may be given several times",
+    )
+    race.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
+    race.add_argument(
+        "--out", type=Path, default=Path("tune"), metavar="DIR", help="receives settings.yaml and all launches"
+    )
+    race.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+    add_run_options(race, hidden=SET_BY_TUNE)
+
+    fair = _verb(verbs, "compare", compare.__doc__, compare)
+    for name in ("a", "b"):
+        fair.add_argument(
+            name,
+            metavar=name.upper(),
+            help="RUNTIME[,option=value...] such as horovod/gloo,thread_priority=off; a settings file written by tune; "
+            "or a YAML file of train options with its runtime",
+        )
+    fair.add_argument(
+        "--workers", type=int, nargs="+", metavar="N", help="worker counts to compare at (default: one per core)"
+    )
+    fair.add_argument("--blocks", type=int, default=10, metavar="N", help="blocks per worker count (default 10)")
+    fair.add_argument(
+        "--out", type=Path, default=Path("compare"), metavar="DIR", help="receives runs and result (default compare)"
+    )
+    fair.add_argument("--json", action="store_true", help="print one line of JSON")
+    add_run_options(fair, hidden=SET_BY_COMPARE)
+    fair.epilog = (
+        "All runs make the same number of steps: --steps, or as many as take about --seconds (default 2) according to "
+        "a short run of each side. The same command goes on after Ctrl-C. See docs/compare.md."
+    )
+
+    proof = _verb(verbs, "verify", verify.__doc__, verify)
+    proof.add_argument("--workers", type=int, nargs="+", default=[2], metavar="N", help="worker counts (default 2)")
+    proof.add_argument(
+        "--runtime", nargs="+", metavar="NAME", help="horovod/mpi, ddp/gloo, ... (default: all that are available)"
+    )
+    for name, usual, text in (
+        ("reduction", ["flat", "hooks"], "how gradients are averaged"),
+        ("dtype", ["float32", "float64"], "precision"),
+        ("optimizer", ["adam", "sgd"], "update rule"),
+    ):
+        proof.add_argument(
+            f"--{name}", nargs="+", default=usual, metavar="NAME", help=f"{text}: {', '.join(usual)} (default: both)"
+        )
+    proof.add_argument("--steps", type=int, default=10, metavar="N", help="steps of each training run (default 10)")
+    proof.add_argument(
+        "--batch", type=int, default=300, metavar="N", help="curves of a step, of all workers together (default 300)"
+    )
+    proof.add_argument("--dataset", default="4000", metavar="PATH|SIZE", help="as for train (default 4000)")
+    proof.add_argument("--seed", type=int, default=1, metavar="N", help="of parameters and data order (default 1)")
+    proof.add_argument(
+        "--lr-scaling", default="none", metavar="NAME", help="none, linear or sqrt, as for train (default none)"
+    )
+    proof.add_argument(
+        "--input-scaling",
+        default="standard",
+        metavar="NAME",
+        help="none, fixed or standard, as for train (default standard: rounding is amplified least)",
+    )
+    proof.add_argument(
+        "--break",
+        dest="wrong",
+        metavar="HOW",
+        help="do it wrong on purpose, and fail: sum (of the gradients), shard (shifted by a curve), lr (scaled "
+        "otherwise), start (of one rank)",
+    )
+    proof.add_argument("--out", type=Path, metavar="DIR", help="receives verify.txt, verify.json, verify.csv and logs")
+    proof.add_argument("--json", action="store_true", help="print one line of JSON instead of the tables")
+
+    speeds = _verb(verbs, "bench", bench.__doc__, bench)
+    speeds.add_argument(
+        "--workers", type=int, metavar="N", help="workers to start here (default: one for each core); not in a launch"
+    )
+    speeds.add_argument(
+        "--transport", nargs="*", metavar="NAME", help="raw transports: mpi, gloo, nccl (default: all that are there)"
+    )
+    speeds.add_argument(
+        "--runtime",
+        nargs="*",
+        metavar="NAME",
+        help="all-reduce as a runtime does it: horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ... "
+        "(default: horovod/mpi, horovod/gloo, ddp/gloo)",
+    )
+    speeds.add_argument("--min-bytes", default="4", metavar="SIZE", help="smallest message (default 4)")
+    speeds.add_argument("--max-bytes", metavar="SIZE", help="largest message, as 64K or 1G (default 256M)")
+    speeds.add_argument("--factor", type=int, default=4, metavar="N", help="from a size to the next (default 4)")
+    speeds.add_argument(
+        "--sizes", nargs="+", metavar="SIZE", help="these sizes instead; the model's own are always measured"
+    )
+    speeds.add_argument("--batch", type=int, default=75, metavar="N", help="curves per worker and step (default 75)")
+    speeds.add_argument("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
+    speeds.add_argument(
+        "--seconds", type=float, default=30.0, metavar="X", help="to spend on messages, about (default 30)"
+    )
+    speeds.add_argument("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
+    speeds.add_argument(
+        "--out", type=Path, default=Path("bench"), metavar="DIR", help="receives tables and figures (default bench)"
+    )
+    speeds.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
+    bench_verbs = speeds.add_subparsers(title="verbs", metavar="VERB")
     loading = _verb(bench_verbs, "loading", bench_loading.__doc__, bench_loading)
     loading.add_argument("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
     loading.add_argument("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
@@ -627,6 +917,35 @@ def _parser() -> Parser:
     page = _verb(verbs, "report", report.__doc__, report)
     page.add_argument("directory", type=Path, metavar="DIR", help="directory written by analyze")
 
+    why = _verb(verbs, "attribute", attribute.__doc__, attribute)
+    why.add_argument(
+        "runs",
+        type=Path,
+        nargs="*",
+        metavar="RUN_DIR",
+        help="runs recorded with --measure-sync, or folders of them (default: make the experiment)",
+    )
+    why.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/attribution"),
+        metavar="DIR",
+        help="receives the figure, the table and the experiment's runs (default runs/attribution)",
+    )
+    why.add_argument(
+        "--runtime",
+        nargs="+",
+        default=["horovod/mpi", "horovod/gloo", "mpi/mpi"],
+        metavar="NAME",
+        help="of the experiment: how workers talk (default horovod/mpi horovod/gloo mpi/mpi)",
+    )
+    why.add_argument("--workers", type=int, metavar="N", help="of the experiment: workers (default: one per core)")
+    why.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="of the experiment: how often all is run (default 5)"
+    )
+    why.add_argument("--json", action="store_true", help="print one line of JSON")
+    add_run_options(why, hidden=SET_BY_ATTRIBUTION)
+
     curve = _verb(verbs, "learning-curve", learning_curve.__doc__, learning_curve)
     curve.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="run directories, or folders of them")
     curve.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .png, .pdf or .svg file to write")
@@ -646,6 +965,24 @@ def _parser() -> Parser:
     for each in (laws, forecast):
         each.add_argument("points", type=Path, metavar="POINTS.csv", help="columns workers, samples_per_s; - is stdin")
         each.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    way = _verb(verbs, "advise", advise.__doc__, advise)
+    way.add_argument("--widths", metavar="C-C-H", help="the worked example with these widths (default 15-38-197)")
+    way.add_argument("--model", type=Path, metavar="FILE.yaml", help="or any model in layers, see docs/advise.md")
+    way.add_argument("--batch", type=int, metavar="N", help="samples per worker and step (default 75)")
+    way.add_argument("--workers", type=int, metavar="N", help="workers (default 2)")
+    way.add_argument("--workers-per-node", type=int, metavar="N", help="workers that fill a node (default: all)")
+    way.add_argument("--memory-gb", type=float, metavar="X", help="memory of a worker (default: as on this machine)")
+    way.add_argument("--optimizer", metavar="adam|adamw|sgd", help="whose state is kept (default adam)")
+    way.add_argument("--precision", metavar="fp32|tf32|bf16|fp16", help="of the activations (default fp32)")
+    way.add_argument("--network", type=Path, metavar="bench.json", help="what `horovod-study bench` measured")
+    way.add_argument("--way", metavar="NAME", help="which of its ways (default: the quickest for the gradients)")
+    way.add_argument("--alpha-us", type=float, metavar="X", help="or by hand: microseconds of an empty message, ...")
+    way.add_argument("--gb-per-s", type=float, metavar="X", help="... and GB (1e9 bytes) per second")
+    way.add_argument("--run", type=Path, metavar="RUN_DIR", help="a run: batch, workers, model, computing per step")
+    way.add_argument("--step-ms", type=float, metavar="X", help="or: a step of one worker alone at this batch")
+    way.add_argument("--flops-per-s", type=float, metavar="X", help="or: training FLOP per second of a worker")
+    way.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
 
 

@@ -17,12 +17,15 @@ import yaml
 
 from horovod_study.errors import ConfigError, nearest
 
-BACKENDS = ("serial", "horovod", "ddp", "mpi")
+BACKENDS = ("serial", "horovod", "ddp", "mpi", "ps")
 TRANSPORTS = ("none", "nccl", "mpi", "gloo")
 LAPS = ("data", "forward", "backward", "sync", "update")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LOADERS = ("memory", "prefetch", "device", "dataloader")
-RUNTIMES = ("serial", "horovod/mpi", "horovod/gloo", "horovod/nccl", "ddp/gloo", "ddp/nccl", "mpi/mpi")
+RUNTIMES = (
+    *("serial", "horovod/mpi", "horovod/gloo", "horovod/nccl"),
+    *("ddp/gloo", "ddp/nccl", "ddp/mpi", "mpi/mpi", "ps/mpi"),
+)
 """backend/transport pairs that a study can sweep over."""
 
 
@@ -95,6 +98,64 @@ class RunConfig:
     horovod_defaults: bool = _option(
         False, "leave Horovod's and MPI's own settings alone instead of the shipped ones", kind=bool
     )
+    horovod_build: str | None = _option(
+        None, "name of the Horovod to load where several are installed side by side (`make setup BUILDS=...`)"
+    )
+    cycle_time_ms: float | None = _option(
+        None, "Horovod: milliseconds between two looks of its thread for gradients to reduce", kind=float, low=0
+    )
+    idle_cycle_time_ms: float | None = _option(
+        None,
+        "Horovod: longest sleep of its thread while there is nothing to reduce; 0 is no such sleep",
+        kind=float,
+        low=0,
+    )
+    fusion_mb: float | None = _option(
+        None,
+        "Horovod: gradients are joined to messages of at most so many MB (1e6 bytes); 0 joins none",
+        kind=float,
+        low=0,
+    )
+    cache_capacity: int | None = _option(
+        None, "Horovod: how many tensors' negotiations are remembered; 0 negotiates each time", kind=int, low=0
+    )
+    hierarchical: bool | None = _option(None, "Horovod: all-reduce within hosts first, then between them", kind=bool)
+    groups: int | None = _option(
+        None,
+        "Horovod with hooks: reduce the gradients in so many groups, each when its last one is there",
+        kind=int,
+        low=1,
+    )
+    yield_when_idle: bool | None = _option(None, "MPI: give up the core while waiting, instead of polling", kind=bool)
+    single_copy: bool | None = _option(
+        None,
+        "MPI on one host: read the other worker's memory in one copy (CMA) instead of through shared memory",
+        kind=bool,
+    )
+    thread_priority: str = _option(
+        "auto",
+        "who gets the core when gradients arrive: communication threads by realtime or by short time slices, or "
+        "whoever computes (off); auto takes what the system permits where it helps",
+        choices=("auto", "realtime", "slice", "off"),
+    )
+    bucket_mb: float | None = _option(
+        None,
+        "hooks of ddp and mpi: gradients are sent in buckets of about so many MB (default 25)",
+        kind=float,
+        above=0,
+    )
+    broadcast_buffers: bool = _option(False, "ddp: send the network's buffers from rank 0 with every step", kind=bool)
+    bucket_view: bool = _option(True, "ddp: gradients are views of the buckets, not copies", kind=bool)
+    static_graph: bool = _option(False, "ddp: the same parameters are used in every step", kind=bool)
+    ps_servers: int = _option(1, "ps: how many ranks share the parameter server's work", kind=int, low=1)
+    stall_timeout_s: float = _option(
+        60.0, "seconds without progress after which a run names the rank it waits for, and ends", kind=float, above=0
+    )
+    require: str | None = _option(
+        None,
+        "what must be true of the run, or it ends with exit code 2: asked, or facts such as "
+        "transport=mpi,path=shared-memory,ranks_per_host=2",
+    )
     batch: int = _option(75, "curves per worker and step", kind=int, low=1)
     widths: str = _option(
         "15-38-197", "channels of the two convolutions and units of the hidden layer; 15-38-197 has 153,441 parameters"
@@ -160,6 +221,11 @@ class RunConfig:
         None, "write a checkpoint every so many steps; the newest two are kept", kind=int, low=1
     )
     checkpoint_at_end: bool = _option(True, "write a checkpoint when the run ends or is stopped by a signal", kind=bool)
+    measure_sync: bool = _option(
+        False,
+        "measure, after the timed window, what the synchronisation is made of (read it with horovod-study attribute)",
+        kind=bool,
+    )
     device: str = _option(
         "auto", "where to compute; auto takes a GPU when there is one", choices=("auto", "cpu", "cuda")
     )
@@ -193,6 +259,10 @@ class RunConfig:
                 f"run: backend serial has no transport, but transport is {self.transport!r}; leave transport out"
             )
         parse_widths(self.widths)
+        if self.require is not None:
+            from horovod_study import requirements  # imported here: it reads the fields of this module
+
+            requirements.parse(self.require)
         if (self.lr_end is not None) != (self.schedule == "range"):
             raise ConfigError(
                 f"run: schedule is {self.schedule!r} and lr_end is {self.lr_end}; schedule range needs lr_end, and "
@@ -205,10 +275,8 @@ class RunConfig:
                 f"run: loader {self.loader} has no processes, but loader_processes is {self.loader_processes}; "
                 "use loader dataloader, or leave loader_processes out"
             )
-        if self.backend == "mpi" and self.transport not in ("auto", "mpi"):
-            raise ConfigError(f"run: backend mpi talks over mpi only, but transport is {self.transport!r}")
-        if self.backend == "mpi" and self.reduction == "hooks":
-            raise ConfigError("run: backend mpi reduces one flat buffer only; use reduction flat or auto")
+        if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
+            raise ConfigError(f"run: backend {self.backend} talks over mpi only, but transport is {self.transport!r}")
         for name in ("study", "partition"):
             value = getattr(self, name)
             if not value or set(value) & set("/\\\0\n") or value.startswith("."):
@@ -318,9 +386,37 @@ class Cell:
         return f"{runtime}-{self.placement.workers}w-b{self.config.batch}-r{self.config.repeat}-{digest}"
 
 
+COMMUNICATION = (
+    *("reduction", "horovod_defaults", "horovod_build"),
+    *("cycle_time_ms", "idle_cycle_time_ms", "fusion_mb", "cache_capacity", "hierarchical", "groups"),
+    *("yield_when_idle", "single_copy", "thread_priority"),
+    *("bucket_mb", "broadcast_buffers", "bucket_view", "static_graph", "ps_servers"),
+)
+"""How the workers talk, beside backend and transport; `matters` says which of these have an effect on what."""
+
+
+def matters(name: str, runtime: str) -> bool:
+    """Return whether the option `name` of COMMUNICATION has any effect on runs over `runtime`."""
+    library, _, transport = runtime.partition("/")
+    if name == "reduction":
+        return library != "serial"
+    if name == "horovod_defaults":
+        return library in ("horovod", "mpi", "ps")
+    if name in ("yield_when_idle", "single_copy"):
+        return transport == "mpi"
+    if name == "thread_priority":
+        return transport == "gloo"
+    if name == "bucket_mb":
+        return library in ("ddp", "mpi", "ps")
+    return library == {"ps_servers": "ps"}.get(
+        name, "ddp" if name in ("broadcast_buffers", "bucket_view", "static_graph") else "horovod"
+    )
+
+
 SWEEPABLE = (
     *("batch", "widths", "input_scaling", "optimizer", "lr", "lr_scaling", "lr_warmup_steps", "schedule"),
-    *("reduction", "horovod_defaults", "precision", "memory_format", "loader", "threads"),
+    *("precision", "memory_format", "loader", "threads"),
+    *COMMUNICATION,
 )
 OPTIONS = (
     *SWEEPABLE,
@@ -356,10 +452,8 @@ class StudyConfig:
         wanted: list[tuple[RunConfig, str, int]] = []
         for variant in variants:
             if "plain" in self.baselines:
-                # Alone, the communication knobs and a rate that grows with the workers mean nothing: one plain run
-                # serves all their values.
-                alone = replace(variant, reduction="auto", horovod_defaults=False, lr_scaling="none")
-                wanted.append((alone, "serial", 1))
+                # Alone, a rate that grows with the workers means nothing: one plain run serves all its values.
+                wanted.append((replace(variant, lr_scaling="none"), "serial", 1))
             for runtime in self.runtimes:
                 counts = sorted(set(self.workers) | ({1} if "wrapped" in self.baselines else set()))
                 wanted += [(variant, runtime, count) for count in counts if runtime != "serial" or count == 1]
@@ -367,9 +461,14 @@ class StudyConfig:
         for repeat in range(self.repeats):
             for config, runtime, count in wanted:
                 backend, _, transport = runtime.partition("/")
+                # One run serves all values of an option without effect on this runtime.
+                idle: dict[str, Any] = {
+                    name: RUN_FIELDS[name].default for name in COMMUNICATION if not matters(name, runtime)
+                }
                 cell = Cell(
                     config=replace(
                         config,
+                        **idle,
                         repeat=repeat,
                         seed=config.seed + repeat,  # the same start again would hide how much learning scatters
                         study=self.name,
@@ -423,7 +522,7 @@ def load_study(path: Path, *, cores: int | None = None) -> StudyConfig:
             raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: plain, wrapped")
     varied = {
         name: tuple(
-            check_field(f"{source}: sweep", name, value, RUN_FIELDS[name].metadata, optional=False)
+            check_field(f"{source}: sweep", name, value, RUN_FIELDS[name].metadata, optional=name in COMMUNICATION)
             for value in _list(source, sweep, name, [])
         )
         for name in SWEEPABLE

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod_study.config import RUN_FIELDS
+from horovod_study.config import COMMUNICATION, RUN_FIELDS
 from horovod_study.errors import ConfigError, nearest
 
 
@@ -25,6 +25,19 @@ class Parser(argparse.ArgumentParser):
             allowed = [word.strip(" '") for word in choice[2].split(",")]
             message = f"{choice[1]!r} is not known{nearest(choice[1], allowed)}; allowed: {', '.join(allowed)}"
         raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        # Before a verb an unknown option would leave its value behind, to be taken for the verb.
+        verbs: Any = next((each for each in self._actions if isinstance(each, argparse._SubParsersAction)), None)
+        for word in args or () if verbs else ():
+            flag = word.split("=", 1)[0]
+            if word in verbs.choices:
+                break
+            if flag.startswith("--") and flag != "--" and flag not in self._option_string_actions:
+                self.error(f"unknown argument {flag!r}{nearest(flag, self._option_string_actions)}")
+        return super().parse_known_args(args, namespace)
 
     def parse_strictly(self, arguments: list[str] | None = None) -> argparse.Namespace:
         """Parse everything; an option nobody declared is refused with the nearest one that exists."""
@@ -57,7 +70,11 @@ GROUPS = {
         *("batch", "widths", "optimizer", "weight_decay"),
         *("lr", "lr_scaling", "lr_warmup_steps", "schedule", "lr_end", "seed"),
     ),
-    "workers": ("backend", "transport", "reduction", "horovod_defaults", "start_timeout_s"),
+    "workers": (
+        *("backend", "transport", "reduction", "require", "measure_sync"),
+        *("start_timeout_s", "stall_timeout_s"),
+    ),
+    "how the workers talk": tuple(name for name in COMMUNICATION if name != "reduction"),
     "computing": (
         *("device", "threads", "precision", "memory_format"),
         *("fused_optimizer", "compile", "cuda_graphs"),
@@ -66,8 +83,28 @@ GROUPS = {
 }
 """The fields of RunConfig under the headings of `--help`."""
 
+SET_BY_TUNE = (
+    *("backend", "transport", "epochs", "steps", "target_mse", "evaluate_every", "checkpoint_every"),
+    *("checkpoint_at_end", "require", "study", "partition", "repeat"),
+    *(name for name in COMMUNICATION if name != "horovod_build"),
+)
+"""Options of a run that have no place where its way of talking is tuned."""
+
 SET_BY_RANGE_TEST = (*("schedule", "lr", "lr_end", "lr_warmup_steps", "target_mse", "seconds", "backend", "transport"),)
 """Options of a run that have no place in a learning-rate range test."""
+
+SET_BY_COMPARE = (
+    *("backend", "transport", "epochs", "target_mse", "evaluate_every", "checkpoint_every", "checkpoint_at_end"),
+    *("study", "repeat", "measure_sync"),
+)
+"""Options of a run that have no place in a comparison."""
+
+SET_BY_ATTRIBUTION = (
+    *("backend", "transport", "measure_sync", "horovod_defaults", "cycle_time_ms", "idle_cycle_time_ms"),
+    *("epochs", "seconds", "target_mse", "evaluate_every", "checkpoint_every", "checkpoint_at_end"),
+    *("study", "repeat"),
+)
+"""Options of a run that the experiment of `attribute` sets itself."""
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, hidden: Collection[str] = ()) -> None:
@@ -89,12 +126,15 @@ def _add_option(group: Any, name: str, *, hidden: bool) -> None:
         group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         return
     # Values are checked by RunConfig, which says what is allowed in one voice for options and YAML alike.
+    alone: dict[str, Any] = {"nargs": "?", "const": "asked"} if name == "require" else {}
     metavar = "|".join(each.metadata["choices"]) if each.metadata["choices"] else _metavar(name, kind)
-    group.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar=metavar, help=text.replace("%", "%%"))
+    group.add_argument(
+        flag, dest=name, default=argparse.SUPPRESS, metavar=metavar, help=text.replace("%", "%%"), **alone
+    )
 
 
 def _metavar(name: str, kind: type) -> str:
-    special = {"dataset": "PATH|SIZE", "widths": "C-C-H"}
+    special = {"dataset": "PATH|SIZE", "widths": "C-C-H", "require": "FACTS"}
     if name in special:
         return special[name]
     return {int: "N", float: "X", str: "NAME"}[kind]

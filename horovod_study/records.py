@@ -4,6 +4,7 @@
       run.json               what was asked for, what ran, where, and how it ended; written before the first step
       steps-00000.arrows     one row per step and rank: an Arrow stream, readable to its last batch after a crash
       epochs.csv             one row per evaluation: losses and errors against epochs, samples and seconds
+      bench.json             with --measure-sync: what the synchronisation is made of, see measure/synchronisation.py
       checkpoints/           the newest two states of the run, see workload/checkpoint.py
 
 History of the schema number in run.json:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:  # the run wing records without pandas
 
 SCHEMA = 2
 MANIFEST = "run.json"
+BENCH = "bench.json"
+BENCH_SCHEMA = 1
 CHECKPOINTS = "checkpoints"
 STATUSES = ("running", "done", "failed", "stopped")
 EPOCH_COLUMNS = (
@@ -331,6 +334,15 @@ def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
         raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
 
 
+def write_synchronisation(directory: Path, found: Mapping[str, Any]) -> None:
+    """Write bench.json: what measure/synchronisation.py found in this job."""
+    path = directory / BENCH
+    try:
+        atomic_write(path, json.dumps({"schema": BENCH_SCHEMA, "synchronisation": found}, allow_nan=False) + "\n")
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); free space and run again") from None
+
+
 def cut_epochs(directory: Path, steps: int) -> None:
     """Remove the rows of epochs.csv after step `steps`, as if the run had been there when it was stopped."""
     path = directory / "epochs.csv"
@@ -419,6 +431,66 @@ def read_steps(directory: Path, rank: int) -> "pa.Table":
     except (pa.ArrowInvalid, OSError) as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
     return pa.Table.from_batches(batches, schema=schema)
+
+
+def read_synchronisation(directory: Path) -> dict[str, Any]:
+    """Return what `write_synchronisation` wrote; RecordError where it is missing, damaged or of a newer program."""
+    path = directory / BENCH
+    again = "record the run again with --measure-sync"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(
+            f"{directory}: has no {BENCH}, so what its synchronisation is made of was not measured; {again}"
+        ) from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    except ValueError as error:
+        raise RecordError(f"{path}: is not valid JSON ({error}); {again}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+        raise RecordError(f"{path}: has no schema number; it was not written by horovod_study, {again}")
+    if content["schema"] > BENCH_SCHEMA:
+        raise RecordError(
+            f"{path}: has schema {content['schema']}, newer than this program's {BENCH_SCHEMA}; update horovod_study"
+        )
+    found = content.get("synchronisation")
+    if not isinstance(found, dict):
+        raise RecordError(f"{path}: holds no synchronisation; {again}")
+    for name in ("transport", "reduction", "workers", "gradient_bytes", "block", "clock", "why_not_through"):
+        if name not in found:
+            raise RecordError(f"{path}: synchronisation: {name} is missing; {again}")
+    if not isinstance(found["block"], int) or found["block"] < 1:
+        raise RecordError(f"{path}: synchronisation: block is {found['block']!r}, not a count of steps; {again}")
+    for name in ("floor_s", "pack_s", "through_s"):
+        values = found.get(name)
+        if values is None and name != "floor_s" and found["why_not_through"]:
+            continue
+        if not isinstance(values, list) or len(values) < 2:
+            raise RecordError(f"{path}: synchronisation: {name} must be a list of at least two times; {again}")
+        if not all(isinstance(each, int | float) and math.isfinite(each) for each in values):
+            raise RecordError(f"{path}: synchronisation: {name} holds what is no finite number; {again}")
+    return found
+
+
+def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], dict[str, Any] | None]":
+    """Return a finished run for analysis/attribution.py: its record, for each rank the columns of its timed steps, and
+    bench.json (None for a worker alone, who synchronises with nobody).
+
+    Raises RecordError for a run that is not done, that has fewer step rows than ranks, or without bench.json.
+    """
+    record = read_run(directory)
+    if record.state() != "done":
+        raise RecordError(
+            f"{directory}: the run is {record.state()}, and only finished runs can be taken apart; run it again"
+        )
+    workers = int(record.effective["workers"])
+    bench = read_synchronisation(directory) if workers > 1 else None
+    tables = [read_steps(directory, rank) for rank in range(workers)]
+    columns = [{name: table.column(name).to_numpy() for name in table.column_names} for table in tables]
+    timed = [rows["step"] >= record.effective["warmup_steps"] for rows in columns]
+    if len({int(each.sum()) for each in timed}) > 1:
+        raise RecordError(f"{directory}: its ranks recorded different numbers of steps; run it again")
+    return record, [{n: v[kept] for n, v in rows.items()} for rows, kept in zip(columns, timed, strict=True)], bench
 
 
 def step_ranks(directory: Path) -> list[int]:

@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horovod_study import records
-from horovod_study.comm import Backend, Launch, agreed, detect, open_backend, require_parity
+from horovod_study import records, requirements
+from horovod_study.cluster.settings_file import SettingsFile, nodes_of, read_settings
+from horovod_study.comm import Backend, Launch, agreed, detect, nccl_log, open_backend, require_parity
+from horovod_study.comm.liveness import PATIENCE, Liveness, LostPeer
 from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Terminated, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
 from horovod_study.config import LAPS, RunConfig, load_yaml, parse_widths, run_config
-from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
-from horovod_study.measure import environment
+from horovod_study.errors import BackendError, ConfigError, DataError, RecordError, StudyError
+from horovod_study.measure import environment, evidence, synchronisation, traffic
 from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, now, sleep, utc_now, utc_stamp
 from horovod_study.measure.recorder import Recorder
 from horovod_study.options import Parser, add_run_options, run_values
@@ -45,11 +47,15 @@ from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.evaluation import compared_to_floor, evaluate
 from horovod_study.workload.loaders import Batch, open_loader
+from horovod_study.workload.material import CHANNELS, POINTS
 from horovod_study.workload.model import StressCNN, parameter_count, parameter_sha256
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
 from horovod_study.workload.resume import Resumption, notes, plan_resume, require_same_run
-from horovod_study.workload.schedule import lr_factor
+from horovod_study.workload.schedule import lr_factor, scaled_lr
 
+_STOP_S = 1e300
+_EXPLODED = 1000.0
+"""A loss that has grown so many times was diverging, whichever rank had the first one that is no number."""
 DRAIN_STEPS = 512
 DRAIN_S = 2.0
 """After so many steps or so many seconds, whatever comes first, laps are read and written: what a killed run loses."""
@@ -67,7 +73,7 @@ def train_step(
     """Make one update from one local batch, curves (B, C, L) and targets (B, P); return the local loss, shape ()."""
     backend.zero_grad(optimizer)
     with arithmetic.autocast():
-        loss = F.mse_loss(model(curves).float(), targets)
+        loss = F.mse_loss(model(curves).to(targets.dtype), targets)
     clock.lap("forward")
     arithmetic.backward(loss)
     clock.lap("backward")
@@ -85,19 +91,24 @@ def run(
     launch: Launch,
     resumption: Resumption | None = None,
     stop: StopRequest | None = None,
+    settings_file: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train as `config` says and record the run in `out`; return what `--json` prints, on every rank.
 
-    With `resumption`, continue that run in its directory `out`. Collective: every rank of the launch must call it.
+    With `resumption`, continue that run in its directory `out`. `settings_file` is what the record says of the file
+    that settings came from. Collective: every rank of the launch must call it.
     Raises StudyError, on all ranks, for what the user can mend, and Stopped when `stop` was requested.
     """
     keep_freed_memory()
     watchdog = StartWatchdog(config.start_timeout_s, launch)
-    backend = open_backend(config, launch)
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    nccl = nccl_log.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
     try:
-        result = _run(config, out, launch, backend, watchdog, resumption, stop or StopRequest())
+        backend = open_backend(config, launch)
+        result = _run(config, out, launch, backend, watchdog, resumption, stop or StopRequest(), nccl, settings_file)
     finally:
         watchdog.cancel()
+        nccl.close()
     backend.close()  # not after a failure: leaving is collective, and the other ranks may be gone
     return result
 
@@ -110,9 +121,9 @@ def _run(
     watchdog: StartWatchdog,
     resumption: Resumption | None,
     stop: StopRequest,
+    nccl: nccl_log.Capture,
+    settings_file: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    rank, workers, leads = backend.rank, backend.workers, backend.rank == 0
-
     # ------------------------------------------------------------------ the same start on every rank
     places = backend.gather((os.uname().nodename, environment.affinity()))
     require_parity(
@@ -125,14 +136,44 @@ def _run(
         },
     )
     watchdog.cancel()  # everybody has arrived; what follows fails together
+    liveness = Liveness(backend, config.stall_timeout_s)
+    try:
+        result = _run_watched(config, out, launch, backend, liveness, places, resumption, stop, nccl, settings_file)
+    except BaseException as error:
+        explained = liveness.explain(error)
+        if not isinstance(explained, LostPeer | Terminated):
+            liveness.end()
+        if explained is not error:
+            raise explained from None
+        raise
+    liveness.close()
+    return result
+
+
+def _run_watched(
+    config: RunConfig,
+    out: Path | None,
+    launch: Launch,
+    backend: Backend,
+    liveness: Liveness,
+    places: list[tuple[str, list[int]]],
+    resumption: Resumption | None,
+    stop: StopRequest,
+    nccl: nccl_log.Capture,
+    settings_file: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    rank, workers, leads = backend.rank, backend.workers, backend.rank == 0
     hosts = [host for host, _ in places]
+    load = evidence.OtherLoad(sorted({core for host, cores in places if host == hosts[rank] for core in cores}))
     torch.set_num_threads(config.threads)
-    device = _device(config, local_rank=hosts[:rank].count(hosts[rank]))
+    local_rank = hosts[:rank].count(hosts[rank])
+    device = _device(config, local_rank=local_rank)
     arithmetic = Arithmetic(config, device)
 
     with agreed(backend):
         if hosts.index(hosts[rank]) == rank:  # the first rank of each host
-            _ensure_dataset(config, threads=len(places[rank][1]))
+            with liveness.patient(math.inf):
+                _ensure_dataset(config, threads=len(places[rank][1]))
     with agreed(backend):
         dataset = data.open_dataset(Path(backend.gather(str(data.path_of(config.dataset, seed=config.data_seed)))[0]))
         batches = data.Batches(dataset.train_size, batch=config.batch, rank=rank, workers=workers, seed=config.seed)
@@ -149,6 +190,36 @@ def _run(
     with agreed(backend):
         called = accelerate(bare_model, config, device, arithmetic)
     model, optimizer = backend.bind(called, bare_optimizer)
+
+    # ------------------------------------------------------------------ what really runs, and where it passes
+    taken = traffic.watch(
+        backend,
+        _averaging(config, backend, model, optimizer, arithmetic, device),
+        hosts=hosts,
+        payload_bytes=sum(each.numel() * each.element_size() for each in bare_model.parameters()),
+        servers=config.ps_servers if backend.name == "ps" else None,
+    )
+    if backend.transport == "nccl" and workers > 1:
+        taken = traffic.told_by_nccl(taken, backend.gather(nccl.read()), hosts)
+    nccl.close()
+    if config.compile:  # compilers are started as programs of their own, and are no other load
+        load = evidence.OtherLoad(load.cores)
+    ranks = backend.gather(
+        {
+            **evidence.describe_rank(
+                host=hosts[rank],
+                local_rank=local_rank,
+                cores=places[rank][1],
+                device=device,
+                lr=optimizer.param_groups[0]["lr"],
+                settings=backend.settings,
+            ),
+            "path": taken["ranks"][rank],
+        }
+    )
+    evidence.require_equal_rates(ranks)
+    busy = evidence.other_cores(backend.gather(load.sample(at_least_s=0.2 if workers > 1 else 0.0)), ranks)
+    doubts = [text for text in (evidence.crowded(ranks), evidence.disturbed(busy, ranks)) if text]
 
     # ------------------------------------------------------------------ the record, before the first step
     directory = Path(backend.gather(str((out or _default_out(config, backend)).absolute()))[0])
@@ -170,6 +241,7 @@ def _run(
             "reduction": backend.reduction,
             "launcher": launch.launcher,
             "settings": backend.settings,
+            "settings_file": resumption.record.effective.get("settings_file") if resumption else settings_file,
             "workers": workers,
             "nodes": len(set(hosts)),
             "batch": config.batch,
@@ -192,9 +264,13 @@ def _run(
             "test_samples": dataset.test_size,
             "steps_per_epoch": batches.steps_per_epoch,
             "warmup_steps": config.warmup_steps,
-            "ranks": backend.gather(
-                {"host": hosts[rank], "cores": places[rank][1], "threads": torch.get_num_threads(), "pid": os.getpid()}
-            ),
+            "path": taken["path"],
+            "path_reason": taken["reason"],
+            "path_evidence": taken["evidence"],
+            "ranks_per_host": evidence.ranks_per_host(ranks),
+            "shared_cores": evidence.crowded(ranks) is not None,
+            "other_programs_cores": busy,
+            "ranks": ranks,
         },
         environment=environment.describe(),
     )
@@ -206,24 +282,29 @@ def _run(
             records.cut_epochs(directory, resumed.progress["evaluated"])
         elif leads:
             records.create_run(directory, record)
+    liveness.fail = lambda reason: _mark_failed(directory, reason)
     with agreed(backend):
         writer = records.StepWriter(directory, rank, resume_at=resumed.step if resumed else None)
     if leads:
         say(
             f"{workers} worker{'s' * (workers > 1)} ({backend.name}"
             + (f" over {backend.transport}, {backend.reduction} reduction" if workers > 1 else "")
+            + (f", through {' and '.join(taken['path'])}" if taken["path"] else "")
             + f"), batch {config.batch} each, {dataset.train_size:,} training curves, {parameters:,} parameters"
         )
         if resumption and resumed:
             say(f"resumed after step {resumed.step:,} with {directory / checkpoint.name_of(resumed.step)}")
             for note in notes(resumption, record.environment, record.effective):
                 say(note)
+        for doubt in doubts:
+            say(f"warning: {doubt}")
 
     keeper = checkpoint.Keeper(config, directory, backend, dataset.target_bounds)
     try:
+        _require(config, record.effective, backend.gather(record.environment)[0])
         result = _train(
             config, backend, dataset, batches, model, bare_model, optimizer, arithmetic, device, directory, writer,
-            keeper, resumed, stop,
+            keeper, resumed, stop, liveness,
         )  # fmt: skip
         writer.close()
     except Stopped as error:
@@ -235,8 +316,13 @@ def _run(
         backend.barrier()
         raise
     except BaseException as error:
+        explained = liveness.explain(error)
         with suppress(RecordError):  # a full disk may be the error itself, and is the one to tell
             writer.close()
+        if isinstance(explained, LostPeer):
+            if explained.speaks:
+                _mark_failed(directory, str(explained))
+            raise explained from None
         if leads:
             reason = str(error) or type(error).__name__
             with suppress(RecordError):
@@ -246,6 +332,53 @@ def _run(
         records.finish_run(directory, record, status="done", finished=utc_now(), totals=result)
     backend.barrier()
     return _printed(directory, record.effective, result)
+
+
+def _averaging(
+    config: RunConfig,
+    backend: Backend,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    arithmetic: Arithmetic,
+    device: torch.device,
+) -> Callable[[], None]:
+    """Return what averages gradients once over the way of training, hooks included, and leaves no trace of it."""
+    # What was compiled or captured takes batches of one size only.
+    size = config.batch if config.compile or config.cuda_graphs else 1
+    curves = torch.zeros(size, CHANNELS, POINTS, device=device, dtype=next(model.parameters()).dtype)
+
+    def average() -> None:
+        backend.zero_grad(optimizer)
+        with arithmetic.autocast():
+            loss = model(curves).sum()
+        loss.backward()
+        backend.synchronize(optimizer)
+        backend.zero_grad(optimizer)
+        _wait_for_device(device)
+
+    return average
+
+
+def _require(config: RunConfig, effective: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Raise BackendError, on all ranks, if the run is not what `--require` asks for."""
+    if config.require is None:
+        return
+    unmet = requirements.unmet(
+        requirements.parse(config.require),
+        asked=requirements.asked_for(config, lr=scaled_lr(config, effective["workers"])),
+        effective=effective,
+        environment=found,
+    )
+    if unmet:
+        raise BackendError(f"{'; '.join(unmet)}; start the run as required, or change --require")
+
+
+def _mark_failed(directory: Path, reason: str) -> None:
+    """Write why the run has failed into its record, from any rank that sees it."""
+    with suppress(RecordError):
+        record = records.read_run(directory)
+        if record.status == "running":
+            records.finish_run(directory, record, status="failed", finished=utc_now(), totals={}, reason=reason)
 
 
 def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint:
@@ -261,7 +394,11 @@ def _printed(directory: Path, effective: Mapping[str, Any], result: Mapping[str,
     """Return what `--json` prints of a finished run, from its record."""
     return {
         "run_dir": str(directory),
-        **{name: effective[name] for name in ("backend", "transport", "workers", "nodes", "batch", "parameters")},
+        **{
+            name: effective[name]
+            for name in ("backend", "transport", "reduction", "workers", "nodes", "batch", "parameters")
+        },
+        "path": effective.get("path"),
         "samples_per_s": result["samples_per_s"],
         "step_ms_median": result["step_s_median"] * 1e3,
         "step_ms_p90": result["step_s_p90"] * 1e3,
@@ -295,6 +432,7 @@ def _train(
     keeper: checkpoint.Keeper,
     resumed: checkpoint.Checkpoint | None,
     stop: StopRequest,
+    liveness: Liveness,
 ) -> dict[str, Any]:
     """Train to the end of the budget or to the target; return the totals of the timed window.
 
@@ -316,7 +454,7 @@ def _train(
 
     step = epoch = 0
     window_s = 0.0
-    out_of_time = target_reached = stopped = False
+    out_of_time = target_reached = stopped = diverged = False
     evaluation: dict[str, Any] = {}
     stream: Iterator[Batch] | None = None
     started = now()
@@ -348,6 +486,8 @@ def _train(
             recorder.take_up(writer.kept)
     if config.checkpoint_at_end:
         stop.defer()
+    if not backend.sync_visible:
+        liveness.watch(arithmetic, "backward")  # the wait for the others is in there
     # One turn is a stretch of steps without interruption: to the end of the warm-up or of the epoch, to the next
     # evaluation or checkpoint, or to the end of the budget. The clock stands between stretches, so that evaluation and
     # checkpoints are outside the timed window.
@@ -367,6 +507,7 @@ def _train(
         opened = now()
         clock.start()
         while step < end:
+            liveness.step, liveness.patience = step, 1.0
             if moving_lr:
                 factor = lr_factor(config, step, budget.progress(step))
                 for group, base_lr in zip(optimizer.param_groups, base_lrs, strict=True):
@@ -375,21 +516,26 @@ def _train(
             curves, targets = next(stream)  # (B, C, L), (B, P)
             clock.lap("data")
             loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
-            recorder.add(step, epoch, loss)
+            # Where the loss is scaled, gradients that are not finite are usual, and their step is skipped.
+            recorder.add(step, epoch, loss, None if arithmetic.scaler else backend.local_norm2)
             step += 1
             if step % check_every == 0:
                 if len(recorder) >= DRAIN_STEPS or now() - recorder.drained > DRAIN_S:
                     recorder.drain(clock)
-                if config.seconds or config.checkpoint_at_end:
-                    # One collective for both questions: a rank that is to stop answers with endless time.
-                    asked = stop.requested and step < end  # at the end of a stretch, what is due there comes first
-                    elapsed_s = backend.maximum(math.inf if asked else window_s + now() - opened)
-                    stopped = math.isinf(elapsed_s)
-                    if timed and config.seconds and not stopped:
-                        budget.agree(step, elapsed_s)
-                        out_of_time = budget.spent
-                    if stopped or out_of_time:
-                        break
+                # One collective for all questions: a rank that is to stop answers with a time that no run takes, one
+                # whose loss is no number with endless time. A GPU is not waited for between the drains.
+                lost = recorder.looks_broken() if device.type == "cpu" else recorder.broken_step is not None
+                asked = stop.requested and step < end  # at the end of a stretch, what is due there comes first
+                lost_or_asked_s = math.inf if lost and not diverged else _STOP_S if asked else 0.0
+                elapsed_s = backend.maximum(lost_or_asked_s or window_s + now() - opened)
+                if math.isinf(elapsed_s):
+                    break
+                stopped = elapsed_s == _STOP_S
+                if timed and config.seconds and not stopped:
+                    budget.agree(step, elapsed_s)
+                    out_of_time = budget.spent
+                if stopped or out_of_time:
+                    break
                 progress.update(
                     step, last_step, epoch, config, window_s + now() - opened, recorder.samples_per_s(workers)
                 )
@@ -397,6 +543,10 @@ def _train(
         if timed:
             window_s += now() - opened
         recorder.drain(clock)
+        liveness.patience = PATIENCE  # what follows is longer than a step, and the ranks need not be done together
+        if not diverged and backend.maximum(float(recorder.broken_step is not None)):
+            _name_broken(backend, recorder, dataset, batches)
+            diverged = True
 
         epoch_ended = step == (epoch + 1) * per_epoch
         if step == evaluate_at or step >= last_step or out_of_time:
@@ -422,6 +572,14 @@ def _train(
     if config.checkpoint_at_end and keeper.step != step:
         write_checkpoint()
     progress.close()
+    if config.measure_sync and workers > 1 and not stopped:
+        repeats = min(synchronisation.REPEATS, step)
+        found = synchronisation.measure(
+            backend, model, bare_model, optimizer, arithmetic, loader, device, repeats=repeats
+        )
+        with agreed(backend):
+            if leads:
+                records.write_synchronisation(directory, found)
     loader.close()
     if stopped:
         name = signal_name(int(backend.maximum(stop.number)))
@@ -459,6 +617,46 @@ def _train(
         "pss_mb_max": max(shares) if shares else None,
         "parameter_sha256": hashes[0],
     }
+
+
+def _name_broken(backend: Backend, recorder: Recorder, dataset: data.Dataset, batches: data.Batches) -> None:
+    """Say on which rank and in which step a loss or gradient was not finite first; steps count from 0, as in the rows.
+
+    Collective. Returns when the training diverged, on all ranks at once or nearly so: such a run goes on, and its
+    error is recorded as no number. Raises StudyError, on all ranks, when a curve is not finite, or when one rank was
+    broken while the others were fine.
+    """
+    first = min(step for step in backend.gather(recorder.broken_step) if step is not None)
+    mine = batches.epoch(first // batches.steps_per_epoch)[first % batches.steps_per_epoch]  # (B,)
+    bad = mine[~(np.isfinite(dataset.curves[mine]).all(axis=(1, 2)) & np.isfinite(dataset.targets[mine]).all(axis=1))]
+    ranks = backend.gather(
+        (os.uname().nodename, *recorder.state_at(first), recorder.broken_step == first, [int(row) for row in bad[:1]])
+    )
+    broken = [rank for rank, (_, _, _, _, is_first, _) in enumerate(ranks) if is_first]
+    others = [state for rank, state in enumerate(ranks) if rank not in broken]
+    faulty = [rank for rank in broken if ranks[rank][5]]
+    rank = (faulty or broken)[0]
+    host, loss, _, lowest, _, rows = ranks[rank]
+    what = f"its loss was {loss:g}" if not math.isfinite(loss) else f"its gradients were not finite (its loss {loss:g})"
+    where = f"rank {rank} on {host}: {what} at step {first:,}"
+    if faulty:
+        raise DataError(
+            f"{where}, because curve {rows[0]:,} of {dataset.path} is not finite; make or import that data set again"
+        )
+    exploded = any(loss > _EXPLODED * (1.0 if math.isnan(lowest) else lowest) for _, loss, _, lowest, _, _ in others)
+    if others and not exploded:
+        sound = "the other rank was" if len(others) == 1 else "the others were"
+        raise StudyError(
+            f"{where}, while {sound} sound (loss {others[0][1]:g}); look at its batch and its device, or lower --lr"
+        )
+    if backend.rank == 0:
+        who = f"rank{'s' * (len(broken) > 1)} {', '.join(map(str, broken))} first" if others else "on all ranks at once"
+        say(
+            f"warning: from step {first:,} on the loss is no number"
+            + (f" ({who})" if backend.workers > 1 else "")
+            + (f", after {lowest:g} at best" if math.isfinite(lowest) else "")
+            + ": the training diverged; lower --lr, or raise --lr-warmup-steps"
+        )
 
 
 def _device(config: RunConfig, *, local_rank: int) -> torch.device:
@@ -570,6 +768,12 @@ def add_options(parser: Any) -> None:
     """Declare the options of `train`: those of RunConfig, and where to write."""
     add_run_options(parser)
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
+    parser.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE.yaml",
+        help="talk as `horovod-study tune` found best for this model and runtime; --config and options go before it",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/)")
     parser.add_argument(
         "--resume",
@@ -595,19 +799,24 @@ def main(arguments: list[str] | None = None) -> int:
         add_options(parser)
         options = parser.parse_strictly(arguments)
         values = {**(load_yaml(options.config) if options.config else {}), **run_values(options)}
+        settings = read_settings(options.settings) if options.settings else None
         budgets = {"epochs", "seconds", "steps"}
         if budgets & set(run_values(options)):  # a budget on the command line replaces the file's
             values = {name: v for name, v in values.items() if name not in budgets or name in run_values(options)}
         if options.resume is not None:
             if options.out is not None:
                 raise ConfigError("train: --resume continues in its own directory; leave --out out")
+            if settings is not None:
+                raise ConfigError("train: --resume continues with the settings of its run; leave --settings out")
             resumption = plan_resume(options.resume, values, workers=launch.workers)
             if resumption.finished:
                 return _say_finished(resumption, launch, as_json=options.json)
             result = run(resumption.config, out=options.resume, launch=launch, resumption=resumption, stop=stop)
         else:
-            config = run_config(values, source=str(options.config) if options.config else "train")
-            result = run(config, out=options.out, launch=launch, stop=stop)
+            tuned = {} if settings is None else settings.values
+            config = run_config({**tuned, **values}, source=str(options.config) if options.config else "train")
+            applied = None if settings is None else _apply(settings, config, launch, values.get("backend"))
+            result = run(config, out=options.out, launch=launch, stop=stop, settings_file=applied)
     except Stopped as error:
         stop.over()
         if launch.rank == 0:
@@ -620,6 +829,13 @@ def main(arguments: list[str] | None = None) -> int:
         if launch.rank > 0:
             os._exit(143)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
         return _fail(f"error: {error}", launch, code=143)
+    except LostPeer as error:
+        if error.speaks:
+            say(f"error: {error}")
+        else:
+            sleep(5.0)  # another rank says it, and the launcher ends this one
+        sys.stdout.flush()
+        os._exit(2)
     except StudyError as error:
         return _fail(f"error: {error}", launch, code=2)
     except KeyboardInterrupt:
@@ -642,6 +858,31 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(0)
     return 0
+
+
+def _apply(settings: SettingsFile, config: RunConfig, launch: Launch, asked_backend: str | None) -> dict[str, Any]:
+    """Refuse settings of another model or runtime, warn of what else differs, and return what the record says of it."""
+    with torch.device("meta"):
+        parameters = parameter_count(StressCNN(widths=parse_widths(config.widths)))
+    settings.require_fit(
+        config,
+        parameters=parameters,
+        launcher=launch.launcher,
+        launched=launch.backend,
+        asked_backend=None if asked_backend == "auto" else asked_backend,
+    )
+    facts = {
+        "parameters": parameters,
+        "widths": config.widths,
+        "batch": config.batch,
+        "workers": launch.workers,
+        "nodes": nodes_of(os.environ, launch.workers),
+        "runtime": settings.runtime,
+        **(environment.describe() if launch.rank == 0 else {}),
+    }
+    if launch.rank == 0 and (warning := settings.warning(facts)):
+        say(warning)
+    return settings.record(facts)
 
 
 def _say_finished(resumption: Resumption, launch: Launch, *, as_json: bool) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from console import Failure, Step, locked, output
+from gpu import with_plain_nccl
 
 VERSION = "0.28.1"
 SDIST = f"horovod-{VERSION}.tar.gz"
@@ -36,9 +37,16 @@ GIB_PER_JOB = 1.5  # a source file that includes PyTorch's headers
 
 
 def ingredients(
-    *, torch: str, cuda: str, python: str, mpi: str, compiler: str, patches: Iterable[Path]
+    *,
+    torch: str,
+    cuda: str,
+    python: str,
+    mpi: str,
+    compiler: str,
+    patches: Iterable[Path],
+    gpu: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return everything a built wheel depends on, each as readable text."""
+    """Return everything a built wheel depends on, each as readable text; `gpu` are the flags of a build for GPUs."""
     return {
         "horovod": VERSION,
         "torch": torch,
@@ -51,6 +59,7 @@ def ingredients(
         "patches": digest(path.read_bytes() for path in sorted(patches)),
         "flags": " ".join(f"{name}={value}" for name, value in FLAGS.items()),
         "compiler_flags": " ".join(f"{name}={os.environ[name]}" for name in COMPILER_VARIABLES if name in os.environ),
+        **({"gpu": " ".join(f"{name}={value}" for name, value in gpu.items())} if gpu else {}),
     }
 
 
@@ -59,6 +68,8 @@ def key(parts: Mapping[str, str]) -> str:
     readable = f"horovod-{parts['horovod']}-torch-{parts['torch']}-{parts['python']}-{parts['mpi']}".lower().replace(
         " ", "-"
     )
+    operations = re.search(r"GPU_OPERATIONS=(\w+)", parts.get("gpu", ""))
+    readable += f"-{operations[1].lower()}" if operations else ""
     return f"{re.sub(r'[^a-z0-9.+_-]', '', readable)}-{digest([json.dumps(parts, sort_keys=True).encode()])[:12]}"
 
 
@@ -93,8 +104,16 @@ def cached(folder: Path) -> Path | None:
     return None
 
 
-def wheel(parts: Mapping[str, str], *, cache: Path, python: Path, patches: Path, step: Step) -> Path:
-    """Return a wheel made of these ingredients, built first when the cache has none."""
+def wheel(
+    parts: Mapping[str, str],
+    *,
+    cache: Path,
+    python: Path,
+    patches: Path,
+    step: Step,
+    gpu: Mapping[str, str] | None = None,
+) -> Path:
+    """Return a wheel made of these ingredients, built first, with the flags `gpu`, when the cache has none."""
     folder = cache / "wheels" / key(parts)
     with locked(cache / "wheels" / f"{folder.name}.lock", "another build of the same wheel"):
         if found := cached(folder):
@@ -108,7 +127,7 @@ def wheel(parts: Mapping[str, str], *, cache: Path, python: Path, patches: Path,
             for patch in sorted(patches.glob("*.patch")):
                 apply(patch, source, step)
             shelf = workshop / "shelf"
-            env = building_environment(step.env, workshop)
+            env = {**building_environment(step.env, workshop), **with_plain_nccl(gpu or {}, workshop)}
             options = ("--verbose", "--no-build-isolation", "--no-deps", "--wheel-dir", shelf)
             step.run(python, "-m", "pip", "wheel", *options, source, env=env)
             built = cached(shelf)

@@ -22,13 +22,17 @@ import os
 import platform
 import shutil
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+import gpu
 import horovod_wheel
 import machine
 from console import Failure, Interrupted, Step, locked, output, raise_on_signals
+from gpu import chosen_builds
 from horovod_wheel import digest
 from machine import Compiler, Mpi
 from state import (
@@ -84,6 +88,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="scripts/setup.py", description="Make .venv ready: packages, Open MPI, Horovod, this project.")
     parser.add_argument("--mpi", choices=("wheel", "site"), help="Open MPI from its wheel, or mpicc and mpirun on PATH")
     parser.add_argument("--horovod", choices=("yes", "no"), help="with Horovod or without; without needs no compiler")
+    parser.add_argument(
+        "--builds", type=chosen_builds, help='more builds of Horovod, such as "nccl mpi"; none: no more'
+    )
     parser.add_argument("--without-horovod", dest="horovod", action="store_const", const="no", help="--horovod no")
     parser.add_argument("--this-python", action="store_true", help="remake a .venv that was made with another Python")
     return parser.parse_args(arguments)
@@ -94,15 +101,24 @@ def set_up(places: Places, options: argparse.Namespace) -> None:
     started_s = time.monotonic()
     notes = Notes(places.venv / "setup.json")
     said = {name: getattr(options, name) for name in ("mpi", "horovod") if getattr(options, name)}
+    if options.builds is not None:
+        said["builds"] = options.builds
     choices = Choices(**{**notes.data.get("choices", {}), **said})
+    if choices.horovod == "no" and choices.builds:
+        if options.builds:
+            raise Failure(
+                f"BUILDS={options.builds} and HOROVOD=no exclude each other: add HOROVOD=yes, or leave one out"
+            )
+        choices = replace(choices, builds="")
     problem = whats_wrong(places, notes, this_python=options.this_python)
     wanted = inputs(places, choices)
-    if problem is None and notes.data.get("stamp") == wanted:
+    whole = all((places.builds / name / "horovod").is_dir() for name in choices.builds.split())
+    if problem is None and notes.data.get("stamp") == wanted and whole:
         print(f"setup: nothing to do; .venv has {notes.data['summary']} ({time.monotonic() - started_s:.1f} s)")
         return
     if problem is None and "stamp" in notes.data:
         changed = [name for name in wanted if wanted[name] != notes.data["stamp"].get(name)]
-        print(f"setup: changed since the last time: {', '.join(changed)}")
+        print(f"setup: changed since the last time: {', '.join(changed) or 'a build of Horovod is gone'}")
         notes.write(stamp=None)
 
     shutil.rmtree(places.work, ignore_errors=True)
@@ -126,7 +142,7 @@ def set_up(places: Places, options: argparse.Namespace) -> None:
         install_mpi(places, notes, step, mpi, pins)
     if choices.horovod == "yes":
         with begin(places, "Horovod", f"{horovod_wheel.VERSION}, compiled once (minutes), then kept") as step:
-            install_horovod(places, notes, step, mpi, compiler)
+            install_horovod(places, notes, step, mpi, compiler, choices.builds.split())
     else:
         with begin(places, "Horovod", "left out (HOROVOD=no)") as step:
             remove_horovod(places, notes, step)
@@ -159,6 +175,8 @@ def check_machine(places: Places, choices: Choices, step: Step, *, new: bool) ->
         machine.tools("make", "git")
         compiler = machine.compiler()
         found.append(compiler.version)
+    if choices.builds and not new:  # a new environment has no PyTorch yet to ask
+        build_flags(places, choices.builds.split(), step)
     needs = {places.venv: ENVIRONMENT_GIB if new else 0.2, places.cache: BUILD_GIB if compiler else 0.0}
     step.note(", ".join([*found, machine.room(needs)]))
     return compiler
@@ -212,31 +230,85 @@ def install_mpi(places: Places, notes: Notes, step: Step, mpi: Mpi, pins: dict[s
         step.run(*install, *shelf.glob("mpi4py-*.whl"))
 
 
-def install_horovod(places: Places, notes: Notes, step: Step, mpi: Mpi, compiler: Compiler | None) -> None:
-    """Install the wheel for exactly this environment, from the cache or built now."""
+def install_horovod(
+    places: Places, notes: Notes, step: Step, mpi: Mpi, compiler: Compiler | None, builds: list[str]
+) -> None:
+    """Install the wheel for exactly this environment, from the cache or built now, and `builds` beside it."""
     assert compiler is not None
-    patches = places.root / "patches"
     torch, cuda = horovod_wheel.torch_in(places.python, step.env)
-    parts = horovod_wheel.ingredients(
-        torch=torch,
-        cuda=cuda,
-        python=output([places.python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))"]) or "",
-        mpi=" ".join(mpi).strip(),
-        compiler=" ".join(compiler),
-        patches=patches.glob("*.patch"),
-    )
-    new = horovod_wheel.key(parts)
-    if already(notes, step, "horovod", new):
-        return
+    abi = output([places.python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))"]) or ""
+    flags = build_flags(places, builds, step)
+    patches = places.root / "patches"
     home = Path(mpi.folder).parent if mpi.folder else places.venv
     step.env = {**step.env, "CXX": compiler.command, "MPI_HOME": str(home)}
-    wheel = horovod_wheel.wheel(parts, cache=places.cache, python=places.python, patches=patches, step=step)
-    with notes.changing("horovod", new):
-        step.run(places.python, "-m", "pip", "install", "--no-deps", "--force-reinstall", wheel)
+
+    def wheel(flags: dict[str, str]) -> tuple[str, Callable[[], Path]]:
+        """Return the key of a wheel, and how to get it."""
+        parts = horovod_wheel.ingredients(
+            torch=torch,
+            cuda=cuda,
+            python=abi,
+            mpi=" ".join(mpi).strip(),
+            compiler=" ".join(compiler),
+            patches=patches.glob("*.patch"),
+            gpu=flags,
+        )
+        get = partial(
+            *(horovod_wheel.wheel, parts),
+            cache=places.cache,
+            python=places.python,
+            patches=patches,
+            step=step,
+            gpu=flags,
+        )
+        return horovod_wheel.key(parts), get
+
+    new, get = wheel({})
+    if not already(notes, step, "horovod", new):
+        file = get()
+        with notes.changing("horovod", new):
+            step.run(places.python, "-m", "pip", "install", "--no-deps", "--force-reinstall", file)
+    install_builds(places, notes, step, {name: wheel(flags[name]) for name in builds})
+
+
+def install_builds(
+    places: Places, notes: Notes, step: Step, wanted: Mapping[str, tuple[str, Callable[[], Path]]]
+) -> None:
+    """Make the folder of each wanted build, from its (key, wheel), and remove those that are not wanted any more.
+
+    A build is made under another name and moved into place: a half-made one is never found.
+    """
+    done = {name: key for name, key in notes.data.get("builds", {}).items() if (places.builds / name).is_dir()}
+    for folder in places.builds.iterdir() if places.builds.is_dir() else ():
+        if folder.name not in wanted or folder.name not in done:
+            done.pop(folder.name, None)
+            notes.write(builds=done)
+            shutil.rmtree(folder)
+    for name, (new, get) in wanted.items():
+        if done.get(name) == new:
+            continue
+        file, fresh = get(), places.builds / f".{name}"
+        step.run(places.python, "-m", "pip", "install", "--no-deps", "--target", fresh, file)
+        shutil.rmtree(places.builds / name, ignore_errors=True)
+        fresh.rename(places.builds / name)
+        done[name] = new
+        notes.write(builds=done)
+    if wanted:
+        step.note(f"builds beside it: {', '.join(wanted)}")
+
+
+def build_flags(places: Places, builds: list[str], step: Step) -> dict[str, dict[str, str]]:
+    """Return the flags of each build; a Failure where the machine lacks what it needs."""
+    if not builds:
+        return {}
+    _, cuda = horovod_wheel.torch_in(places.python, step.env)
+    packages = output([places.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]) or ""
+    return {name: gpu.flags(name, torch_cuda=cuda, packages=Path(packages)) for name in builds}
 
 
 def remove_horovod(places: Places, notes: Notes, step: Step) -> None:
-    """Uninstall a Horovod of an earlier set-up."""
+    """Uninstall a Horovod of an earlier set-up, and its other builds."""
+    install_builds(places, notes, step, {})
     if "horovod" in notes.data:
         with notes.changing("horovod", None):
             step.run(places.python, "-m", "pip", "uninstall", "--yes", "horovod")
@@ -264,6 +336,9 @@ def verify(places: Places, step: Step, choices: Choices) -> str:
     """Load everything once and start the command; returns the versions in one line."""
     step.run(places.python, "-I", places.root / "scripts" / "verify.py", choices.horovod)
     summary = step.log.read_text(errors="replace").splitlines()[-1]
+    for name in choices.builds.split():
+        step.run(places.python, "-I", places.root / "scripts" / "verify.py", choices.horovod, places.builds / name)
+        summary += f", build {name}"
     step.run(places.bin / "horovod-study", "--help")
     return summary
 

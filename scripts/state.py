@@ -21,6 +21,7 @@ class Choices:
 
     mpi: str = "wheel"  # or "site"
     horovod: str = "yes"  # or "no"
+    builds: str = ""  # names of builds of Horovod beside the first one, separated by blanks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,14 @@ class Places:
     @property
     def python(self) -> Path:
         return self.bin / "python"
+
+    @property
+    def builds(self) -> Path:
+        """Builds of Horovod beside the first one, a folder for each; the package looks for them here.
+
+        Below lib, and no deeper: the wheels look for the MPI library four folders above their extension.
+        """
+        return self.venv / "lib" / "horovod-builds"
 
     @property
     def work(self) -> Path:
@@ -109,6 +118,7 @@ def inputs(places: Places, choices: Choices) -> dict[str, str]:
     found["version"] = version[0] if version else ""
     found["MPI"] = " ".join(chosen_mpi(places, choices))
     found["HOROVOD"] = choices.horovod
+    found["BUILDS"] = choices.builds
     return found
 
 

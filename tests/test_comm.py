@@ -1,11 +1,22 @@
 """Launch detection, settings, and the parts of the backends that need no second process."""
 
+import importlib.util
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
-from horovod_study.comm import detect, settings
-from horovod_study.comm.base import FlatGradients, agreed, require_parity
+from horovod_study.comm import builds, detect, settings
+from horovod_study.comm.base import FlatGradients, agreed, choose_reduction, require_parity
+from horovod_study.comm.buckets import Bucket, GradientBuckets
 from horovod_study.comm.launch import Launch
+from horovod_study.comm.libmpi import loaded_library, require_launchers_mpi
+from horovod_study.comm.ps import add_in_order, shares
 from horovod_study.comm.serial import SerialBackend
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, DataError, StudyError
@@ -45,7 +56,7 @@ def test_what_auto_becomes() -> None:
 
 def test_shipped_settings_are_set_and_recorded() -> None:
     environment: dict[str, str] = {}
-    effective = settings.apply("horovod/mpi", library_defaults=False, environ=environment)
+    effective = settings.apply("horovod/mpi", config=RunConfig(), environ=environment)
 
     assert environment == settings.SHIPPED["horovod/mpi"]
     assert effective["HOROVOD_CYCLE_TIME"] == {"value": environment["HOROVOD_CYCLE_TIME"], "source": "shipped"}
@@ -54,7 +65,7 @@ def test_shipped_settings_are_set_and_recorded() -> None:
 
 def test_the_user_wins_over_shipped_settings() -> None:
     environment = {"HOROVOD_CYCLE_TIME": "7"}
-    effective = settings.apply("horovod/mpi", library_defaults=False, environ=environment)
+    effective = settings.apply("horovod/mpi", config=RunConfig(), environ=environment)
 
     assert environment["HOROVOD_CYCLE_TIME"] == "7"
     assert effective["HOROVOD_CYCLE_TIME"] == {"value": "7", "source": "user"}
@@ -63,7 +74,7 @@ def test_the_user_wins_over_shipped_settings() -> None:
 def test_a_setting_the_build_does_not_know_is_not_claimed() -> None:
     environment: dict[str, str] = {}
     effective = settings.apply(
-        "horovod/mpi", library_defaults=False, unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ=environment
+        "horovod/mpi", config=RunConfig(), unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ=environment
     )
 
     assert "HOROVOD_IDLE_CYCLE_TIME" not in environment
@@ -72,18 +83,56 @@ def test_a_setting_the_build_does_not_know_is_not_claimed() -> None:
 
 def test_horovod_defaults_set_nothing() -> None:
     environment: dict[str, str] = {}
-    effective = settings.apply("horovod/mpi", library_defaults=True, environ=environment)
+    effective = settings.apply("horovod/mpi", config=RunConfig(horovod_defaults=True), environ=environment)
 
     assert environment == {}
     assert {each["source"] for each in effective.values()} == {"library default"}
     assert effective["HOROVOD_CYCLE_TIME"]["value"] == "1"
 
 
+def test_an_option_wins_over_the_environment_and_shipped_settings() -> None:
+    environment = {"HOROVOD_CYCLE_TIME": "7"}
+    config = RunConfig(cycle_time_ms=0.5, fusion_mb=0.25, single_copy=True, hierarchical=False, yield_when_idle=False)
+    effective = settings.apply("horovod/mpi", config=config, environ=environment)
+
+    asked = {name: each["value"] for name, each in effective.items() if each["source"] == "asked"}
+    assert asked == {
+        "HOROVOD_CYCLE_TIME": "0.5",
+        "HOROVOD_FUSION_THRESHOLD": "250000",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
+        "OMPI_MCA_mpi_yield_when_idle": "0",
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "cma",
+    }
+    assert asked == {name: environment[name] for name in asked}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "options", "message"),
+    [
+        ("ddp/gloo", {"cycle_time_ms": 1}, "cycle_time_ms has no effect on ddp/gloo; leave it out"),
+        ("horovod/mpi", {"thread_priority": "slice"}, "thread_priority has no effect on horovod/mpi; leave it out"),
+        ("horovod/gloo", {"ps_servers": 2}, "ps_servers has no effect on horovod/gloo; leave it out"),
+        ("mpi/mpi", {"static_graph": True}, "static_graph has no effect on mpi/mpi; leave it out"),
+    ],
+)
+def test_an_option_without_effect_is_refused(runtime: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(BackendError, match=message):
+        settings.apply(runtime, config=RunConfig(**options), environ={})
+
+
+def test_an_option_the_build_does_not_know_is_refused() -> None:
+    with pytest.raises(BackendError, match="idle_cycle_time_ms was asked for, but the installed Horovod does not know"):
+        settings.apply(
+            "horovod/mpi", config=RunConfig(idle_cycle_time_ms=5), unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ={}
+        )
+
+
 def test_only_settings_that_matter_are_recorded() -> None:
-    assert set(settings.apply("mpi/mpi", library_defaults=False, environ={})) == {"OMPI_MCA_mpi_yield_when_idle"}
-    assert not any(
-        name.startswith("OMPI") for name in settings.apply("horovod/gloo", library_defaults=False, environ={})
-    )
+    assert set(settings.apply("mpi/mpi", config=RunConfig(), environ={})) == {
+        "OMPI_MCA_mpi_yield_when_idle",
+        "OMPI_MCA_btl_vader_single_copy_mechanism",
+    }
+    assert not any(name.startswith("OMPI") for name in settings.apply("horovod/gloo", config=RunConfig(), environ={}))
 
 
 def test_flat_gradients_are_the_gradients() -> None:
@@ -101,6 +150,203 @@ def test_flat_gradients_are_the_gradients() -> None:
     buffer.mul_(0.5)
     for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(mine.grad, other.grad * 0.5), "what happens to the buffer happens to the gradients"
+
+
+def test_flat_gradients_are_shares_of_the_mean() -> None:
+    torch.manual_seed(0)
+    model = StressCNN()
+    flat = FlatGradients(model.parameters(), workers=4)
+    model(torch.randn(4, 3, 201)).square().sum().backward()
+    gradients = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
+
+    assert torch.equal(flat.pack(), gradients / 4)
+    assert flat.norm2.item() == pytest.approx((gradients / 4).double().square().sum().item(), rel=1e-5)
+
+
+def test_the_norm_of_the_local_gradient_tells_what_is_not_a_number() -> None:
+    model = nn.Linear(3, 2)
+    flat = FlatGradients(model.parameters(), workers=2)
+    assert flat.norm2 is None
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.bias.grad[1] = float("nan")
+    flat.pack()
+
+    assert not torch.isfinite(flat.norm2)
+
+
+def test_gradients_leave_in_buckets_in_reverse_order() -> None:
+    torch.manual_seed(0)
+    model, twin = StressCNN(), StressCNN()
+    twin.load_state_dict(model.state_dict())
+    curves = torch.randn(4, 3, 201)
+    sent: list[Bucket] = []
+    buckets = GradientBuckets(model.parameters(), workers=2, bucket_bytes=10_000, send=sent.append)
+    for _ in range(2):  # the second step must begin like the first
+        sent.clear()
+        model.zero_grad()
+        model(curves).square().sum().backward()
+        assert sent == buckets.buckets, "all of them during backward, in the order of their numbers"
+        buckets.require_all_sent()
+    twin(curves).square().sum().backward()
+
+    expected = torch.cat([parameter.grad.reshape(-1) for parameter in reversed(list(twin.parameters()))]) / 2
+    assert torch.equal(buckets.buffer, expected)
+    assert all(
+        torch.equal(mine.grad, other.grad / 2)
+        for mine, other in zip(model.parameters(), twin.parameters(), strict=True)
+    )
+    edges = [(bucket.start, bucket.stop) for bucket in buckets.buckets]
+    assert edges[0][0] == 0 and edges[-1][1] == 153_441
+    assert [stop for _, stop in edges[:-1]] == [start for start, _ in edges[1:]]
+    assert all((stop - start) * 4 >= 10_000 for start, stop in edges[:-1])
+    assert len(edges) > 1
+
+
+def test_one_bucket_holds_a_small_model() -> None:
+    buckets = GradientBuckets(StressCNN().parameters(), workers=2, bucket_bytes=25e6, send=lambda _: None)
+
+    assert buckets.buckets == [Bucket(0, 0, 153_441)]
+
+
+def test_a_parameter_without_a_gradient_is_not_waited_for() -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    buckets = GradientBuckets(model.parameters(), workers=2, bucket_bytes=1, send=lambda _: None)
+    model[1](torch.ones(1, 2)).sum().backward()
+
+    with pytest.raises(BackendError, match="a parameter got no gradient in this step"):
+        buckets.require_all_sent()
+
+
+@given(total=st.integers(1, 1000), servers=st.integers(1, 9))
+def test_the_shares_of_servers_tile_the_buffer(total: int, servers: int) -> None:
+    parts = shares(total, servers)
+
+    assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
+    assert parts[-1][1] == total
+    assert max(last - first for first, last in parts) - min(last - first for first, last in parts) <= 1
+
+
+@given(st.integers(2, 6), st.integers(0, 2**31))
+def test_a_server_adds_in_the_order_of_ranks(workers: int, seed: int) -> None:
+    rows = torch.randn(workers, 5, generator=torch.Generator().manual_seed(seed)) * 1e3
+    expected = rows[0].clone()
+    for row in rows[1:]:
+        expected += row
+    for rank in range(workers):
+        own = rows[rank].clone()
+        add_in_order(own, torch.cat([rows[:rank], rows[rank + 1 :]]), rank)
+
+        assert torch.equal(own, expected), "to the last bit, whichever rank the server is"
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "size", "hooks_asked", "flat_because", "value", "source"),
+    [
+        ({}, 2, 613_764, False, "", "flat", "chosen: gradients of 0.61 MB are below 4 MB"),
+        ({}, 2, 4_000_000, False, "", "hooks", "chosen: gradients of 4.00 MB are not below 4 MB"),
+        ({}, 2, 613_764, True, "", "hooks", "chosen: an option that only hooks have was given"),
+        ({}, 2, 4_000_000, False, "no hooks in fp16", "flat", "chosen: no hooks in fp16"),
+        ({}, 1, 4_000_000, False, "", "none", "one worker averages nothing"),
+        ({"reduction": "hooks"}, 1, 10, False, "", "none", "one worker averages nothing"),
+        ({"reduction": "hooks"}, 2, 10, False, "", "hooks", "asked"),
+        ({"reduction": "flat"}, 2, 10**9, False, "", "flat", "asked"),
+    ],
+)
+def test_the_reduction_fits_the_model(
+    options: dict[str, str], workers: int, size: int, hooks_asked: bool, flat_because: str, value: str, source: str
+) -> None:
+    chosen = choose_reduction(RunConfig(**options), workers, size, hooks_asked=hooks_asked, flat_because=flat_because)
+
+    assert chosen == (value, {"value": value, "source": source})
+
+
+def test_the_loaded_mpi_is_read_off_the_maps(tmp_path: Path) -> None:
+    line = "7f00-7f01 r-xp 00000000 fe:00 12 "
+    maps = tmp_path / "maps"
+    maps.write_text(
+        f"{line}/env/lib/libmpi_cxx.so.40\n{line}/env/mpi4py/MPI.so\n{line}/env/horovod/torch/mpi_lib_v2.so\n"
+        f"{line}/opt/site 4/lib/libmpi.so.40.30.8\n7f02-7f03 rw-p 00000000 00:00 0 \n"
+    )
+    assert loaded_library(maps) == "/opt/site 4/lib/libmpi.so.40.30.8"
+
+    maps.write_text(f"{line}/opt/mpich/lib/libmpich.so.12\n")
+    assert loaded_library(maps) == "/opt/mpich/lib/libmpich.so.12"
+
+    maps.write_text(f"{line}/lib/libc.so.6\n")
+    assert loaded_library(maps) is None
+    assert loaded_library(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("launcher", "message"),
+    [
+        ("mpirun", r"mpirun started 2 workers, but Horovod sees 1: the launcher belongs to another MPI than Horovod, "),
+        ("srun", r"which loaded .*; use srun --mpi=pmix if that MPI supports it, or start with that MPI's mpirun"),
+        ("torchrun", r"Horovod sees 1: MPI does not know torchrun's workers; start with mpirun or horovodrun, or use"),
+    ],
+)
+def test_workers_that_mpi_does_not_know_of_are_refused(launcher: str, message: str) -> None:
+    launch = Launch(launcher=launcher, rank=1, workers=2, backend="horovod")
+    require_launchers_mpi(launch, 2, "Horovod")
+    require_launchers_mpi(Launch(launcher="none", rank=0, workers=1, backend="serial"), 1, "Horovod")
+
+    with pytest.raises(BackendError, match=message):
+        require_launchers_mpi(launch, 1, "Horovod")
+
+
+def make_build(folder: Path, name: str) -> None:
+    (folder / name / "horovod").mkdir(parents=True)
+    (folder / name / "horovod" / "__init__.py").touch()
+
+
+@pytest.fixture
+def no_horovod_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+
+
+def test_a_build_of_horovod_is_found_before_the_installed_one(tmp_path: Path, no_horovod_yet: None) -> None:
+    for name in ("mpi", "nccl", ".half-made"):
+        make_build(tmp_path, name)
+    (tmp_path / "empty").mkdir()
+
+    assert builds.available(tmp_path) == ["mpi", "nccl"]
+    assert builds.select(None, folder=tmp_path) == {"value": None, "source": "installed"}
+    assert builds.select("mpi", folder=tmp_path) == {"value": "mpi", "source": "asked"}
+    assert importlib.util.find_spec("horovod").origin == str(tmp_path / "mpi" / "horovod" / "__init__.py")
+
+
+def test_a_transport_finds_the_build_of_its_name(tmp_path: Path, no_horovod_yet: None) -> None:
+    make_build(tmp_path, "nccl")
+
+    assert builds.select(None, transport="mpi", folder=tmp_path) == {"value": None, "source": "installed"}
+    assert builds.select(None, transport="nccl", folder=tmp_path) == {
+        "value": "nccl",
+        "source": "chosen: transport nccl was asked for",
+    }
+
+
+def test_an_unknown_build_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    make_build(tmp_path, "nccl")
+    with pytest.raises(BackendError) as caught:
+        builds.select("ncl", folder=tmp_path)
+    assert str(caught.value) == (
+        f"horovod_build is 'ncl', and no such build is in {tmp_path}; there is nccl (did you mean 'nccl'?); make "
+        'builds with `make setup BUILDS="nccl mpi"`, or leave horovod_build out'
+    )
+    with pytest.raises(
+        BackendError, match=r"no such build is in \S+/none, which has none; make builds with `make setup"
+    ):
+        builds.select("mpi", folder=tmp_path / "none")
+
+
+def test_a_build_cannot_replace_a_loaded_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_build(tmp_path, "mpi")
+    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(__file__="/site/horovod/__init__.py"))
+
+    with pytest.raises(BackendError, match=r"has already loaded Horovod from /site/horovod/__init__\.py; start"):
+        builds.select("mpi", folder=tmp_path)
 
 
 def serial() -> SerialBackend:

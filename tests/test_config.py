@@ -13,6 +13,7 @@ from horovod_study.config import (
     RunConfig,
     load_study,
     load_yaml,
+    matters,
     run_config,
 )
 from horovod_study.errors import ConfigError
@@ -36,7 +37,9 @@ TRAINING = Path(__file__).parent.parent / "experiments" / "training"
         ({"epochs": 1, "seconds": 2}, "epochs and seconds are both given; give one of"),
         ({"backend": "serial", "transport": "mpi"}, "backend serial has no transport"),
         ({"backend": "mpi", "transport": "gloo"}, "backend mpi talks over mpi only"),
-        ({"backend": "mpi", "reduction": "hooks"}, "backend mpi reduces one flat buffer only"),
+        ({"backend": "ps", "transport": "nccl"}, "backend ps talks over mpi only"),
+        ({"thread_priority": "high"}, "thread_priority is 'high'; allowed: auto, realtime, slice, off"),
+        ({"cycle_time_ms": -1}, "cycle_time_ms is -1.0; it must be at least 0"),
         ({"study": "a/b"}, "study is 'a/b'; it names a folder"),
         ({"study": ".."}, "study is '..'; it names a folder"),
         ({"dataset": None}, "dataset is None; it must be a text"),
@@ -130,6 +133,33 @@ def test_a_knob_of_communication_does_not_multiply_the_plain_baseline(tmp_path: 
 
     assert len(plain) == 2, "one per repeat"
     assert len(study.cells()) == 2 * (1 + 2 * 4)
+
+
+def test_an_option_without_effect_on_a_runtime_does_not_multiply_its_runs(tmp_path: Path) -> None:
+    text = GOOD.replace("horovod/gloo]", "ddp/gloo], cycle_time_ms: [0.05, 1, 10]")
+    cells = [cell for cell in load_study(write(tmp_path, text)).cells() if cell.config.repeat == 0]
+    two = [(cell.runtime, cell.config.cycle_time_ms) for cell in cells if cell.placement.workers == 2]
+
+    assert two == [("horovod/mpi", 0.05), ("ddp/gloo", None), ("horovod/mpi", 1.0), ("horovod/mpi", 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "runtimes"),
+    [
+        ("reduction", {"horovod/mpi", "horovod/gloo", "horovod/nccl", "ddp/gloo", "mpi/mpi", "ps/mpi"}),
+        ("horovod_defaults", {"horovod/mpi", "horovod/gloo", "horovod/nccl", "mpi/mpi", "ps/mpi"}),
+        ("cycle_time_ms", {"horovod/mpi", "horovod/gloo", "horovod/nccl"}),
+        ("single_copy", {"horovod/mpi", "mpi/mpi", "ps/mpi"}),
+        ("thread_priority", {"horovod/gloo", "ddp/gloo"}),
+        ("bucket_mb", {"ddp/gloo", "mpi/mpi", "ps/mpi"}),
+        ("static_graph", {"ddp/gloo"}),
+        ("ps_servers", {"ps/mpi"}),
+    ],
+)
+def test_what_an_option_matters_to(name: str, runtimes: set[str]) -> None:
+    every = ("serial", "horovod/mpi", "horovod/gloo", "horovod/nccl", "ddp/gloo", "mpi/mpi", "ps/mpi")
+
+    assert {runtime for runtime in every if matters(name, runtime)} == runtimes
 
 
 def test_the_key_names_the_content(tmp_path: Path) -> None:

@@ -3,9 +3,13 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +19,13 @@ import pytest
 from conftest import BIN, Launch
 
 from horovod_study import records
+from horovod_study.comm import builds
 
 pytestmark = pytest.mark.horovod
 
-DATA = ("--dataset", "4000", "--warmup-steps", "0")
+# Adam's step hardly depends on the size of the gradient: a sum in place of a mean would pass unnoticed.
+DATA = ("--dataset", "4000", "--warmup-steps", "0", "--optimizer", "sgd")
+DDP_OPTIONS = ("--bucket-mb", "0.1", "--broadcast-buffers", "--no-bucket-view", "--static-graph")
 WAYS = [  # launcher, options, backend, transport, reduction
     ("horovodrun --mpi", (), "horovod", "mpi", "flat"),
     ("horovodrun --mpi", ("--reduction", "hooks"), "horovod", "mpi", "hooks"),
@@ -26,9 +33,16 @@ WAYS = [  # launcher, options, backend, transport, reduction
     ("horovodrun --gloo", (), "horovod", "gloo", "flat"),
     ("horovodrun --gloo", ("--reduction", "hooks"), "horovod", "gloo", "hooks"),
     ("mpirun", (), "horovod", "mpi", "flat"),
+    ("horovodrun --mpi", ("--groups", "2"), "horovod", "mpi", "hooks"),
     ("mpirun", ("--backend", "mpi"), "mpi", "mpi", "flat"),
-    ("torchrun", (), "ddp", "gloo", "hooks"),
-    ("torchrun", ("--reduction", "flat"), "ddp", "gloo", "flat"),
+    ("mpirun", ("--backend", "mpi", "--reduction", "hooks"), "mpi", "mpi", "hooks"),
+    ("mpirun", ("--backend", "mpi", "--bucket-mb", "0.1"), "mpi", "mpi", "hooks"),
+    ("mpirun", ("--backend", "ps"), "ps", "mpi", "flat"),
+    ("mpirun", ("--backend", "ps", "--ps-servers", "2"), "ps", "mpi", "flat"),
+    ("mpirun", ("--backend", "ps", "--ps-servers", "2", "--bucket-mb", "0.1"), "ps", "mpi", "hooks"),
+    ("torchrun", (), "ddp", "gloo", "flat"),
+    ("torchrun", ("--reduction", "hooks"), "ddp", "gloo", "hooks"),
+    ("torchrun", DDP_OPTIONS, "ddp", "gloo", "hooks"),
 ]
 
 
@@ -74,11 +88,22 @@ def test_two_workers_equal_one(
     assert [rank["threads"] for rank in effective["ranks"]] == [1, 1]
     assert (printed["backend"], printed["transport"], printed["workers"]) == (backend, transport, 2)
     assert (printed["sync_ms_median"] is None) == (launcher == "torchrun" and reduction == "hooks")
+    settings = effective["settings"]
+    asked = "--reduction" in options
+    assert settings["reduction"]["value"] == reduction
+    assert settings["reduction"]["source"].startswith("asked" if asked else "chosen: ")
+    for name in ("groups", "bucket_mb", "ps_servers"):
+        option = f"--{name.replace('_', '-')}"
+        if option in options:
+            assert settings[name] == {"value": float(options[options.index(option) + 1]), "source": "asked"}
+    if options == DDP_OPTIONS:
+        for name, value in (("broadcast_buffers", True), ("bucket_view", False), ("static_graph", True)):
+            assert settings[name] == {"value": value, "source": "asked"}
     if options == ("--horovod-defaults",):
-        assert effective["settings"]["HOROVOD_CYCLE_TIME"] == {"value": "1", "source": "library default"}
+        assert settings["HOROVOD_CYCLE_TIME"] == {"value": "1", "source": "library default"}
     elif (backend, transport) == ("horovod", "mpi"):
-        assert effective["settings"]["HOROVOD_CYCLE_TIME"]["source"] == "shipped"
-        assert effective["settings"]["HOROVOD_IDLE_CYCLE_TIME"] == {"value": "10", "source": "shipped"}
+        assert settings["HOROVOD_CYCLE_TIME"]["source"] == "shipped"
+        assert settings["HOROVOD_IDLE_CYCLE_TIME"] == {"value": "10", "source": "shipped"}
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun --mpi", "horovodrun --gloo"])
@@ -131,6 +156,22 @@ def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
             2,
             "launch with horovodrun --gloo, or use --transport",
         ),
+        ("mpirun", ("--backend", "ps", "--ps-servers", "3"), 2, "ps_servers is 3, but there are only 2 workers"),
+        (
+            "mpirun",
+            ("--backend", "mpi", "--reduction", "flat", "--bucket-mb", "1"),
+            2,
+            "bucket_mb has no effect on red",
+        ),
+        (
+            "horovodrun --mpi",
+            ("--reduction", "flat", "--groups", "2"),
+            2,
+            "groups is 2, but reduction flat has one buf",
+        ),
+        ("mpirun", ("--horovod-build", "none-such"), 2, "horovod_build is 'none-such', and no such build is in"),
+        # torchrun's environment means nothing to MPI: each process would train alone
+        ("torchrun", ("--backend", "horovod"), 1, "torchrun started 2 workers, but Horovod sees 1"),
         ("mpirun", ("--backend", "serial"), 2, "backend serial is one worker, but mpirun started 2"),
         ("mpirun", ("--out", "/proc/none/run"), 2, "/proc/none/run: cannot be written"),
         # torchrun answers 1 whatever its workers answered
@@ -147,6 +188,49 @@ def test_bad_input_ends_all_ranks_with_one_line(
     assert re.search(message, error_lines(done)[0])
     assert "Traceback" not in done.stderr or launcher == "torchrun"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("backend", "library"), [("horovod", "Horovod"), ("mpi", "mpi4py"), ("ps", "mpi4py")])
+def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path, backend: str, library: str) -> None:
+    """MPICH's mpiexec tells its workers so; Open MPI does not understand that and takes each for the only one."""
+    line = [sys.executable, "-m", "horovod_study.train", *DATA, "--backend", backend, "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "2"}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment)
+
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert re.fullmatch(
+        rf"mpirun started 2 workers, but {library} sees 1: the launcher belongs to another MPI than {library}, which "
+        r"loaded \S+/libmpi\.so\S*; start with that MPI's own mpirun, or install for the launcher's MPI with "
+        r"`make setup MPI=site`",
+        error_lines(done)[0],
+    )
+
+
+@pytest.fixture
+def second_build() -> Iterator[Path]:
+    """A build of Horovod beside the installed one: the same, found on another way."""
+    import horovod
+
+    folder = builds.builds_folder() / f"test-{os.getpid()}"
+    folder.mkdir(parents=True)
+    (folder / "horovod").symlink_to(Path(horovod.__file__).parent)
+    yield folder
+    shutil.rmtree(folder)
+    with suppress(OSError):
+        folder.parent.rmdir()
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun --mpi", "horovodrun --gloo"])
+def test_a_run_loads_the_build_it_names(launch: Launch, tmp_path: Path, second_build: Path, launcher: str) -> None:
+    out = tmp_path / "run"
+    done = launch(launcher, 2, *DATA, "--steps", "5", "--out", str(out), "--horovod-build", second_build.name)
+    assert done.returncode == 0, done.stderr
+    used = records.read_run(out).effective["settings"]
+
+    assert used["horovod_build"] == {"value": second_build.name, "source": "asked"}
+    assert used["horovod_path"] == {"value": str(second_build / "horovod"), "source": "loaded"}
+    assert used["horovod_built"] == {"value": ["mpi", "gloo"], "source": "loaded"}
 
 
 def mixed(*ranks: tuple[str, ...]) -> subprocess.CompletedProcess[str]:

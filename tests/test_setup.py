@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import console
+import gpu
 import horovod_wheel
 import lock
 import machine
@@ -417,8 +419,15 @@ def runs(places: Places, monkeypatch: pytest.MonkeyPatch) -> Runs:
     return runs
 
 
-def start(places: Places, *, mpi: str | None = None, horovod: str | None = "no", this_python: bool = False) -> None:
-    setup.set_up(places, argparse.Namespace(mpi=mpi, horovod=horovod, this_python=this_python))
+def start(
+    places: Places,
+    *,
+    mpi: str | None = None,
+    horovod: str | None = "no",
+    builds: str | None = None,
+    this_python: bool = False,
+) -> None:
+    setup.set_up(places, argparse.Namespace(mpi=mpi, horovod=horovod, builds=builds, this_python=this_python))
 
 
 def test_the_first_run_does_everything_and_the_second_nothing(
@@ -776,5 +785,167 @@ def test_the_lock_file_pins_all_that_setup_cfg_asks_for():
     assert [str(one) for one in wanted if not one.specifier.contains(pins.get(canonicalize_name(one.name), "0"))] == []
 
 
+# Several builds of Horovod
+
+
+def nvcc(folder: Path, release: str) -> Path:
+    """Make a CUDA toolkit, as far as it is looked at."""
+    program(folder / "bin", "nvcc", f"echo 'Cuda compilation tools, release {release}, V{release}.88'")
+    return folder
+
+
+def nccl(packages: Path, *libraries: str) -> Path:
+    """Make the NCCL that comes with PyTorch."""
+    folder = packages / "nvidia" / "nccl"
+    for name in ("include/nccl.h", *(f"lib/{library}" for library in libraries)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "builds"), [("nccl mpi", "mpi nccl"), ("cpu,cpu", "cpu"), ("none", ""), ("", ""), ("nccl", "nccl")]
+)
+def test_builds_are_named(text: str, builds: str):
+    assert gpu.chosen_builds(text) == builds
+
+
+def test_an_unknown_build(capsys: pytest.CaptureFixture[str]):
+    assert setup.main(["--builds", "nccl rccl"]) == 2
+    assert capsys.readouterr().err == (
+        "setup: BUILDS='nccl rccl': there is no build 'rccl'; allowed: cpu, mpi, nccl, or none\n"
+    )
+
+
+def test_a_machine_without_cuda_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "cuda").mkdir()
+    env = {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path / "cuda"), "NCCL_HOME": str(tmp_path / "nccl")}
+    with pytest.raises(Failure) as caught:
+        gpu.flags("nccl", torch_cuda="none", packages=tmp_path, env=env)
+
+    assert str(caught.value) == (
+        "BUILDS=nccl needs a PyTorch for CUDA (the installed one is for CPUs) and the CUDA toolkit (no nvcc on PATH or "
+        "below CUDA_HOME) and NCCL (no nccl.h with libnccl.so below HOROVOD_NCCL_HOME): install what is missing, or go "
+        "on without: make setup BUILDS=none"
+    )
+
+
+def test_the_toolkit_must_be_the_one_of_pytorch(tmp_path: Path):
+    toolkit = nvcc(tmp_path / "cuda-12", "12.4")
+    with pytest.raises(
+        Failure, match=r"^BUILDS=mpi needs a CUDA toolkit 13, as PyTorch has it \(\S+/cuda-12 has 12\): "
+    ):
+        gpu.flags("mpi", torch_cuda="13.0", packages=tmp_path, env={"CUDA_HOME": str(toolkit)})
+
+
+def test_the_flags_of_builds_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    toolkit, folder = nvcc(tmp_path / "cuda", "13.0"), nccl(tmp_path, "libnccl.so.2")
+    monkeypatch.setattr(gpu, "gpus", lambda: "90")
+    common = {"HOROVOD_CUDA_HOME": str(toolkit), "CUDA_HOME": str(toolkit), "HOROVOD_BUILD_CUDA_CC_LIST": "90"}
+    env = {"PATH": str(toolkit / "bin")}
+
+    assert gpu.flags("cpu", torch_cuda="none", packages=tmp_path, env={}) == {}
+    assert gpu.flags("mpi", torch_cuda="13.0", packages=tmp_path, env=env) == {
+        "HOROVOD_GPU_OPERATIONS": "MPI",
+        **common,
+    }
+    assert gpu.flags("nccl", torch_cuda="13.0", packages=tmp_path, env=env) == {
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        **common,
+        "HOROVOD_NCCL_INCLUDE": str(folder / "include"),
+        "HOROVOD_NCCL_LIB": str(folder / "lib"),
+        "HOROVOD_NCCL_LINK": "SHARED",
+    }
+
+
+def test_a_script_that_starts_nvcc_is_asked_where_that_stands(tmp_path: Path):
+    toolkit = nvcc(tmp_path / "cuda-13", "13.0")
+    program(tmp_path / "bin", "nvcc", f"echo '#$ TOP={toolkit}/bin/..' >&2")
+
+    assert gpu.cuda_home({"PATH": str(tmp_path / "bin")}) == toolkit
+
+
+def test_the_library_that_linkers_look_for(tmp_path: Path):
+    folder = nccl(tmp_path, "libnccl.so.2")
+    flags = {"HOROVOD_NCCL_LIB": str(folder / "lib"), "HOROVOD_GPU_OPERATIONS": "NCCL"}
+    linked = gpu.with_plain_nccl(flags, tmp_path)
+
+    assert linked == {**flags, "HOROVOD_NCCL_LIB": str(tmp_path / "nccl")}
+    assert (tmp_path / "nccl" / "libnccl.so").resolve() == folder / "lib" / "libnccl.so.2"
+    assert gpu.with_plain_nccl({}, tmp_path) == {}
+
+    (folder / "lib" / "libnccl.so").touch()
+    assert gpu.with_plain_nccl(flags, tmp_path) == flags
+
+
+def test_a_build_for_gpus_has_a_wheel_of_its_own():
+    plain = horovod_wheel.ingredients(**INGREDIENTS, patches=[])
+    mpi = horovod_wheel.ingredients(**INGREDIENTS, patches=[], gpu={"HOROVOD_GPU_OPERATIONS": "MPI"})
+
+    assert horovod_wheel.ingredients(**INGREDIENTS, patches=[], gpu={}) == plain
+    assert horovod_wheel.key(mpi) != horovod_wheel.key(plain)
+    assert re.search(r"-open-mpi-4\.1\.8-mpi-[0-9a-f]{12}$", horovod_wheel.key(mpi))
+
+
+@pytest.fixture
+def with_horovod(places: Places, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the set-up believe that it has built what it wants; pip makes the folders of builds."""
+    pretend = Step.run
+
+    def run(step: Step, *command: str | Path, **options: object) -> None:
+        pretend(step, *command, **options)
+        if "--target" in command:
+            (Path(command[-2]) / "horovod").mkdir(parents=True)
+
+    monkeypatch.setattr(Step, "run", run)
+    monkeypatch.setattr(machine, "headers", lambda python: "/include")
+    monkeypatch.setattr(machine, "compiler", lambda: machine.Compiler("c++", "c++ 12"))
+    monkeypatch.setattr(horovod_wheel, "torch_in", lambda python, env: ("2.13.0+cpu", "none"))
+    monkeypatch.setattr(horovod_wheel, "wheel", lambda parts, **_: Path("CACHE/horovod.whl"))
+
+
+def test_builds_stand_beside_the_first_one(
+    places: Places, runs: Runs, with_horovod: None, capsys: pytest.CaptureFixture[str]
+):
+    start(places, horovod="yes", builds="cpu")
+
+    made = [command for command in runs() if "horovod.whl" in command or "verify" in command]
+    assert made == [
+        "ROOT/.venv/bin/python -m pip install --no-deps --force-reinstall CACHE/horovod.whl",
+        "ROOT/.venv/bin/python -m pip install --no-deps --target ROOT/.venv/lib/horovod-builds/.cpu CACHE/horovod.whl",
+        "ROOT/.venv/bin/python -I ROOT/scripts/verify.py yes",
+        "ROOT/.venv/bin/python -I ROOT/scripts/verify.py yes ROOT/.venv/lib/horovod-builds/cpu",
+    ]
+    assert "(builds beside it: cpu)" in capsys.readouterr().out
+    assert [each.name for each in places.builds.iterdir()] == ["cpu"]
+
+    start(places, horovod=None)
+    assert runs() == [], "what was chosen stays, and is there"
+
+    shutil.rmtree(places.builds / "cpu")
+    start(places, horovod=None)
+    assert any("--target" in command for command in runs()), "what is gone is made again"
+
+    (places.builds / ".mpi").mkdir()
+    start(places, horovod=None, builds="")
+    assert list(places.builds.iterdir()) == [], "builds that are not wanted any more go, and what a killed pip has left"
+
+
+def test_a_build_that_cannot_be_made_changes_nothing(places: Places, runs: Runs, with_horovod: None):
+    start(places, horovod="yes")
+    before = Notes(places.venv / "setup.json").data
+    runs()
+
+    with pytest.raises(Failure, match=r"^BUILDS=nccl needs a PyTorch for CUDA \(the installed one is for CPUs\)"):
+        start(places, builds="nccl", horovod=None)
+    assert runs() == []
+    assert Notes(places.venv / "setup.json").data["choices"] == before["choices"]
+
+
+def test_builds_without_horovod_contradict_each_other(places: Places, runs: Runs):
+    with pytest.raises(Failure, match=r"^BUILDS=cpu and HOROVOD=no exclude each other: add HOROVOD=yes, or leave one"):
+        start(places, horovod="no", builds="cpu")
+
+
 def test_choices_have_defaults():
-    assert Choices() == Choices(mpi="wheel", horovod="yes")
+    assert Choices() == Choices(mpi="wheel", horovod="yes", builds="")

@@ -7,6 +7,7 @@
     prediction.py   points -> forecasts for other worker counts, from a weighted combination of laws
     convergence.py  evaluations -> learning curves, time to target (censored where it was missed), rate of convergence
     lr_range.py     losses of a learning-rate range test -> the rates that can be read off them
+    network.py      measured collectives -> bandwidths, alpha and beta with intervals, the roofline
     points_file.py  text of a user's points file -> validated points
     study.py        a whole study: run table -> everything the report reads
 

@@ -8,6 +8,7 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pandas as pd
 from scipy import stats
 
 from horovod_study.analysis.laws import karp_flatt
-from horovod_study.config import BACKENDS, LAPS, OPTIONS, RUN_FIELDS, TRANSPORTS, parse_widths
+from horovod_study.config import BACKENDS, COMMUNICATION, LAPS, OPTIONS, RUN_FIELDS, TRANSPORTS, parse_widths
 from horovod_study.errors import AnalysisError
 
 _NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults")
@@ -23,8 +24,27 @@ _NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovo
 CHOICES = tuple(name for name in OPTIONS if name not in (*_NAMED, "batch"))
 """Options of training that separate series; a name mentions those that differ between the runs of the table."""
 
+KNOBS = tuple(name for name in CHOICES if name in COMMUNICATION)
+"""Choices of how workers talk, as texts in the table ("shipped" where nobody chose); they mean nothing to one alone."""
+
+_KNOB_WORDS = {
+    "cycle_time_ms": "cycle {} ms",
+    "idle_cycle_time_ms": "idle cycle {} ms",
+    "fusion_mb": "fusion {} MB",
+    "cache_capacity": "cache {}",
+    "groups": "{} groups",
+    "bucket_mb": "buckets {} MB",
+    "ps_servers": "{} servers",
+}
+
 SETTINGS = (*_NAMED, *CHOICES)
 """What stays the same along a series, whatever its scaling mode."""
+
+
+def _knob_words(name: str, value: str) -> str:
+    plain = name.removesuffix("_ms").removesuffix("_mb").replace("_", " ")
+    return f"{plain} as shipped" if value == "shipped" else _KNOB_WORDS.get(name, plain + " {}").format(value)
+
 
 CHOICE_WORDS: Mapping[str, Callable[[Any], str]] = {
     "widths": lambda value: f"widths {value}",
@@ -44,6 +64,7 @@ CHOICE_WORDS: Mapping[str, Callable[[Any], str]] = {
     "pin_memory": lambda value: f"{'' if value else 'un'}pinned memory",
     "persistent_processes": lambda value: f"{'' if value else 'no '}persistent processes",
     "threads": lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
+    **{name: partial(_knob_words, name) for name in KNOBS},
 }
 """How a choice is named, where it tells series apart."""
 
@@ -194,12 +215,16 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
         default = RUN_FIELDS[column].default
         values = table[column].astype(object) if column in table.columns else pd.Series(default, table.index, object)
         table[column] = values.where(values.notna(), default)
+    for column in KNOBS:
+        table[column] = table[column].map(_knob_text).astype(object)
     for column in ("batch", "global_batch", "train_samples", "workers", "nodes"):
         table[column] = pd.to_numeric(table[column]).astype(float)
     for column in ("partition", "backend", "transport", "precision", "reduction"):
         table[column] = table[column].astype(object).where(table[column].notna(), "auto")
     family = [*SETTINGS, "batch", "train_samples"]
-    unknown = pd.DataFrame({column: table[column].isna() | (table[column] == "auto") for column in family})
+    unknown = pd.DataFrame(
+        {column: table[column].isna() | ((table[column] == "auto") & (column not in KNOBS)) for column in family}
+    )
     unknown["reduction"] |= (table["reduction"] == "none") & (table["backend"] != "serial") & (table["workers"] == 1)
     complete = table.loc[~unknown.any(axis=1), family]
     for label in table.index[unknown.any(axis=1)]:
@@ -219,14 +244,24 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def _knob_text(value: Any) -> str:
+    if value is None or value != value:  # NaN stands for None in a column of numbers
+        return "shipped"
+    if isinstance(value, bool | np.bool_):
+        return "on" if value else "off"
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 def _telling(table: pd.DataFrame) -> tuple[str, ...]:
     """Return the choices in which the runs of a table differ, in the order of CHOICES.
 
-    A learning rate that grows with the workers grows nothing for a plain worker: its scaling tells nothing.
+    A learning rate that grows with the workers grows nothing for a plain worker, and how workers talk means nothing
+    to it: these tell nothing there.
     """
     parallel = table[table["backend"] != "serial"]
     counts = {
-        column: (parallel if column == "lr_scaling" else table)[column].nunique(dropna=False) for column in CHOICES
+        column: (parallel if column in ("lr_scaling", *KNOBS) else table)[column].nunique(dropna=False)
+        for column in CHOICES
     }
     return tuple(column for column, count in counts.items() if count > 1)
 
@@ -262,7 +297,7 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
     precision = family.settings["precision"]
     words = [batch, *([] if precision in ("fp32", "auto") else [precision])]
     for choice in told:
-        if choice != "lr_scaling" or family.settings["backend"] != "serial":
+        if choice not in ("lr_scaling", *KNOBS) or family.settings["backend"] != "serial":
             words.append(CHOICE_WORDS[choice](family.settings[choice]))
     return " ".join(words)
 
@@ -284,6 +319,8 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
         if column in ranks
         else table[column].map(parse_widths)
         if column == "widths"
+        else pd.to_numeric(table[column], errors="coerce")
+        if column in KNOBS
         else table[column]
         for column in (
             *("partition", "backend", "transport", "precision", "ref_batch", *CHOICES, "horovod_defaults"),
@@ -392,18 +429,20 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     """Return the place in `cells` of the one-worker cell that `cell` is compared with, or None where there is none.
 
     kind is `plain` or `wrapped`. A cell of another partition, precision, batch, training set size or other choices
-    never stands in; only how the learning rate grows with the workers may differ, as it does not grow for one.
+    never stands in; only how the learning rate grows with the workers may differ, as it does not grow for one, and how
+    workers talk where there is one plain worker.
     """
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
     way = ("serial", "none") if kind == "plain" else (cell["backend"], cell["transport"])
+    free = {"lr_scaling", *(KNOBS if kind == "plain" else ())}
     places = [
         place
         for place, other in enumerate(cells)
         if other["repeats"] > 0
         and other["workers"] == 1
         and (other["backend"], other["transport"]) == way
-        and all(other[name] == cell[name] for name in ("partition", "precision", *CHOICES) if name != "lr_scaling")
+        and all(other[name] == cell[name] for name in ("partition", "precision", *CHOICES) if name not in free)
         and other["batch"] == cell["ref_batch"]
         and other["train_samples"] == cell["ref_train_samples"]
         and (kind == "plain" or other["horovod_defaults"] == cell["horovod_defaults"])

@@ -7,7 +7,9 @@
     progress    the time that is left, and the display of a running study
     runner      runs what is missing, one cell after the other, and records what went wrong
     search_file, search    a hyper-parameter search: its YAML file, and the trials that Optuna proposes
+    bench       the launches of `horovod-study bench`, and the one document they fill
     range_run   the training run of a learning-rate range test
+    racing, tune, settings_file    a race of settings of how workers talk, and the file that train reads them from
 
 A study called NAME lives in RUNS/NAME:
 

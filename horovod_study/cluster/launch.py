@@ -4,15 +4,15 @@
     horovod/mpi     horovodrun --mpi -np N python -m horovod_study.train
     horovod/gloo    horovodrun --gloo -np N python -m horovod_study.train
     horovod/nccl    horovodrun -np N python -m horovod_study.train
-    ddp/*           python -m torch.distributed.run --standalone --nproc-per-node N -m horovod_study.train
-    mpi/mpi         mpirun --host localhost:N --bind-to none -np N python -m horovod_study.train
+    ddp/gloo, nccl  python -m torch.distributed.run --standalone --nproc-per-node N -m horovod_study.train
+    others/mpi      mpirun --host localhost:N --bind-to none -np N python -m horovod_study.train
 
 Each is followed by `--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
 """
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,33 +95,50 @@ def launch_line(
     Launchers are taken from the folder of `python`, else from PATH; `which(name, search_path)` looks them up.
     A missing one is a StudyError saying how to get it. `root`: Open MPI starts for root only when told to.
     """
-    folder = str(python.parent)
-    search = os.pathsep.join(part for part in (folder, environ.get("PATH", "")) if part)
-    count = str(cell.placement.workers)
     where = ("--resume" if resume else "--out", str(out.absolute()))
     job = ("-m", TRAINER, "--config", str(config.absolute()), *where)
-    backend, _, transport = cell.runtime.partition("/")
+    return program_line(
+        cell.runtime, cell.placement.workers, job, python=python, out=out, environ=environ, root=root, which=which
+    )
+
+
+def program_line(
+    runtime: str,
+    workers: int,
+    job: Sequence[str],
+    *,
+    python: Path,
+    out: Path,
+    environ: Mapping[str, str],
+    root: bool = False,
+    which: Callable[[str, str], str | None] | None = None,
+) -> LaunchLine:
+    """Return how to start `workers` ranks of `python *job` over `runtime`, marked as the job in the folder `out`."""
+    folder = str(python.parent)
+    search = os.pathsep.join(part for part in (folder, environ.get("PATH", "")) if part)
+    count = str(workers)
+    backend, _, transport = runtime.partition("/")
     if backend == "serial":
         argv: tuple[str, ...] = (str(python), *job)
     elif backend == "horovod":
-        launcher = _launcher("horovodrun", cell, folder, search, which)
+        launcher = _launcher("horovodrun", runtime, folder, search, which)
         argv = (launcher, *_HOROVODRUN[transport], "-np", count, str(python), *job)
-    elif backend == "ddp":
+    elif backend == "ddp" and transport != "mpi":
         argv = (str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count, *job)
     else:
-        launcher = _launcher("mpirun", cell, folder, search, which)
+        launcher = _launcher("mpirun", runtime, folder, search, which)
         # Without a host list Open MPI counts physical cores and refuses the second hardware thread of each.
         placed = ("--host", f"localhost:{count}", "--bind-to", "none")
         argv = (launcher, *(("--allow-run-as-root",) if root else ()), *placed, "-np", count, str(python), *job)
     return LaunchLine(argv=argv, environment=cell_environment(environ, path=search, out=out))
 
 
-def _launcher(name: str, cell: Cell, folder: str, search: str, which: Callable[[str, str], str | None] | None) -> str:
+def _launcher(name: str, runtime: str, folder: str, search: str, which: Callable[[str, str], str | None] | None) -> str:
     found = which(name, search) if which else shutil.which(name, path=search)
     if found is None:
         raise StudyError(
-            f"runtime {cell.runtime} needs the program {name}, which is neither in {folder} nor on PATH; "
-            f"run `make setup`, or leave {cell.runtime} out of sweep.runtime"
+            f"runtime {runtime} needs the program {name}, which is neither in {folder} nor on PATH; "
+            f"run `make setup`, or leave {runtime} out of sweep.runtime"
         )
     return found
 

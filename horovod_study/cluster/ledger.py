@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import Cell, StudyConfig
+from horovod_study.config import COMMUNICATION, Cell, StudyConfig, matters
 from horovod_study.errors import StudyError
 from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run
 
@@ -129,7 +129,7 @@ def cell_name(study: StudyConfig, cell: Cell) -> str:
     workers, config = cell.placement.workers, cell.config
     parts = [cell.runtime, f"{workers} worker{'' if workers == 1 else 's'}"]
     for name in study.varied:
-        if not (cell.runtime == "serial" and name in ("reduction", "horovod_defaults")):
+        if name not in COMMUNICATION or matters(name, cell.runtime):
             value = getattr(config, name)
             parts.append(f"{name} {str(value).lower() if isinstance(value, bool) else value}")
     return ", ".join([*parts, f"repeat {config.repeat + 1}"])

@@ -15,7 +15,7 @@ from rich.text import Text
 from horovod_study.cluster.ledger import Entry
 from horovod_study.config import Cell
 
-START_UP_GUESS_S = {"serial": 3.0, "horovod": 6.0, "ddp": 6.0, "mpi": 4.0}
+START_UP_GUESS_S = {"serial": 3.0, "horovod": 6.0, "ddp": 6.0, "mpi": 4.0, "ps": 4.0}
 """Guessed seconds a cell spends outside its timed window (imports, data, warm-up, test), until one has been seen."""
 
 

@@ -11,6 +11,7 @@ _FOLLOW_ON = re.compile(  # of a worker that lost its peer or was told to end, a
     r"HorovodInternalError|Horovod has been shut down|Horovod detected that one or more|ChildFailedError"
     r"|(?:closed|reset) by peer|Broken pipe|ended by signal 15"
 )
+_LOST_RANK = re.compile(r"^ranks? (?P<rank>\d+) on .* ha(?:s|ve) died or left during step ")  # said by another rank
 _RULE = re.compile(r"^[-=*]{20,}$")
 _KILLED = (  # rank and signal; a shell adds 128 to the signal
     re.compile(r"process rank (?P<rank>\d+) .*exited on signal (?P<signal>\d+)"),  # mpirun
@@ -23,15 +24,19 @@ _LONGEST = 300
 def failure_reason(log: str, exit_code: int | None) -> str:
     """Return the one line of `log` that says most about why the run ended, with how it ended when that adds something.
 
-    In this order: the message of a user error; the end of the first traceback that is not about a lost peer; a worker
-    killed by a signal; the launcher itself (or a run without one) killed by a signal; what a launcher says between its
-    rules; any other traceback; the last line.
+    In this order: the message of a user error; the end of the first traceback that is not about a lost peer; the line
+    in which another rank names the one that died, with the signal that killed it; a worker killed by a signal; the
+    launcher itself (or a run without one) killed by a signal; what a launcher says between its rules; any other
+    traceback; the last line.
     """
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", log) if not line.startswith("$ ")]
     workers = [_TAG.sub("", line) for line in lines if _TAG.match(line)]
+    lost: re.Match[str] | None = None
     for line in workers or lines:
         if (match := _USER_ERROR.match(line)) and not is_follow_on(line):
-            return _one_line(match["text"])
+            if not (named := _LOST_RANK.match(match["text"])):
+                return _one_line(match["text"])
+            lost = lost or named  # what that rank itself has said is better
     ended = _ended(exit_code)
     tracebacks = list(_tracebacks(lines))
     for line in tracebacks:
@@ -41,7 +46,12 @@ def failure_reason(log: str, exit_code: int | None) -> str:
         if match := pattern.search("\n".join(lines)):
             found = match.groupdict()
             number = int(found["signal"]) if "signal" in found else int(found["shell"]) - 128
-            return f"rank {found['rank']} was killed by {_signal_name(number)}"
+            if lost and lost["rank"] == found["rank"]:
+                return _one_line(f"{lost.string} (it was killed by {_signal_name(number)})")
+            if not lost:
+                return f"rank {found['rank']} was killed by {_signal_name(number)}"
+    if lost:
+        return _one_line(lost.string)
     said = [line for line in workers or lines if line.strip() and not _RULE.match(line)]
     if exit_code is not None and exit_code < 0:
         return _one_line(f"{ended}; the last line was: {said[-1]}" if said else f"{ended}, having printed nothing")

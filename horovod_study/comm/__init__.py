@@ -5,9 +5,16 @@ launch        how this process was started: by whom, which rank, how many worker
 settings      the communication settings that ship with the package, and what became of them
 serial        one worker, no communication library
 horovod       Horovod over NCCL, MPI or Gloo
+builds        several builds of Horovod side by side, one of which is loaded
 distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce, over NCCL or Gloo
-mpi           one flat MPI all-reduce through mpi4py
+mpi           MPI's all-reduce through mpi4py, of one flat buffer or of buckets
+ps            a parameter server over MPI
+buckets       gradients that leave from hooks during backward
+nccl_log      what NCCL says about the way it took
+libmpi        the MPI library that is loaded: where from, what it can, whether it is the launcher's
+raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor
 watchdog      ends a rank whose peers never arrive
+liveness      names the rank that stalls or dies in training, and ends the run
 stop          SIGTERM and SIGUSR1: a wish to stop that all ranks follow at the same step
 """
 
@@ -38,6 +45,10 @@ def open_backend(config: RunConfig, launch: Launch) -> Backend:
         from horovod_study.comm.mpi import MpiBackend
 
         return MpiBackend(config, launch)
+    if name == "ps":
+        from horovod_study.comm.ps import PsBackend
+
+        return PsBackend(config, launch)
     from horovod_study.comm.serial import SerialBackend
 
     return SerialBackend(config, launch)

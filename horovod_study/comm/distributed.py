@@ -1,8 +1,8 @@
-"""torch.distributed over NCCL or Gloo, launched by torchrun.
+"""torch.distributed over NCCL or Gloo, launched by torchrun; over MPI, where PyTorch was built with it, by mpirun.
 
-hooks    DistributedDataParallel, the default: buckets leave during backward; the wait is inside backward and
-         cannot be seen from outside, so `sync_s` is null
 flat     one all-reduce of one flat buffer after backward
+hooks    DistributedDataParallel: buckets leave during backward; the wait is inside backward and cannot be seen from
+         outside, so `sync_s` is null
 """
 
 import os
@@ -16,10 +16,20 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from horovod_study.comm.base import FlatGradients, Optimizer
+from horovod_study.comm import settings
+from horovod_study.comm.base import FlatGradients, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch
-from horovod_study.config import RunConfig
+from horovod_study.comm.libmpi import require_launchers_mpi
+from horovod_study.comm.liveness import PATIENCE
+from horovod_study.comm.priority import NewThreads
+from horovod_study.config import RUN_FIELDS, RunConfig
 from horovod_study.errors import BackendError
+
+TORCH_BUCKET_MB = 25 * 2**20 / 1e6
+"""torch's own bucket size, 25 MiB, in MB."""
+_HOOKS_ONLY = ("bucket_mb", "broadcast_buffers", "bucket_view", "static_graph")
+"""Options of DistributedDataParallel."""
 
 
 class DistributedBackend:
@@ -28,12 +38,6 @@ class DistributedBackend:
     name = "ddp"
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
-        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE") if name not in os.environ]
-        if missing:
-            raise BackendError(
-                f"backend ddp needs {', '.join(missing)} in the environment; launch with "
-                "`torchrun --nproc-per-node N -m horovod_study.train --backend ddp`"
-            )
         on_gpu = config.device != "cpu" and torch.cuda.is_available()
         self.transport = ("nccl" if on_gpu else "gloo") if config.transport == "auto" else config.transport
         available = {
@@ -47,31 +51,78 @@ class DistributedBackend:
                 f"torch.distributed cannot use {self.transport} here (it can use {', '.join(have)}); "
                 f"use --transport {have[0]}"
             )
-        dist.init_process_group(self.transport, timeout=timedelta(seconds=max(config.start_timeout_s, 60)))
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE") if name not in os.environ]
+        if missing and self.transport != "mpi":  # MPI connects its ranks itself
+            raise BackendError(
+                f"backend ddp needs {', '.join(missing)} in the environment; launch with "
+                "`torchrun --nproc-per-node N -m horovod_study.train --backend ddp`"
+            )
+        if self.transport == "mpi":
+            find_open_mpi()
+        self.settings: dict[str, Any] = settings.apply(f"ddp/{self.transport}", config=config)
+        before = NewThreads()
+        # Longer than a rank may take between two steps: who is late is named before this is over (see liveness.py).
+        patient_s = max(config.start_timeout_s, 60, 2 * PATIENCE * config.stall_timeout_s)
+        dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
-        asked = "hooks" if config.reduction == "auto" else config.reduction
-        self.reduction = asked if self.workers > 1 else "none"
+        require_launchers_mpi(launch, self.workers, "torch.distributed")
+        self._config = config
+        self.reduction = config.reduction if self.workers > 1 else "none"
         self.sync_visible = self.reduction != "hooks"
-        self.settings: dict[str, Any] = {}
+        self._flat: FlatGradients | None = None
+        if self.transport == "gloo":
+            self.barrier()  # Gloo's threads are there when the first message has passed
+            self.settings["thread_priority"] = before.prioritise(config.thread_priority)
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        config = self._config
+        asked = [name for name in _HOOKS_ONLY if getattr(config, name) != RUN_FIELDS[name].default]
+        if asked and config.reduction == "flat":
+            raise BackendError(f"{asked[0]} has no effect on reduction flat; leave it out, or use --reduction hooks")
+        self.reduction, self.settings["reduction"] = choose_reduction(
+            config, self.workers, gradient_bytes(model), hooks_asked=bool(asked)
+        )
+        self.sync_visible = self.reduction != "hooks"
         if self.reduction == "hooks":
-            # The network's buffers are constants: sending them with every step would be for nothing.
-            return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False), optimizer
+            return self._distributed(model), optimizer
         for parameter in model.parameters():
             dist.broadcast(parameter.data, src=0)
         if self.reduction == "flat":
-            self._flat = FlatGradients(list(model.parameters()))
+            self._flat = FlatGradients(model.parameters(), workers=self.workers)
         return model, optimizer
+
+    def _distributed(self, model: nn.Module) -> DistributedDataParallel:
+        """Return the model inside PyTorch's own data parallelism, and record how that is set."""
+        config = self._config
+        for name in _HOOKS_ONLY[1:]:
+            value = getattr(config, name)
+            source = "shipped" if value == RUN_FIELDS[name].default else "asked"
+            self.settings[name] = {"value": value, "source": source}
+        # torch counts in MiB. Left to itself, it makes the first bucket 1 MiB, so that communication begins early.
+        size = None
+        self.settings["bucket_mb"] = {"value": TORCH_BUCKET_MB, "source": "library default"}
+        if config.bucket_mb is not None:
+            size = config.bucket_mb * 1e6 / 2**20
+            self.settings["bucket_mb"] = {"value": config.bucket_mb, "source": "asked"}
+        return DistributedDataParallel(
+            model,
+            bucket_cap_mb=size,
+            gradient_as_bucket_view=config.bucket_view,
+            # Off as shipped: the network's buffers are constants, sending them with every step would be for nothing.
+            broadcast_buffers=config.broadcast_buffers,
+            static_graph=config.static_graph,
+        )
+
+    @property
+    def local_norm2(self) -> torch.Tensor | None:
+        return self._flat.norm2 if self._flat else None
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
 
     def synchronize(self, optimizer: Optimizer) -> None:
-        if self.reduction == "flat":
-            buffer = self._flat.pack()
-            dist.all_reduce(buffer)
-            buffer.div_(self.workers)
+        if self._flat is not None:
+            dist.all_reduce(self._flat.pack())
 
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()

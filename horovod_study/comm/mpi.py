@@ -1,34 +1,97 @@
-"""One flat MPI all-reduce through mpi4py: the least that averaging gradients can cost, and the floor for the others."""
+"""MPI through mpi4py, without a runtime between it and the training loop: the least that averaging gradients can cost.
+
+flat     backward first, then one all-reduce of one flat buffer
+hooks    buckets of gradients leave during backward, each with an all-reduce that does not block
+
+Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and through page-locked host memory otherwise
+(always with hooks: Open MPI's all-reduce that does not block is not CUDA-aware).
+`MpiRanks` is what all backends over MPI share; they differ in how a part of the buffer is averaged, see `Exchange`.
+"""
 
 import sys
-from typing import Any
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import settings
-from horovod_study.comm.base import FlatGradients, Optimizer
+from horovod_study.comm.base import FlatGradients, Optimizer, bucket_bytes, choose_reduction, gradient_bytes
+from horovod_study.comm.buckets import Bucket, GradientBuckets
 from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch
+from horovod_study.comm.libmpi import cuda_aware, loaded_library, require_launchers_mpi
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
 
 
-class MpiBackend:
-    """MPI without a runtime between it and the training loop."""
+class Wire:
+    """The gradient buffer as MPI sees it: itself, or a copy of it in host memory where MPI cannot read the device."""
 
-    name = "mpi"
+    def __init__(self, buffer: torch.Tensor, *, device_pointers: bool) -> None:
+        self._buffer = buffer
+        self._on_device = buffer.is_cuda
+        staged = self._on_device and not device_pointers
+        self.tensor = torch.empty_like(buffer, device="cpu", pin_memory=True) if staged else buffer
+
+    def fill(self, start: int, stop: int) -> None:
+        """Make a part of the buffer ready to be read by MPI, which knows nothing of the device's queue of work."""
+        if self.tensor is not self._buffer:
+            self.tensor[start:stop].copy_(self._buffer[start:stop])
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for what the device still has to compute."""
+        if self._on_device:
+            torch.cuda.current_stream(self._buffer.device).synchronize()
+
+    def deliver(self, start: int, stop: int) -> None:
+        """Bring what MPI has written back into the buffer."""
+        if self.tensor is not self._buffer:
+            self._buffer[start:stop].copy_(self.tensor[start:stop])
+
+
+def message(tensor: torch.Tensor) -> Any:
+    """Return `tensor` as mpi4py takes it: an array on a CPU, the tensor itself, with its device pointer, on a GPU."""
+    return tensor if tensor.is_cuda else tensor.numpy()
+
+
+class Exchange(Protocol):
+    """How parts of the wire become the sum over ranks. Every rank makes the same calls in the same order."""
+
+    def whole(self) -> None:
+        """Return when the whole wire is the sum."""
+
+    def start(self, bucket: Bucket) -> None:
+        """Begin with a bucket whose elements are on the wire; called from within backward."""
+
+    def finish(self) -> None:
+        """Return when all buckets that were begun are the sum."""
+
+
+class MpiRanks(ABC):
+    """Ranks that MPI started and connects; leaves say how they average."""
+
+    name: str
     transport = "mpi"
     sync_visible = True
+    buckets_on_device: bool  # whether buckets can be averaged through pointers to GPU memory, where MPI takes such
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         if launch.launcher in ("horovodrun --gloo", "torchrun"):
-            raise BackendError(f"backend mpi needs mpirun, but {launch.launcher} started this run; launch with mpirun")
-        self.settings = settings.apply("mpi/mpi", library_defaults=config.horovod_defaults)
+            raise BackendError(
+                f"backend {self.name} needs mpirun, but {launch.launcher} started this run; launch with mpirun"
+            )
+        self.settings = settings.apply(f"{self.name}/mpi", config=config)
         find_open_mpi()
         try:
-            from mpi4py import MPI
+            with warnings.catch_warnings():
+                # Said better, and as an error, by require_launchers_mpi.
+                warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+                from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise BackendError(
                 f"mpi4py cannot be loaded by {sys.executable} ({error}); run `make setup`, or use --backend ddp"
@@ -36,26 +99,76 @@ class MpiBackend:
         self._MPI = MPI
         self._world = MPI.COMM_WORLD
         self.rank, self.workers = self._world.Get_rank(), self._world.Get_size()
-        self.reduction = "flat" if self.workers > 1 else "none"
+        require_launchers_mpi(launch, self.workers, "mpi4py")
+        if config.bucket_mb is not None and config.reduction == "flat":
+            raise BackendError("bucket_mb has no effect on reduction flat; leave it out, or use --reduction hooks")
+        self._config = config
+        self.reduction = config.reduction if self.workers > 1 else "none"
+        self._flat: FlatGradients | None = None
+        self._buckets: GradientBuckets | None = None
+        self.settings["mpi_library"] = {"value": loaded_library(), "source": "loaded"}
+        self.settings["cuda_aware"] = cuda_aware()
+
+    @abstractmethod
+    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Exchange:
+        """Return how the wire is averaged; `buckets` cover it, in the order in which they will start."""
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         for parameter in model.parameters():
             start = parameter.detach().cpu().contiguous()
             self._world.Bcast(start.numpy(), root=0)
             parameter.data.copy_(start)
-        if self.reduction == "flat":
-            self._flat = FlatGradients(list(model.parameters()))
+        self.reduction, self.settings["reduction"] = choose_reduction(
+            self._config, self.workers, gradient_bytes(model), hooks_asked=self._config.bucket_mb is not None
+        )
+        if self.reduction == "none":
+            return model, optimizer
+        if self.reduction == "hooks":
+            size, self.settings["bucket_mb"] = bucket_bytes(self._config)
+            self._buckets = GradientBuckets(
+                model.parameters(), workers=self.workers, bucket_bytes=size, send=self._send
+            )
+            buffer, parts = self._buckets.buffer, self._buckets.buckets
+            self.settings["buckets"] = {"value": len(parts), "source": "from bucket_mb and the model"}
+            if buffer.is_cuda and self._MPI.Query_thread() < self._MPI.THREAD_SERIALIZED:
+                raise BackendError(
+                    "this MPI was started for one thread only, and on a GPU gradients leave from a thread of PyTorch; "
+                    "use --reduction flat"
+                )
+        else:
+            self._flat = FlatGradients(model.parameters(), workers=self.workers)
+            buffer = self._flat.buffer
+            parts = [Bucket(0, 0, buffer.numel())]
+        device_pointers, why = self.settings["cuda_aware"]["value"], "cuda_aware"
+        if self._buckets and not self.buckets_on_device:
+            device_pointers, why = False, "Open MPI's all-reduce that does not block takes no device pointers"
+        if buffer.is_cuda:
+            self.settings["staged"] = {"value": not device_pointers, "source": why}
+        self._wire = Wire(buffer, device_pointers=device_pointers)
+        self._way = self._exchange(self._wire.tensor, parts)
         return model, optimizer
+
+    @property
+    def local_norm2(self) -> torch.Tensor | None:
+        return self._flat.norm2 if self._flat else None
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
 
+    def _send(self, bucket: Bucket) -> None:
+        self._wire.fill(bucket.start, bucket.stop)
+        self._way.start(bucket)
+
     def synchronize(self, optimizer: Optimizer) -> None:
-        if self.reduction == "flat":
-            buffer = self._flat.pack()
-            staged = buffer.cpu()  # the buffer itself on a CPU, a copy of it from a GPU
-            self._world.Allreduce(self._MPI.IN_PLACE, staged.numpy())
-            buffer.copy_(staged.div_(self.workers))
+        if self._flat is not None:
+            total = self._flat.pack().numel()
+            self._wire.fill(0, total)
+            self._way.whole()
+            self._wire.deliver(0, total)
+        elif self._buckets is not None:
+            self._buckets.require_all_sent()
+            self._way.finish()
+            self._wire.deliver(0, self._buckets.buffer.numel())
 
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()
@@ -76,3 +189,34 @@ class MpiBackend:
 
     def close(self) -> None:
         self._MPI.Finalize()
+
+
+class MpiBackend(MpiRanks):
+    """Averages with MPI's own all-reduce."""
+
+    name = "mpi"
+    buckets_on_device = False
+
+    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Exchange:
+        return _AllReduce(self._MPI, wire)
+
+
+class _AllReduce:
+    def __init__(self, mpi: Any, wire: torch.Tensor) -> None:
+        self._MPI, self._wire = mpi, wire
+        self._world = mpi.COMM_WORLD
+        self._whole = message(wire)
+        self._begun: list[Any] = []
+
+    def whole(self) -> None:
+        self._world.Allreduce(self._MPI.IN_PLACE, self._whole)
+
+    def start(self, bucket: Bucket) -> None:
+        part = message(self._wire[bucket.start : bucket.stop])
+        self._begun.append(self._world.Iallreduce(self._MPI.IN_PLACE, part))
+        # MPI moves data only while it is called: each new bucket pushes those before it.
+        self._MPI.Request.Testall(self._begun)
+
+    def finish(self) -> None:
+        self._MPI.Request.Waitall(self._begun)
+        self._begun.clear()

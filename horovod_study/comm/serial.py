@@ -21,6 +21,7 @@ class SerialBackend:
     sync_visible = True  # the lap is there and measures an empty call
     rank = 0
     workers = 1
+    local_norm2 = None
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         if launch.workers > 1:

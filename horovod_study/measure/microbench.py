@@ -1,4 +1,4 @@
-"""What one core can do at best, and what a training step asks of it."""
+"""What one core, or one GPU, can do at best, and what a training step asks of it."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,11 +14,13 @@ SIZES = (256, 512, 1024, 2048)
 """Edges of the square matrices: from within a core's cache to well beyond it."""
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""tf32 takes float32 numbers and multiplies the leading 11 bits of their significands."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixRate:
-    """The speed of square matrix products of one size on one thread, 1 GFLOP/s = 1e9 operations per second."""
+    """The speed of square matrix products of one size on one thread or GPU; 1 GFLOP/s = 1e9 operations per second."""
 
     dtype: str
     size: int
@@ -32,18 +34,20 @@ class MatrixRate:
         return asdict(self)
 
 
-def matrix_rates(*, sizes: Sequence[int] = SIZES, rounds: int = 5, seconds: float = 0.2) -> list[MatrixRate]:
-    """Measure n x n matrix products, 2 n^3 operations each, in float32 and bf16 with one thread.
+def matrix_rates(
+    *, sizes: Sequence[int] = SIZES, rounds: int = 5, seconds: float = 0.2, device: str = "cpu"
+) -> list[MatrixRate]:
+    """Measure n x n matrix products, 2 n^3 operations each, in float32 and bf16 with one thread, on a GPU in all types.
 
     Sizes and types take turns within a round, so that a slow moment of the machine hits all alike; each turn lasts
     at least `seconds`. bf16 sums in float32 inside; without instructions for it, it may be far slower than float32.
     """
-    threads = torch.get_num_threads()
+    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
     torch.set_num_threads(1)
     try:
         factors = {
-            (name, size): (torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype))
-            for name, dtype in DTYPES.items()
+            (name, size): (torch.randn(size, size).to(device, dtype), torch.randn(size, size).to(device, dtype))
+            for name, dtype in (DTYPES if device == "cpu" else GPU_DTYPES).items()
             for size in sizes
         }
         found: dict[tuple[str, int], list[float]] = {key: [] for key in factors}
@@ -51,9 +55,11 @@ def matrix_rates(*, sizes: Sequence[int] = SIZES, rounds: int = 5, seconds: floa
             torch.mm(a, b)  # the library chooses and prepares its kernel
         for _ in range(rounds):
             for key, (a, b) in factors.items():
+                torch.backends.cuda.matmul.allow_tf32 = key[0] == "tf32"
                 found[key].append(2 * key[1] ** 3 / _seconds_each(a, b, seconds) / 1e9)
     finally:
         torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32 = tf32
     return [
         MatrixRate(
             dtype=name,
@@ -72,6 +78,8 @@ def _seconds_each(a: torch.Tensor, b: torch.Tensor, seconds: float) -> float:
     count, began = 0, now()
     while count == 0 or now() - began < seconds:
         torch.mm(a, b, out=out)
+        if a.is_cuda:
+            torch.cuda.synchronize()
         count += 1
     return (now() - began) / count
 

@@ -6,6 +6,7 @@
     html       report.html, one file that needs nothing else
     convergence    learning curves with the floor of the data, time to a target, sensitivity to one option
     lr_range       the loss of a learning-rate range test, with the rates that were read off it
+    bench          tables of collectives in nccl-tests' layout, the figure of the network, the roofline
     search         the trials of a hyper-parameter search
     identified     measured curves with the law's parameters, by a network and by least squares: table, CSV, plot
 

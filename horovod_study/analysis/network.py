@@ -1,0 +1,436 @@
+"""What a network can do, from measured collectives: bandwidths, latency and bandwidth as two numbers, the roofline.
+
+A document of `horovod-study bench` goes in, tables and fits come out. GB are 1e9 bytes, seconds are floats. Sources:
+the bandwidth conventions of nccl-tests (doc/PERFORMANCE.md there), the straight line of Hockney (Parallel Computing 20
+(1994) 389), the roofline of Williams, Waterman and Patterson (Comm. ACM 52 (2009) 65).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from horovod_study.errors import AnalysisError
+
+WHOLE_GRADIENT = "all gradients"
+OFF_THE_LINE = 0.25
+"""From this relative distance on, a size is said to be off the fitted line."""
+RESOLVED = 2.0
+"""An interval whose ends differ by more than this factor does not resolve its parameter."""
+BUSY = 1.0
+UNSTEADY = 2.0
+
+POINT_COLUMNS = (
+    *("way", "raw", "operation", "place", "bytes", "count", "workers", "of_model"),
+    *("rounds", "iterations", "seconds_median", "seconds_min", "seconds_max", "seconds_median_op"),
+    *("algbw_gb_per_s", "busbw_gb_per_s", "busbw_min_gb_per_s", "busbw_max_gb_per_s", "wrong"),
+)
+
+
+def algbw(size: float, seconds: float) -> float:
+    """Return the algorithm bandwidth S / t, in bytes per second for bytes and seconds."""
+    return size / seconds
+
+
+def bus_factor(operation: str, workers: int) -> float:
+    """Return busbw / algbw: 2 (n - 1) / n for an all-reduce, 1 for a broadcast.
+
+    An all-reduce of S bytes must move at least 2 (n - 1) / n * S over the slowest link of each of n ranks, a broadcast
+    S; so busbw can be held against the link, whatever n is.
+    """
+    return 2 * (workers - 1) / workers if operation == "allreduce" else 1.0
+
+
+def busbw(size: float, seconds: float, *, workers: int, operation: str = "allreduce") -> float:
+    """Return the bus bandwidth, algbw times `bus_factor`; with two workers the two are equal for an all-reduce."""
+    return algbw(size, seconds) * bus_factor(operation, workers)
+
+
+# ---------------------------------------------------------------------------------------------- alpha and beta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineFit:
+    """t(S) = alpha + S / beta, fitted to one way's all-reduces in place."""
+
+    way: str
+    alpha_s: float
+    alpha_ci95_s: tuple[float, float]
+    beta_bytes_per_s: float  # algbw of very large messages
+    beta_ci95_bytes_per_s: tuple[float, float]
+    sizes: int
+    low_bytes: int
+    high_bytes: int
+    rms_relative: float  # of the measured times from the line, as a factor minus 1
+    worst_bytes: int
+    worst_relative: float  # measured / line - 1 there
+
+    def time_s(self, size: float) -> float:
+        """Return the time of an all-reduce of `size` bytes."""
+        return self.alpha_s + size / self.beta_bytes_per_s
+
+    @property
+    def half_bytes(self) -> float:
+        """The size at which half of the final bandwidth is reached, alpha * beta."""
+        return self.alpha_s * self.beta_bytes_per_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {**asdict(self), "half_bytes": self.half_bytes}
+
+
+def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> LineFit:
+    """Fit t(S) = alpha + S / beta to times (k,) of sizes (k,) in bytes, minimising squared logarithmic errors.
+
+    Times from microseconds to seconds count alike, because it is the ratio of measured to fitted time that is made
+    small; alpha and beta stay positive. The 95 % intervals are Student's, of the logarithms, from the scatter about
+    the line: where the truth is no straight line, they widen with what is left over. Raises AnalysisError for fewer
+    than three sizes, or times that are not positive.
+    """
+    x, t = np.asarray(sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+    if len(np.unique(x)) < 3:
+        raise AnalysisError(
+            f"{way}: a line through {len(np.unique(x))} sizes says nothing about its own error; measure at least 3"
+        )
+    if not (np.isfinite(t).all() and (t > 0).all()):
+        raise AnalysisError(f"{way}: times must be positive numbers of seconds; measure again")
+
+    def errors(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.log(np.exp(logs[0]) + x * np.exp(logs[1])) - np.log(t))
+
+    def slopes(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        alpha, per_byte = np.exp(logs[0]), x * np.exp(logs[1])
+        return np.asarray(np.stack([np.full_like(x, alpha), per_byte], axis=1) / (alpha + per_byte)[:, None])
+
+    order = np.argsort(x, kind="stable")
+    small, large = order[0], order[-1]
+    start = np.log([t[small], t[large] / x[large]])
+    found = optimize.least_squares(errors, start, jac=slopes, method="lm", xtol=1e-14, ftol=1e-14, gtol=1e-14)
+    left = errors(found.x)
+    free = len(x) - 2
+    variance = float(left @ left) / free
+    curvature = slopes(found.x).T @ slopes(found.x)
+    covariance = variance * np.linalg.pinv(curvature)
+    half = stats.t.ppf(0.975, free) * np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    # Where one of the two hardly shows in any size, its logarithm is free: an interval without end, not a number.
+    spread = np.where(np.diag(curvature) < 1e-6, np.inf, half)
+    with np.errstate(over="ignore"):
+        (a_low, a_high), (b_low, b_high) = (
+            (math.exp(value - width), float(np.exp(value + width)))
+            for value, width in zip(found.x, spread, strict=True)
+        )
+    worst = int(np.argmax(np.abs(left)))
+    return LineFit(
+        way=way,
+        alpha_s=math.exp(found.x[0]),
+        alpha_ci95_s=(a_low, a_high),
+        beta_bytes_per_s=math.exp(-found.x[1]),
+        beta_ci95_bytes_per_s=(1 / b_high, 1 / b_low if b_low > 0 else math.inf),
+        sizes=len(x),
+        low_bytes=int(x.min()),
+        high_bytes=int(x.max()),
+        rms_relative=math.expm1(math.sqrt(float(np.mean(left**2)))),
+        worst_bytes=int(x[worst]),
+        worst_relative=math.expm1(-left[worst]),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ roofline
+
+
+def attainable(intensity: float, *, peak: float, bandwidth: float) -> float:
+    """Return the roofline min(peak, intensity * bandwidth): operations per second at operations per byte.
+
+    `peak` in operations per second, `bandwidth` in bytes per second (Williams et al., 2009). It supposes that moving
+    bytes and computing overlap wholly, so it is what cannot be exceeded, not what will be reached.
+    """
+    return min(peak, intensity * bandwidth)
+
+
+def ridge(*, peak: float, bandwidth: float) -> float:
+    """Return the intensity from which on computing is the limit, peak / bandwidth, in operations per byte."""
+    return peak / bandwidth
+
+
+def network_bytes(gradient_bytes: float, workers: int) -> float:
+    """Return what a step puts on the network per worker: 2 (n - 1) / n times the gradients, as for busbw."""
+    return bus_factor("allreduce", workers) * gradient_bytes
+
+
+def memory_bytes(*, parameters: int, activations_per_curve: int, batch: int) -> float:
+    """Return the memory traffic of a step when nothing stays in a cache from one operation to the next, in bytes.
+
+    4 (10 P + 3 A B) for P parameters, B curves and A numbers per curve going into and out of the layers. Of each
+    parameter: read forward, read backward, gradient written; Adam reads parameter, gradient and two moments and writes
+    parameter and moments: 10. Of each number between layers: read or written forward, read or written as gradient, and
+    read once more for the gradient of the weights: 3. Caches spare part of this, which is why it cannot be measured
+    without counters; the true intensity lies to the right of this one.
+    """
+    return 4.0 * (10 * parameters + 3 * activations_per_curve * batch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkRoof:
+    """One way of talking as a roof over the model."""
+
+    way: str
+    final_bytes_per_s: float | None  # busbw of very large messages, from the fit
+    bytes_per_s: float  # busbw measured at the size of all gradients
+    ridge_flop_per_byte: float  # with `bytes_per_s`
+    attainable_flop_per_s: float  # of the model
+    allreduce_s: float  # of all gradients in one message
+    share_without_overlap: float | None  # step / (step + all-reduce): what is left if nothing overlaps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roofline:
+    """What bounds a training step of one worker, all workers computing: arithmetic, memory, or one of the networks."""
+
+    peaks_flop_per_s: Mapping[str, float]  # type -> matrix peak of one worker
+    peak_flop_per_s: float  # in float32
+    memory_bytes_per_s: float  # of one worker: bytes read plus bytes written
+    step_flop: float  # of one worker
+    step_s: float  # without communication
+    flop_per_s: float
+    memory_flop_per_byte: float
+    memory_attainable_flop_per_s: float
+    network_flop_per_byte: float
+    networks: tuple[NetworkRoof, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """All that follows from one document of the benchmark."""
+
+    workers: int
+    model: Mapping[str, Any]
+    points: pd.DataFrame  # one row per way, operation, place and size, see POINT_COLUMNS
+    barriers: pd.DataFrame  # way, seconds_median, seconds_min, seconds_max
+    copies: pd.DataFrame  # name, bytes, gb_per_s_median, _min, _max (null with a reason)
+    fits: Mapping[str, LineFit]
+    roofline: Roofline | None
+    wrong: int
+    doubts: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, null where there is none."""
+        return {
+            "workers": self.workers,
+            "model": dict(self.model),
+            "points": _records(self.points),
+            "barriers": _records(self.barriers),
+            "copies": _records(self.copies),
+            "fits": {way: _plain(fit.to_dict()) for way, fit in self.fits.items()},
+            "roofline": None if self.roofline is None else _plain(self.roofline.to_dict()),
+            "wrong": self.wrong,
+            "doubts": list(self.doubts),
+        }
+
+
+def analyze(document: Mapping[str, Any]) -> Network:
+    """Return bandwidths, fits and the roofline of a document of the benchmark.
+
+    `document`: "workers", "model" and "jobs", each job as measure/collectives.py made it; one of them has "copies",
+    "step" and "matrices".
+    """
+    workers, model = int(document["workers"]), document["model"]
+    points = _points(document, workers, model)
+    barriers = pd.DataFrame(
+        [
+            {"way": each["way"], **_spread("seconds", each["seconds"])}
+            for job in document["jobs"]
+            for each in job["barriers"]
+        ],
+        columns=["way", "seconds_median", "seconds_min", "seconds_max"],
+    )
+    doubts: list[str] = []
+    fits = {}
+    reduced = points[(points["operation"] == "allreduce") & (points["place"] == "in")]
+    for way in dict.fromkeys(points["way"]):
+        own = reduced[reduced["way"] == way]
+        try:
+            fits[way] = fit_line(way, own["bytes"].to_list(), own["seconds_median"].to_list())
+        except AnalysisError as error:
+            doubts.append(str(error))
+    machine = next((job for job in document["jobs"] if "step" in job), None)
+    copies = _copies(machine["copies"] if machine else [])
+    roofline = _roofline(machine, copies, reduced, fits, workers, model) if machine else None
+    wrong = int(points["wrong"].sum())
+    return Network(
+        workers=workers,
+        model=model,
+        points=points,
+        barriers=barriers,
+        copies=copies,
+        fits=fits,
+        roofline=roofline,
+        wrong=wrong,
+        doubts=(*_doubts(document, points, reduced, fits), *doubts),
+    )
+
+
+def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any]) -> pd.DataFrame:
+    names: dict[int, list[str]] = {}
+    for name, size in {**model["gradients"], WHOLE_GRADIENT: model["flat_bytes"]}.items():
+        names.setdefault(int(size), []).append(name)
+    rows = []
+    for job in document["jobs"]:
+        raw = {each["name"]: each["raw"] for each in job["ways"]}
+        for each in job["points"]:
+            size, spread = int(each["bytes"]), _spread("seconds", each["seconds"])
+            factor = bus_factor(each["operation"], workers) * size / 1e9
+            rows.append(
+                {
+                    "way": each["way"],
+                    "raw": raw[each["way"]],
+                    "operation": each["operation"],
+                    "place": each["place"],
+                    "bytes": size,
+                    "count": size // 4,
+                    "workers": workers,
+                    "of_model": ", ".join(names.get(size, [])),
+                    "rounds": len(each["seconds"]),
+                    "iterations": each["iterations"],
+                    **spread,
+                    "seconds_median_op": _median(each["seconds_median_op"]),
+                    "algbw_gb_per_s": algbw(size, spread["seconds_median"]) / 1e9,
+                    "busbw_gb_per_s": factor / spread["seconds_median"],
+                    "busbw_min_gb_per_s": factor / spread["seconds_max"],
+                    "busbw_max_gb_per_s": factor / spread["seconds_min"],
+                    "wrong": int(each["wrong"]),
+                }
+            )
+    return pd.DataFrame(rows, columns=list(POINT_COLUMNS))
+
+
+def _copies(copies: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    rows = []
+    for each in copies:
+        rates = [] if each["seconds"] is None else [each["bytes"] / seconds / 1e9 for seconds in each["seconds"]]
+        spread = _spread("gb_per_s", rates) if rates else dict.fromkeys(_spread("gb_per_s", [1.0]))
+        rows.append({"name": each["name"], "bytes": each["bytes"], **spread, "reason": each["reason"]})
+    columns = ["name", "bytes", "gb_per_s_median", "gb_per_s_min", "gb_per_s_max", "reason"]
+    return pd.DataFrame(rows, columns=columns).astype({"reason": object})
+
+
+def _roofline(
+    machine: Mapping[str, Any],
+    copies: pd.DataFrame,
+    reduced: pd.DataFrame,
+    fits: Mapping[str, LineFit],
+    workers: int,
+    model: Mapping[str, Any],
+) -> Roofline:
+    peaks: dict[str, float] = {}
+    for rate in machine["matrices"]:
+        peaks[rate["dtype"]] = max(peaks.get(rate["dtype"], 0.0), rate["gflops_median"] * 1e9)
+    peak = peaks["float32"]
+    copied = float(copies.loc[copies["name"] == "host memory, all workers", "gb_per_s_median"].iloc[0])
+    memory = 2e9 * copied  # a copy reads and writes each byte
+    flop, step_s = float(model["step_flops"]), float(np.median(machine["step"]["seconds"]))
+    in_network = flop / network_bytes(model["flat_bytes"], workers)
+    in_memory = flop / memory_bytes(
+        parameters=model["parameters"], activations_per_curve=model["activations_per_curve"], batch=model["batch"]
+    )
+    networks = []
+    for row in reduced[reduced["bytes"] == model["flat_bytes"]].to_dict("records"):
+        way, seconds = row["way"], row["seconds_median"]
+        bandwidth = row["busbw_gb_per_s"] * 1e9
+        final = fits[way].beta_bytes_per_s * bus_factor("allreduce", workers) if way in fits else None
+        networks.append(
+            NetworkRoof(
+                way=way,
+                final_bytes_per_s=final,
+                bytes_per_s=bandwidth,
+                ridge_flop_per_byte=ridge(peak=peak, bandwidth=bandwidth),
+                attainable_flop_per_s=attainable(in_network, peak=peak, bandwidth=bandwidth),
+                allreduce_s=seconds,
+                share_without_overlap=step_s / (step_s + seconds),
+            )
+        )
+    return Roofline(
+        peaks_flop_per_s=peaks,
+        peak_flop_per_s=peak,
+        memory_bytes_per_s=memory,
+        step_flop=flop,
+        step_s=step_s,
+        flop_per_s=flop / step_s,
+        memory_flop_per_byte=in_memory,
+        memory_attainable_flop_per_s=attainable(in_memory, peak=peak, bandwidth=memory),
+        network_flop_per_byte=in_network,
+        networks=tuple(networks),
+    )
+
+
+def _doubts(
+    document: Mapping[str, Any], points: pd.DataFrame, reduced: pd.DataFrame, fits: Mapping[str, LineFit]
+) -> list[str]:
+    doubts = []
+    for row in points[points["wrong"] > 0].to_dict("records"):
+        place = (
+            f" {row['place']} of place".replace("in of place", "in place") if row["operation"] == "allreduce" else ""
+        )
+        doubts.append(
+            f"{row['way']}: {row['wrong']} wrong elements in {row['operation']}{place} of {row['bytes']:,} bytes; do "
+            "not train over it"
+        )
+    for way, fit in fits.items():
+        if abs(fit.worst_relative) > OFF_THE_LINE:
+            side = "more" if fit.worst_relative > 0 else "less"
+            doubts.append(
+                f"{way}: no straight line; {fit.worst_bytes:,} bytes take {abs(fit.worst_relative):.0%} {side} than "
+                "alpha + S/beta says (other algorithms and caches at other sizes): read single sizes from the table"
+            )
+        intervals = {"alpha": fit.alpha_ci95_s, "beta": fit.beta_ci95_bytes_per_s}
+        loose = [name for name, (low, high) in intervals.items() if not low > 0 or high / low > RESOLVED]
+        if loose:
+            doubts.append(
+                f"{way}: {' and '.join(loose)} not resolved, the interval spans more than a factor of {RESOLVED:g}"
+            )
+    for way in dict.fromkeys(reduced["way"]):
+        own = reduced[reduced["way"] == way]
+        unsteady = own[own["seconds_max"] > UNSTEADY * own["seconds_min"]]
+        if len(unsteady):
+            doubts.append(
+                f"{way}: {len(unsteady)} of {len(own)} sizes differ by more than a factor of {UNSTEADY:g} between "
+                "rounds; other programs may be running"
+            )
+    rounds = int(points["rounds"].max()) if len(points) else 0
+    if rounds < 3:
+        doubts.append(f"{rounds} round{'s' * (rounds > 1)}: the spread says little; use --rounds 5")
+    load = document["jobs"][0]["conditions"]["load_before"] if document["jobs"] else 0.0
+    if load > BUSY:
+        doubts.append(f"the machine was busy before (load {load:g}): every number here may be too slow")
+    return doubts
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"{name}_median": float(np.median(values)), f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def _median(values: Sequence[float] | None) -> float | None:
+    return None if values is None else float(np.median(values))
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [_plain(row) for row in table.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    """Return plain values, None for what is no finite number: JSON has no word for it."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

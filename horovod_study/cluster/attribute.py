@@ -1,0 +1,228 @@
+"""The experiment of `horovod-study attribute`: runs with --measure-sync, arms in turn within each round.
+
+Arms of a runtime: the shipped settings, the libraries' defaults, and for Horovod two cycle times, one ten times the
+other, with everything else alike. In these two the thread's idle sleep is off: with it new gradients end the sleep at
+once, and the cycle would not count. Beside them one worker alone, which says what an efficiency of 1 is.
+
+Below the folder of the experiment: `runs/ROUND-ARM` are run directories, `logs` holds what the trainers printed,
+`cells` their configurations. What is done is not run again, so that an interrupted experiment goes on.
+"""
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from horovod_study.cluster.process import GRACE_S, CellProcess
+from horovod_study.cluster.reason import failure_reason
+from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
+from horovod_study.config import (
+    COMMUNICATION,
+    RUN_FIELDS,
+    RUNTIMES,
+    Cell,
+    Placement,
+    RunConfig,
+    available_cores,
+    matters,
+    run_config,
+)
+from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.measure.clock import now
+from horovod_study.options import SET_BY_ATTRIBUTION
+from horovod_study.progress import Line, say
+from horovod_study.records import MANIFEST, atomic_write, read_run
+
+DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
+STEPS = 1000
+ROUNDS = 5
+CYCLE_MS = (1.0, 10.0)
+"""The two cycle times of the experiment: Horovod's default, and ten times that."""
+
+_TIMEOUT_S = 900.0
+_WAKE_S = 0.25
+
+
+def refuse_options(given: Mapping[str, Any], *, recorded: bool) -> None:
+    """Raise ConfigError for an option of a run that means nothing here; of recorded runs, nothing can be set."""
+    for name in given:
+        option = "--" + name.replace("_", "-")
+        if recorded:
+            raise ConfigError(f"attribute: {option} cannot change recorded runs; leave it out, or name no run")
+        if name in SET_BY_ATTRIBUTION:
+            instead = {"backend": "--runtime", "transport": "--runtime", "epochs": "--steps", "seconds": "--steps"}
+            raise ConfigError(
+                f"attribute: the experiment sets {option} itself; "
+                + (f"use {instead[name]}" if name in instead else "leave it out")
+            )
+
+
+def arms_of(runtime: str) -> list[dict[str, Any]]:
+    """Return what the arms of a runtime set, beside the options of all."""
+    arms: list[dict[str, Any]] = [{}]
+    if matters("horovod_defaults", runtime):
+        arms.append({"horovod_defaults": True})
+    if runtime.startswith("horovod/"):
+        arms += [{"cycle_time_ms": cycle_ms, "idle_cycle_time_ms": 0.0} for cycle_ms in CYCLE_MS]
+    return arms
+
+
+def plan(
+    given: Mapping[str, Any], *, runtimes: Sequence[str], workers: int, rounds: int, cores: int
+) -> list[list[tuple[str, Cell]]]:
+    """Return the rounds of the experiment: for each its cells with their names, in a random but fixed order.
+
+    `given`: the run options of the command line. Raises ConfigError for what cannot be run.
+    """
+    refuse_options(given, recorded=False)
+    for runtime in runtimes:
+        if runtime not in RUNTIMES or runtime == "serial":
+            allowed = [name for name in RUNTIMES if name != "serial"]
+            raise ConfigError(
+                f"attribute: --runtime {runtime!r} is not known{nearest(runtime, allowed)}; "
+                f"allowed: {', '.join(allowed)}"
+            )
+    if not 2 <= workers <= cores:
+        raise ConfigError(
+            f"attribute: --workers is {workers}; it must be 2 to {cores}, the cores that this machine offers"
+            if cores >= 2
+            else "attribute: this machine offers one core, and workers that share it measure how it is shared"
+        )
+    if rounds < 1:
+        raise ConfigError(f"attribute: --rounds is {rounds}; it must be at least 1")
+    base = run_config(
+        {
+            **({} if "steps" in given else {"steps": STEPS}),
+            **given,
+            "study": "attribution",
+            "measure_sync": True,
+            "evaluate_every": 1e6,  # epochs: at the end only
+            "checkpoint_at_end": False,
+        },
+        source="attribute",
+    )
+    named = [("one-worker", _cell(base, "serial", 1, {}))]
+    for runtime in dict.fromkeys(runtimes):
+        for arm in arms_of(runtime):
+            words = ["defaults" if name == "horovod_defaults" else f"{name}-{v:g}" for name, v in arm.items()]
+            name = re.sub(r"[^a-z0-9.]+", "-", "-".join([runtime, *(words or ["shipped"])]))
+            named.append((name, _cell(base, runtime, workers, arm)))
+    dice = random.Random(base.seed)
+    return [
+        [
+            (f"{number}-{name}", replace(cell, config=replace(cell.config, repeat=number)))
+            for name, cell in dice.sample(named, len(named))
+        ]
+        for number in range(rounds)
+    ]
+
+
+def _cell(base: RunConfig, runtime: str, workers: int, arm: Mapping[str, Any]) -> Cell:
+    backend, _, transport = runtime.partition("/")
+    if runtime == "serial":  # alone, what says how workers talk means nothing, and would be refused
+        arm = {name: RUN_FIELDS[name].default for name in COMMUNICATION}
+    values = {**base.to_dict(), **arm, "backend": backend, "transport": transport or "none"}
+    return Cell(
+        config=run_config(values, source="attribute"),
+        runtime=runtime,
+        placement=Placement(partition=base.partition, workers=workers, workers_per_node=workers),
+    )
+
+
+def run_experiment(
+    given: Mapping[str, Any],
+    out: Path,
+    *,
+    runtimes: Sequence[str] = DEFAULT_RUNTIMES,
+    workers: int | None = None,
+    rounds: int = ROUNDS,
+    cores: int | None = None,
+    launch: Launcher = local_launch,
+    grace_s: float = GRACE_S,
+) -> list[Path]:
+    """Run the experiment below `out` and return its run directories: the worker alone, then arm by arm.
+
+    Raises StudyError with the reason of a run that fails, and KeyboardInterrupt after Ctrl-C; no process is left.
+    """
+    cores = available_cores() if cores is None else cores
+    order = plan(given, runtimes=runtimes, workers=workers or cores, rounds=rounds, cores=cores)
+    cells = [each for turn in order for each in turn]
+    say(f"attribution: {len(cells)} runs of {cells[0][1].config.steps} steps, {rounds} rounds; records in {out}")
+    began, ran = now(), 0
+    line = Line()
+    with StopRequest() as stop:
+        for place, (name, cell) in enumerate(cells):
+            if _done(out / "runs" / name, cell):
+                continue
+            left = f", about {(now() - began) / ran * (len(cells) - place) / 60:.0f} min left" if ran else ""
+            line.show(f"  {place + 1} of {len(cells)}: {name}{left}")
+            try:
+                _run(name, cell, out, stop, launch, grace_s)
+            finally:
+                line.close()
+            ran += 1
+    in_order = sorted(
+        cells,
+        key=lambda each: (
+            -1 if each[1].runtime == "serial" else list(runtimes).index(each[1].runtime),
+            each[1].config.horovod_defaults,
+            each[1].config.cycle_time_ms or 0.0,
+            each[1].config.repeat,
+        ),
+    )
+    return [out / "runs" / name for name, _ in in_order]
+
+
+def _done(directory: Path, cell: Cell) -> bool:
+    """Return whether the run was done by an earlier start.
+
+    One that failed or was interrupted is set aside in `.attempts`. RecordError for what is another run.
+    """
+    if not (directory / MANIFEST).exists():
+        return False
+    record = read_run(directory)
+    wanted = cell.config.to_dict()
+    other = next((name for name, value in wanted.items() if record.requested.get(name) != value), None)
+    if other is None and record.requested.get("workers") != cell.placement.workers:
+        other = "workers"
+    if other:
+        raise RecordError(
+            f"{directory}: was run with another {other.replace('_', ' ')}; choose another --out, or move it away"
+        )
+    if record.state() == "running":
+        raise RecordError(f"{directory}: is running; wait for its end, or choose another --out")
+    if record.state() == "done":
+        return True
+    kept = directory.parent / ".attempts"
+    try:
+        kept.mkdir(exist_ok=True)
+        number = sum(1 for each in kept.iterdir() if each.name.startswith(f"{directory.name}-try-"))
+        directory.rename(kept / f"{directory.name}-try-{number + 1}")
+    except OSError as error:
+        raise RecordError(f"{directory}: cannot be set aside ({error.strerror}); move it away") from None
+    return False
+
+
+def _run(name: str, cell: Cell, out: Path, stop: StopRequest, launch: Launcher, grace_s: float) -> None:
+    config, log, directory = out / "cells" / f"{name}.yaml", out / "logs" / f"{name}.log", out / "runs" / name
+    try:
+        for folder in (config.parent, log.parent, directory.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        began = now()
+        with CellProcess(launch(cell, config, directory), log, grace_s) as process:
+            while (exit_code := process.wait(_WAKE_S)) is None:
+                if stop.requested:
+                    raise KeyboardInterrupt
+                if now() - began > _TIMEOUT_S:
+                    raise StudyError(f"{name}: took longer than {_TIMEOUT_S:g} s; see {log}")
+    except OSError as error:
+        raise StudyError(f"{out}: cannot be written ({error.strerror}); choose a writable --out") from None
+    record = read_run(directory) if (directory / MANIFEST).exists() else None
+    if record is None or record.status != "done":
+        reason = record.reason if record and record.reason else failure_reason(log_tail(log), exit_code)
+        raise StudyError(f"{name} failed: {reason}; see {log}")

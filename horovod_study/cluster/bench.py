@@ -1,0 +1,333 @@
+"""`horovod-study bench`: which launches of ranks measure the ways of talking, and the one document they fill.
+
+A raw transport can be measured in a launch of another: MPI and Gloo take turns with Horovod over MPI in one job, so
+that a slow moment of the machine hits all of them. What needs a launcher of its own, as Horovod over Gloo does, is a
+job of its own. Started under mpirun, srun, horovodrun or torchrun, the verb measures in that launch and starts none.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psutil
+
+from horovod_study.cluster.ranks import run_ranks
+from horovod_study.config import RUNTIMES, RunConfig, available_cores, run_config
+from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.measure.clock import sleep
+from horovod_study.progress import Line, say
+from horovod_study.records import atomic_write
+
+if TYPE_CHECKING:  # PyTorch is for the ranks
+    from horovod_study.comm import Launch
+
+RANK_PROGRAM = "horovod_study.measure.collectives"
+RAW = ("mpi", "gloo", "nccl")
+MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("horovod", "ddp", "mpi"))
+"""Runtimes with an all-reduce of their own; mpi/mpi is the raw one as the trainer calls it."""
+MAX_BYTES = 256 * 1024 * 1024
+_MPI_JOBS = ("horovod/mpi", "mpi/mpi", "ddp/mpi")  # whose ranks MPI knows
+_MARK = re.compile(r"\[\d+(?:,\d+)?\](?:<\w+>)?: ?")  # of launchers
+_LAUNCHED_BY = {"horovodrun --gloo": ("horovod/gloo",), "torchrun": ("ddp/gloo", "ddp/nccl", "ddp/mpi")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One launch: the runtime that starts it, the raw transports measured in it, and whether the runtime itself is."""
+
+    runtime: str
+    transports: tuple[str, ...] = ()
+    itself: bool = True
+    asked: bool = True  # by the user: it must not fail
+
+    @property
+    def ways(self) -> int:
+        """How many ways of talking take turns in it."""
+        return len(self.transports) + self.itself
+
+
+def byte_count(option: str, text: str) -> int:
+    """Return the bytes meant by `4`, `64K`, `1M` or `1G`, in powers of 1024 as nccl-tests has them."""
+    match = re.fullmatch(r"(\d+)([KMG]?)B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ConfigError(f"bench: {option} {text!r}; sizes are whole numbers of bytes such as 4, 64K, 1M or 1G")
+    return int(match[1]) << 10 * " KMG".index(match[2].upper() or " ")
+
+
+def message_sizes(
+    sizes: Sequence[str] | None,
+    *,
+    min_bytes: str,
+    max_bytes: str | None,
+    factor: int,
+    workers: int,
+    model: Mapping[str, Any],
+) -> tuple[int, ...]:
+    """Return the sizes to measure in bytes, ascending: the user's list, or a geometric row, and always the model's own.
+
+    The model's own are those of its gradients one by one and of all of them together. Without `max_bytes` the row
+    ends at 256 MB, or before where `workers` on this machine have no room for that.
+    """
+    own = {*model["gradients"].values(), model["flat_bytes"]}
+    if sizes is not None:
+        return tuple(sorted({*(byte_count("--sizes", text) for text in sizes), *own}))
+    if factor < 2:
+        raise ConfigError(f"bench: --factor is {factor}; sizes grow by a whole factor of at least 2")
+    low = byte_count("--min-bytes", min_bytes)
+    high = _largest_that_fits(workers) if max_bytes is None else byte_count("--max-bytes", max_bytes)
+    if not 0 < low <= high:
+        raise ConfigError(f"bench: --min-bytes is {low} and --max-bytes {high}; it must be 0 < min-bytes <= max-bytes")
+    row, size = [], low
+    while size <= high:
+        row.append(size)
+        size *= factor
+    return tuple(sorted({*row, *own}))
+
+
+def _largest_that_fits(workers: int) -> int:
+    size = MAX_BYTES
+    while size > 2**20 and 8 * size * workers > psutil.virtual_memory().available:
+        size //= 4
+    return size
+
+
+def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) -> list[Job]:
+    """Return the launches that measure the raw `transports` and the `runtimes`; None is whatever is there.
+
+    Raises ConfigError for a name that is not known, with the nearest one that is.
+    """
+    for name in transports or ():
+        if name not in RAW:
+            raise ConfigError(
+                f"bench: --transport {name!r} is not known{nearest(name, RAW)}; allowed: {', '.join(RAW)}"
+            )
+    for name in runtimes or ():
+        if name not in MEASURABLE:
+            known = " has no all-reduce of its own" if name in RUNTIMES else f" is not known{nearest(name, MEASURABLE)}"
+            raise ConfigError(f"bench: --runtime {name!r}{known}; allowed: {', '.join(MEASURABLE)}")
+    raw = list(dict.fromkeys(RAW if transports is None else transports))
+    wanted = list(dict.fromkeys(_default_runtimes() if runtimes is None else runtimes))
+    jobs = [Job(runtime=name, asked=runtimes is not None) for name in wanted]
+    if not raw and not jobs:
+        raise ConfigError("bench: neither a transport nor a runtime is left to measure; name one")
+    if not raw:
+        return jobs
+    host = next((job for job in jobs if job.runtime in _MPI_JOBS), None)
+    if host is None and ("mpi" in raw or not jobs):
+        # Raw Gloo and NCCL need no MPI; where it is not wanted, torchrun will do.
+        runtime = "mpi/mpi" if "mpi" in raw else "ddp/gloo"
+        host = Job(runtime=runtime, itself=False, asked=transports is not None)
+        jobs.insert(0, host)
+    host = host or jobs[0]
+    return [replace(job, transports=tuple(raw)) if job is host else job for job in jobs]
+
+
+def _default_runtimes() -> list[str]:
+    gpu = Path("/dev/nvidiactl").exists()
+    horovod = ["horovod/mpi", "horovod/gloo", *(["horovod/nccl"] if gpu else [])]
+    return [*(horovod if importlib.util.find_spec("horovod") else []), "ddp/gloo", *(["ddp/nccl"] if gpu else [])]
+
+
+def worker_count(asked: int | None, cores: int) -> int:
+    """Return how many workers to start on this machine: as many as asked for, else one for each core."""
+    if asked is not None and asked < 2:
+        raise ConfigError(f"bench: --workers is {asked}; an all-reduce needs at least 2")
+    if cores < 2:
+        raise ConfigError(
+            "bench: this machine offers 1 core, and an all-reduce needs 2 workers with a core each; start it under "
+            "mpirun or srun on several hosts"
+        )
+    if asked is not None and asked > cores:
+        raise ConfigError(
+            f"bench: --workers is {asked}, but this machine offers {cores} cores; more workers would measure how cores "
+            "are shared, lower --workers"
+        )
+    return cores if asked is None else asked
+
+
+def run_bench(
+    jobs: Sequence[Job],
+    plan: Mapping[str, Any],
+    model: Mapping[str, Any],
+    out: Path,
+    *,
+    workers: int,
+    tell: Callable[[str], None],
+    keep: Callable[[str], None],
+) -> dict[str, Any]:
+    """Start every job, one after the other, and return the document: workers, model, jobs, and what was not measured.
+
+    `plan`: fields of measure.collectives.Plan; its seconds are shared by the jobs. A job that nobody asked for by name
+    may fail and is left out with its reason. `tell` is what goes on, `keep` is what remains to be read. Everything the
+    ranks print is kept below `out`.
+    """
+    total = sum(job.ways for job in jobs)
+    document: dict[str, Any] = {"workers": workers, "model": dict(model), "jobs": [], "unavailable": {}}
+    first = True
+    for number, job in enumerate(jobs, 1):
+        folder = out / "jobs" / job.runtime.replace("/", "-")
+        share = {**plan, "seconds": plan["seconds"] * job.ways / total, "machine": first}
+        names = [*job.transports, *([job.runtime] if job.itself else [])]
+        keep(f"job {number} of {len(jobs)}, {workers} workers over {job.runtime}: {', '.join(names)}")
+        try:
+            found = _run(job, share, folder, workers, tell)
+        except StudyError as error:
+            if job.asked:
+                raise
+            document["unavailable"][job.runtime] = str(error)
+            keep(f"{job.runtime} was not measured: {error}")
+            continue
+        first = False
+        document["jobs"].append(found)
+        document["unavailable"].update(found["missing"])
+    if not document["jobs"]:
+        reasons = "; ".join(f"{name}: {why}" for name, why in document["unavailable"].items())
+        raise StudyError(f"bench: nothing could be measured ({reasons}); run `make setup`")
+    return document
+
+
+def _run(job: Job, plan: Mapping[str, Any], folder: Path, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    backend, _, transport = job.runtime.partition("/")
+    config = run_config({"backend": backend, "transport": transport, "batch": plan["batch"], "widths": plan["widths"]})
+    path = folder / "plan.json"
+    content = {"plan": {**plan, "transports": job.transports, "runtime": job.itself}, "config": config.to_dict()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(content, indent=1))
+    except OSError as error:
+        raise RecordError(f"{folder}: cannot be written ({error.strerror}); choose a writable --out") from None
+    return run_ranks(
+        job.runtime,
+        workers,
+        RANK_PROGRAM,
+        [str(path.absolute())],
+        folder=folder,
+        environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+        timeout_s=600.0 + 10 * plan["seconds"],
+        tell=lambda text: tell(_MARK.sub("", text)),
+    )
+
+
+def bench_document(
+    *,
+    workers: int | None,
+    transports: Sequence[str] | None,
+    runtimes: Sequence[str] | None,
+    sizes: Sequence[str] | None,
+    min_bytes: str,
+    max_bytes: str | None,
+    factor: int,
+    batch: int,
+    widths: str,
+    seconds: float,
+    rounds: int,
+    out: Path,
+) -> dict[str, Any]:
+    """Measure as the options of `horovod-study bench` say, in jobs of its own or in the launch that is under way.
+
+    Returns the document: workers, model, jobs, unavailable. In a launch only rank 0 returns; the others end here, and
+    so does rank 0 after a StudyError, having printed it.
+    """
+    from horovod_study.comm import detect
+    from horovod_study.measure.collectives import model_facts, plan_from
+
+    launch = detect(os.environ)
+    launched = launch.workers > 1
+    try:
+        jobs = plan_jobs(transports, runtimes)
+        count = launch.workers if launched else worker_count(workers, available_cores())
+        if launched and workers not in (None, count):
+            raise ConfigError(
+                f"bench: --workers is {workers}, but {launch.launcher} started {count}; leave --workers out"
+            )
+        RunConfig(batch=batch, widths=widths)  # for its complaints
+        model = model_facts(widths, batch)
+        chosen = message_sizes(
+            sizes, min_bytes=min_bytes, max_bytes=max_bytes, factor=factor, workers=count, model=model
+        )
+        plan: dict[str, Any] = {"sizes": chosen, "seconds": seconds, "rounds": rounds, "batch": batch, "widths": widths}
+        plan_from({**plan, "transports": (), "runtime": False})  # for its complaints, before anything is started
+        line = Line(enabled=launch.rank == 0)
+
+        def tell(text: str) -> None:
+            if line.due():
+                line.show(f"  {text}")
+
+        try:
+            if launched:
+                return _measure_here(plan, model, launch, transports=transports, runtimes=runtimes, tell=tell)
+            fields = {**plan, "insist": transports is not None}
+            return run_bench(jobs, fields, model, out, workers=count, tell=tell, keep=line.keep)
+        finally:
+            line.close()
+    except StudyError as error:
+        if not launched:
+            raise
+        if launch.rank:
+            sleep(2.0)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
+        leave(2, f"error: {error}")
+    except Exception:
+        if not launched:
+            raise
+        leave(1, traceback.format_exc())  # or the ranks that wait for this one would wait for ever
+
+
+def finish(code: int) -> int:
+    """Return `code`; in a launch, end with it at once, because exit handlers wait for ranks that are gone."""
+    if "horovod_study.comm" in sys.modules:
+        from horovod_study.comm import detect
+
+        if detect(os.environ).workers > 1:
+            leave(code)
+    return code
+
+
+def leave(code: int, text: str = "") -> NoReturn:
+    """End this process at once, after printing `text` on standard error."""
+    if text:
+        say(text)
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _measure_here(
+    plan: Mapping[str, Any],
+    model: Mapping[str, Any],
+    launch: "Launch",
+    *,
+    transports: Sequence[str] | None,
+    runtimes: Sequence[str] | None,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
+    from horovod_study.comm import open_backend
+    from horovod_study.measure.collectives import measure, plan_from
+
+    config = RunConfig(batch=plan["batch"], widths=plan["widths"])
+    if runtimes:
+        fitting = _LAUNCHED_BY.get(launch.launcher, ("horovod/mpi", "horovod/nccl", "mpi/mpi"))
+        if len(runtimes) > 1 or runtimes[0] not in fitting:
+            raise ConfigError(
+                f"bench: --runtime {' '.join(runtimes)}, but {launch.launcher} started these ranks, and they can "
+                f"measure one of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
+            )
+        name, _, transport = runtimes[0].partition("/")
+        config = run_config({**config.to_dict(), "backend": name, "transport": transport})
+    backend = open_backend(config, launch)
+    fields = {"transports": RAW if transports is None else tuple(transports), "runtime": True}
+    found = measure(plan_from({**plan, **fields, "insist": transports is not None}), backend, tell=tell)
+    rank, count = backend.rank, backend.workers
+    backend.close()
+    if rank:
+        leave(0)
+    return {"workers": count, "model": dict(model), "jobs": [found], "unavailable": found["missing"]}

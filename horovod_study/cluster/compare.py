@@ -1,0 +1,746 @@
+"""Runs two configurations A and B in blocks, side by side in one allocation, and proves that they did the same work.
+
+A block is one run of A and one of B at one worker count, in random order; blocks of different worker counts are
+interleaved. A comparison lives in a folder OUT:
+
+    plan.json               A, B and the number of steps per worker count: what the folder is a comparison of
+    pilot/2w/A/             short runs from which the number of steps follows
+    blocks/2w-03/A/         the run directory of A in block 3 with 2 workers (records.py knows its format)
+    blocks/2w-03/A.yaml     what it was asked to do
+    blocks/2w-03/A.log      what it printed
+    blocks/2w-03/.1-A/      a run that failed, or whose block was broken off: kept, not counted
+
+What `analysis/comparison.py` says about the blocks is written beside them by the command line.
+"""
+
+import json
+import math
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from horovod_study.cluster.ledger import study_lock
+from horovod_study.cluster.process import GRACE_S, CellProcess, stop_marked
+from horovod_study.cluster.progress import duration
+from horovod_study.cluster.reason import failure_reason, is_follow_on
+from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
+from horovod_study.cluster.settings_file import read_settings
+from horovod_study.config import (
+    COMMUNICATION,
+    RUN_FIELDS,
+    RUNTIMES,
+    Cell,
+    Placement,
+    RunConfig,
+    available_cores,
+    check_field,
+    load_yaml,
+    matters,
+    run_config,
+)
+from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.measure.clock import now
+from horovod_study.options import SET_BY_COMPARE
+from horovod_study.progress import Line, say
+from horovod_study.records import MANIFEST, RunRecord, atomic_write, read_run, read_steps, step_ranks
+
+LETTERS = ("A", "B")
+SECONDS = 2.0
+PLAN = "plan.json"
+FEWEST_STEPS = 50
+"""Fewer steps have no steady tenth."""
+FIRST_LOSSES = 20
+"""Losses of so many steps are kept to see whether both arms learn the same: later ones differ by grown rounding."""
+
+MAY_DIFFER = (
+    *("backend", "transport", *COMMUNICATION),
+    *("threads", "memory_format", "fused_optimizer", "compile", "cuda_graphs"),
+    *("loader", "loader_processes", "pin_memory", "persistent_processes"),
+    *("require", "start_timeout_s", "stall_timeout_s"),
+)
+"""How the work is done. Whatever else an option says is what is done, and must be the same on both sides."""
+
+_TIMEOUT_S = 900.0
+_WAKE_S = 0.2
+_HOPELESS = 2
+"""So many blocks of a worker count dropped and none good: the comparison ends instead of failing to the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One side of a comparison."""
+
+    letter: str
+    text: str  # as the user wrote it
+    runtime: str
+    config: RunConfig  # all but the steps, the workers and the number of the block
+
+    @property
+    def name(self) -> str:
+        """`A (horovod/mpi)`."""
+        return f"{self.letter} ({self.text})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One block: a worker count, its number from 1, and who comes first."""
+
+    workers: int
+    block: int
+    order: tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareResult:
+    """What the runs gave: the blocks for `analysis.comparison.compare`, and what must be told beside them."""
+
+    arms: tuple[Arm, Arm]
+    directory: Path
+    steps: Mapping[int, int]  # per run, by worker count
+    wanted: int  # blocks per worker count
+    blocks: tuple[Mapping[str, Any], ...]
+    differs: Mapping[str, tuple[Any, Any]]  # by intent, asked for and in effect
+    dropped: tuple[str, ...]
+    interrupted: bool
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every block has both its runs, 130 after Ctrl-C, else 1."""
+        return 130 if self.interrupted else 1 if self.dropped else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            **{arm.letter: {"text": arm.text, "runtime": arm.runtime} for arm in self.arms},
+            "differs": {name: list(values) for name, values in self.differs.items()},
+            "a_against_a": not self.differs,
+            "steps": {str(count): steps for count, steps in self.steps.items()},
+            "batch": self.arms[0].config.batch,
+            "blocks_wanted": self.wanted,
+            "dropped": list(self.dropped),
+            "interrupted": self.interrupted,
+            "blocks": [dict(block) for block in self.blocks],
+            "directory": str(self.directory),
+        }
+
+    def lines(self) -> list[str]:
+        """Return what was compared, in words."""
+        a, b = self.arms
+        runs = " and ".join(f"{steps:,} steps with {_workers(count)}" for count, steps in sorted(self.steps.items()))
+        lines = [f"A  {a.text}", f"B  {b.text}", f"{runs} per run, {a.config.batch} curves per worker and step"]
+        lines += differs_lines(self.differs)
+        return [*lines, *(f"left out: {text}" for text in self.dropped)]
+
+
+def differs_lines(differs: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Return what differs between A and B, one line each; that nothing does is a finding too."""
+    if not differs:
+        return ["nothing differs: an A/A comparison, which shows what this machine and this method call a difference"]
+    width = max(len(name) for name in differs)
+    return [
+        "what differs (A | B):",
+        *(f"  {name:<{width}}  {_word(a)} | {_word(b)}" for name, (a, b) in differs.items()),
+    ]
+
+
+def _word(value: Any) -> str:
+    return (
+        "shipped"
+        if value is None
+        else {True: "on", False: "off"}.get(value, str(value))
+        if isinstance(value, bool)
+        else str(value)
+    )
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count > 1)}"
+
+
+# ------------------------------------------------------------------------------------------------------------ the arms
+
+
+def read_arms(a: str, b: str, given: Mapping[str, Any]) -> tuple[tuple[Arm, Arm], float]:
+    """Return both sides from their texts and the options of the command line, and the seconds of a run."""
+    common = dict(given)
+    metadata = RUN_FIELDS["seconds"].metadata
+    seconds = check_field("compare", "--seconds", common.pop("seconds", SECONDS), metadata, optional=False)
+    return (read_arm("A", a, common), read_arm("B", b, common)), float(seconds)
+
+
+def read_arm(letter: str, text: str, common: Mapping[str, Any]) -> Arm:
+    """Return one side: a YAML file of options, a settings file of `tune`, or RUNTIME[,option=value...].
+
+    `common`: options of the command line. They replace those of a file, and are replaced by those of a short text.
+    Raises ConfigError naming the side.
+    """
+    source = f"compare: {letter}"
+    is_file = text.lower().endswith((".yaml", ".yml")) or Path(text).is_file()
+    for name in common:
+        if name in SET_BY_COMPARE:
+            raise ConfigError(f"compare: --{name.replace('_', '-')} has no place in a comparison; {_instead(name)}")
+    if is_file:
+        runtime, own = _from_file(source, Path(text))
+        values = {**own, **common}
+    else:
+        runtime, own = _from_text(source, text)
+        values = {**common, **own}
+    backend, _, transport = runtime.partition("/")
+    try:
+        config = run_config({**values, "backend": backend, "transport": transport or "none"}, source=source)
+    except ConfigError as error:
+        # The text of a side is not YAML: an unknown name in it is an option.
+        raise ConfigError(str(error).replace("unknown key", "unknown option", 1)) from None
+    if is_file and "settings" in load_yaml(Path(text)):
+        widths = read_settings(Path(text)).made_for["widths"]
+        if widths != config.widths:
+            raise ConfigError(
+                f"{source} ({text}): the settings are for widths {widths}, but the runs have {config.widths}; give "
+                f"--widths {widths}, or tune this model"
+            )
+    return Arm(letter=letter, text=text, runtime=runtime, config=config)
+
+
+def _instead(name: str) -> str:
+    if name in ("backend", "transport"):
+        return "A and B each name a runtime such as horovod/mpi"
+    if name == "epochs":
+        return "give --steps, or --seconds per run"
+    return "leave it out"
+
+
+def _from_text(source: str, text: str) -> tuple[str, dict[str, Any]]:
+    first, *rest = (part.strip() for part in text.split(","))
+    if "=" in first or not first:
+        raise ConfigError(
+            f"{source} is {text!r}, which names no runtime; begin with one of {', '.join(RUNTIMES)}, "
+            "as in horovod/gloo,thread_priority=off"
+        )
+    runtime = _runtime(source, first)
+    values: dict[str, Any] = {}
+    for part in rest:
+        name, equals, word = (piece.strip() for piece in part.partition("="))
+        name = name.removeprefix("--").replace("-", "_")
+        if not equals or not word:
+            raise ConfigError(f"{source}: {part!r} is not option=value, as in thread_priority=off")
+        if name in values:
+            raise ConfigError(f"{source}: {name} is given twice; give it once")
+        _refuse_set(source, name)
+        if name in COMMUNICATION and not matters(name, runtime):
+            raise ConfigError(f"{source}: {name} has no effect on {runtime}; leave it out")
+        values[name] = _value(name, word)
+    return runtime, values
+
+
+def _value(name: str, word: str) -> Any:
+    """Return the value meant by `word`; RunConfig turns texts into numbers and refuses what does not fit."""
+    if word == "shipped":
+        return RUN_FIELDS[name].default if name in RUN_FIELDS else word
+    if name in RUN_FIELDS and RUN_FIELDS[name].metadata["kind"] is bool:
+        return {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}.get(
+            word.lower(), word
+        )
+    return word
+
+
+def _from_file(source: str, path: Path) -> tuple[str, dict[str, Any]]:
+    content = load_yaml(path)
+    if "settings" in content:
+        found = read_settings(path)
+        return found.runtime, {name: value for name, value in found.values.items() if name not in SET_BY_COMPARE}
+    source = f"{source} ({path})"
+    runtime, values = content.get("runtime") or _pair(content), dict(content)
+    if not runtime:
+        raise ConfigError(
+            f"{source}: names no runtime; give it `runtime:` (one of {', '.join(RUNTIMES)}), or backend and transport"
+        )
+    # A file for a whole training says how long; here that is said once for both.
+    left_out = (*SET_BY_COMPARE, "seconds", "steps", "runtime", "workers")
+    return _runtime(source, runtime), {name: value for name, value in values.items() if name not in left_out}
+
+
+def _pair(values: Mapping[str, Any]) -> str:
+    """Return the runtime that backend and transport name together, or "" when they do not name one."""
+    backend, transport = values.get("backend"), values.get("transport")
+    if backend in (None, "auto"):
+        return ""
+    known = [each for each in RUNTIMES if each.partition("/")[0] == backend]
+    if len(known) == 1:
+        return known[0]
+    return f"{backend}/{transport}" if transport not in (None, "auto", "none") else ""
+
+
+def _runtime(source: str, runtime: Any) -> str:
+    if runtime not in RUNTIMES:
+        raise ConfigError(
+            f"{source}: runtime {runtime!r} is not known{nearest(str(runtime), RUNTIMES)}; "
+            f"allowed: {', '.join(RUNTIMES)}, or a YAML file"
+        )
+    return str(runtime)
+
+
+def _refuse_set(source: str, name: str) -> None:
+    if name in SET_BY_COMPARE or name in ("seconds", "steps"):
+        raise ConfigError(f"{source}: {name} has no place here; it is the same for both sides and every run")
+
+
+def check_configs(a: Arm, b: Arm) -> dict[str, tuple[Any, Any]]:
+    """Return the options in which A and B differ by intent; ConfigError when they are not to do the same work."""
+    one, other = a.config.to_dict(), b.config.to_dict()
+    differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
+    unfair = {name: values for name, values in differing.items() if name not in MAY_DIFFER}
+    if unfair:
+        texts = [f"{name} is {x} for A and {y} for B" for name, (x, y) in unfair.items()]
+        raise ConfigError(f"compare: A and B are not to do the same work: {'; '.join(texts)}; give both the same")
+    return differing
+
+
+# ------------------------------------------------------------------------------------------------------------ the order
+
+
+def worker_counts(arms: Sequence[Arm], given: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the worker counts, each once: as given, else one for serial arms and all cores for others."""
+    if given:
+        return tuple(sorted(set(given)))
+    return (1,) if any(arm.runtime == "serial" for arm in arms) else (available_cores(),)
+
+
+def schedule(workers: Sequence[int], blocks: int, seed: int) -> list[Turn]:
+    """Return all blocks in the order in which they run.
+
+    Of two consecutive blocks of a worker count one begins with A and one with B, at random which; the worker counts of
+    a round are shuffled. More blocks later only continue the list.
+    """
+    turns = []
+    for block in range(1, blocks + 1):
+        counts = sorted(set(workers))
+        random.Random(f"round {block} of {seed}").shuffle(counts)
+        for count in counts:
+            pair = ["A", "B"]
+            random.Random(f"pair {(block - 1) // 2} of {count} workers of {seed}").shuffle(pair)
+            first, second = pair if block % 2 else pair[::-1]
+            turns.append(Turn(workers=count, block=block, order=(first, second)))
+    return turns
+
+
+# ------------------------------------------------------------------------------------------------------------- parity
+
+
+def parity_facts(record: RunRecord) -> dict[str, Any]:
+    """Return what two runs of one worker count must have in common, from the record of what really happened."""
+    effective, requested, totals = record.effective, record.requested, record.totals
+    same = ("weight_decay", "lr_scaling", "lr_warmup_steps", "lr_end", "optimizer", "data_seed")
+    return {
+        "initial parameters": effective.get("initial_parameter_sha256"),
+        "data set digest": effective.get("dataset_digest"),
+        "seed of the data order": requested.get("seed"),
+        "batch": effective.get("batch"),
+        "global batch": effective.get("global_batch"),
+        "workers": effective.get("workers"),
+        "nodes": effective.get("nodes"),
+        "precision": effective.get("precision"),
+        "lr": effective.get("lr"),
+        "schedule": effective.get("schedule"),
+        "widths": effective.get("widths"),
+        "input_scaling": effective.get("input_scaling"),
+        **{name: requested.get(name) for name in same},
+        "training curves": effective.get("train_samples"),
+        "steps": totals.get("steps"),
+        "warm-up steps": totals.get("excluded_steps"),
+        "device": effective.get("device"),
+        "host": record.host,
+        "torch": record.environment.get("torch"),
+        "package": record.environment.get("package"),
+        "revision": record.environment.get("revision"),
+    }
+
+
+def require_same_work(one: tuple[str, RunRecord], other: tuple[str, RunRecord], *, but: Sequence[str] = ()) -> None:
+    """Raise StudyError naming the first fact, not in `but`, in which two named runs of one worker count differ."""
+    facts, others = parity_facts(one[1]), parity_facts(other[1])
+    for name, value in facts.items():
+        if name not in but and value != others[name]:
+            raise StudyError(
+                f"compare: {one[0]} and {other[0]} did not do the same work: {name} is {_short(value)} there and "
+                f"{_short(others[name])} here; nothing can be concluded, compare again with another --out"
+            )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:16]}..."
+
+
+def effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
+    """Return how the ways of talking differed in effect: reduction, and settings that the libraries of both know."""
+    found = {"reduction (in effect)": (a.effective.get("reduction"), b.effective.get("reduction"))}
+    one, other = (record.effective.get("settings") or {} for record in (a, b))
+    for name in one:
+        if name in other:
+            found[name] = (one[name]["value"], other[name]["value"])
+    return {name: values for name, values in found.items() if values[0] != values[1]}
+
+
+# ------------------------------------------------------------------------------------------------------------ the runs
+
+
+def run_compare(
+    arms: tuple[Arm, Arm],
+    out: Path,
+    *,
+    command: str,
+    workers: Sequence[int],
+    blocks: int = 10,
+    seconds: float = SECONDS,
+    launch: Launcher = local_launch,
+    cores: int | None = None,
+    grace_s: float = GRACE_S,
+) -> CompareResult:
+    """Run what is missing of the comparison in the folder `out` and return all its blocks.
+
+    `seconds` is about how long the timed window of a run is to last where the options name no number of steps. A run
+    that fails is repeated once; then its block is dropped. Raises StudyError before a run starts when A and B are not
+    to do the same work, or cannot be started, or `out` holds another comparison; and at any time when the records say
+    that they did not do the same work. Ctrl-C ends the run at hand and keeps the finished blocks.
+    """
+    cores = available_cores() if cores is None else cores
+    asked = check_configs(*arms)
+    _check_numbers(arms, workers, blocks, cores)
+    for arm in arms:
+        for count in workers:
+            launch(_cell(arm, count, 1, FEWEST_STEPS), out, out)  # for its complaint about a missing launcher
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StudyError(f"{out}: cannot be written ({error.strerror}); choose a writable --out") from None
+    load = os.getloadavg()[0]
+    if load > cores / 2:
+        say(
+            f"warning: the load of this machine is {load:.1f} on {cores} cores before the first run; what both sides "
+            "of a block suffer alike cancels, but intervals will be wide"
+        )
+    with StopRequest() as stop, study_lock(out):
+        left = stop_marked(str(out.resolve()), grace_s=grace_s)
+        if left:
+            say(f"stopped what an interrupted comparison left behind ({left} processes)")
+        work = _Work(arms, out, launch, stop, grace_s, seconds, total=2 * blocks * len(set(workers)))
+        try:
+            work.take_up_plan()
+            for count in sorted(set(workers)):
+                work.choose_steps(count)
+            for turn in schedule(workers, blocks, arms[0].config.seed):
+                if stop.requested:
+                    break
+                work.block(turn)
+        except OSError as error:
+            raise StudyError(
+                f"{error.filename or out}: {error.strerror or error}; make room there or choose another --out, and "
+                f"continue with: {command}"
+            ) from error
+        finally:
+            work.close()
+        interrupted = stop.requested
+    if interrupted:
+        say(f"interrupted after {len(work.finished)} whole blocks; continue with: {command}")
+        if not work.finished:
+            raise KeyboardInterrupt
+    if not work.finished:
+        raise StudyError(f"compare: no block has both its runs: {work.dropped[0]}; mend that and run again: {command}")
+    return CompareResult(
+        arms=arms,
+        directory=out,
+        steps={count: work.steps[count] for count in sorted(set(workers))},
+        wanted=blocks,
+        blocks=tuple(work.finished),
+        differs={**asked, **work.differs},
+        dropped=tuple(work.dropped),
+        interrupted=interrupted,
+    )
+
+
+def _check_numbers(arms: Sequence[Arm], workers: Sequence[int], blocks: int, cores: int) -> None:
+    if blocks < 1:
+        raise ConfigError(f"compare: --blocks is {blocks}; it must be at least 1")
+    for count in workers:
+        if count < 1:
+            raise ConfigError(f"compare: --workers is {count}; it must be at least 1")
+        if count > cores:
+            raise ConfigError(
+                f"compare: --workers is {count}, but this machine offers {cores} core{'s' * (cores > 1)}; workers that "
+                "share a core measure how it is shared, so lower --workers"
+            )
+    most = max(workers)
+    for arm in arms:
+        if arm.runtime == "serial" and most > 1:
+            raise ConfigError(
+                f"compare: {arm.letter} is serial, which has one worker, but --workers is {most}; use --workers 1, or "
+                "another runtime"
+            )
+        if arm.config.threads * most > cores:
+            say(
+                f"warning: {arm.letter} computes with {most * arm.config.threads} threads on {cores} cores, which "
+                "measures how cores are shared"
+            )
+
+
+def _cell(arm: Arm, workers: int, block: int, steps: int | None, *, seconds: float | None = None) -> Cell:
+    config = replace(
+        arm.config,
+        steps=steps,
+        seconds=seconds,
+        epochs=None,
+        target_mse=None,
+        evaluate_every=1e6,  # epochs: at the end only
+        checkpoint_every=None,
+        checkpoint_at_end=False,
+        measure_sync=False,
+        study="compare",
+        repeat=block - 1,
+    )
+    placement = Placement(partition=config.partition, workers=workers, workers_per_node=workers)
+    return Cell(config=config, runtime=arm.runtime, placement=placement)
+
+
+class _Work:
+    """The runs of one comparison, with what they need at hand."""
+
+    def __init__(
+        self,
+        arms: tuple[Arm, Arm],
+        out: Path,
+        launch: Launcher,
+        stop: StopRequest,
+        grace_s: float,
+        seconds: float,
+        *,
+        total: int,
+    ) -> None:
+        self._arms = {arm.letter: arm for arm in arms}
+        self._out, self._launch, self._stop, self._grace_s, self._seconds = out, launch, stop, grace_s, seconds
+        self._line = Line()
+        self._total, self._ended = total, 0
+        self._took: dict[tuple[int, str], list[float]] = {}
+        self._first: dict[int, tuple[str, RunRecord]] = {}  # per worker count, what the others must agree with
+        self._new_steps = arms[0].config.steps
+        self.steps: dict[int, int] = {}
+        self.finished: list[dict[str, Any]] = []
+        self.differs: dict[str, tuple[Any, Any]] = {}
+        self.dropped: list[str] = []
+
+    def close(self) -> None:
+        """Remove the line of progress."""
+        self._line.close()
+
+    # ------------------------------------------------------------------------------------------------ the plan
+
+    def _meaning(self) -> dict[str, Any]:
+        # The length is said apart, and so is the naming.
+        told = ("steps", "seconds", "epochs", "study", "partition", "repeat", "require", "start_timeout_s")
+        return {
+            letter: {
+                "runtime": arm.runtime,
+                **{name: value for name, value in arm.config.to_dict().items() if name not in told},
+            }
+            for letter, arm in self._arms.items()
+        }
+
+    def take_up_plan(self) -> None:
+        """Read what the folder is a comparison of, or write it down; StudyError when it is of something else."""
+        path = self._out / PLAN
+        meaning = self._meaning()
+        if not path.exists():
+            self._keep_plan()
+            return
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            steps = {int(count): int(number) for count, number in known["steps"].items()}
+            for letter, values in meaning.items():
+                for name, value in values.items():
+                    # An option that did not exist when the folder was begun was as its default is.
+                    default = RUN_FIELDS[name].default if name in RUN_FIELDS else None
+                    before = known[letter].get(name, default)
+                    if before != value:
+                        raise StudyError(
+                            f"{self._out}: holds a comparison in which {name} of {letter} is {before}, not {value}; "
+                            "choose another --out, or move it away"
+                        )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RecordError(f"{path}: is damaged ({error}); move {self._out} away") from None
+        for count, number in steps.items():
+            if self._new_steps is not None and number != self._new_steps:
+                raise StudyError(
+                    f"{self._out}: holds a comparison with {number} steps per run ({_workers(count)}), not "
+                    f"{self._new_steps}; choose another --out, or leave --steps out"
+                )
+        self.steps = steps
+
+    def _keep_plan(self) -> None:
+        content = {**self._meaning(), "steps": {str(count): number for count, number in self.steps.items()}}
+        atomic_write(self._out / PLAN, json.dumps(content, indent=1) + "\n")
+
+    def choose_steps(self, workers: int) -> None:
+        """Find how many steps a run of `workers` makes: as told, as in the plan, or from a short run of each arm."""
+        if workers not in self.steps and not self._stop.requested:
+            if self._new_steps is not None:
+                self.steps[workers] = self._new_steps
+            else:
+                self._pilot(workers)
+            self._keep_plan()
+
+    def _pilot(self, workers: int) -> None:
+        rates = []
+        seconds = min(self._seconds, max(0.3, self._seconds / 3))
+        records: list[tuple[str, RunRecord]] = []
+        for letter, arm in self._arms.items():
+            folder = self._out / "pilot" / f"{workers}w"
+            cell = _cell(arm, workers, 1, None, seconds=seconds)
+            what = f"pilot, {_workers(workers)}, {letter}"
+            record, problem = self._run(cell, folder, letter, what)
+            if self._stop.requested:
+                raise KeyboardInterrupt
+            if record is None:
+                raise StudyError(f"compare: {arm.name} fails with {_workers(workers)}: {problem}")
+            records.append((f"{letter} ({_workers(workers)})", record))
+            rates.append(record.totals["samples_per_s"] / (arm.config.batch * workers))
+        require_same_work(*records, but=("steps",))  # before hours are spent
+        self.steps[workers] = max(FEWEST_STEPS, 10 * round(self._seconds * math.sqrt(rates[0] * rates[1]) / 10))
+        say(
+            f"{_workers(workers)}: {self.steps[workers]:,} steps per run, from {rates[0]:,.0f} (A) and "
+            f"{rates[1]:,.0f} (B) steps/s in a short run of each"
+        )
+
+    # ---------------------------------------------------------------------------------------------- the blocks
+
+    def block(self, turn: Turn) -> None:
+        """Run one block, or read it when it is whole; a block whose runs fail twice is dropped."""
+        folder = self._out / "blocks" / f"{turn.workers}w-{turn.block:02d}"
+        cells = {
+            letter: _cell(arm, turn.workers, turn.block, self.steps[turn.workers]) for letter, arm in self._arms.items()
+        }
+        found = {letter: _read_done(folder / letter) for letter in LETTERS}
+        records = {letter: record for letter, record in found.items() if record is not None}
+        if len(records) < 2:
+            for letter in LETTERS:  # half a block: its partner would run at another time
+                _set_aside(folder, letter)
+            records = {}
+            for place, letter in enumerate(turn.order):
+                what = f"block {turn.block}, {_workers(turn.workers)}, {letter}"
+                record, problem = self._run(cells[letter], folder, letter, what)
+                if self._stop.requested:
+                    return
+                if record is None:
+                    self.dropped.append(
+                        f"block {turn.block} with {_workers(turn.workers)}: {letter} failed twice: {problem}"
+                    )
+                    self._line.keep(f"  {self.dropped[-1]}; block dropped")
+                    self._ended += 2 - place
+                    self._give_up(turn.workers)
+                    return
+                self._ended += 1
+                rate = record.totals["samples_per_s"]
+                self._line.keep(
+                    f"  [{self._ended:>{len(str(self._total))}}/{self._total}] {what}: {rate:,.0f} samples/s"
+                    f"{self._left()}"
+                )
+                records[letter] = record
+        else:
+            self._ended += 2
+        names = {letter: f"{letter} in block {turn.block} ({_workers(turn.workers)})" for letter in LETTERS}
+        reference = self._first.setdefault(turn.workers, (names["A"], records["A"]))
+        for letter in LETTERS:
+            require_same_work(reference, (names[letter], records[letter]))
+        self.differs.update(effective_differences(records["A"], records["B"]))
+        self.finished.append(
+            {
+                "workers": turn.workers,
+                "block": turn.block,
+                "first": turn.order[0],
+                **{letter: figures(folder / letter, records[letter]) for letter in LETTERS},
+            }
+        )
+
+    def _give_up(self, workers: int) -> None:
+        good = any(block["workers"] == workers for block in self.finished)
+        lost = [text for text in self.dropped if f"with {_workers(workers)}:" in text]
+        if not good and len(lost) >= _HOPELESS:
+            raise StudyError(f"compare: the first {_HOPELESS} blocks with {_workers(workers)} failed: {lost[-1]}")
+
+    def _run(self, cell: Cell, folder: Path, letter: str, what: str) -> tuple[RunRecord | None, str]:
+        """Run one side once, and once more when it fails; return its record, or None and why it failed."""
+        problem = ""
+        for _ in range(2):
+            _set_aside(folder, letter)
+            began = now()
+            problem = self._attempt(cell, folder, letter, what)
+            if self._stop.requested:
+                return None, "interrupted"
+            record = None if problem else _read_done(folder / letter)
+            if record is not None:
+                self._took.setdefault((cell.placement.workers, letter), []).append(now() - began)
+                return record, ""
+            problem = problem or "it ended without a finished record"
+            say(f"  {what} failed: {problem}; see {folder / f'{letter}.log'}")
+        return None, problem
+
+    def _attempt(self, cell: Cell, folder: Path, letter: str, what: str) -> str:
+        """Start a run and wait for its end; return why it failed, or ""."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config, run, log = folder / f"{letter}.yaml", folder.resolve() / letter, folder / f"{letter}.log"
+        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        began = now()
+        with CellProcess(self._launch(cell, config, run), log, self._grace_s) as process:
+            while (exit_code := process.wait(_WAKE_S)) is None:
+                if self._stop.requested:
+                    return "interrupted"
+                if now() - began > _TIMEOUT_S:
+                    return f"timed out after {_TIMEOUT_S:g} s"
+                if self._line.due():
+                    self._line.show(f"  {what}: running for {now() - began:.0f} s{self._left()}")
+        if exit_code == 0:
+            return ""
+        told = read_run(run) if (run / MANIFEST).exists() else None
+        if told is not None and told.status == "failed" and not is_follow_on(told.reason):
+            return told.reason
+        return failure_reason(log_tail(log), exit_code)
+
+    def _left(self) -> str:
+        known = [seconds for times in self._took.values() for seconds in times]
+        left = self._total - self._ended
+        return f"; about {duration(left * sum(known) / len(known))} left" if known and left else ""
+
+
+def _read_done(directory: Path) -> RunRecord | None:
+    if not (directory / MANIFEST).exists():
+        return None
+    record = read_run(directory)
+    return record if record.status == "done" and record.totals.get("samples_per_s") else None
+
+
+def _set_aside(folder: Path, letter: str) -> None:
+    """Move what is left of an earlier try of one side to a hidden folder beside it."""
+    if (folder / letter).exists():
+        number = next(number for number in range(1, 10**6) if not (folder / f".{number}-{letter}").exists())
+        (folder / letter).rename(folder / f".{number}-{letter}")
+
+
+def figures(directory: Path, record: RunRecord) -> dict[str, Any]:
+    """Return what the analysis needs of one run."""
+    totals = record.totals
+    names = ("samples_per_s", "window_s", "step_s_median", "step_s_p90", "train_mse", "test_mse", "parameter_sha256")
+    losses = [
+        read_steps(directory, rank).column("loss").to_numpy()[:FIRST_LOSSES].astype(np.float64)
+        for rank in step_ranks(directory)
+    ]
+    rows = min((len(each) for each in losses), default=0)
+    mean = np.mean([each[:rows] for each in losses], axis=0) if rows else np.empty(0)
+    return {
+        **{name: totals.get(name) for name in names},
+        "first_losses": [float(loss) for loss in mean] if np.isfinite(mean).all() else [],
+        "run": directory.as_posix(),
+    }

@@ -1,0 +1,554 @@
+"""A race of settings: which to launch next, what the launches say, and when to stop. Pure: it launches nothing itself.
+
+Letters: C candidates, B blocks, d = ln(speed of one) - ln(speed of another) in one block, k shared blocks.
+
+A block is one launch of every candidate that is still in the race, in random order. Machines drift; candidates are
+therefore only ever compared within blocks, by the differences d (randomised blocks, Fisher 1935, "The design of
+experiments").
+
+The interval of a ratio is exp(mean(d) +- t * sqrt(v / k)), Student's t. Two or three blocks know their own variance
+badly, so v leans on what all pairs of candidates together say: v = (D s0 + (k-1) s) / (D + k-1) with D + k - 1 degrees
+of freedom, s the variance of this pair, s0 the median of the variances of all pairs, each divided by the median of
+chi-square over its degrees of freedom. This is the moderated t of Smyth 2004 ("Linear models and empirical Bayes
+methods ..."), with D fixed to 4 instead of estimated. Where a pair scatters more than that, its own variance holds.
+
+The race drops what is resolved to be worse (Maron and Moore 1994, "Hoeffding races"), and after each round half of the
+rest (successive halving: Karnin, Koren and Somekh 2013), so that those in front are repeated more and more.
+"""
+
+import math
+import random
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from horovod_study.errors import StudyError
+
+EQUAL = 0.01
+"""Settings whose speeds differ by at most this share are taken for equal: the one with fewer changes is better."""
+FIRST_BLOCKS = 2
+MOST_BLOCKS = 6
+"""Blocks of the first round, and the most of a later one."""
+CONFIRM_BLOCKS = 5
+LOOK_LEVEL = 0.99
+"""Level of the intervals that end the race: it is looked at after every block, and at 0.95 each look would find
+something that is not there once in twenty."""
+FEWEST_BLOCKS = 3
+"""Shared blocks before two candidates are said to differ, or to be equal."""
+LONGEST_COMBINATION = 5
+SHIPPED_FAILURES = 3
+_PRIOR = 4.0  # D above
+_SLOW = math.log(2.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """Settings to be tried: what is changed from the shipped settings of a runtime."""
+
+    name: str  # unique within its runtime
+    runtime: str
+    kind: str  # shipped | library | effect | combination
+    values: Mapping[str, Any] = field(default_factory=dict)  # fields of RunConfig
+    knob: str = ""  # of an effect
+    value: str = ""
+
+    @property
+    def key(self) -> str:
+        """Unique name over all runtimes."""
+        return f"{self.runtime} {self.name}"
+
+    @property
+    def baseline(self) -> bool:
+        """Whether it stays in the race whatever it does."""
+        return self.kind in ("shipped", "library")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """What to launch next. `confirms`: were the race over now, its winner would still have to be confirmed."""
+
+    stage: str  # race | confirm
+    block: int
+    candidate: Candidate
+    confirms: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What tells this launch from all others of the race."""
+        return self.stage, self.block, self.candidate.key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What came of one launch; `samples_per_s` is None where it failed, with the `reason`."""
+
+    stage: str
+    block: int
+    candidate: str  # key
+    samples_per_s: float | None
+    step_ms_median: float | None = None
+    step_ms_p90: float | None = None
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """Speed of one candidate over that of another, with its interval."""
+
+    ratio: float
+    low: float
+    high: float
+    blocks: int
+
+    def words(self) -> str:
+        """Return the verdict in words, rounded outwards to what can be told."""
+        if self.blocks < 1 or not math.isfinite(self.low) or not math.isfinite(self.high):
+            return "too few launches to tell"
+        if self.low > 1:
+            return f"faster by {_span(self.low - 1, self.high - 1)}"
+        if self.high < 1:
+            return f"slower by {_span(1 - self.high, 1 - self.low)}"
+        if self.low >= 1 - EQUAL and self.high <= 1 + EQUAL:
+            return f"equal within {EQUAL:.0%}"
+        return "no difference resolved"
+
+    def text(self) -> str:
+        """Return e.g. 1.052 [1.031, 1.074]."""
+        if not math.isfinite(self.low):
+            return f"{self.ratio:.3f}" if math.isfinite(self.ratio) else "-"
+        return f"{self.ratio:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; None where a number is not known."""
+        numbers = {"ratio": self.ratio, "low": self.low, "high": self.high}
+        return {**{name: v if math.isfinite(v) else None for name, v in numbers.items()}, "blocks": self.blocks}
+
+
+def _span(low: float, high: float) -> str:
+    digits = 1 if high < 0.1 else 0
+    one, other = f"{100 * low:.{digits}f}", f"{100 * high:.{digits}f}"
+    return f"{one} %" if one == other else f"{one}-{other} %"
+
+
+UNKNOWN = Ratio(ratio=math.nan, low=-math.inf, high=math.inf, blocks=0)
+
+
+class Book:
+    """All launches so far, and what follows from them."""
+
+    def __init__(self, trials: Sequence[Trial] = ()) -> None:
+        self.trials: list[Trial] = []
+        self.failed: dict[str, str] = {}  # candidate -> reason of its last failed launch
+        self._logs: dict[str, dict[tuple[str, int], float]] = {}
+        self._known: tuple[NDArray[np.float64], dict[str, int], float] | None = None
+        for trial in trials:
+            self.add(trial)
+
+    def add(self, trial: Trial) -> None:
+        """Take note of a launch."""
+        self.trials.append(trial)
+        self._known = None
+        if trial.samples_per_s is None or not trial.samples_per_s > 0:
+            self.failed[trial.candidate] = trial.reason or "no samples were trained"
+            return
+        self._logs.setdefault(trial.candidate, {})[(trial.stage, trial.block)] = math.log(trial.samples_per_s)
+
+    def launches(self, candidate: str) -> int:
+        """Return how many launches of a candidate ran to their end."""
+        return len(self._logs.get(candidate, {}))
+
+    def slow_launches(self, candidate: str) -> int:
+        """Return how many launches ran at less than half the speed of the candidate's best one, drift set aside."""
+        matrix, rows, _ = self._table()
+        return self.launches(candidate) - int(np.isfinite(matrix[rows[candidate]]).sum()) if candidate in rows else 0
+
+    def unstable(self, candidate: str) -> bool:
+        """Whether some launches fell into a slow mode."""
+        return self.slow_launches(candidate) > 0
+
+    def step_spread(self, candidate: str) -> float | None:
+        """Return the median over launches of p90/median of the step; None when nothing is known."""
+        shares = [
+            trial.step_ms_p90 / trial.step_ms_median
+            for trial in self.trials
+            if trial.candidate == candidate and trial.step_ms_median and trial.step_ms_p90
+        ]
+        return float(np.median(shares)) if shares else None
+
+    def samples_per_s(self, candidate: str) -> float | None:
+        """Return the median speed of a candidate over its launches, slow ones included."""
+        values = list(self._logs.get(candidate, {}).values())
+        return math.exp(float(np.median(values))) if values else None
+
+    def noise(self) -> float:
+        """Return the standard deviation of d between two candidates in one block; NaN when it is not known yet."""
+        return math.sqrt(self._table()[2])
+
+    def ratio(self, one: str, other: str, level: float = 0.95) -> Ratio:
+        """Return speed of `one` over that of `other` from the blocks that they share, slow launches left out."""
+        matrix, rows, pooled = self._table()
+        if one not in rows or other not in rows:
+            return UNKNOWN
+        differences = matrix[rows[one]] - matrix[rows[other]]
+        return ratio_of(differences[np.isfinite(differences)], pooled, level)
+
+    def _table(self) -> tuple[NDArray[np.float64], dict[str, int], float]:
+        """Return ln(speed) as (C, B) with NaN for what is missing or slow, the row of each candidate, and s0."""
+        if self._known is None:
+            blocks = {
+                block: place for place, block in enumerate(dict.fromkeys((t.stage, t.block) for t in self.trials))
+            }
+            rows = {candidate: place for place, candidate in enumerate(self._logs)}
+            matrix = np.full((len(rows), len(blocks)), np.nan)
+            for candidate, logs in self._logs.items():
+                for block, value in logs.items():
+                    matrix[rows[candidate], blocks[block]] = value
+            matrix = without_slow(matrix)
+            self._known = matrix, rows, pooled_variance(matrix)
+        return self._known
+
+
+def without_slow(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ln(speed), (C, B), with NaN where a launch ran at less than half the speed of its candidate's best one.
+
+    The speed counts relative to the median of its block, so that a machine slowing down as a whole makes nobody slow.
+    """
+    if not logs.size:
+        return logs
+    seen = np.isfinite(logs)
+    level = np.array(
+        [np.median(column[here]) if here.any() else 0.0 for column, here in zip(logs.T, seen.T, strict=True)]
+    )
+    relative = np.where(seen, logs - level, -np.inf)
+    best = relative.max(axis=1, keepdims=True)
+    return np.where(seen & (relative >= best - _SLOW), logs, np.nan)
+
+
+def pooled_variance(logs: NDArray[np.float64]) -> float:
+    """Return s0 of the module text from ln(speed), (C, B); NaN when no two candidates share two blocks."""
+    first, second = np.triu_indices(len(logs), 1)
+    differences = logs[first] - logs[second]  # (pairs, B)
+    counts = np.isfinite(differences).sum(axis=1)
+    differences, counts = differences[counts >= 2], counts[counts >= 2]
+    if not len(counts):
+        return math.nan
+    mean = np.nanmean(differences, axis=1, keepdims=True)
+    variances = np.nansum((differences - mean) ** 2, axis=1) / (counts - 1)
+    middle = np.array([_chi2_median(int(count) - 1) for count in counts])
+    return float(np.median(variances * (counts - 1) / middle))
+
+
+@cache
+def _chi2_median(freedom: int) -> float:
+    return float(stats.chi2.ppf(0.5, freedom))
+
+
+@cache
+def _t(level: float, freedom: float) -> float:
+    return float(stats.t.ppf(0.5 + level / 2, freedom))
+
+
+def ratio_of(differences: NDArray[np.float64], pooled: float, level: float = 0.95) -> Ratio:
+    """Return exp of the mean of `differences`, (k,), with its interval; `pooled` is s0, NaN when not known."""
+    k = len(differences)
+    if k == 0:
+        return UNKNOWN
+    centre = float(np.mean(differences))
+    own = float(np.var(differences, ddof=1)) if k > 1 else 0.0
+    if math.isnan(pooled):
+        if k < 2:
+            return Ratio(ratio=math.exp(centre), low=-math.inf, high=math.inf, blocks=k)
+        variance, freedom = own, k - 1.0
+    else:
+        freedom = _PRIOR + k - 1
+        variance = max(own, (_PRIOR * pooled + (k - 1) * own) / freedom)
+    half = _t(level, freedom) * math.sqrt(variance / k)
+    return Ratio(ratio=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half), blocks=k)
+
+
+# ------------------------------------------------------------------------------------------------------ the race
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a race ended."""
+
+    chosen: Candidate
+    stop: str  # resolved | equal | budget | rounds
+    text: str  # in words
+    resolved: bool
+    candidates: tuple[Candidate, ...]  # all that took part, combinations included, in the order they came
+    states: Mapping[str, str]  # key -> "" while in the race, else why it is out
+    confirmed: bool  # whether blocks of its own say what the chosen one gains
+    book: Book
+    confirmation: Book
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Who leads, and who may still be as good."""
+
+    best: Candidate
+    worse: list[Candidate]
+    equal: list[Candidate]
+    open: list[Candidate]
+
+
+def race(candidates: Sequence[Candidate], *, seed: int, rounds: int) -> Generator[Launch, Trial | None, Outcome]:
+    """Yield one launch after the other; send what came of it, or None when there is no time for it.
+
+    The first candidate is what the race is about to beat, the shipped settings of the first runtime. The same trials
+    sent again lead to the same launches, so a race can be continued. StudyError when shipped settings keep failing.
+    """
+    state = _Race(candidates, seed)
+    first, stop = len(candidates), "rounds"
+    for number in range(1, rounds + 1):
+        blocks = min(MOST_BLOCKS, max(1, round(FIRST_BLOCKS * first / len(state.alive))))
+        for _ in range(max(FIRST_BLOCKS, blocks)):
+            if not (yield from state.run_block("race", state.alive)):
+                return (yield from state.finish("budget"))
+            if number > 1 and (stop := state.ended()):
+                return (yield from state.finish(stop))
+        state.drop(number)
+        if number == 1:
+            state.combine()
+        if stop := state.ended() if number > 1 or not any(not each.baseline for each in state.alive) else "":
+            return (yield from state.finish(stop))
+    return (yield from state.finish("rounds"))
+
+
+class _Race:
+    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+        self.all, self.alive = list(candidates), list(candidates)
+        self.reference = candidates[0]
+        self.states: dict[str, str] = {each.key: "" for each in candidates}
+        self.book, self.confirmation = Book(), Book()
+        self._seed, self._block = seed, 0
+
+    # ------------------------------------------------------------------ launches
+
+    def run_block(self, stage: str, group: Sequence[Candidate]) -> Generator[Launch, Trial | None, bool]:
+        """Launch every candidate of `group` once, in random order; return False when there was no time for all."""
+        self._block += 1
+        order = list(group)
+        random.Random(f"{self._seed} {stage} {self._block}").shuffle(order)
+        confirms = stage == "race" and self._block > FIRST_BLOCKS and self.tentative().kind != "shipped"
+        for candidate in order:
+            trial = yield Launch(stage=stage, block=self._block, candidate=candidate, confirms=confirms)
+            if trial is None:
+                return False
+            self.book.add(trial)
+            if stage == "confirm":
+                self.confirmation.add(trial)
+            if trial.samples_per_s is None:
+                self._failed(candidate, trial.reason)
+        return True
+
+    def _failed(self, candidate: Candidate, reason: str) -> None:
+        if candidate.kind != "shipped":
+            self._out(candidate, f"failed: {reason}")
+            return
+        failures = sum(t.candidate == candidate.key and t.samples_per_s is None for t in self.book.trials)
+        if failures >= SHIPPED_FAILURES:
+            raise StudyError(
+                f"{candidate.runtime} with its shipped settings failed {failures} times, so that there is nothing to "
+                f"compare with: {reason}"
+            )
+
+    def _out(self, candidate: Candidate, why: str) -> None:
+        self.states[candidate.key] = why
+        self.alive = [each for each in self.alive if each.key != candidate.key]
+
+    # ------------------------------------------------------------------ decisions
+
+    def gain(self, candidate: Candidate) -> float:
+        """Return the ratio to the reference, -inf when it is not known."""
+        if candidate.key == self.reference.key:
+            return 1.0
+        ratio = self.book.ratio(candidate.key, self.reference.key).ratio
+        return -math.inf if math.isnan(ratio) else ratio
+
+    def eligible(self) -> list[Candidate]:
+        """Return the candidates that may be chosen: in the race, launched, and never slow."""
+        return [each for each in self.alive if self.book.launches(each.key) and not self.book.unstable(each.key)]
+
+    def standing(self, level: float) -> _Standing:
+        """Return who leads and how the others compare with it at `level`; equality is always judged at 95 %."""
+        eligible = self.eligible() or [self.reference]
+        best = max(eligible, key=self.gain)
+        found = _Standing(best, [], [], [])
+        for each in eligible:
+            if each.key == best.key:
+                continue
+            ratio, usual = self.book.ratio(best.key, each.key, level), self.book.ratio(best.key, each.key)
+            if ratio.blocks >= FEWEST_BLOCKS and ratio.low > 1:
+                found.worse.append(each)
+            elif usual.blocks >= FEWEST_BLOCKS and usual.low >= 1 / (1 + EQUAL) and usual.high <= 1 + EQUAL:
+                found.equal.append(each)
+            else:
+                found.open.append(each)
+        return found
+
+    def ended(self) -> str:
+        """Return "resolved" or "equal" when there is nothing left to find out, else ""."""
+        found = self.standing(LOOK_LEVEL)
+        if found.open or self.book.launches(found.best.key) < FEWEST_BLOCKS:
+            return ""
+        return "equal" if found.equal else "resolved"
+
+    def tentative(self) -> Candidate:
+        """Return what would be chosen now, were there no more time."""
+        found = self.standing(LOOK_LEVEL)
+        group = [found.best, *found.equal, *found.open]
+        if not self.book.launches(self.reference.key) or self.reference.key in {each.key for each in group}:
+            return self.reference
+        if self.gain(found.best) == -math.inf or not self.eligible():
+            return self.reference
+        # Of what cannot be told apart, the fewest changes among those that seem as fast.
+        return self.nearest([each for each in group if self.gain(each) * (1 + EQUAL) >= self.gain(found.best)])
+
+    def nearest(self, group: Sequence[Candidate]) -> Candidate:
+        """Return the candidate with the fewest changes: shipped settings first, then the first runtime, the fastest."""
+        runtimes = list(dict.fromkeys(each.runtime for each in self.all))
+        return min(
+            group,
+            key=lambda each: (
+                each.kind != "shipped",
+                len(each.values),
+                runtimes.index(each.runtime),
+                -self.gain(each),
+            ),
+        )
+
+    def drop(self, number: int) -> None:
+        """Take out what fell into a slow mode, what is resolved to be worse, and the worse half of the rest."""
+        for each in [each for each in self.alive if not each.baseline and self.book.unstable(each.key)]:
+            slow, all_ = self.book.slow_launches(each.key), self.book.launches(each.key)
+            self._out(each, f"unstable: {slow} of {all_} launches ran at less than half its speed")
+        runners = sorted((each for each in self.alive if not each.baseline), key=self.gain, reverse=True)
+        best = self.standing(LOOK_LEVEL).best
+        worse = {each.key for each in self.standing(LOOK_LEVEL).worse}
+        kept = math.ceil(len(runners) / 2)
+        for place, each in enumerate(runners):
+            behind = self.book.ratio(best.key, each.key).ratio > 1 + EQUAL
+            if each.key in worse:
+                self._out(each, f"slower than {best.name}, after round {number}")
+            elif place >= kept and behind:
+                self._out(each, f"in the slower half after round {number}")
+
+    def combine(self) -> None:
+        """Add combinations of the best value of each knob that seems to help by EQUAL: the best two, three, ..."""
+        for runtime in dict.fromkeys(each.runtime for each in self.all):
+            shipped = next(each for each in self.all if each.runtime == runtime and each.kind == "shipped")
+            helpful: dict[str, tuple[float, Candidate]] = {}
+            for each in self.all:
+                if each.runtime != runtime or each.kind != "effect" or each.key in self.book.failed:
+                    continue
+                ratio = self.book.ratio(each.key, shipped.key).ratio
+                if self.book.unstable(each.key) or not ratio > max(1 + EQUAL, helpful.get(each.knob, (0.0, each))[0]):
+                    continue
+                helpful[each.knob] = ratio, each
+            parts: list[Candidate] = []
+            values: dict[str, Any] = {}
+            for _, each in sorted(helpful.values(), key=lambda pair: -pair[0])[:LONGEST_COMBINATION]:
+                if any(values.get(name, value) != value for name, value in each.values.items()):
+                    continue  # one needs hooks, the other the flat buffer
+                parts.append(each)
+                values.update(each.values)
+                if len(parts) > 1:
+                    name = " ".join(f"{knob}={plain(value)}" for knob, value in values.items())
+                    combined = Candidate(name=name, runtime=runtime, kind="combination", values=dict(values))
+                    if combined.key not in self.states:
+                        self.all.append(combined)
+                        self.alive.append(combined)
+                        self.states[combined.key] = ""
+
+    # ------------------------------------------------------------------ the end
+
+    def finish(self, stop: str) -> Generator[Launch, Trial | None, Outcome]:
+        """Choose, and where that is not the shipped settings, launch it against them in blocks of its own."""
+        found = self.standing(LOOK_LEVEL)
+        if stop == "resolved":
+            chosen = found.best
+        elif stop == "equal":
+            chosen = self.nearest([found.best, *found.equal])
+        else:
+            chosen = self.tentative()
+        shipped = next(each for each in self.all if each.runtime == chosen.runtime and each.kind == "shipped")
+        beaten = chosen.kind != "shipped"
+        if beaten:
+            rivals = [chosen, *(each for each in self.alive if each.baseline and each.runtime == chosen.runtime)]
+            rivals = list({each.key: each for each in rivals}.values())
+            for _ in range(CONFIRM_BLOCKS):
+                if chosen.key in self.book.failed or not (yield from self.run_block("confirm", rivals)):
+                    break
+        gain = self.book.ratio(chosen.key, shipped.key, LOOK_LEVEL)
+        why = ""
+        if beaten and chosen.key in self.book.failed:
+            why = f"{chosen.name} failed when it was launched again ({self.book.failed[chosen.key]})"
+        elif beaten and self.book.unstable(chosen.key):
+            why = f"{chosen.name} fell into a slow mode when it was launched again"
+        elif beaten and not gain.low > 1 and stop != "equal":
+            why = f"{chosen.name} led, but launched again its gain ({gain.text()} at {LOOK_LEVEL:.0%}) is not resolved"
+        if why:
+            chosen, stop = shipped, "budget" if stop == "resolved" else stop
+        resolved = stop in ("resolved", "equal") and not why
+        return Outcome(
+            chosen=chosen,
+            stop=stop,
+            text=self._words(chosen, stop, found, why),
+            resolved=resolved,
+            candidates=tuple(self.all),
+            states=dict(self.states),
+            confirmed=not why and self.confirmation.ratio(chosen.key, shipped.key).blocks >= FEWEST_BLOCKS,
+            book=self.book,
+            confirmation=self.confirmation,
+        )
+
+    def _words(self, chosen: Candidate, stop: str, found: _Standing, why: str) -> str:
+        name = "the shipped settings" if chosen.kind == "shipped" else chosen.name
+        if chosen.runtime != self.reference.runtime:
+            name += f" of {chosen.runtime}"
+        if why:
+            return f"not resolved: {why}; {name} are kept"
+        if stop == "resolved":
+            return f"resolved: {name} {'are' if chosen.kind == 'shipped' else 'is'} faster than everything else tried"
+        if stop == "equal":
+            others = [each.name for each in (found.best, *found.equal) if each.key != chosen.key]
+            return (
+                f"practically equal: {name} and {_words_of(others)} differ by less than {EQUAL:.0%}; "
+                f"{'kept' if chosen.kind == 'shipped' else 'taken'} because it changes least"
+            )
+        spent = "the time was used up" if stop == "budget" else "the rounds were used up"
+        rivals = [
+            each.name
+            for each in (found.best, *found.equal, *found.open)
+            if each.key != chosen.key and not self.book.ratio(chosen.key, each.key).low > 1
+        ]
+        if chosen.kind == "shipped":
+            return f"not resolved: {spent}; {name} are kept, as {_words_of(rivals)} may be better or not"
+        if not rivals:
+            return f"{name} is faster than everything else tried, though {spent} before that was looked at again"
+        return (
+            f"not resolved: {spent}; {name} is faster than the shipped settings, but {_words_of(rivals)} may be faster "
+            "still"
+        )
+
+
+def plain(value: Any) -> str:
+    """Return a value as it is written in YAML and on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _words_of(names: Sequence[str]) -> str:
+    if not names:
+        return "nothing else"
+    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"

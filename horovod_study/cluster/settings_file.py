@@ -1,0 +1,208 @@
+"""A settings file: communication settings that were found by `horovod-study tune`, and what they were found for.
+
+    for:                     what was tuned; another model or runtime is refused, anything else that differs is said
+      parameters: 153441
+      widths: 15-38-197
+      runtime: horovod/mpi
+      workers: 2
+      ...
+    settings:                names and values of options of `train`
+      backend: horovod
+      transport: mpi
+      cycle_time_ms: 0.2
+
+`train --settings FILE` takes the settings where neither its YAML file nor its command line says otherwise.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from horovod_study.config import (
+    COMMUNICATION,
+    RUN_FIELDS,
+    RUNTIMES,
+    RunConfig,
+    check_field,
+    load_yaml,
+    matters,
+    parse_widths,
+)
+from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.records import atomic_write
+
+ALLOWED = ("backend", "transport", "threads", *COMMUNICATION)
+"""Keys of `settings`: how workers talk and with how many threads they compute, and nothing about what is learned."""
+
+_WHOLE = ("parameters", "batch", "workers", "nodes")
+_TEXTS = ("widths", "runtime", "cpu_model", "package", "torch", "horovod", "mpi")
+FOR_KEYS = ("parameters", "widths", "batch", "workers", "nodes", "runtime", *_TEXTS[2:])
+_NEEDED = ("parameters", "widths", "runtime")
+_NAMES = {"cpu_model": "processor", "package": "horovod_study", "mpi": "MPI", "horovod": "Horovod", "torch": "PyTorch"}
+
+_LAUNCHERS = {
+    "horovod/mpi": ("mpirun", "srun"),
+    "horovod/gloo": ("horovodrun --gloo",),
+    "horovod/nccl": ("mpirun", "srun", "horovodrun --gloo"),
+    "ddp/gloo": ("torchrun",),
+    "ddp/nccl": ("torchrun",),
+    "ddp/mpi": ("torchrun", "mpirun", "srun"),
+    "mpi/mpi": ("mpirun", "srun"),
+    "ps/mpi": ("mpirun", "srun"),
+}
+_START = {
+    "horovod": "horovodrun --mpi -np",
+    "horovod/gloo": "horovodrun --gloo -np",
+    "ddp": "torchrun --nproc-per-node",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingsFile:
+    """The content of a settings file, checked."""
+
+    path: Path
+    sha256: str
+    made_for: Mapping[str, Any]  # FOR_KEYS; parameters, widths and runtime are always there
+    values: Mapping[str, Any]  # ALLOWED
+
+    @property
+    def runtime(self) -> str:
+        """The runtime that was tuned, such as horovod/mpi."""
+        return str(self.made_for["runtime"])
+
+    def require_fit(
+        self, config: RunConfig, *, parameters: int, launcher: str, launched: str, asked_backend: str | None
+    ) -> None:
+        """Raise ConfigError in one line when the run is of another model, or talks in another way.
+
+        `config` has the settings in it already. `launcher` and `launched` (a backend) are what `comm.detect` says,
+        `asked_backend` what the user asked for beside the file.
+        """
+        widths = self.made_for["widths"]
+        if parse_widths(widths) != parse_widths(config.widths) or self.made_for["parameters"] != parameters:
+            raise ConfigError(
+                f"{self.path}: the settings are for a model of widths {widths} with {self.made_for['parameters']:,} "
+                f"parameters, this run trains {config.widths} with {parameters:,}; run `horovod-study tune` with this "
+                "model, or leave --settings out"
+            )
+        backend, _, transport = self.runtime.partition("/")
+        runs = launched if config.backend == "auto" else config.backend
+        if runs != backend or config.transport not in ("auto", transport):
+            over = "" if config.transport == "auto" else f"/{config.transport}"
+            raise ConfigError(
+                f"{self.path}: the settings are for runtime {self.runtime}, this run asks for {runs}{over}; run "
+                f"`horovod-study tune --runtime {runs}{over or '/...'}`, or leave --settings out"
+            )
+        if launcher not in _LAUNCHERS[self.runtime] and not (launcher == "none" and asked_backend == backend):
+            start = _START.get(self.runtime, _START.get(backend, "mpirun -np"))
+            how = "by no launcher, as one worker" if launcher == "none" else f"by {launcher}"
+            raise ConfigError(
+                f"{self.path}: the settings are for runtime {self.runtime}, but this run was started {how}; start it "
+                f"with `{start} {self.made_for.get('workers') or 'N'} ...`, or leave --settings out"
+            )
+
+    def matches(self, facts: Mapping[str, Any]) -> dict[str, bool]:
+        """Return for each fact of the file that is known of the run whether the two are equal."""
+        return {
+            name: self.made_for[name] == facts[name]
+            for name in FOR_KEYS
+            if self.made_for.get(name) is not None and facts.get(name) is not None
+        }
+
+    def warning(self, facts: Mapping[str, Any]) -> str:
+        """Return one line about what differs from what was tuned, "" when nothing does."""
+        differing = [name for name, same in self.matches(facts).items() if not same]
+        if not differing:
+            return ""
+        texts = [f"{_NAMES.get(name, name)} {self.made_for[name]} (here {facts[name]})" for name in differing]
+        return f"warning: {self.path}: settings were found for {', '.join(texts)}; others may be better here"
+
+    def record(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what run.json says about the file."""
+        return {"path": str(self.path.absolute()), "sha256": self.sha256, "matches": self.matches(facts)}
+
+
+def read_settings(path: Path) -> SettingsFile:
+    """Read a settings file; what is missing, unknown or not allowed is a ConfigError naming it."""
+    content = load_yaml(path)
+    for key in content:
+        if key not in ("for", "settings"):
+            raise ConfigError(
+                f"{path}: unknown key {key!r}{nearest(str(key), ('for', 'settings'))}; a settings file has the keys "
+                "for and settings, and is written by `horovod-study tune`"
+            )
+    made_for, values = _section(path, content, "for", FOR_KEYS), _section(path, content, "settings", ALLOWED)
+    for name in _NEEDED:
+        if made_for.get(name) is None:
+            raise ConfigError(f"{path}: for: {name} is missing; it says what the settings are for")
+    for name, value in made_for.items():
+        metadata = {"kind": int if name in _WHOLE else str, "choices": None, "low": 1 if name in _WHOLE else None}
+        made_for[name] = check_field(f"{path}: for", name, value, {**metadata, "above": None}, optional=True)
+    runtime = made_for["runtime"]
+    if runtime not in _LAUNCHERS:
+        raise ConfigError(
+            f"{path}: for: runtime {runtime!r} is not known{nearest(str(runtime), RUNTIMES)}; "
+            f"allowed: {', '.join(_LAUNCHERS)}"
+        )
+    try:
+        parse_widths(made_for["widths"])
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("run:", f"{path}: for:", 1)) from None
+    backend, _, transport = runtime.partition("/")
+    for name, value in values.items():
+        each = RUN_FIELDS[name]
+        values[name] = check_field(f"{path}: settings", name, value, each.metadata, optional=each.default is None)
+        if name in COMMUNICATION and values[name] != each.default and not matters(name, runtime):
+            raise ConfigError(f"{path}: settings: {name} has no effect on {runtime}; leave it out")
+    for name, needed in (("backend", backend), ("transport", transport)):
+        if values.setdefault(name, needed) != needed:
+            raise ConfigError(
+                f"{path}: settings: {name} is {values[name]!r}, but the file is for runtime {runtime}; write {needed}"
+            )
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return SettingsFile(path=path, sha256=digest, made_for=made_for, values=values)
+
+
+def _section(path: Path, content: Mapping[str, Any], key: str, allowed: Sequence[str]) -> dict[str, Any]:
+    section = content.get(key)
+    if not isinstance(section, dict):
+        raise ConfigError(
+            f"{path}: {key} must hold `key: value` lines, not {section!r}; `horovod-study tune` writes such files"
+        )
+    for name in section:
+        if name not in allowed:
+            known = name in RUN_FIELDS
+            why = "is no setting of how workers talk" if known else f"is not known{nearest(str(name), allowed)}"
+            raise ConfigError(f"{path}: {key}: {name!r} {why}; allowed: {', '.join(allowed)}")
+    return dict(section)
+
+
+def write_settings(
+    path: Path, *, made_for: Mapping[str, Any], values: Mapping[str, Any], comments: Sequence[str]
+) -> None:
+    """Write a settings file, the comments above it; the old one is replaced whole."""
+    body = {"for": {name: made_for[name] for name in FOR_KEYS if made_for.get(name) is not None}}
+    text = "".join(f"# {line}".rstrip() + "\n" for line in comments)
+    text += "\n" + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=1000)
+    text += "\n" + yaml.safe_dump({"settings": dict(values)}, sort_keys=False, allow_unicode=True, width=1000)
+    try:
+        atomic_write(path, text)
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be written ({error.strerror}); choose a writable --out") from None
+
+
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS")
+
+
+def nodes_of(environ: Mapping[str, str], workers: int) -> int | None:
+    """Return on how many hosts the workers sit when each has as many as this one; None when the launcher tells not."""
+    for name in _LOCAL_SIZES:
+        if environ.get(name, "").isdecimal() and int(environ[name]) > 0:
+            return math.ceil(workers / int(environ[name]))
+    return 1 if workers == 1 else None

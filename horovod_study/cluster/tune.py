@@ -1,0 +1,869 @@
+"""Tunes how workers talk: short training launches of this model at this placement, raced against each other.
+
+A tune lives in a folder DIR:
+
+    settings.yaml       the settings that were chosen, for `train --settings`
+    tune.json           what is tuned, and what the first launch of each runtime told about itself
+    trials.csv          one row per launch, appended as it ends; the same command again goes on from here
+    runs/, configs/, logs/      the run directory of each launch, what it was asked to do, what it printed
+    result.json, tune.png, ...  what came of it (report/tune.py draws)
+
+Libraries read their settings when they start, so that every evaluation is a launch of its own: the usual trainer for a
+few seconds, without checkpoint, evaluated once at its end. `racing.py` decides what is launched next.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import yaml
+
+from horovod_study.cluster.ledger import study_lock
+from horovod_study.cluster.process import GRACE_S, CellProcess
+from horovod_study.cluster.progress import duration
+from horovod_study.cluster.racing import (
+    FIRST_BLOCKS,
+    UNKNOWN,
+    Book,
+    Candidate,
+    Launch,
+    Outcome,
+    Ratio,
+    Trial,
+    plain,
+    race,
+)
+from horovod_study.cluster.reason import failure_reason
+from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
+from horovod_study.cluster.settings_file import write_settings
+from horovod_study.config import (
+    COMMUNICATION,
+    RUN_FIELDS,
+    RUNTIMES,
+    Cell,
+    Placement,
+    RunConfig,
+    available_cores,
+    check_field,
+    load_yaml,
+    matters,
+    run_config,
+)
+from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.measure.clock import now, utc_now
+from horovod_study.options import SET_BY_TUNE
+from horovod_study.progress import Line, say
+from horovod_study.records import MANIFEST, atomic_write, read_run
+
+SECONDS = 2.0
+MINUTES = 10.0
+ROUNDS = 6
+"""Defaults: seconds of each launch, minutes of all launches together, and rounds of the race."""
+
+_START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs
+_RESERVED = 0.25  # of the time, at most, is kept for confirming the winner
+_WAKE_S = 0.1
+_HOOKS = ("fusion_mb", "groups", "bucket_mb", "broadcast_buffers", "bucket_view", "static_graph")
+"""Knobs that do something only when gradients are reduced from hooks."""
+_SEVERAL_HOSTS = ("hierarchical",)
+_NOT_TUNED = ("horovod_defaults", "horovod_build")
+
+KNOBS: dict[str, tuple[Any, ...]] = {
+    "reduction": ("flat", "hooks"),
+    "cycle_time_ms": (0.05, 0.2, 1.0, 5.0),
+    "idle_cycle_time_ms": (0.0, 1.0, 10.0),
+    "fusion_mb": (0.0, 0.1),
+    "cache_capacity": (0,),
+    "hierarchical": (True,),
+    "groups": (1, 2, 4),
+    "yield_when_idle": (False, True),
+    "single_copy": (False, True),
+    "thread_priority": ("off", "slice", "realtime"),
+    "threads": (1, 2, 4, 8),
+    "bucket_mb": (0.1, 0.5),
+    "broadcast_buffers": (True,),
+    "bucket_view": (False,),
+    "static_graph": (True,),
+    "ps_servers": (2, 4),
+}
+"""What is varied, and the values that are tried; the one that the shipped settings have anyway is left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuneRequest:
+    """What is to be tuned: a run, where it runs, and how much may be spent on it."""
+
+    config: RunConfig
+    runtimes: tuple[str, ...]
+    workers: int
+    minutes: float = MINUTES
+    rounds: int = ROUNDS
+    knobs: tuple[str, ...] = ()  # none: all that matter
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # knob -> the user's own candidates
+
+    def meaning(self) -> dict[str, Any]:
+        """Return what must be the same for launches to be compared; the time and the rounds may be extended."""
+        return {
+            "config": self.config.to_dict(),
+            "runtimes": list(self.runtimes),
+            "workers": self.workers,
+            "knobs": sorted(self.knobs),
+            "values": {name: list(values) for name, values in sorted(self.values.items())},
+        }
+
+    def cell(self, candidate: Candidate) -> Cell:
+        """Return the run that tries a candidate; ConfigError when its values do not fit together."""
+        backend, _, transport = candidate.runtime.partition("/")
+        values = {**self.config.to_dict(), **candidate.values, "backend": backend, "transport": transport}
+        config = run_config(values, source=candidate.name)
+        placement = Placement(partition=config.partition, workers=self.workers, workers_per_node=self.workers)
+        return Cell(config=config, runtime=candidate.runtime, placement=placement)
+
+
+def tune_request(
+    path: Path | None,
+    given: Mapping[str, Any],
+    *,
+    runtimes: Sequence[str] = (),
+    workers: int | None = None,
+    minutes: float = MINUTES,
+    rounds: int = ROUNDS,
+    knobs: Sequence[str] = (),
+    values: Sequence[str] = (),
+    cores: int | None = None,
+) -> TuneRequest:
+    """Return the request that options make; `given` are options of the run, `values` texts such as groups=1,2.
+
+    ConfigError in one line for what is wrong: an unknown knob or runtime, one that has no effect, too many workers.
+    """
+    cores = available_cores() if cores is None else cores
+    for name in SET_BY_TUNE:
+        if name in given:
+            option = "--" + name.replace("_", "-")
+            if name in ("backend", "transport"):
+                instead = "use --runtime"
+            elif name in KNOBS:
+                instead = f"it is varied; use --knob {name}=VALUE,... to say among which values"
+            else:
+                instead = "leave it out"
+            raise ConfigError(f"tune: {option} has no place here: {instead}")
+    if not (math.isfinite(minutes) and minutes > 0):
+        raise ConfigError(f"tune: --minutes is {minutes:g}; it must be greater than 0")
+    if rounds < 1:
+        raise ConfigError(f"tune: --rounds is {rounds}; it must be at least 1")
+    runtimes = tuple(dict.fromkeys(runtimes)) or ("horovod/mpi",)
+    tunable = [runtime for runtime in RUNTIMES if runtime != "serial"]
+    for runtime in runtimes:
+        if runtime not in tunable:
+            raise ConfigError(
+                f"tune: --runtime {runtime!r} {'has nobody to talk to' if runtime == 'serial' else 'is not known'}"
+                f"{nearest(runtime, tunable)}; allowed: {', '.join(tunable)}"
+            )
+    file = load_yaml(path) if path else {}
+    kept = {name: value for name, value in file.items() if name not in SET_BY_TUNE or name not in RUN_FIELDS}
+    kept.pop("seconds", None)
+    config = run_config(
+        {
+            "seconds": SECONDS,
+            **kept,
+            **given,
+            "study": "tune",
+            "evaluate_every": 1e6,  # epochs: at the end only
+            "checkpoint_at_end": False,
+        },
+        source=str(path) if path else "tune",
+    )
+    workers = cores // config.threads if workers is None else workers
+    if workers < 2:
+        raise ConfigError(
+            f"tune: --workers is {workers}, on {cores} core{'s' * (cores > 1)} with {config.threads} thread"
+            f"{'s' * (config.threads > 1)} each; tuning how workers talk needs at least 2"
+        )
+    if workers * config.threads > cores:
+        threads = f" with {config.threads} threads each" if config.threads > 1 else ""
+        raise ConfigError(
+            f"tune: --workers is {workers}{threads}, but this machine offers {cores} core{'s' * (cores > 1)}; "
+            "lower --workers, as more of them would measure how cores are shared"
+        )
+    own = dict(_own_values(text) for text in values)
+    knobs = tuple(name.replace("-", "_") for name in knobs)
+    for name in (*knobs, *own):
+        _require_effect(name, runtimes)
+    return TuneRequest(
+        config=config,
+        runtimes=runtimes,
+        workers=workers,
+        minutes=minutes,
+        rounds=rounds,
+        knobs=tuple(dict.fromkeys(knobs)),
+        values=own,
+    )
+
+
+def _own_values(text: str) -> tuple[str, tuple[Any, ...]]:
+    """Return knob and values meant by `cycle_time_ms=0.1,1`."""
+    name, equals, list_ = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or not list_.strip(" ,"):
+        raise ConfigError(f"tune: --knob {text!r}; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1")
+    _require_knob(name)
+    values = []
+    for word in list_.split(","):
+        value: Any = word.strip()
+        metadata = RUN_FIELDS[name].metadata
+        if metadata["kind"] is bool:
+            value = {"true": True, "false": False}.get(value.lower(), value)
+        values.append(check_field("tune: --knob", name, value, metadata, optional=False))
+    return name, tuple(dict.fromkeys(values))
+
+
+def _require_knob(name: str) -> None:
+    if name not in KNOBS:
+        raise ConfigError(f"tune: knob {name!r} is not known{nearest(name, KNOBS)}; allowed: {', '.join(KNOBS)}")
+
+
+def _require_effect(name: str, runtimes: Sequence[str]) -> None:
+    _require_knob(name)
+    if not any(not why_not(name, runtime) for runtime in runtimes):
+        useful = [knob for knob in KNOBS if any(not why_not(knob, runtime) for runtime in runtimes)]
+        raise ConfigError(
+            f"tune: knob {name} {why_not(name, runtimes[0])}; knobs that do something over {', '.join(runtimes)}: "
+            f"{', '.join(useful)}"
+        )
+
+
+def why_not(knob: str, runtime: str, *, hosts: int = 1) -> str:
+    """Return why a knob is not worth trying over a runtime, "" when it is."""
+    if knob in COMMUNICATION and not matters(knob, runtime):
+        return f"has no effect over {runtime}"
+    if knob == "bucket_mb" and runtime.startswith("ps/"):
+        return ""
+    if knob in _SEVERAL_HOSTS and hosts == 1:
+        return "means something on several hosts only, and this is one"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------ the space
+
+
+def space(
+    request: TuneRequest, runtime: str, effective: Mapping[str, Any], *, cores: int
+) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the candidates of a runtime, baselines first, and why which knob is not varied.
+
+    `effective` is that of a run with the shipped settings: a value that they have anyway is no candidate.
+    """
+    shipped = shipped_values(effective)
+    candidates = [
+        Candidate(name="shipped settings", runtime=runtime, kind="shipped"),
+        Candidate(name="library defaults", runtime=runtime, kind="library", values=library_values(runtime)),
+    ]
+    left_out: dict[str, str] = {}
+    for knob in request.knobs or KNOBS:
+        why = why_not(knob, runtime)
+        if not why and knob in shipped and shipped[knob] is None:
+            why = "is not known to the Horovod that is installed"
+        if why:
+            if request.knobs or not why.startswith(
+                "has no effect"
+            ):  # what belongs to another library goes without saying
+                left_out[knob] = why
+            continue
+        tried = 0
+        for value in request.values.get(knob, KNOBS[knob]):
+            if knob == "threads":
+                if value == request.config.threads or value * request.workers > cores:
+                    continue
+            elif knob == "ps_servers" and value > request.workers:
+                continue
+            elif knob in shipped and shipped[knob] == value:
+                continue
+            needs = {"reduction": "hooks"} if knob in _HOOKS and shipped.get("reduction") != "hooks" else {}
+            candidate = Candidate(
+                name=f"{knob}={plain(value)}" + (" with hooks" if needs else ""),
+                runtime=runtime,
+                kind="effect",
+                values={**needs, knob: value},
+                knob=knob,
+                value=plain(value) + (" with hooks" if needs else ""),
+            )
+            try:
+                request.cell(candidate)
+            except ConfigError as error:
+                left_out[knob] = str(error)
+                continue
+            candidates.append(candidate)
+            tried += 1
+        if not tried and knob not in left_out:
+            left_out[knob] = (
+                "has no other value that fits the cores" if knob == "threads" else "has no other value to be tried"
+            )
+    return candidates, left_out
+
+
+def library_values(runtime: str) -> dict[str, Any]:
+    """Return the options that make a run talk as its library does when nobody sets anything."""
+    values: dict[str, Any] = {"reduction": "hooks"} if runtime.startswith(("horovod/", "ddp/")) else {}
+    if matters("horovod_defaults", runtime):
+        values["horovod_defaults"] = True
+    if matters("broadcast_buffers", runtime):
+        values |= {"broadcast_buffers": True, "bucket_view": False}  # as DistributedDataParallel(model) does
+    if matters("thread_priority", runtime):
+        values["thread_priority"] = "off"
+    return values
+
+
+def shipped_values(effective: Mapping[str, Any]) -> dict[str, Any]:
+    """Return knob -> value that a run with shipped settings really used; None: its library does not know the knob.
+
+    A knob that the record says nothing about is missing, or has the default of its option.
+    """
+    from horovod_study.comm.settings import OPTIONS  # here, because its package loads torch
+
+    recorded = effective.get("settings", {})
+    found: dict[str, Any] = {"reduction": effective.get("reduction")}
+    for knob in KNOBS:
+        entry = recorded.get(OPTIONS.get(knob, knob))
+        if not isinstance(entry, Mapping):
+            if knob in ("broadcast_buffers", "bucket_view", "static_graph", "ps_servers"):
+                found[knob] = RUN_FIELDS[knob].default
+            continue
+        value = entry.get("value")
+        kind = RUN_FIELDS[knob].metadata["kind"]
+        with suppress(TypeError, ValueError):  # an unusual text in the environment is no value of ours
+            if value is None:
+                if entry.get("source") == "not in this build":
+                    found[knob] = None
+            elif knob == "single_copy":
+                found[knob] = value != "none"
+            elif knob == "fusion_mb":
+                found[knob] = float(value) / 1e6
+            elif kind is bool:
+                found[knob] = str(value).lower() in ("1", "true")
+            else:
+                found[knob] = kind(value)
+    return found
+
+
+def _set_by_user(runtimes: Sequence[str]) -> list[str]:
+    """Return the variables of the environment that would be taken for shipped settings."""
+    from horovod_study.comm.settings import OPTIONS  # here, because its package loads torch
+
+    used = [name for knob, name in OPTIONS.items() if any(matters(knob, runtime) for runtime in runtimes)]
+    return [name for name in used if name in os.environ]
+
+
+# ------------------------------------------------------------------------------------------------------ launching
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launched:
+    """What one launch told; `samples_per_s` is None where it failed, with the `reason`."""
+
+    samples_per_s: float | None
+    seconds: float
+    step_ms_median: float | None = None
+    step_ms_p90: float | None = None
+    reason: str = ""
+    effective: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Trainer(Protocol):
+    """Launches a run and waits for its end; KeyboardInterrupt when the user wants to stop."""
+
+    def __call__(self, cell: Cell, name: str) -> Launched:
+        """Return what came of the run `name`."""
+
+
+class LocalTrainer:
+    """Launches runs on this machine, below the folder of a tune."""
+
+    def __init__(
+        self,
+        directory: Path,
+        stop: StopRequest,
+        *,
+        launch: Launcher = local_launch,
+        grace_s: float = GRACE_S,
+        start_up_s: float = _START_UP_S,
+    ) -> None:
+        self._directory, self._stop, self._launch = directory, stop, launch
+        self._grace_s, self._start_up_s = grace_s, start_up_s
+
+    def __call__(self, cell: Cell, name: str) -> Launched:
+        for folder in ("runs", "configs", "logs"):
+            (self._directory / folder).mkdir(parents=True, exist_ok=True)
+        run, attempt = self._directory.resolve() / "runs" / name, 1
+        while run.exists():  # of a command that was interrupted
+            attempt += 1
+            run = run.with_name(f"{name}-{attempt}")
+        config, log = self._directory / "configs" / f"{run.name}.yaml", self._directory / "logs" / f"{run.name}.log"
+        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        timeout_s, began = self._start_up_s + 10 * (cell.config.seconds or SECONDS), now()
+        problem, exit_code = "", None
+        with CellProcess(self._launch(cell, config, run), log, self._grace_s) as process:
+            while (exit_code := process.wait(_WAKE_S)) is None:
+                if self._stop.requested:
+                    raise KeyboardInterrupt
+                if now() - began > timeout_s:
+                    problem = f"no end within {timeout_s:g} s"
+                    break
+        seconds = now() - began
+        if self._stop.requested:
+            raise KeyboardInterrupt
+        record = read_run(run) if (run / MANIFEST).exists() else None
+        if record is None or record.status != "done" or problem:
+            told = record.reason if record is not None and record.status == "failed" else ""
+            reason = problem or told or failure_reason(log_tail(log), exit_code)
+            return Launched(samples_per_s=None, seconds=seconds, reason=f"{reason}; see {log}")
+        totals = record.totals
+        return Launched(
+            samples_per_s=totals["samples_per_s"],
+            seconds=seconds,
+            step_ms_median=_ms(totals.get("step_s_median")),
+            step_ms_p90=_ms(totals.get("step_s_p90")),
+            effective=record.effective,
+            environment=record.environment,
+        )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+# ------------------------------------------------------------------------------------------------------ the record
+
+COLUMNS = (
+    *("launch", "stage", "block", "runtime", "candidate", "samples_per_s", "step_ms_median", "step_ms_p90"),
+    *("seconds", "reason", "ended", "values"),
+)
+
+
+class _Ledger:
+    """trials.csv and tune.json of one tune."""
+
+    def __init__(self, directory: Path, request: TuneRequest) -> None:
+        self._path, self._state = directory / "trials.csv", directory / "tune.json"
+        self.facts: dict[str, dict[str, Any]] = {}  # runtime -> effective, environment of its first launch
+        self.trials: dict[tuple[str, int, str], Trial] = {}
+        self.order: list[Trial] = []
+        self._meaning = json.loads(json.dumps(request.meaning()))
+        try:
+            self._open()
+        except OSError as error:
+            raise StudyError(
+                f"{error.filename or directory}: cannot be read or written ({error.strerror}); choose another --out"
+            ) from None
+
+    def _open(self) -> None:
+        if self._state.exists():
+            try:
+                state = json.loads(self._state.read_text(encoding="utf-8"))
+                before, self.facts = state["meaning"], state["facts"]
+            except (ValueError, KeyError, TypeError):
+                raise StudyError(f"{self._state}: is damaged; move the folder away, or choose another --out") from None
+            for part, new in self._meaning.items():
+                if (old := before.get(part)) != new:
+                    raise StudyError(
+                        f"{self._state.parent}: holds the tuning of something else ({_difference(part, old, new)}), "
+                        "whose launches cannot be compared with new ones; choose another --out"
+                    )
+        elif self._path.exists():
+            raise StudyError(f"{self._path}: its tune.json is missing; move the folder away, or choose another --out")
+        else:
+            self.save()
+        if self._path.exists():
+            text = self._path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]
+            if whole != text:  # torn: the command was killed while it wrote
+                atomic_write(self._path, whole)
+            for row in csv.DictReader(io.StringIO(whole)):
+                self._note(_trial(row, self._path))
+
+    def _note(self, trial: Trial) -> None:
+        self.trials[(trial.stage, trial.block, trial.candidate)] = trial
+        self.order.append(trial)
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of all launches so far."""
+        return sum(trial.seconds for trial in self.order)
+
+    @property
+    def launch_s(self) -> float:
+        """How long a launch takes, as far as is known."""
+        return median(trial.seconds for trial in self.order) if self.order else 0.0
+
+    def save(self) -> None:
+        """Write tune.json."""
+        atomic_write(self._state, json.dumps({"meaning": self._meaning, "facts": self.facts}, indent=1) + "\n")
+
+    def add(self, trial: Trial, candidate: Candidate) -> None:
+        """Append a launch; it is on the disk when this returns."""
+        self._note(trial)
+        new = not self._path.exists()
+        row = {
+            "launch": len(self.order),
+            "stage": trial.stage,
+            "block": trial.block,
+            "runtime": candidate.runtime,
+            "candidate": candidate.name,
+            "samples_per_s": trial.samples_per_s,
+            "step_ms_median": trial.step_ms_median,
+            "step_ms_p90": trial.step_ms_p90,
+            "seconds": f"{trial.seconds:.3f}",
+            "reason": " ".join(trial.reason.split()),
+            "ended": utc_now(),
+            "values": json.dumps(dict(candidate.values)),
+        }
+        with self._path.open("a", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def _trial(row: Mapping[str, str | None], path: Path) -> Trial:
+    def number(name: str) -> float | None:
+        text = row[name]
+        return float(text) if text else None
+
+    try:
+        return Trial(
+            stage=str(row["stage"]),
+            block=int(row["block"] or ""),
+            candidate=f"{row['runtime']} {row['candidate']}",
+            samples_per_s=number("samples_per_s"),
+            step_ms_median=number("step_ms_median"),
+            step_ms_p90=number("step_ms_p90"),
+            seconds=float(row["seconds"] or ""),
+            reason=row["reason"] or "",
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(
+            f"{path}: row {row.get('launch')} is damaged ({error}); remove that row, or choose another --out"
+        ) from None
+
+
+def _difference(part: str, old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
+        return f"{name} was {old.get(name)}, now {new.get(name)}"
+    return f"{part} was {old}, now {new}"
+
+
+# ------------------------------------------------------------------------------------------------------ the tune
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuneResult:
+    """What came of a tune: `document` is empty when it was interrupted."""
+
+    directory: Path
+    document: Mapping[str, Any]
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0, also when nothing was resolved; 130 after Ctrl-C."""
+        return 130 if self.interrupted else 0
+
+
+def run_tune(
+    request: TuneRequest,
+    directory: Path,
+    *,
+    command: str,
+    trainer: Trainer | None = None,
+    cores: int | None = None,
+    grace_s: float = GRACE_S,
+) -> TuneResult:
+    """Race settings against each other until the best is known or the time is used up; write settings.yaml.
+
+    Launches of an earlier command in `directory` count, in the result and in the time. `command` is what the user
+    typed; it is repeated where typing it again continues. StudyError when the shipped settings do not run.
+    """
+    cores = available_cores() if cores is None else cores
+    with StopRequest() as stop, study_lock(directory):
+        ledger = _Ledger(directory, request)
+        work = _Work(request, ledger, trainer or LocalTrainer(directory, stop, grace_s=grace_s), cores)
+        try:
+            outcome = work.run()
+        except KeyboardInterrupt:
+            say(f"interrupted; {len(ledger.order)} launches are kept, continue with: {command}")
+            return TuneResult(directory=directory, document={}, interrupted=True)
+        except OSError as error:
+            raise StudyError(
+                f"{error.filename or directory}: {error.strerror or error}; make room there, and continue with: "
+                f"{command}"
+            ) from error
+        finally:
+            work.line.close()
+        document = result_of(request, outcome, ledger, work.left_out, command=command)
+        settings = directory / "settings.yaml"
+        write_settings(
+            settings,
+            made_for=document["for"],
+            values=document["settings"],
+            comments=settings_comments(document, command),
+        )
+        document = {**document, "directory": str(directory), "settings_file": str(settings)}
+        atomic_write(directory / "result.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+    return TuneResult(directory=directory, document=document)
+
+
+class _Work:
+    def __init__(self, request: TuneRequest, ledger: _Ledger, trainer: Trainer, cores: int) -> None:
+        self._request, self._ledger, self._trainer, self._cores = request, ledger, trainer, cores
+        self.left_out: dict[str, dict[str, str]] = {}
+        self.line = Line()
+        self._book = Book()
+        self._candidates: dict[str, Candidate] = {}
+        self._shipped: dict[str, Candidate] = {}
+
+    def run(self) -> Outcome:
+        request = self._request
+        kept = len(self._ledger.order)
+        say(
+            f"tuning {', '.join(request.runtimes)} with {request.workers} workers, batch {request.config.batch}, "
+            f"{request.config.seconds:g} s per launch, at most {duration(60 * request.minutes)}"
+            + (f"; {kept} launches of before count" if kept else "")
+        )
+        for name in _set_by_user(request.runtimes):
+            say(f"warning: {name} is set in the environment, and holds for the shipped settings as well; unset it")
+        candidates = [each for runtime in request.runtimes for each in self._space(runtime)]
+        if all(each.baseline for each in candidates):
+            reasons = "; ".join(f"{knob} {why}" for each in self.left_out.values() for knob, why in each.items())
+            raise StudyError(f"tune: there is nothing to vary: {reasons}; name other --knobs, or values with --knob")
+        first_s = FIRST_BLOCKS * len(candidates) * self._ledger.launch_s
+        if first_s > 60 * request.minutes:
+            say(
+                f"warning: a launch takes {self._ledger.launch_s:.0f} s, so that the first round of {len(candidates)} "
+                f"settings alone takes {duration(first_s)}; give more --minutes, or fewer --knobs"
+            )
+        # The shipped settings of the first runtime come first: they are what is to be beaten.
+        runner = race(candidates, seed=request.config.seed, rounds=request.rounds)
+        reply: Trial | None = None
+        try:
+            launch = next(runner)
+            while True:
+                self._candidates.setdefault(launch.candidate.key, launch.candidate)
+                reply = self._ledger.trials.get(launch.key)
+                if reply is None and self._time_for(launch):
+                    reply = self._try(launch)
+                if reply is not None:
+                    self._book.add(reply)
+                launch = runner.send(reply)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+    def _space(self, runtime: str) -> list[Candidate]:
+        """Launch the shipped settings once, outside the race, and return what can be varied."""
+        shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
+        self._shipped[runtime] = shipped
+        if runtime not in self._ledger.facts:
+            launch = Launch(stage="pilot", block=0, candidate=shipped)
+            launched = self._launch(launch)
+            if launched.samples_per_s is None:
+                raise StudyError(f"tune: {runtime} does not run with its shipped settings: {launched.reason}")
+            facts = {"effective": dict(launched.effective), "environment": dict(launched.environment)}
+            self._ledger.facts[runtime] = json.loads(json.dumps(facts, default=str))
+            self._ledger.save()
+            self._tell(launch, self._ledger.order[-1])
+        candidates, self.left_out[runtime] = space(
+            self._request, runtime, self._ledger.facts[runtime]["effective"], cores=self._cores
+        )
+        return candidates
+
+    def _time_for(self, launch: Launch) -> bool:
+        budget_s, launch_s = 60 * self._request.minutes, self._ledger.launch_s
+        if launch.stage == "race" and launch.confirms:
+            budget_s -= min(15 * launch_s, _RESERVED * budget_s)
+        return self._ledger.used_s + launch_s <= budget_s
+
+    def _try(self, launch: Launch) -> Trial:
+        self._launch(launch)
+        trial = self._ledger.order[-1]
+        self._tell(launch, trial)
+        return trial
+
+    def _launch(self, launch: Launch) -> Launched:
+        candidate = launch.candidate
+        number = len(self._ledger.order) + 1
+        if self.line.due():
+            self.line.show(f"  launch {number}: {self._name(candidate)}")
+        try:
+            launched = self._trainer(self._request.cell(candidate), f"launch-{number:04d}")
+        except StudyError as error:  # values that do not go together, or a launcher that is missing
+            launched = Launched(samples_per_s=None, seconds=0.0, reason=str(error))
+        trial = Trial(
+            stage=launch.stage,
+            block=launch.block,
+            candidate=candidate.key,
+            samples_per_s=launched.samples_per_s,
+            step_ms_median=launched.step_ms_median,
+            step_ms_p90=launched.step_ms_p90,
+            seconds=launched.seconds,
+            reason=launched.reason,
+        )
+        self._ledger.add(trial, candidate)
+        return launched
+
+    def _name(self, candidate: Candidate) -> str:
+        return candidate.name if len(self._request.runtimes) == 1 else candidate.key
+
+    def _tell(self, launch: Launch, trial: Trial) -> None:
+        """Keep one line on how a launch ended, who leads, and how much time is left."""
+        name = self._name(launch.candidate)
+        stage = {"pilot": "first look", "race": f"block {launch.block}", "confirm": "confirming"}[launch.stage]
+        if trial.samples_per_s is None:
+            what = f"failed: {trial.reason}"
+        else:
+            what = f"{trial.samples_per_s:,.0f} samples/s"
+        left_s = max(0.0, 60 * self._request.minutes - self._ledger.used_s)
+        book = Book([*self._book.trials, trial]) if launch.stage != "pilot" else Book()
+        self.line.keep(
+            f"[{len(self._ledger.order):>3}] {stage}: {name}  {what}{self._leader(book)}; "
+            f"at most {duration(left_s)} left"
+        )
+
+    def _leader(self, book: Book) -> str:
+        reference = next(iter(self._shipped.values())).key
+        if not book.launches(reference):
+            return ""
+        best, ratio = reference, UNKNOWN
+        for key in self._candidates:
+            one = book.ratio(key, reference)
+            if key != reference and key not in book.failed and not book.unstable(key) and one.ratio > 1:
+                if best == reference or one.ratio > ratio.ratio:
+                    best, ratio = key, one
+        if best == reference:
+            return "; best: shipped settings"
+        return f"; best: {self._name(self._candidates[best])}, {ratio.text()} of shipped"
+
+
+def result_of(
+    request: TuneRequest,
+    outcome: Outcome,
+    ledger: _Ledger,
+    left_out: Mapping[str, Mapping[str, str]],
+    *,
+    command: str = "",
+) -> dict[str, Any]:
+    """Return the result as plain values: what report/tune.py draws and `--json` prints."""
+    book, chosen = outcome.book, outcome.chosen
+    shipped = {each.runtime: each for each in outcome.candidates if each.kind == "shipped"}
+    library = {each.runtime: each for each in outcome.candidates if each.kind == "library"}
+    rows = []
+    for each in outcome.candidates:
+        itself = each.kind == "shipped"
+        ratio = (
+            Ratio(ratio=1.0, low=1.0, high=1.0, blocks=book.launches(each.key))
+            if itself
+            else book.ratio(each.key, shipped[each.runtime].key)
+        )
+        state = outcome.states.get(each.key, "")
+        failed, unstable = book.failed.get(each.key), book.unstable(each.key)
+        if failed:
+            verdict = f"failed: {failed}"
+        elif unstable:
+            verdict = (
+                f"unstable: {book.slow_launches(each.key)} of {book.launches(each.key)} launches at half the speed"
+            )
+        else:
+            verdict = "what the others are compared with" if itself else ratio.words()
+        rows.append(
+            {
+                "runtime": each.runtime,
+                "name": each.name,
+                "kind": each.kind,
+                "knob": each.knob,
+                "value": each.value,
+                "values": dict(each.values),
+                **ratio.to_dict(),
+                "samples_per_s": book.samples_per_s(each.key),
+                "step_spread": book.step_spread(each.key),
+                "launches": book.launches(each.key),
+                "slow_launches": book.slow_launches(each.key),
+                "failed": failed,
+                "state": state,
+                "verdict": verdict,
+                "chosen": each.key == chosen.key,
+            }
+        )
+    source = outcome.confirmation if outcome.confirmed else book
+    gains = {
+        name: None
+        if base is None or base.key == chosen.key
+        else source.ratio(chosen.key, base.key).to_dict() | {"words": source.ratio(chosen.key, base.key).words()}
+        for name, base in (("shipped", shipped[chosen.runtime]), ("library", library.get(chosen.runtime)))
+    }
+    facts = ledger.facts[chosen.runtime]
+    effective, environment = facts["effective"], facts["environment"]
+    backend, _, transport = chosen.runtime.partition("/")
+    noise = book.noise()
+    return {
+        "command": command,
+        "verdict": outcome.text,
+        "stop": outcome.stop,
+        "resolved": outcome.resolved,
+        "chosen": chosen.name,
+        "runtime": chosen.runtime,
+        "gain_over_shipped": gains["shipped"],
+        "gain_over_library": gains["library"],
+        "gains_confirmed": outcome.confirmed,
+        "settings": {
+            "backend": backend,
+            "transport": transport,
+            "threads": request.config.threads,
+            **({} if request.config.horovod_build is None else {"horovod_build": request.config.horovod_build}),
+            **chosen.values,
+        },
+        "for": {
+            "parameters": effective.get("parameters"),
+            "widths": request.config.widths,
+            "batch": request.config.batch,
+            "workers": request.workers,
+            "nodes": effective.get("nodes", 1),
+            "runtime": chosen.runtime,
+            **{name: environment.get(name) for name in ("cpu_model", "package", "torch", "horovod", "mpi")},
+        },
+        "launches": len(ledger.order),
+        "used_s": ledger.used_s,
+        "seconds": request.config.seconds,
+        "minutes": request.minutes,
+        "noise": None if math.isnan(noise) else noise,
+        "when": utc_now(),
+        "left_out": {runtime: dict(each) for runtime, each in left_out.items()},
+        "candidates": rows,
+    }
+
+
+def settings_comments(document: Mapping[str, Any], command: str) -> list[str]:
+    """Return what stands above the settings: when, how and with what gain they were found."""
+    lines = [
+        f"Settings of how workers talk, found by horovod-study tune on {document['when']}.",
+        f"Command: {command}",
+        f"{document['launches']} launches of {document['seconds']:g} s took {duration(document['used_s'])}.",
+        document["verdict"],
+    ]
+    where = "blocks of their own" if document["gains_confirmed"] else "the blocks that they were chosen by"
+    for name, words in (("gain_over_shipped", "shipped settings"), ("gain_over_library", "library defaults")):
+        gain = document[name]
+        if gain is not None and gain["ratio"] is not None:
+            interval = "" if gain["low"] is None else f" [{gain['low']:.3f}, {gain['high']:.3f}]"
+            lines.append(f"Samples/s over the {words}: {gain['ratio']:.3f}{interval} (95 %), from {where}.")
+    lines.append("Use: ... train --settings THIS_FILE, started over the runtime below.")
+    return lines

@@ -1,0 +1,454 @@
+"""The proof that parallel training equals sequential training: what is run, and the verdict on each case.
+
+A case is one parallel training run of S steps: a runtime, N workers, a reduction, a precision, an optimiser, even or
+uneven shards. It passes if
+
+    every one of the model's tensors ends within the bound of the sequential run's, ||p - q|| / ||q||, on every rank
+    (reported and not judged for Adam in float32, see UNJUDGED),
+    the curves of every global batch are the sequential ones in the same order,
+    every rank's learning rate is the sequential one in every step,
+    every rank begins with the sequential run's parameters, bit for bit, and all ranks end alike,
+    the averaged gradient of the first step is 1 times the sequential one, within the bound.
+
+The last is not implied by the first: Adam divides the gradient by its own size, so a sum in the place of a mean hardly
+moves the parameters. docs/verify.md says what the figures mean.
+"""
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from horovod_study.cluster.ranks import run_ranks
+from horovod_study.config import RUNTIMES, RunConfig, available_cores
+from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.progress import say
+from horovod_study.workload import dataset as data
+from horovod_study.workload.schedule import scaled_lr
+
+BOUNDS = {"float32": 1e-6, "float64": 1e-14}
+"""The largest relative error of a tensor that passes."""
+UNJUDGED = (("float32", "adam"),)
+"""Precision and optimiser whose errors are shown but held to no bound; order, rate, start and operation are judged.
+
+Adam divides each gradient by the root of its own mean square. Where a gradient is nearly 0, for instance in a unit that
+one curve of the batch switches on, its relative rounding error is large and goes into the parameter undiminished; and
+a rounding error may move the maximum of a pooling window to another point, which changes such gradients at once.
+float64, with the same code, is judged.
+"""
+REDUCTIONS = ("flat", "hooks")
+OPTIMIZERS = ("adam", "sgd")
+BREAKS = ("sum", "shard", "lr", "start")
+SCALINGS = ("none", "linear", "sqrt")
+INPUT_SCALINGS = ("none", "fixed", "standard")
+PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
+RANKS_PER_CORE = 8
+"""More ranks than cores prove as much as few, but slowly."""
+PROGRAM = "horovod_study.comm.equality"
+_LAUNCH_S = 120.0
+_STEP_S = 2.0
+"""Time allowed for a launch, and for every step of it: slow machines and many ranks per core included."""
+_NEAR = 1e-3
+"""How near a factor of the gradient must be to N to be called a sum over N workers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is to be proven; validated when made. `runtimes` None: whatever is available on this machine."""
+
+    runtimes: tuple[str, ...] | None = None
+    workers: tuple[int, ...] = (2,)
+    reductions: tuple[str, ...] = REDUCTIONS
+    dtypes: tuple[str, ...] = tuple(BOUNDS)
+    optimizers: tuple[str, ...] = OPTIMIZERS
+    steps: int = 10
+    batch: int = 300  # of all workers together
+    dataset: str = "4000"
+    lr_scaling: str = "none"
+    input_scaling: str = "standard"
+    seed: int = 1
+    broken: str | None = None  # one of BREAKS
+    cores: int = field(default_factory=available_cores)
+
+    def __post_init__(self) -> None:
+        for option, values, allowed in (
+            ("runtime", self.runtimes, PARALLEL),
+            ("reduction", self.reductions, REDUCTIONS),
+            ("dtype", self.dtypes, tuple(BOUNDS)),
+            ("optimizer", self.optimizers, OPTIMIZERS),
+            ("lr-scaling", (self.lr_scaling,), SCALINGS),
+            ("input-scaling", (self.input_scaling,), INPUT_SCALINGS),
+            ("break", (self.broken,) if self.broken is not None else None, BREAKS),
+        ):
+            for value in values or ():
+                if value not in allowed:
+                    raise ConfigError(
+                        f"verify: --{option} {value!r} is not known{nearest(value, allowed)}; "
+                        f"allowed: {', '.join(allowed)}"
+                    )
+            if values is not None and not values:
+                raise ConfigError(f"verify: --{option} is empty; allowed: {', '.join(allowed)}")
+        for option, number, lowest in (
+            *(("workers", count, 1) for count in self.workers),
+            ("steps", self.steps, 1),
+            ("batch", self.batch, 1),
+            ("seed", self.seed, 0),
+        ):
+            if number < lowest:
+                raise ConfigError(f"verify: --{option} is {number}; it must be at least {lowest}")
+        most, limit = max(self.workers), RANKS_PER_CORE * self.cores
+        if most > limit:
+            raise ConfigError(
+                f"verify: --workers {most} are more ranks than this machine has slots: {self.cores} "
+                f"core{'s' * (self.cores > 1)}, at most {RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"
+            )
+        if most > 1 and self.batch < 2 * most:
+            raise ConfigError(
+                f"verify: --batch {self.batch} is too small for {most} workers: uneven shards need at least "
+                f"{2 * most} curves; use a larger --batch or fewer --workers"
+            )
+        if self.broken and min(self.workers) < 2:
+            raise ConfigError(f"verify: --break {self.broken} needs two ranks, but --workers is 1; use --workers 2")
+
+    def trials(self, workers: int, device: str = "cpu") -> list[dict[str, Any]]:
+        """Return what is trained with so many workers: each with its sequential counterpart's rate and file."""
+        base = RunConfig(lr_scaling=self.lr_scaling)
+        rate = scaled_lr(base, workers)
+        trials = []
+        for dtype in BOUNDS:
+            for optimizer in OPTIMIZERS:
+                for shards, batch in shares(self.batch, workers).items():
+                    if dtype in self.dtypes and optimizer in self.optimizers:
+                        trials.append(
+                            {
+                                "dtype": dtype,
+                                "optimizer": optimizer,
+                                "batch": batch,
+                                "shards": shards,
+                                "lr": base.lr,
+                                "reference": f"{device}-{dtype}-{optimizer}-b{batch}-lr{rate!r}.npz",
+                            }
+                        )
+        return trials
+
+    def sequential(self, workers: int, device: str = "cpu") -> list[dict[str, Any]]:
+        """Return the counterparts of `trials`: whole batches at the rate that `workers` workers should have."""
+        rate = scaled_lr(RunConfig(lr_scaling=self.lr_scaling), workers)
+        return [{**trial, "shards": "even", "lr": rate} for trial in self.trials(workers, device)]
+
+
+def shares(batch: int, workers: int) -> dict[str, int]:
+    """Return the global batches for even and for uneven shards: the largest not above `batch` of each kind."""
+    if workers == 1:
+        return {"even": batch}
+    return {"even": batch - batch % workers, "uneven": batch if batch % workers else batch - 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """All cases with their verdicts, as `--json` prints them."""
+
+    passed: bool
+    bounds: Mapping[str, float]
+    steps: int
+    batch: int
+    dataset: str
+    seed: int
+    lr_scaling: str
+    input_scaling: str
+    broken: str | None
+    unavailable: Mapping[str, str]  # runtime -> why it was left out
+    cases: Sequence[Mapping[str, Any]]
+    moved: Mapping[str, Mapping[str, float]]  # "float32 adam" -> tensor -> ||q - q0|| / ||q0|| of the sequential run
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def verify(question: Question, out: Path | None = None, *, tell: Callable[[str], None] = say) -> Verification:
+    """Train sequentially, then with every runtime and worker count, and judge every case.
+
+    Logs of the launches are kept below `out`/logs, or without `out` in a temporary folder as long as one failed.
+    Raises StudyError for a runtime that was asked for and cannot be used here, or does not run.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="horovod-study-verify-"))
+    logs = scratch if out is None else out / "logs"
+    keep = False
+    try:
+        result = _verify(question, scratch, logs, tell)
+        keep = not all(case["tensors"] for case in result.cases)
+    except StudyError:
+        keep = any(scratch.glob("*/output.log"))
+        raise
+    finally:
+        for file in scratch.glob("*.np[yz]"):
+            file.unlink()
+        if not keep or out is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return result
+
+
+def _verify(question: Question, scratch: Path, logs: Path, tell: Callable[[str], None]) -> Verification:
+    dataset = data.open_dataset(data.ensure(question.dataset, seed=RunConfig().data_seed, processes=question.cores))
+    batches = [trial["batch"] for count in question.workers for trial in question.trials(count)]
+    data.Batches(dataset.train_size, batch=max(batches), rank=0, workers=1, seed=question.seed)  # for its complaint
+    job = {
+        "dataset": str(dataset.path.absolute()),
+        "folder": str(scratch),
+        "steps": question.steps,
+        "seed": question.seed,
+        "break": None,
+        "lr_scaling": "none",
+        "input_scaling": question.input_scaling,
+        "write": True,
+        "reductions": ["auto"],
+    }
+    counts = sorted(set(question.workers))
+    references: dict[str, dict[str, Any]] = {}
+
+    def train_alone(device: str) -> dict[str, Any]:
+        trials = {one["reference"]: one for count in counts for one in question.sequential(count, device)}
+        tell(f"sequential training, the reference: {question.steps} steps, {len(trials)} runs on {device}")
+        alone = _launched("serial", 1, {**job, "device": device, "trials": list(trials.values())}, scratch, logs)
+        references.update({one["reference"]: {**trials[one["reference"]], **one} for one in alone["references"]})
+        return alone
+
+    there = train_alone("cpu")
+    runtimes, unavailable = usable(question.runtimes, counts, there["runtimes"], gpus=there["gpus"])
+    if any(_device(runtime) == "cuda" for runtime, _ in runtimes):
+        train_alone("cuda")
+
+    cases: list[dict[str, Any]] = []
+    launches = [
+        (runtime, count, reductions)
+        for runtime, count in runtimes
+        for reductions in _launches(runtime, count, question.reductions)
+    ]
+    for number, (runtime, count, reductions) in enumerate(launches, start=1):
+        known = {"runtime": runtime, "workers": count, "steps": question.steps}
+        words = "" if set(reductions) >= set(question.reductions) or count == 1 else f", {reductions[0]}"
+        head = f"[{number}/{len(launches)}] {runtime}, {count} worker{'s' * (count > 1)}{words}"
+        doing = {
+            **job,
+            "device": _device(runtime),
+            "write": False,
+            "break": question.broken,
+            "lr_scaling": question.lr_scaling,
+            "trials": question.trials(count, _device(runtime)),
+            "reductions": reductions,
+        }
+        try:
+            found = _launched(runtime, count, doing, scratch, logs)["cases"]
+        except StudyError as error:
+            if question.runtimes is not None:
+                raise
+            cases.append(_not_run(known, str(error)))
+            tell(f"{head}: {error}")
+            continue
+        judged = [judge({**known, **case}, references[case["reference"]]) for case in found]
+        cases += judged
+        tell(f"{head}: {_short(judged)}")
+    return Verification(
+        passed=bool(cases) and all(case["passed"] for case in cases),
+        bounds={dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtypes},
+        steps=question.steps,
+        batch=question.batch,
+        dataset=question.dataset,
+        seed=question.seed,
+        lr_scaling=question.lr_scaling,
+        input_scaling=question.input_scaling,
+        broken=question.broken,
+        unavailable=unavailable,
+        cases=cases,
+        moved=_moved(references.values()),
+    )
+
+
+def _launches(runtime: str, workers: int, reductions: Sequence[str]) -> list[list[str]]:
+    """Return the reductions of each launch: starting takes longer than training, but torch starts one per process."""
+    if workers == 1:
+        return [["auto"]]
+    return [[reduction] for reduction in reductions] if runtime.startswith("ddp/") else [list(reductions)]
+
+
+def _launched(runtime: str, workers: int, job: Mapping[str, Any], scratch: Path, logs: Path) -> dict[str, Any]:
+    name = "-".join([runtime.replace("/", "-"), f"{workers}w", *job["reductions"]])
+    path = scratch / f"{name}.json"
+    path.write_text(json.dumps({**job, "runtime": runtime}), encoding="utf-8")
+    runs = len(job["trials"]) * len(job["reductions"]) * job["steps"]
+    answered = run_ranks(
+        runtime,
+        workers,
+        PROGRAM,
+        ["--job", str(path)],
+        folder=logs / name,
+        environment={"OMP_NUM_THREADS": "1"},
+        timeout_s=_LAUNCH_S + _STEP_S * runs,
+    )
+    result: dict[str, Any] = json.loads(Path(answered["file"]).read_text(encoding="utf-8"))
+    return result
+
+
+def usable(
+    wanted: Sequence[str] | None, counts: Sequence[int], missing: Mapping[str, str | None], *, gpus: int
+) -> tuple[list[tuple[str, int]], dict[str, str]]:
+    """Return what to prove as (runtime, workers), and what not with the reason; `missing` is None for what is there.
+
+    Raises ConfigError for what is missing although it was asked for.
+    """
+    chosen, reasons = [], {}
+    for runtime in PARALLEL if wanted is None else dict.fromkeys(wanted):
+        for count in counts:
+            few = f"NCCL needs a GPU for each worker, and there {'is' if gpus == 1 else 'are'} {gpus}"
+            lacking = few if _device(runtime) == "cuda" and count > gpus else None
+            name = f"{runtime} with {count} workers" if lacking and not missing[runtime] else runtime
+            if reason := missing[runtime] or lacking:
+                reasons[name] = reason
+            else:
+                chosen.append((runtime, count))
+    if reasons and wanted is not None:
+        name, reason = next(iter(reasons.items()))
+        have = [runtime for runtime in PARALLEL if not missing[runtime]]
+        raise ConfigError(
+            f"verify: --runtime {name} is not available here: {reason}; available: {', '.join(have) or 'none'}"
+        )
+    return chosen, reasons
+
+
+def _device(runtime: str) -> str:
+    return "cuda" if runtime.endswith("/nccl") else "cpu"
+
+
+def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a case of the rank program with its verdict: passed, the worst tensor, and in words why it failed.
+
+    An error that is no number, None in the case, passes nothing.
+    """
+    bound, workers = BOUNDS[case["dtype"]], case["workers"]
+    tensors: list[Mapping[str, Any]] = case["tensors"]
+    worst = max(tensors, key=lambda tensor: _size(tensor["relative_error"]))
+    finite = all(None not in tensor.values() for tensor in tensors)
+    judged = (case["dtype"], case["optimizer"]) not in UNJUDGED
+    same_order = case["order_sha256"] == reference["order_sha256"]
+    same_lr = all(rates == reference["rates"] for rates in case["rates"])
+    same_start = all(apart == 0 for apart in case["starts"])
+    same_operation = _size(case["factor"]) < math.inf and abs(case["factor"] - 1) <= bound
+    within = finite and (not judged or worst["relative_error"] <= bound)
+    why = []
+    if not same_order:
+        why.append(f"order differs: {case['order_difference']}")
+    if not same_lr:
+        why.append(f"rate differs: {_rate_difference(case['rates'], reference['rates'])}")
+    if not same_start:
+        why.append(f"start differs: {_ranks([rank for rank, apart in enumerate(case['starts']) if apart != 0])}")
+    if not same_operation and same_order and same_start:  # other curves or parameters have another gradient anyway
+        why.append(f"operation differs: {_operation(case['factor'], workers)}")
+    if not all(case["ends_alike"]):
+        why.append(f"rank {case['ends_alike'].index(False)} ends with other parameters than rank 0")
+    if not finite:
+        why.append("an error is not a finite number: the training diverged")
+    elif not within and not why:
+        why.append(_rounding(case["steps"], worst, tensors, reference["rounding"]))
+    kept = ("runtime", "transport", "workers", "reduction", "dtype", "shards", "batch", "steps", "optimizer")
+    return {
+        **{name: case[name] for name in kept},
+        "lr": case["rates"][0][0],
+        "order_sha256": case["order_sha256"],
+        "same_order": same_order,
+        "same_lr": same_lr,
+        "same_start": same_start,
+        "same_operation": same_operation,
+        "gradient_factor": case["factor"],
+        "float32_rounding": reference["rounding"],
+        "tensors": tensors,
+        "worst": worst["name"],
+        "judged": judged,
+        "passed": within and same_order and same_lr and same_start and same_operation and all(case["ends_alike"]),
+        "why": "; ".join(why),
+    }
+
+
+def _not_run(known: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    return {
+        **known,
+        **dict.fromkeys(("transport", "reduction", "dtype", "shards", "batch", "optimizer", "lr", "order_sha256")),
+        **dict.fromkeys(("same_order", "same_lr", "same_start", "same_operation"), False),
+        **dict.fromkeys(("gradient_factor", "float32_rounding", "worst")),
+        "tensors": [],
+        "judged": True,
+        "passed": False,
+        "why": f"did not run: {reason}",
+    }
+
+
+def _size(error: float | None) -> float:
+    return math.inf if error is None else error
+
+
+def _rounding(
+    steps: int, worst: Mapping[str, Any], tensors: Iterable[Mapping[str, Any]], rounding: float | None
+) -> str:
+    """Say what an error means when order, rate, start and operation agree: rounding, amplified by training."""
+    first = max(float(tensor["gradient_error"]) for tensor in tensors)
+    own = "" if rounding is None else f", where float32 alone leaves {rounding:.1e} in the sequential one"
+    return (
+        f"{worst['name']} differs though order, rate, start and operation agree: the first averaged gradient differs "
+        f"by {first:.1e}{own}; {steps} steps have amplified it, try fewer --steps"
+    )
+
+
+def _rate_difference(ours: Sequence[Sequence[float]], known: Sequence[float]) -> str:
+    for rank, rates in enumerate(ours):
+        for step, (rate, wanted) in enumerate(zip(rates, known, strict=True), start=1):
+            if rate != wanted:
+                where = "on all ranks" if all(each == rates for each in ours) else f"on rank {rank}"
+                return f"{rate:g} instead of {wanted:g} in step {step} {where}, {_times(rate / wanted)} as large"
+    return ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    several = len(ranks) > 1
+    return f"rank{'s' * several} {', '.join(map(str, ranks))} begin{'s' * (not several)} with other parameters"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.6g} times"
+
+
+def _operation(factor: float | None, workers: int) -> str:
+    if factor is None:
+        return "the averaged gradient is not finite"
+    meant = ""
+    if abs(factor / workers - 1) < _NEAR:
+        meant = f", a sum over the {workers} workers in the place of their mean"
+    elif abs(factor * workers - 1) < _NEAR:
+        meant = f", divided by the {workers} workers twice"
+    size = f"{_times(factor)} too large" if factor > 1 else f"only {_times(factor)} the sequential one"
+    return f"the averaged gradient is {size}{meant}"
+
+
+def _short(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Return what one launch found, in a line: the worst error per precision, or the first failure."""
+    failed = [case for case in cases if not case["passed"]]
+    if failed:
+        return f"{len(failed)} of {len(cases)} cases failed: {failed[0]['why']}"
+    worst: dict[str, float] = {}
+    for case in cases:
+        name = f"{case['dtype']} {case['optimizer']}"
+        worst[name] = max(worst.get(name, 0.0), *(tensor["relative_error"] for tensor in case["tensors"]))
+    return f"{len(cases)} cases, " + ", ".join(f"{name} {error:.1e}" for name, error in worst.items())
+
+
+def _moved(references: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return how far the sequential runs moved each tensor, the least of all runs of a precision and optimiser."""
+    moved: dict[str, dict[str, float]] = {}
+    for reference in references:
+        known = moved.setdefault(f"{reference['dtype']} {reference['optimizer']}", {})
+        for name, share in reference["moved"].items():
+            known[name] = min(share, known.get(name, share))
+    return moved

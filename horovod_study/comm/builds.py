@@ -1,0 +1,60 @@
+"""Several builds of Horovod side by side, one of which a run loads.
+
+Whether Horovod reduces tensors on a GPU with NCCL or with MPI is fixed when it is compiled. To compare the two in one
+study, each build has a folder `lib/horovod-builds/NAME` of its own in the environment, made by `make setup BUILDS="nccl
+mpi"`. Without a name the Horovod that is installed in the environment itself is loaded.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from horovod_study.errors import BackendError, nearest
+
+
+def builds_folder() -> Path:
+    """Return the folder that holds a folder for each named build."""
+    return Path(sys.prefix) / "lib" / "horovod-builds"
+
+
+def available(folder: Path | None = None) -> list[str]:
+    """Return the names of the builds there are, sorted."""
+    parent = folder or builds_folder()
+    if not parent.is_dir():
+        return []
+    return sorted(
+        each.name for each in parent.iterdir() if each.name[0] != "." and (each / "horovod" / "__init__.py").is_file()
+    )
+
+
+def select(name: str | None, *, transport: str = "auto", folder: Path | None = None) -> dict[str, Any]:
+    """Make `import horovod` load the build `name`; return {"value", "source"} for the record.
+
+    Without a name it is the build that is called like `transport`, if there is one, else the installed Horovod (value
+    null). Raises BackendError for an unknown name, listing the known ones, and when another Horovod is loaded already.
+    """
+    parent = folder or builds_folder()
+    names = available(parent)
+    source = "asked"
+    if name is None:
+        if transport not in names:
+            return {"value": None, "source": "installed"}
+        name, source = transport, f"chosen: transport {transport} was asked for"
+    if name not in names:
+        have = f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else ", which has none"
+        raise BackendError(
+            f"horovod_build is {name!r}, and no such build is in {parent}{have}{nearest(name, names)}; make "
+            'builds with `make setup BUILDS="nccl mpi"`, or leave horovod_build out'
+        )
+    site = str(parent / name)
+    loaded = sys.modules.get("horovod")
+    if loaded is not None and not str(loaded.__file__).startswith(f"{site}/"):
+        raise BackendError(
+            f"horovod_build is {name!r}, but this process has already loaded Horovod from {loaded.__file__}; "
+            "start a new process"
+        )
+    if site not in sys.path:
+        sys.path.insert(0, site)
+        importlib.invalidate_caches()
+    return {"value": name, "source": source}

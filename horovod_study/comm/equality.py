@@ -1,0 +1,467 @@
+"""The rank program of `horovod-study verify`: trains a few steps, alone or in parallel, and compares weight by weight.
+
+    python -m horovod_study.comm.equality --job JOB.json
+
+Alone (job "write"), it trains on whole global batches and keeps in files what the parallel runs must reproduce: initial
+parameters, the gradients of the first steps, final parameters. In parallel, every rank trains on its share with the
+trainer's own step, loader, optimiser and backend, compares itself with those files, and rank 0 answers for all.
+
+Letters: N workers, B curves in a global batch, b_r of them on rank r, S steps, P parameters in all.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+
+from horovod_study.cluster.ranks import answer
+from horovod_study.comm import Backend, Launch, agreed, builds, detect, open_backend
+from horovod_study.comm.base import Optimizer
+from horovod_study.comm.watchdog import StartWatchdog
+from horovod_study.config import RUNTIMES, RunConfig
+from horovod_study.errors import BackendError, StudyError
+from horovod_study.measure.clock import LapClock
+from horovod_study.progress import say
+from horovod_study.records import finite
+from horovod_study.train import train_step
+from horovod_study.workload import dataset as data
+from horovod_study.workload.loaders import open_loader
+from horovod_study.workload.model import StressCNN
+from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+BREAKS = ("sum", "shard", "lr", "start")
+"""What can be done wrong on purpose: gradients summed and not averaged, one rank's curves shifted by one, the rate
+scaled otherwise, one rank beginning with other parameters."""
+GRADIENT_STEPS = 10
+"""Gradients of so many first steps are compared; later ones are left out, or a long proof would fill the disk."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One training run of S steps: what is trained, and the file with its sequential counterpart."""
+
+    dtype: str  # a key of DTYPES
+    optimizer: str
+    batch: int  # B, of all workers together
+    shards: str  # even: B/N curves on every rank; uneven: ranks differ by one curve
+    lr: float  # of one worker, before scaling
+    reference: str  # name of the file below the job's folder
+
+
+class Shares(data.Batches):
+    """Rank r's part of each global batch when N does not divide B: the first ranks take one curve more.
+
+    `shifted`: the last rank begins one curve too early and ends one too early, a mistake made on purpose.
+    """
+
+    def __init__(
+        self, train_size: int, *, batch: int, rank: int, workers: int, seed: int, shifted: bool = False
+    ) -> None:
+        super().__init__(train_size, batch=batch, rank=0, workers=1, seed=seed)
+        size, larger = divmod(batch, workers)
+        start = rank * size + min(rank, larger)
+        early = int(shifted and rank == workers - 1)
+        self.part = slice(start - early, start + size + (rank < larger) - early)
+
+    def epoch(self, epoch: int) -> NDArray[np.int64]:
+        """Return the curve numbers of this worker's batches in order, shape (steps_per_epoch, b_r)."""
+        return np.ascontiguousarray(super().epoch(epoch)[:, self.part])
+
+
+class _Weighted(Arithmetic):
+    """Multiplies the loss by the rank's share of the batch: N b_r / B, 1 where shards are even.
+
+    Every rank's loss is the mean over its own curves. The mean of these means is the mean over the global batch only if
+    each counts as its share.
+    """
+
+    def __init__(self, config: RunConfig, device: torch.device, weight: float) -> None:
+        super().__init__(config, device)
+        self._weight = weight
+
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss if self._weight == 1 else loss * self._weight)
+
+
+class _Watched:
+    """A backend that keeps the averaged gradients of the first steps; `factor` spoils them, on purpose."""
+
+    def __init__(self, backend: Backend, parameters: Iterable[nn.Parameter], factor: float) -> None:
+        self._backend, self._parameters, self._factor = backend, list(parameters), factor
+        self.gradients: list[NDArray[np.float64]] = []  # each (P,)
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        self._backend.zero_grad(optimizer)
+
+    def synchronize(self, optimizer: Optimizer) -> None:
+        self._backend.synchronize(optimizer)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if self._factor != 1:
+            for gradient in gradients:
+                gradient.mul_(self._factor)
+        if len(self.gradients) < GRADIENT_STEPS:
+            self.gradients.append(flat(gradients))
+
+    def step(self, optimizer: Optimizer) -> None:
+        self._backend.step(optimizer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trained:
+    """What one rank knows after a trial; vectors over all parameters are float64 whatever was computed with."""
+
+    start: NDArray[np.float64]  # (P,)
+    end: NDArray[np.float64]  # (P,)
+    gradients: NDArray[np.float64]  # (min(S, GRADIENT_STEPS), P), averaged over the workers
+    rows: NDArray[np.int64]  # (S, b_r): curve numbers
+    rates: list[float]  # (S,)
+    reduction: str
+    names: list[str]
+    sizes: list[int]
+
+
+def flat(tensors: Iterable[torch.Tensor]) -> NDArray[np.float64]:
+    """Return all elements of all tensors in order, shape (P,)."""
+    return torch.cat([tensor.detach().flatten().cpu().double() for tensor in tensors]).numpy()
+
+
+def distance(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> tuple[float, float]:
+    """Return how far `ours` is from `theirs`, relative to theirs: by norms, and by the largest elements."""
+    apart = ours - theirs
+    return (
+        _ratio(float(np.linalg.norm(apart)), float(np.linalg.norm(theirs))),
+        _ratio(float(np.abs(apart).max()), float(np.abs(theirs).max())),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else (0.0 if part == 0 else float("inf"))
+
+
+def order_sha256(rows: NDArray[np.int64]) -> str:
+    """Return the SHA-256 of the curve numbers of all global batches, shape (S, B), in their order."""
+    return hashlib.sha256(np.ascontiguousarray(rows, dtype="<i8").tobytes()).hexdigest()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do the job; a StudyError becomes one line and exit code 2."""
+    parser = argparse.ArgumentParser(prog="horovod_study.comm.equality", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--job", type=Path, required=True, metavar="JOB.json")
+    options = parser.parse_args(arguments)
+    launch = detect(os.environ)
+    try:
+        job = json.loads(options.job.read_text(encoding="utf-8"))
+        torch.set_num_threads(1)
+        torch.backends.cudnn.deterministic = True  # or a GPU may sum in another order each time
+        result = _write_references(job, launch) if job["write"] else _compare(job, launch)
+    except StudyError as error:
+        say(f"error: {error}")
+        sys.stdout.flush()
+        os._exit(2)  # not sys.exit: a library's exit handler may wait for ranks that are gone
+    except Exception:  # a bug on one rank: end at once, so that the launcher ends the ranks that wait for this one
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    if launch.rank == 0:
+        # In a file: launchers break lines of more than 4 kB and put marks into the break.
+        path = options.job.with_suffix(".answer.json")
+        path.write_text(json.dumps(finite(result), allow_nan=False), encoding="utf-8")
+        answer({"file": str(path)})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as the trainer ends: threads of the libraries may abort when the interpreter takes them down
+
+
+# ---------------------------------------------------------------------------------------------------- sequential
+
+
+def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
+    """Train every trial alone, write its file, and return what the files' names stand for, and the runtimes here."""
+    config = _config(job, "auto")
+    backend = open_backend(config, launch)
+    dataset = data.open_dataset(Path(job["dataset"]))
+    references = []
+    for values in job["trials"]:
+        trial = Trial(**values)
+        run = _train(job, trial, config, backend, dataset)
+        truth = (
+            run if trial.dtype == "float64" else _train({**job, "steps": 1}, _exact(trial), config, backend, dataset)
+        )
+        np.savez(Path(job["folder"]) / trial.reference, start=run.start, end=run.end, gradients=run.gradients)
+        np.save(Path(job["folder"]) / f"{trial.reference}.rows.npy", run.rows)
+        rounding = [distance(*pair)[0] for pair in zip(*_parts(run, run.gradients[0], truth.gradients[0]), strict=True)]
+        moved = [distance(*pair)[0] for pair in zip(*_parts(run, run.end, run.start), strict=True)]
+        references.append(
+            {
+                "reference": trial.reference,
+                "order_sha256": order_sha256(run.rows),
+                "rates": run.rates,
+                "rounding": max(rounding) if trial.dtype != "float64" else None,
+                "moved": dict(zip(run.names, moved, strict=True)),
+            }
+        )
+    return {"references": references, "runtimes": _missing(), "gpus": torch.cuda.device_count()}
+
+
+def _exact(trial: Trial) -> Trial:
+    return Trial(**{**{name: getattr(trial, name) for name in Trial.__slots__}, "dtype": "float64"})
+
+
+def _missing() -> dict[str, str | None]:
+    """Return for each runtime why it cannot be used here, None where it can."""
+    built, named = _horovod_built(), builds.available()
+    on_gpu = torch.cuda.is_available()
+    reasons: dict[str, str | None] = {}
+    for runtime in RUNTIMES:
+        library, _, transport = runtime.partition("/")
+        reason = None
+        if transport == "nccl" and not on_gpu:
+            reason = "PyTorch sees no GPU"
+        elif library == "horovod" and transport in named:
+            reason = None
+        elif library == "horovod" and isinstance(built, str):
+            reason = built
+        elif library == "horovod" and transport not in built:
+            reason = f"Horovod was built without {transport} (it has {', '.join(built)})"
+        elif library == "ddp":
+            there = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+            if not there[transport]():
+                reason = f"this PyTorch was built without {transport}"
+        elif library in ("mpi", "ps") and importlib.util.find_spec("mpi4py") is None:
+            reason = "mpi4py is not installed"
+        launcher = {"horovod": "horovodrun", "mpi": "mpirun", "ps": "mpirun"}.get(library)
+        search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        if reason is None and launcher and shutil.which(launcher, path=search) is None:
+            reason = f"the program {launcher} is neither beside {sys.executable} nor on PATH"
+        reasons[runtime] = reason
+    return reasons
+
+
+def _horovod_built() -> list[str] | str:
+    """Return what the installed Horovod was built with, or why it cannot be loaded."""
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        return f"Horovod cannot be loaded ({error})"
+    return [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
+
+
+# ------------------------------------------------------------------------------------------------------ parallel
+
+
+def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
+    """Train every trial with every reduction in parallel and return the differences, on every rank."""
+    watchdog = StartWatchdog(120.0, launch)
+    cases: list[dict[str, Any]] = []
+    backend: Backend | None = None
+    for reduction in job["reductions"]:
+        # The reduction is chosen when a backend is made. A second one is fine for Horovod and MPI, which stay as they
+        # are; torch's process group cannot be made twice over one store, so that DDP gets one reduction for a launch.
+        config = _config(job, reduction)
+        backend = open_backend(config, launch)
+        with agreed(backend):
+            dataset = data.open_dataset(Path(job["dataset"]))
+        watchdog.cancel()
+        for values in job["trials"]:
+            trial = Trial(**values)
+            run = _train(job, trial, config, backend, dataset)
+            if run.reduction != reduction and reduction != "auto":
+                raise BackendError(
+                    f"reduction {reduction} was asked for, but backend {backend.name} averaged with {run.reduction}; "
+                    f"use --reduction {run.reduction}"
+                )
+            cases.append(_difference(job, trial, run, backend))
+    if backend is not None:
+        backend.barrier()
+        backend.close()
+    return {"cases": cases}
+
+
+def _difference(job: Mapping[str, Any], trial: Trial, run: _Trained, backend: Backend) -> dict[str, Any]:
+    """Return how the parallel run differs from its sequential counterpart, the worst rank counting; collective."""
+    folder = Path(job["folder"])
+    with np.load(folder / trial.reference, allow_pickle=False) as file:
+        start, end, gradients = file["start"], file["end"], file["gradients"]
+    theirs = np.load(folder / f"{trial.reference}.rows.npy", allow_pickle=False)
+    apart = [
+        [distance(ours, known) for ours, known in zip(*_parts(run, ours_all, known_all), strict=True)]
+        for ours_all, known_all in ((run.end, end), *zip(run.gradients, gradients, strict=True))
+    ]
+    first, known = run.gradients[0], gradients[0]
+    everybody = backend.gather(
+        {
+            "apart": apart,
+            "factor": float(first @ known / (known @ known)),
+            "start": float(np.abs(run.start - start).max()),
+            "end": hashlib.sha256(run.end.tobytes()).hexdigest(),
+            "rows": run.rows.tolist(),
+            "rates": run.rates,
+        }
+    )
+    worst = np.max([rank["apart"] for rank in everybody], axis=0)  # (1 + gradient steps, tensors, 2)
+    rows = np.concatenate([np.asarray(rank["rows"]) for rank in everybody], axis=1)
+    factors = [rank["factor"] for rank in everybody]
+    return {
+        "reduction": run.reduction,
+        "transport": backend.transport,
+        "dtype": trial.dtype,
+        "shards": trial.shards,
+        "batch": trial.batch,
+        "optimizer": trial.optimizer,
+        "reference": trial.reference,
+        "order_sha256": order_sha256(rows),
+        "order_difference": _order_difference(rows, theirs),
+        "rates": [rank["rates"] for rank in everybody],
+        "starts": [rank["start"] for rank in everybody],
+        "factor": max(factors, key=lambda factor: abs(factor - 1)),
+        "ends_alike": [rank["end"] == everybody[0]["end"] for rank in everybody],
+        "tensors": [
+            {
+                "name": name,
+                "relative_error": float(worst[0, place, 0]),
+                "max_error": float(worst[0, place, 1]),
+                "gradient_error": float(worst[1, place, 0]),
+                "gradient_error_later": float(worst[1:, place, 0].max()),
+            }
+            for place, name in enumerate(run.names)
+        ],
+    }
+
+
+def _order_difference(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> str:
+    """Say where the global batches (S, B) first differ, '' where they do not."""
+    if ours.shape != theirs.shape:
+        return f"{ours.shape[0]} steps of {ours.shape[1]} curves instead of {theirs.shape[0]} of {theirs.shape[1]}"
+    for step, (mine, known) in enumerate(zip(ours, theirs, strict=True), start=1):
+        if not np.array_equal(mine, known):
+            missing = len(set(known.tolist()) - set(mine.tolist()))
+            twice = len(mine) - len(set(mine.tolist()))
+            if not missing:
+                return f"in step {step} the same curves in another order"
+            return f"in step {step} {missing} of {len(known)} curves missing, {twice} taken twice"
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------- both of them
+
+
+def _config(job: Mapping[str, Any], reduction: str) -> RunConfig:
+    backend, _, transport = job["runtime"].partition("/")
+    return RunConfig(
+        dataset=job["dataset"],
+        backend=backend,
+        transport=transport or "none",
+        reduction=reduction,
+        steps=job["steps"],
+        seed=job["seed"],
+        device=job["device"],
+        input_scaling=job["input_scaling"],
+    )
+
+
+def _train(
+    job: Mapping[str, Any], trial: Trial, config: RunConfig, backend: Backend, dataset: data.Dataset
+) -> _Trained:
+    """Train `trial` for S steps with the trainer's own step and return what this rank saw.
+
+    Ranks other than 0 begin with parameters of their own: making all equal to rank 0 is a duty of the backend, and a
+    part of what is proven.
+    """
+    rank, workers, wrong = backend.rank, backend.workers, job["break"]
+    device = _device(job["device"], rank)
+    scaling = job["lr_scaling"]
+    if wrong == "lr":
+        scaling = "none" if scaling == "linear" else "linear"
+    config = RunConfig(
+        **{**config.to_dict(), "optimizer": trial.optimizer, "lr": trial.lr, "lr_scaling": scaling, "epochs": None}
+    )
+    with agreed(backend) if workers > 1 else nullcontext():
+        batches = _batches(job, trial, backend, dataset.train_size)
+    local = batches.epoch(0).shape[1]
+    torch.manual_seed(config.seed + rank)
+    bare_model = StressCNN(input_scaling=config.input_scaling).to(device, DTYPES[trial.dtype])
+    bare_optimizer, _ = make_optimizer(config, bare_model.parameters(), workers=workers)
+    model, optimizer = backend.bind(bare_model, bare_optimizer)
+    if wrong == "start" and rank == workers - 1:
+        with torch.no_grad():
+            bare_model.fc1.weight.mul_(1.01)
+    start = flat(bare_model.parameters())
+
+    watched = _Watched(backend, bare_model.parameters(), float(workers) if wrong == "sum" else 1.0)
+    arithmetic = _Weighted(config, device, workers * local / trial.batch)
+    loader = open_loader(config, dataset, batches, device)
+    clock = LapClock()
+    clock.start()
+    rows, rates = [], []
+    backend.barrier()
+    for step, (mine, curves, targets) in zip(range(job["steps"]), _endless(loader, batches), strict=False):
+        rows.append(mine)
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        curves, targets = curves.to(DTYPES[trial.dtype]), targets.to(DTYPES[trial.dtype])
+        clock.begin()
+        clock.lap("data")
+        train_step(model, optimizer, curves, targets, cast(Backend, watched), clock, arithmetic)
+        if step % 100 == 99:
+            clock.drain()
+    loader.close()
+    return _Trained(
+        start=start,
+        end=flat(bare_model.parameters()),
+        gradients=np.stack(watched.gradients),
+        rows=np.stack(rows),
+        rates=rates,
+        reduction=backend.reduction,
+        names=[name for name, _ in bare_model.named_parameters()],
+        sizes=[parameter.numel() for parameter in bare_model.parameters()],
+    )
+
+
+def _batches(job: Mapping[str, Any], trial: Trial, backend: Backend, train_size: int) -> data.Batches:
+    rank, workers, seed = backend.rank, backend.workers, job["seed"]
+    if trial.shards == "even" and job["break"] != "shard":
+        return data.Batches(train_size, batch=trial.batch // workers, rank=rank, workers=workers, seed=seed)
+    shifted = job["break"] == "shard"
+    return Shares(train_size, batch=trial.batch, rank=rank, workers=workers, seed=seed, shifted=shifted)
+
+
+def _endless(loader: Any, batches: data.Batches) -> Iterator[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]]:
+    """Yield this rank's curve numbers (b_r,) with its curves (b_r, C, L) and targets, epoch after epoch."""
+    epoch = 0
+    while True:
+        for mine, (curves, targets) in zip(batches.epoch(epoch), loader.epoch(epoch), strict=True):
+            yield mine, curves, targets
+        epoch += 1
+
+
+def _parts(run: _Trained, *vectors: NDArray[np.float64]) -> Iterator[Sequence[NDArray[np.float64]]]:
+    """Yield each vector (P,) cut into the model's tensors."""
+    for vector in vectors:
+        yield np.split(vector, np.cumsum(run.sizes)[:-1])
+
+
+def _device(wanted: str, rank: int) -> torch.device:
+    if wanted == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Which MPI this process really loaded, whether it takes pointers to GPU memory, and whether it is the launcher's.
+
+Every MPI sets variables of its own and its processes find each other in a way of its own. A worker of another MPI than
+the launcher's does not fail: it takes itself for the only one, and N workers train N times the same.
+"""
+
+import ctypes
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from horovod_study.comm.launch import Launch
+from horovod_study.errors import BackendError
+
+_MAPS = Path("/proc/self/maps")
+
+
+def loaded_library(maps: Path = _MAPS) -> str | None:
+    """Return the path of the MPI library in this process; None before one is loaded, or where maps are not shown."""
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:
+        return None
+    # address, permissions, offset, device, inode, path
+    paths = [fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6]
+    return next((path for path in paths if re.match(r"libmpi(ch)?\.so", Path(path).name)), None)
+
+
+def cuda_aware() -> dict[str, Any]:
+    """Return {"value": whether MPI takes device pointers, "source": who says so}; asked once MPI is loaded."""
+    path = loaded_library()
+    if path is not None:
+        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
+        if query is not None:
+            return {"value": bool(query()), "source": "MPIX_Query_cuda_support"}
+    asked = os.environ.get("OMPI_MCA_opal_cuda_support")
+    if asked is not None:
+        return {"value": asked.lower() in ("1", "true", "yes"), "source": "OMPI_MCA_opal_cuda_support"}
+    return {"value": False, "source": "the MPI library does not say"}
+
+
+def require_launchers_mpi(launch: Launch, workers: int, library: str) -> None:
+    """Raise BackendError where the launcher started another number of workers than `library` (e.g. Horovod) sees."""
+    if launch.launcher == "none" or launch.workers == workers:
+        return
+    started = f"{launch.workers} worker{'s' * (launch.workers > 1)}"
+    counts = f"{launch.launcher} started {started}, but {library} sees {workers}"
+    if launch.launcher == "torchrun":
+        raise BackendError(
+            f"{counts}: MPI does not know torchrun's workers; start with mpirun or horovodrun, or use --backend ddp "
+            "over gloo or nccl"
+        )
+    path = loaded_library()
+    loaded = f"which loaded {path}" if path else "which loaded no MPI library"
+    if launch.launcher == "srun":
+        remedy = "use srun --mpi=pmix if that MPI supports it, or start with that MPI's mpirun"
+    else:
+        remedy = "start with that MPI's own mpirun, or install for the launcher's MPI with `make setup MPI=site`"
+    raise BackendError(f"{counts}: the launcher belongs to another MPI than {library}, {loaded}; {remedy}")

@@ -1,0 +1,342 @@
+"""All-reduce, broadcast and barrier without a training runtime around them: the floor that runtimes are held against.
+
+    with closing(open_raw("gloo", backend)) as raw:
+        raw.allreduce_(tensor)
+
+A raw transport is opened beside a backend that is already connected, whichever it is: the ranks are the backend's, and
+nothing of the backend changes. `open_runtime` gives the all-reduce of the backend itself the same methods, so that the
+two can be compared call by call.
+
+    mpi     mpi4py on a duplicate of MPI_COMM_WORLD; needs ranks started by mpirun (horovodrun over MPI is that too)
+    gloo    torch's Gloo process group, made directly: torch.distributed's global state is not touched
+    nccl    torch's NCCL process group, the same way; one GPU for each rank
+"""
+
+import os
+import sys
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from horovod_study.comm.base import Backend, agreed
+from horovod_study.comm.launch import detect
+from horovod_study.errors import BackendError, nearest
+
+TRANSPORTS = ("mpi", "gloo", "nccl")
+TIMEOUT_S = 300.0
+"""After so long without the other ranks, a Gloo or NCCL collective fails."""
+
+_opened = 0  # how many process groups this process made: each needs names of its own in the store
+
+
+class Raw(Protocol):
+    """Collectives of all ranks on float tensors; sums, never means. Every rank must make the same calls in order."""
+
+    name: str  # mpi | gloo | nccl; of a runtime horovod/mpi, ddp/gloo, ...
+    device: torch.device  # where tensors are expected
+
+    def allreduce_(self, tensor: torch.Tensor) -> None:
+        """Replace `tensor` on every rank by the sum over ranks."""
+
+    def allreduce(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        """Make `output` the sum of `tensor` over ranks; `tensor` stays.
+
+        Where the library reduces in place only, a copy comes first; where it makes the output itself, `output` is
+        made to share its memory.
+        """
+
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        """Replace `tensor` on every rank by rank 0's."""
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+
+    def settle(self) -> None:
+        """Return when everything begun so far is done; on a CPU it is done when its call returns."""
+
+    def close(self) -> None:
+        """Leave; no other method may be called after this."""
+
+
+def open_raw(transport: str, backend: Backend) -> Raw:
+    """Connect the ranks of `backend` once more, over `transport` alone. Collective.
+
+    Raises BackendError, on every rank, when the transport is not there or not known.
+    """
+    if transport not in TRANSPORTS:
+        raise BackendError(
+            f"transport {transport!r} is not known{nearest(transport, TRANSPORTS)}; allowed: {', '.join(TRANSPORTS)}"
+        )
+    missing = why_missing(backend)
+    if transport in missing:
+        have = [name for name in TRANSPORTS if name not in missing]
+        raise BackendError(
+            f"transport {transport} cannot be used here: {missing[transport]}; available: {', '.join(have) or 'none'}"
+        )
+    return MpiRaw(backend) if transport == "mpi" else GroupRaw(transport, backend)
+
+
+def open_runtime(backend: Backend) -> Raw:
+    """Return the all-reduce as the backend's own library does it for gradients, with the methods of a raw transport.
+
+    Raises BackendError for a backend without one (serial, a parameter server).
+    """
+    if backend.name == "horovod":
+        return HorovodRuntime(backend)
+    if backend.name == "ddp":
+        return DistributedRuntime(backend)
+    if backend.name == "mpi":
+        raw = MpiRaw(backend)
+        raw.name = "mpi/mpi"
+        return raw
+    raise BackendError(
+        f"backend {backend.name} has no all-reduce of its own; measure horovod, ddp or mpi, or a raw transport"
+    )
+
+
+def why_missing(backend: Backend) -> dict[str, str]:
+    """Return the transports that cannot be opened beside `backend`, each with the first rank's reason. Collective.
+
+    What is not in the result is available.
+    """
+    missing: dict[str, str] = {}
+    for theirs in backend.gather(_missing_here(backend)):
+        for name, reason in theirs.items():
+            missing.setdefault(name, reason)
+    hosts = backend.gather(os.uname().nodename)
+    if "nccl" not in missing:
+        gpus = torch.cuda.device_count()
+        crowded = next((host for host in hosts if hosts.count(host) > gpus), None)
+        if crowded:
+            missing["nccl"] = (
+                f"NCCL needs a GPU for each rank, and {crowded} has {gpus} for {hosts.count(crowded)} ranks"
+            )
+    return missing
+
+
+def _missing_here(backend: Backend) -> dict[str, str]:
+    missing: dict[str, str] = {}
+    launcher = detect(os.environ).launcher
+    if launcher in ("horovodrun --gloo", "torchrun"):
+        missing["mpi"] = f"{launcher} started the ranks, and MPI does not know them; start them with mpirun"
+    else:
+        try:
+            mpi = _mpi()
+        except BackendError as error:
+            missing["mpi"] = str(error)
+        else:
+            size, level = mpi.COMM_WORLD.Get_size(), mpi.Query_thread()
+            if size != backend.workers:
+                missing["mpi"] = (
+                    f"MPI knows {size} rank{'s' * (size > 1)} and the run has {backend.workers}; start them with the "
+                    "mpirun of the MPI that mpi4py was built with"
+                )
+            elif backend.name == "horovod" and level < mpi.THREAD_MULTIPLE:
+                missing["mpi"] = "Horovod's thread uses MPI, which was started for one thread only"
+    if not dist.is_available() or not dist.is_gloo_available():
+        missing["gloo"] = f"PyTorch {torch.__version__} was built without Gloo"
+    if not dist.is_available() or not dist.is_nccl_available():
+        missing["nccl"] = f"PyTorch {torch.__version__} was built without NCCL"
+    elif not torch.cuda.is_available():
+        missing["nccl"] = "no GPU is visible"
+    return missing
+
+
+def _mpi() -> Any:
+    from horovod_study.comm.horovod import find_open_mpi
+
+    find_open_mpi()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise BackendError(f"mpi4py cannot be loaded by {sys.executable} ({error}); run `make setup`") from None
+    return MPI
+
+
+class MpiRaw:
+    """MPI through mpi4py. Tensors on a GPU go through host memory."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._MPI = _mpi()
+        self._world = self._MPI.COMM_WORLD.Dup()  # messages of its own, beside those of the backend
+        self.name = "mpi"
+        self.device = torch.device("cpu")
+
+    def allreduce_(self, tensor: torch.Tensor) -> None:
+        staged = tensor.cpu()  # the tensor itself on a CPU
+        self._world.Allreduce(self._MPI.IN_PLACE, staged.numpy())
+        if staged is not tensor:
+            tensor.copy_(staged)
+
+    def allreduce(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        if tensor.is_cuda:
+            output.copy_(tensor)
+            self.allreduce_(output)
+        else:
+            self._world.Allreduce(tensor.numpy(), output.numpy())
+
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        staged = tensor.cpu()
+        self._world.Bcast(staged.numpy(), root=0)
+        if staged is not tensor:
+            tensor.copy_(staged)
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def settle(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._world.Free()
+
+
+class GroupRaw:
+    """Gloo or NCCL through a process group of torch that belongs to nobody else.
+
+    The ranks meet at a store that rank 0 opens on a free port; its address goes through the backend.
+    """
+
+    def __init__(self, transport: str, backend: Backend) -> None:
+        global _opened
+        _opened += 1
+        self.name = transport
+        timeout = timedelta(seconds=TIMEOUT_S)
+        hosts = backend.gather(os.uname().nodename)
+        one_host = len(set(hosts)) == 1
+        address = "127.0.0.1" if one_host else hosts[0]  # names of single machines often resolve to nothing
+        own: Any = None
+        with agreed(backend):
+            if backend.rank == 0:
+                try:
+                    own = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+                except (RuntimeError, OSError) as error:
+                    raise BackendError(
+                        f"{transport}: no port can be opened on {address} for the ranks to meet ({_first_line(error)})"
+                    ) from None
+        port = backend.gather(own.port if own else None)[0]
+        with agreed(backend):
+            try:
+                self._store = own or TCPStore(address, port, is_master=False, timeout=timeout)
+                store = PrefixStore(f"horovod_study/{transport}/{_opened}", self._store)
+                if transport == "nccl":
+                    self.device = torch.device("cuda", hosts[: backend.rank].count(hosts[backend.rank]))
+                    torch.cuda.set_device(self.device)
+                    self._group: Any = dist.ProcessGroupNCCL(
+                        store, backend.rank, backend.workers, dist.ProcessGroupNCCL.Options()
+                    )
+                else:
+                    self.device = torch.device("cpu")
+                    self._group = dist.ProcessGroupGloo(store, backend.rank, backend.workers, timeout)
+            except (RuntimeError, OSError) as error:
+                raise BackendError(
+                    f"{transport}: the ranks cannot connect to {address}:{port} ({_first_line(error)}); where hosts "
+                    "have several networks, set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME"
+                ) from None
+        # NCCL connects at the first collective, Gloo in part: not what a measurement should see.
+        self.allreduce_(torch.zeros(1, device=self.device))
+        self.settle()
+
+    def allreduce_(self, tensor: torch.Tensor) -> None:
+        self._group.allreduce([tensor]).wait()
+
+    def allreduce(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        output.copy_(tensor)
+        self._group.allreduce([output]).wait()
+
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        self._group.broadcast([tensor]).wait()
+
+    def barrier(self) -> None:
+        self._group.barrier().wait()
+
+    def settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        # A rank that leaves takes its sockets with it: not before the others have had their last message.
+        self.barrier()
+        self.settle()
+        del self._group
+        del self._store
+
+
+class HorovodRuntime:
+    """The all-reduce of a run whose backend is Horovod: its thread, its cycle and its negotiation included.
+
+    Messages are named after their size, as gradients are after their parameters: from the second one on the negotiation
+    finds them in the response cache.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        import horovod.torch as hvd
+
+        self._hvd = hvd
+        self.name = f"horovod/{backend.transport}"
+        self.device = _gradient_device(backend)
+
+    def allreduce_(self, tensor: torch.Tensor) -> None:
+        self._hvd.allreduce_(tensor, name=f"in place {tensor.numel()}", op=self._hvd.Sum)
+
+    def allreduce(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        output.set_(self._hvd.allreduce(tensor, name=f"out of place {tensor.numel()}", op=self._hvd.Sum))
+
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        self._hvd.broadcast_(tensor, root_rank=0, name=f"broadcast {tensor.numel()}")
+
+    def barrier(self) -> None:
+        self._hvd.barrier()
+
+    def settle(self) -> None:
+        _settle(self.device)
+
+    def close(self) -> None:
+        pass  # the backend closes Horovod
+
+
+class DistributedRuntime:
+    """The all-reduce of a run whose backend is ddp: torch.distributed's, which sums the buckets of gradients."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.name = f"ddp/{backend.transport}"
+        self.device = _gradient_device(backend)
+
+    def allreduce_(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def allreduce(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        output.copy_(tensor)
+        dist.all_reduce(output)
+
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        dist.broadcast(tensor, src=0)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def settle(self) -> None:
+        _settle(self.device)
+
+    def close(self) -> None:
+        pass  # the backend closes torch.distributed
+
+
+def _gradient_device(backend: Backend) -> torch.device:
+    hosts = backend.gather(os.uname().nodename)
+    if backend.transport != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", hosts[: backend.rank].count(hosts[backend.rank]))
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

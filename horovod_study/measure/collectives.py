@@ -1,0 +1,545 @@
+"""All-reduce, broadcast and barrier measured on every rank, with what a worker can compute and copy beside them.
+
+    python -m horovod_study.measure.collectives PLAN.json        on every rank, under a launcher; rank 0 answers
+
+The conventions are those of nccl-tests: 32-bit floats, sums, a warm-up, many operations in a row per measurement,
+in place and out of place, every size checked against the known sum. A measurement's time is that of the slowest rank:
+the mean over its operations, and their median beside it. Nothing is divided by anything here: bandwidths are made of
+these seconds by analysis/network.py.
+
+Everything is measured in rounds. Within a round all sizes, operations and ways of talking take turns, so that a slow
+moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import psutil
+import torch
+import torch.nn.functional as F
+
+from horovod_study.cluster.bench import leave
+from horovod_study.cluster.ranks import answer
+from horovod_study.comm import Backend, agreed, detect, open_backend
+from horovod_study.comm.priority import NewThreads
+from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing
+from horovod_study.config import RunConfig, parse_widths, run_config
+from horovod_study.errors import BackendError, ConfigError, StudyError
+from horovod_study.measure import environment
+from horovod_study.measure.clock import now, sleep, utc_now
+from horovod_study.measure.microbench import matrix_rates, step_flops
+from horovod_study.progress import say
+from horovod_study.workload.allocator import keep_freed_memory
+from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
+from horovod_study.workload.model import StressCNN, parameter_count
+from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+
+ELEMENT_BYTES = 4
+PERIOD = 1021
+"""The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass."""
+
+OPERATIONS = (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
+MOST_ITERATIONS = 20_000
+SLOW_S = 0.1
+"""An operation that takes longer than this is measured in fewer rounds, and its warm-up is its check."""
+SLOW_ROUNDS = 3
+BARRIERS = 100
+COPY_BYTES = 64 * 1024 * 1024
+"""Size of the copies: beyond the caches of a core."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What one launch of ranks measures."""
+
+    sizes: tuple[int, ...]  # bytes
+    transports: tuple[str, ...]  # raw ones
+    runtime: bool  # also the all-reduce of the backend itself
+    seconds: float  # of all operations of one job together, about
+    rounds: int = 5
+    widths: str = "15-38-197"
+    batch: int = 75
+    machine: bool = True  # also copies, matrix products and the training step
+    insist: bool = True  # a transport that cannot be opened is an error, else it is left out with its reason
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            if size < ELEMENT_BYTES or size % ELEMENT_BYTES:
+                raise ConfigError(
+                    f"bench: size {size} bytes; sizes are multiples of {ELEMENT_BYTES} bytes (32-bit floats), "
+                    f"at least {ELEMENT_BYTES}"
+                )
+        if not self.sizes:
+            raise ConfigError("bench: there are no sizes to measure; give --sizes, or --min-bytes up to --max-bytes")
+        for name, value in (("--rounds", self.rounds), ("--batch", self.batch)):
+            if value < 1:
+                raise ConfigError(f"bench: {name} is {value}; it must be at least 1")
+        if not 0 < self.seconds < float("inf"):
+            raise ConfigError(f"bench: --seconds is {self.seconds:g}; it must be greater than 0")
+        parse_widths(self.widths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+def plan_from(values: Mapping[str, Any]) -> Plan:
+    """Return the plan that `to_dict` made."""
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Plan(**plain)
+
+
+def model_facts(widths: str, batch: int) -> dict[str, Any]:
+    """Return what the model asks of the network and of a worker, from the model itself.
+
+    "gradients" is parameter name -> bytes; "flat_bytes" all of them together; "step_flops" the operations of one
+    worker's forward and backward for a batch; "activations_per_curve" the numbers that go into and out of the four
+    layers.
+    """
+    model = StressCNN(widths=parse_widths(widths))
+    outputs: list[int] = []
+    # Sizes of the layers' outputs from the model itself, for one curve: pooled outputs are the next layer's inputs.
+    for layer in (model.conv1, model.conv2, model.fc1, model.fc2):
+        layer.register_forward_hook(lambda _, given, made: outputs.extend((given[0].numel(), made.numel())))
+    with torch.no_grad():
+        model(torch.zeros(1, CHANNELS, POINTS))
+    return {
+        "widths": widths,
+        "batch": batch,
+        "parameters": parameter_count(model),
+        "gradients": {name: each.numel() * ELEMENT_BYTES for name, each in model.named_parameters()},
+        "flat_bytes": parameter_count(model) * ELEMENT_BYTES,
+        "step_flops": batch * step_flops(parse_widths(widths)),
+        "activations_per_curve": sum(outputs),
+    }
+
+
+# ------------------------------------------------------------------------------------------------- collectives
+
+
+class _Buffers:
+    """Two buffers of the largest size for each device, whose pages exist before anything is timed."""
+
+    def __init__(self, largest_bytes: int) -> None:
+        self._count = largest_bytes // ELEMENT_BYTES
+        self._made: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, device: torch.device, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of `size` bytes, each (size / 4,)."""
+        if device not in self._made:
+            # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
+            first, second = (torch.empty(self._count, device=device).fill_(0.0) for _ in range(2))
+            self._made[device] = (first, second)
+        first, second = self._made[device]
+        return first[: size // ELEMENT_BYTES], second[: size // ELEMENT_BYTES]
+
+
+def _row(rank: int) -> torch.Tensor:
+    """Return one period of a rank's test values, (PERIOD,): whole numbers whose sums are exact in float32."""
+    return ((torch.arange(PERIOD) * (rank + 1)) % PERIOD).float()
+
+
+def _fill(tensor: torch.Tensor, row: torch.Tensor) -> None:
+    whole = tensor.numel() // PERIOD * PERIOD
+    if whole:
+        tensor[:whole].view(-1, PERIOD).copy_(row.to(tensor.device))
+    tensor[whole:].copy_(row[: tensor.numel() - whole])
+
+
+def _differing(tensor: torch.Tensor, row: torch.Tensor) -> int:
+    row = row.to(tensor.device)
+    whole = tensor.numel() // PERIOD * PERIOD
+    body = (tensor[:whole].view(-1, PERIOD) != row).sum() if whole else 0
+    return int(body) + int((tensor[whole:] != row[: tensor.numel() - whole]).sum())
+
+
+def _call(raw: Raw, operation: str, place: str, buffers: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], None]:
+    source, output = buffers
+    if operation == "broadcast":
+        return lambda: raw.broadcast_(source)
+    if place == "in":
+        return lambda: raw.allreduce_(source)
+    return lambda: raw.allreduce(source, output)
+
+
+def count_wrong(
+    raw: Raw, operation: str, place: str, buffers: tuple[torch.Tensor, torch.Tensor], *, rank: int, workers: int
+) -> int:
+    """Do one operation on known values and return how many elements of this rank are wrong afterwards.
+
+    Out of place an element of the input that was changed counts too. The buffers hold zeros afterwards, so that
+    repeating the operation does not overflow.
+    """
+    source, output = buffers
+    total = torch.stack([_row(each) for each in range(workers)]).sum(dim=0)
+    wanted = _row(0) if operation == "broadcast" else total
+    _fill(source, _row(rank))
+    output.fill_(-1.0)
+    _call(raw, operation, place, (source, output))()
+    raw.settle()
+    if place == "out":
+        wrong = _differing(output, wanted) + _differing(source, _row(rank))
+    else:
+        wrong = _differing(source, wanted)
+    source.fill_(0.0)
+    return wrong
+
+
+def _timed(call: Callable[[], None], raw: Raw, count: int) -> tuple[float, float | None]:
+    """Return mean and median seconds of `count` operations; on a GPU there are no single ones to take a median of."""
+    stamps = [now()]
+    if raw.device.type == "cuda":
+        for _ in range(count):
+            call()
+        raw.settle()
+        return (now() - stamps[0]) / count, None
+    for _ in range(count):
+        call()
+        stamps.append(now())
+    return (stamps[-1] - stamps[0]) / count, float(np.median(np.diff(stamps)))
+
+
+def measure_collectives(
+    raws: Sequence[Raw], plan: Plan, backend: Backend, *, tell: Callable[[str], None] = lambda text: None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Measure every operation, size and way; return the points and the barriers, the same on every rank.
+
+    A point: way, operation, place, bytes, iterations, rounds, and per round `seconds` (mean of the slowest rank) and
+    `seconds_median_op` (largest median of any rank, None on a GPU); `wrong` counts wrong elements over all ranks.
+    """
+    rank, workers = backend.rank, backend.workers
+    buffers = _Buffers(max(plan.sizes))
+    keys = [
+        (size, way, operation, place)
+        for size in plan.sizes
+        for way in range(len(raws))
+        for operation, place in OPERATIONS
+    ]
+
+    # Everything once, checked: the warm-up, and the time from which follows how often it is repeated.
+    wrong, cost = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0.0)
+    for key in keys:
+        size, way, operation, place = key
+        raw = raws[way]
+        views = buffers.of(raw.device, size)
+        tell(f"checking {operation} of {in_words(size)} over {raw.name}")
+        began = now()
+        wrong[key] = count_wrong(raw, operation, place, views, rank=rank, workers=workers)
+        # Agreed among the ranks: they must make the same number of calls.
+        slow = backend.maximum(now() - began) > SLOW_S
+        raw.barrier()
+        mean_s, median_s = _timed(_call(raw, operation, place, views), raw, 1 if slow else 20)
+        cost[key] = median_s or mean_s
+    slowest = np.max(np.array(backend.gather(list(cost.values()))), axis=0)  # (keys,)
+    slot_s = plan.seconds / (len(keys) * plan.rounds)
+    counts = {key: int(np.clip(slot_s / t, 1, MOST_ITERATIONS)) for key, t in zip(keys, slowest, strict=True)}
+    rounds = {
+        key: plan.rounds if t <= max(SLOW_S, slot_s) else min(SLOW_ROUNDS, plan.rounds)
+        for key, t in zip(keys, slowest, strict=True)
+    }
+
+    mine: dict[Any, list[tuple[float, float | None]]] = {key: [] for key in keys}
+    barriers: dict[int, list[float]] = {way: [] for way in range(len(raws))}
+    for number in range(plan.rounds):
+        for key in keys:
+            if number >= rounds[key]:
+                continue
+            size, way, operation, place = key
+            raw, call = raws[way], _call(raws[way], operation, place, buffers.of(raws[way].device, size))
+            tell(f"round {number + 1} of {plan.rounds}: {operation} of {in_words(size)} over {raw.name}")
+            if counts[key] > 1:
+                for _ in range(min(20, 1 + counts[key] // 10)):
+                    call()
+            raw.barrier()
+            raw.settle()
+            mine[key].append(_timed(call, raw, counts[key]))
+        for way, raw in enumerate(raws):
+            raw.barrier()
+            began = now()
+            for _ in range(BARRIERS):
+                raw.barrier()
+            raw.settle()
+            barriers[way].append((now() - began) / BARRIERS)
+    # Once more at the end: what has been called ten thousand times must still be right.
+    for key, key_s in zip(keys, slowest, strict=True):
+        size, way, operation, place = key
+        if key_s <= SLOW_S:
+            views = buffers.of(raws[way].device, size)
+            again = count_wrong(raws[way], operation, place, views, rank=rank, workers=workers)
+            wrong[key] = max(wrong[key], again)
+
+    everybody = backend.gather(
+        {"times": list(mine.values()), "wrong": list(wrong.values()), "barriers": list(barriers.values())}
+    )
+    points = []
+    for place_in_list, (size, way, operation, place) in enumerate(keys):
+        times = [theirs["times"][place_in_list] for theirs in everybody]  # rank, round, (mean, median)
+        means = [max(each[number][0] for each in times) for number in range(len(times[0]))]
+        medians = [[each[number][1] for each in times] for number in range(len(times[0]))]
+        points.append(
+            {
+                "way": raws[way].name,
+                "operation": operation,
+                "place": place,
+                "bytes": size,
+                "iterations": counts[(size, way, operation, place)],
+                "seconds": means,
+                "seconds_median_op": None if raws[way].device.type == "cuda" else [max(each) for each in medians],
+                "wrong": sum(theirs["wrong"][place_in_list] for theirs in everybody),
+            }
+        )
+    found = [
+        {
+            "way": raw.name,
+            "iterations": BARRIERS,
+            "seconds": np.max(np.array([theirs["barriers"][way] for theirs in everybody]), axis=0).tolist(),
+        }
+        for way, raw in enumerate(raws)
+    ]
+    return points, found
+
+
+def in_words(size: int) -> str:
+    """Return a size in bytes for readers, in powers of 1024 where it is a whole number of them."""
+    for unit, factor in (("MB", 2**20), ("kB", 2**10)):
+        if size >= factor and size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size:,} B"
+
+
+# ------------------------------------------------------------------------------------------ copies, peak, step
+
+
+def measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """Measure copies within host memory, and between host and GPU where there is one; the same on every rank.
+
+    Each: name, `bytes` copied, per round `seconds` of the slowest rank, or `reason` where it cannot be measured. All
+    ranks copy at the same time, except in "alone", where rank 0 copies and the others wait.
+    """
+    device = torch.device("cuda") if torch.cuda.is_available() else None
+    source, target = (torch.empty(COPY_BYTES // ELEMENT_BYTES).fill_(0.0) for _ in range(2))
+    kinds: dict[str, Any] = {
+        "host memory, all workers": (source, target, True),
+        "host memory, one worker": (source, target, False),
+    }
+    directions = ("host to device", "device to host")
+    if device is not None:
+        on_device, pinned = source.to(device), source.pin_memory()
+        for memory, host in (("pinned", pinned), ("pageable", source)):
+            kinds[f"{directions[0]}, {memory}"] = (host, on_device, True)
+            kinds[f"{directions[1]}, {memory}"] = (on_device, host, True)
+    mine: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(rounds):
+        for name, (given, taken, together) in kinds.items():
+            backend.barrier()
+            if together or backend.rank == 0:
+                mine[name].append(_copy_seconds(given, taken, seconds))
+    everybody = backend.gather(mine)
+    found: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "bytes": COPY_BYTES,
+            "seconds": [max(each[n] for each in (t[name] for t in everybody) if each) for n in range(rounds)],
+            "reason": None,
+        }
+        for name in kinds
+    ]
+    if device is None:
+        found += [
+            {"name": f"{direction}, {memory}", "bytes": None, "seconds": None, "reason": "no GPU is visible"}
+            for memory in ("pinned", "pageable")
+            for direction in directions
+        ]
+    return found
+
+
+def _copy_seconds(source: torch.Tensor, target: torch.Tensor, seconds: float) -> float:
+    target.copy_(source)
+    count, began = 0, now()
+    while count == 0 or now() - began < seconds:
+        target.copy_(source, non_blocking=True)
+        if source.is_cuda or target.is_cuda:
+            torch.cuda.synchronize()
+        count += 1
+    return (now() - began) / count
+
+
+def measure_step(plan: Plan, backend: Backend, *, rounds: int, seconds: float) -> dict[str, Any]:
+    """Measure the training step without communication, on all ranks at the same time; the same on every rank.
+
+    The model, optimiser and arithmetic are the trainer's own, the batch is one and the same. Returns "seconds": per
+    round the mean step of the slowest rank.
+    """
+    config = RunConfig(widths=plan.widths, batch=plan.batch)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(1)
+    model = StressCNN(widths=parse_widths(plan.widths)).to(device)
+    optimizer, _ = make_optimizer(config, model.parameters(), workers=1)
+    arithmetic = Arithmetic(config, device)
+    curves = torch.rand(plan.batch, CHANNELS, POINTS, device=device)
+    targets = torch.rand(plan.batch, TARGETS, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        arithmetic.backward(F.mse_loss(model(curves), targets))
+        optimizer.step()
+
+    def settled() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return now()
+
+    for _ in range(10):
+        step()
+    mine = []
+    for _ in range(rounds):
+        backend.barrier()
+        count, began = 0, settled()
+        while count == 0 or settled() - began < seconds:
+            for _ in range(5):
+                step()
+            count += 5
+        mine.append((settled() - began) / count)
+    return {"batch": plan.batch, "seconds": np.max(np.array(backend.gather(mine)), axis=0).tolist()}
+
+
+def measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """Measure matrix products on all ranks at the same time; of each type and size the slowest rank's rates."""
+    on_gpu = torch.cuda.is_available()
+    backend.barrier()
+    rates = matrix_rates(
+        sizes=(2048, 8192) if on_gpu else (256, 512, 1024),
+        rounds=rounds,
+        seconds=seconds,
+        device="cuda" if on_gpu else "cpu",
+    )
+    everybody = backend.gather([rate.to_dict() for rate in rates])
+    return [min(same, key=lambda rate: float(rate["gflops_median"])) for same in zip(*everybody, strict=True)]
+
+
+# -------------------------------------------------------------------------------------------------- the program
+
+
+def measure(plan: Plan, backend: Backend, *, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Do all that `plan` says; return it as plain values, the same on every rank. Collective.
+
+    Raises BackendError for a transport that is insisted on and cannot be opened, ConfigError where sizes do not fit
+    into memory; on all ranks.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    began, started = now(), utc_now()
+    if backend.workers < 2:
+        raise BackendError("bench: an all-reduce needs at least 2 workers, and this launch has 1; start it with more")
+    hosts = backend.gather(os.uname().nodename)
+    with agreed(backend):
+        _require_room(max(plan.sizes), hosts.count(hosts[backend.rank]))
+    missing = why_missing(backend)
+    raws: list[Raw] = []
+    priorities: dict[str, Any] = {}
+    for transport in plan.transports:
+        if plan.insist or transport not in missing:
+            before = NewThreads()
+            raws.append(open_raw(transport, backend))
+            if transport == "gloo":  # as the runtimes over Gloo have it
+                priorities[transport] = before.prioritise("auto")
+    if plan.runtime:
+        raws.append(open_runtime(backend))
+    load = os.getloadavg()[0]
+    points, barriers = measure_collectives(raws, plan, backend, tell=tell)
+    machine: dict[str, Any] = {}
+    if plan.machine:
+        # A sixtieth of the time each, but long enough to be a number.
+        share_s = min(0.2, max(0.005, plan.seconds / 300))
+        rounds = min(plan.rounds, 5)
+        tell("copies")
+        machine["copies"] = measure_copies(backend, rounds=rounds, seconds=share_s)
+        tell("the training step without communication")
+        machine["step"] = measure_step(plan, backend, rounds=rounds, seconds=2 * share_s)
+        tell("matrix products")
+        machine["matrices"] = measure_matrices(backend, rounds=min(3, rounds), seconds=share_s / 2)
+    ranks = backend.gather(
+        {"host": hosts[backend.rank], "cores": environment.affinity(), "threads": torch.get_num_threads()}
+    )
+    devices = {raw.name: str(raw.device) for raw in raws}
+    for raw in raws:
+        raw.close()
+    return {
+        "conditions": {
+            "started": started,
+            "seconds": now() - began,
+            "backend": backend.name,
+            "transport": backend.transport,
+            "launcher": detect(os.environ).launcher,
+            "workers": backend.workers,
+            "nodes": len(set(hosts)),
+            "ranks": ranks,
+            "settings": backend.settings,
+            "raw_thread_priority": priorities,
+            "mpi_library": _mpi_library(),
+            "load_before": round(load, 2),
+            "environment": environment.describe(),
+            "plan": plan.to_dict(),
+        },
+        "ways": [{"name": raw.name, "raw": "/" not in raw.name, "device": devices[raw.name]} for raw in raws],
+        "missing": {name: why for name, why in missing.items() if name in plan.transports},
+        "points": points,
+        "barriers": barriers,
+        **machine,
+    }
+
+
+def _require_room(largest: int, ranks_here: int) -> None:
+    """Two buffers on each rank; outputs and buffers inside the libraries are up to twice as much again."""
+    needed, free = 6 * largest * ranks_here, psutil.virtual_memory().available
+    if needed > free:
+        raise ConfigError(
+            f"bench: messages of {in_words(largest)} need about {needed / 1e9:.1f} GB for the {ranks_here} workers on "
+            f"{os.uname().nodename}, which has {free / 1e9:.1f} GB free; lower --max-bytes"
+        )
+
+
+def _mpi_library() -> str | None:
+    """Return what the MPI library says it is, where this process uses one."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return None if mpi is None else str(mpi.Get_library_version()).split(",")[0].strip("\0\n ")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Measure what a plan file says; rank 0 answers."""
+    (path,) = sys.argv[1:] if arguments is None else arguments
+    launch = detect(os.environ)
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        plan, config = plan_from(content["plan"]), run_config(content["config"], source="bench")
+        backend = open_backend(config, launch)
+        last = now() - 1.0
+
+        def tell(text: str) -> None:
+            nonlocal last
+            if backend.rank == 0 and now() - last > 0.2:
+                last = now()
+                say(text)
+
+        result = measure(plan, backend, tell=tell)
+        backend.close()
+    except StudyError as error:
+        if launch.rank:
+            sleep(2.0)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
+        leave(2, f"error: {error}")
+    except Exception:
+        leave(1, traceback.format_exc())
+    if launch.rank == 0:
+        answer(result)
+    leave(0)  # libraries' exit handlers wait for ranks that are gone, and now and then abort a good run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What each rank really has: its place, cores, threads, device, learning rate and settings, read from what is live.
+
+Beside it what makes a measurement worth less: cores that workers share, and other programs on them.
+"""
+
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from horovod_study.comm.settings import OPTIONS
+from horovod_study.config import COMMUNICATION
+from horovod_study.errors import BackendError
+from horovod_study.measure.clock import now, sleep
+
+SHORTEST_S = 0.1
+"""The system counts in hundredths of a second."""
+BUSY_CORES = 0.25
+"""Less than a quarter of a core in other programs is not worth a warning."""
+
+
+def describe_rank(
+    *, host: str, local_rank: int, cores: Sequence[int], device: torch.device, lr: float, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return this rank's entry of the record; `settings` are those of its backend, `lr` its optimiser's."""
+    return {
+        "host": host,
+        "local_rank": local_rank,
+        "pid": os.getpid(),
+        "cores": list(cores),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "gpu": _gpu(device),
+        "lr": lr,
+        "communication": communication(settings),
+    }
+
+
+def _gpu(device: torch.device) -> dict[str, Any] | None:
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    uuid = getattr(properties, "uuid", None)
+    return {"name": properties.name, "uuid": None if uuid is None else str(uuid)}
+
+
+def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a backend in the names and units of the options; what it does not have is left out.
+
+    A backend records a setting under the option's own name or, as the libraries know it, under that of a variable.
+    """
+    found: dict[str, Any] = {}
+    for name in COMMUNICATION:
+        setting = settings.get(name, settings.get(OPTIONS.get(name, ""), None))
+        if isinstance(setting, Mapping) and setting.get("value") is not None:
+            found[name] = _as_option(name, setting["value"])
+    variables = [settings[name] for name in OPTIONS.values() if name in settings]
+    if variables:
+        found["horovod_defaults"] = all(each["source"] != "shipped" for each in variables)
+    return found
+
+
+def _as_option(name: str, value: Any) -> Any:
+    """Return what a library reads, which is text, as the value of the option."""
+    if not isinstance(value, str):
+        return value
+    if name == "fusion_mb":
+        return float(value) / 1e6
+    if name in ("cycle_time_ms", "idle_cycle_time_ms"):
+        return float(value)
+    if name == "cache_capacity":
+        return int(value)
+    if name in ("hierarchical", "yield_when_idle"):
+        return value.lower() not in ("0", "false", "no", "off", "")
+    if name == "single_copy":
+        return value != "none"
+    return value
+
+
+def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise BackendError if the optimisers of the ranks have different learning rates; names the first that differs."""
+    for number, rank in enumerate(ranks):
+        if rank["lr"] != ranks[0]["lr"]:
+            raise BackendError(
+                f"rank {number} on {rank['host']} has a learning rate of {rank['lr']!r} in its optimiser, rank 0 on "
+                f"{ranks[0]['host']} has {ranks[0]['lr']!r}; start all ranks with the same options"
+            )
+
+
+def ranks_per_host(ranks: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the number of ranks on each host, in the order of their first ranks."""
+    counts: dict[str, int] = {}
+    for rank in ranks:
+        counts[rank["host"]] = counts.get(rank["host"], 0) + 1
+    return list(counts.values())
+
+
+def crowded(ranks: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return in one line which ranks have more threads than cores to run on, None if there are none.
+
+    A set of cores is crowded when the ranks that may run nowhere else have more threads than it has cores.
+    """
+    for host in dict.fromkeys(rank["host"] for rank in ranks):
+        here = [rank for rank in ranks if rank["host"] == host]
+        groups = [set(rank["cores"]) for rank in here]
+        for cores in [*sorted(groups, key=len), set().union(*groups)]:
+            inside = [rank for rank in here if set(rank["cores"]) <= cores]
+            threads = [rank["threads"] for rank in inside]
+            if len(inside) > 1 and sum(threads) > len(cores):
+                return (
+                    f"{len(inside)} workers x {max(threads)} thread{'s' * (max(threads) > 1)} on {len(cores)} "
+                    f"core{'s' * (len(cores) > 1)} of {host}: they take the cores from each other; use "
+                    f"{'--threads 1, ' if max(threads) > 1 else ''}fewer workers or more cores"
+                )
+    return None
+
+
+class OtherLoad:
+    """How many cores of this host other programs used, from when it is made until it is asked."""
+
+    def __init__(self, cores: Sequence[int], *, proc: Path = Path("/proc")) -> None:
+        self.cores, self._proc = cores, proc
+        self._began, self._own_s, self._busy_s = now(), _own_cpu_s(), self._read()
+
+    def sample(self, *, at_least_s: float) -> dict[str, float] | None:
+        """Return {"seconds", "busy_s", "own_s"} since it was made, after waiting until `at_least_s` have passed.
+
+        busy_s: processor seconds of everybody on the cores, own_s: of this process and the children it waited for.
+        None where the system does not tell, or too little time has passed to tell.
+        """
+        sleep(max(0.0, at_least_s - (now() - self._began)))
+        busy_s, seconds = self._read(), now() - self._began
+        if busy_s is None or self._busy_s is None or seconds < SHORTEST_S:
+            return None
+        return {"seconds": seconds, "busy_s": busy_s - self._busy_s, "own_s": _own_cpu_s() - self._own_s}
+
+    def _read(self) -> float | None:
+        """Return the processor seconds that the cores have spent working since the machine started."""
+        try:
+            lines = (self._proc / "stat").read_text().splitlines()
+        except OSError:
+            return None
+        wanted = {f"cpu{core}" for core in self.cores}
+        ticks = 0
+        for line in lines:
+            name, *numbers = line.split()
+            if name in wanted:
+                user, nice, system, _, _, interrupts, soft, stolen = (int(number) for number in numbers[:8])
+                ticks += user + nice + system + interrupts + soft + stolen  # all but idle and waiting for a disk
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _own_cpu_s() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def other_cores(
+    samples: Sequence[Mapping[str, float] | None], ranks: Sequence[Mapping[str, Any]]
+) -> dict[str, float | None]:
+    """Return host -> cores in use by other programs, from the samples of all ranks; None where that is not known.
+
+    The first rank of a host has read how busy all its cores were; what its ranks used themselves is subtracted.
+    """
+    found: dict[str, float | None] = {}
+    for host in dict.fromkeys(rank["host"] for rank in ranks):
+        here = [sample for sample, rank in zip(samples, ranks, strict=True) if rank["host"] == host]
+        first, known = here[0], [sample for sample in here if sample is not None]
+        if first is None or len(known) < len(here):
+            found[host] = None
+        else:
+            others_s = first["busy_s"] - sum(each["own_s"] for each in known)
+            found[host] = round(max(0.0, others_s / first["seconds"]), 2)
+    return found
+
+
+def disturbed(others: Mapping[str, float | None], ranks: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return in one line on which host other programs need the cores of the workers, None if none does."""
+    for host, cores_used in others.items():
+        here = [rank for rank in ranks if rank["host"] == host]
+        cores, threads = set().union(*(rank["cores"] for rank in here)), sum(rank["threads"] for rank in here)
+        if cores_used is not None and cores_used >= BUSY_CORES and cores_used + min(threads, len(cores)) > len(cores):
+            return (
+                f"other programs use {cores_used:.1f} of the {len(cores)} core{'s' * (len(cores) > 1)} of {host}, and "
+                "workers that wait for one core all become slow; do not compare this run's times with those of a quiet "
+                "machine"
+            )
+    return None

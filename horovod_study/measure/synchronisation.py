@@ -1,0 +1,198 @@
+"""What a synchronisation is made of, measured inside a training job after its timed window.
+
+Two kinds of training steps take turns, in blocks, with the network, batches and ranks of the job. Both wait for each
+other between backward and synchronisation, at a barrier of the raw transport, so that no rank is late:
+
+    floor     the gradients, packed into one buffer, go through the raw transport: one all-reduce, no runtime
+    through   the gradients are averaged as in training, by the backend: packing, runtime and transport
+
+The steps before the collective are real ones. So caches are as training leaves them, and a runtime's background thread
+has been idle, or has gone on with its cycle, for as long as in training. The barrier is not the backend's own: that of
+Horovod goes through the same thread, and would leave it at the begin of a cycle. docs/attribution.md explains what is
+made of it.
+"""
+
+import copy
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+
+from horovod_study.comm.base import Backend, FlatGradients, Optimizer, agreed
+from horovod_study.comm.priority import NewThreads
+from horovod_study.comm.raw import Raw, open_raw
+from horovod_study.measure.clock import now
+from horovod_study.workload.loaders import Batch, Loader
+from horovod_study.workload.optimizer import Arithmetic
+
+REPEATS = 200
+"""Steps of each kind that are kept, of a run that has made as many."""
+
+BLOCK = 10
+"""Steps of one kind in a row. One more goes before them and is not kept: it follows a step of the other kind."""
+
+WITH_HOOKS = (
+    "with hooks the transfers begin in backward, and sync is only what is left of them then: how much of that is "
+    "transfer and how much runtime cannot be told from here"
+)
+
+
+def measure(
+    backend: Backend,
+    model: nn.Module,
+    bare_model: nn.Module,
+    optimizer: Optimizer,
+    arithmetic: Arithmetic,
+    loader: Loader,
+    device: torch.device,
+    *,
+    repeats: int = REPEATS,
+) -> dict[str, Any]:
+    """Return what `records.write_synchronisation` writes; collective, and the same on all ranks.
+
+    All times are seconds of one synchronisation, a mean over the ranks. `model` is what training calls, `bare_model`
+    the network itself. Its parameters are afterwards what they were before; those of the optimizer's state are not.
+    Raises BackendError, on every rank, when the raw transport cannot be opened.
+    """
+    kept = {name: value.clone() for name, value in bare_model.state_dict().items()}
+    before = NewThreads()
+    with closing(open_raw(backend.transport, backend)) as raw:
+        priority = backend.settings.get("thread_priority", {}).get("value")
+        with agreed(backend):
+            if priority in ("realtime", "slice"):  # or the raw transport would wait where the backend's does not
+                before.prioritise(priority)
+        steps = _Steps(backend, model, bare_model, optimizer, arithmetic, _batches(loader), device, raw)
+        blocks = max(1, round(repeats / BLOCK))
+        for _ in range(blocks):
+            steps.floor(BLOCK)
+            steps.through(BLOCK)
+    bare_model.load_state_dict(kept)
+
+    everybody = backend.gather((os.uname().nodename, steps.floor_spans, steps.through_spans, steps.pack_s))
+    one_host = len({host for host, *_ in everybody}) == 1
+    floor_s, common = after_the_last([spans for _, spans, _, _ in everybody], one_host=one_host)
+    through_s = after_the_last([spans for _, _, spans, _ in everybody], one_host=one_host)[0]
+    packs = [pack_s for *_, pack_s in everybody]
+    return {
+        "transport": raw.name,
+        "reduction": backend.reduction,
+        "workers": backend.workers,
+        "gradient_bytes": steps.buffer.numel() * steps.buffer.element_size(),
+        "block": BLOCK,
+        "clock": "common" if common else "own",
+        "floor_s": _plain(floor_s),
+        "pack_s": _plain(np.mean(packs, axis=0)) if steps.through_known else None,
+        "through_s": _plain(through_s) if steps.through_known else None,
+        "why_not_through": "" if steps.through_known else WITH_HOOKS,
+    }
+
+
+def after_the_last(
+    spans: Sequence[Sequence[tuple[float, float]]], *, one_host: bool
+) -> tuple[NDArray[np.float64], bool]:
+    """Return the seconds from the last rank's begin to the mean rank's end, and whether the ranks share a clock.
+
+    `spans`: for each rank the begin and end of each of the S collectives; the result has shape (S,). Ranks leave a
+    barrier a little apart, and the first must not count its waiting for the last: that is skew. Processes of one host
+    read one clock (a collective cannot end on one rank before it has begun on all: where it seems to, the clocks are
+    not one). Ranks of several hosts count their own time from the barrier instead, its unevenness included.
+    """
+    begins, ends = np.moveaxis(np.asarray(spans, dtype=np.float64).reshape(len(spans), -1, 2), 2, 0)  # each (R, S)
+    common = one_host and bool(np.all(begins.max(axis=0) <= ends.min(axis=0)))
+    return (ends.mean(axis=0) - begins.max(axis=0) if common else (ends - begins).mean(axis=0)), common
+
+
+class _Steps:
+    """Training steps of both kinds, and the times read in them."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: nn.Module,
+        bare_model: nn.Module,
+        optimizer: Optimizer,
+        arithmetic: Arithmetic,
+        batches: Iterator[Batch],
+        device: torch.device,
+        raw: Raw,
+    ) -> None:
+        self._backend, self._optimizer, self._arithmetic = backend, optimizer, arithmetic
+        self._batches, self._device, self._raw = batches, device, raw
+        self.through_known = backend.reduction != "hooks"
+        # Hooks would send each gradient of the network that is trained; a copy of it has none.
+        self._model = model if self.through_known else copy.deepcopy(bare_model)
+        trained = bare_model if self.through_known else self._model
+        self._flat = FlatGradients(trained.parameters(), workers=backend.workers)
+        self.buffer = self._flat.buffer
+        self.floor_spans: list[tuple[float, float]] = []
+        self.through_spans: list[tuple[float, float]] = []
+        self.pack_s: list[float] = []
+
+    def floor(self, count: int) -> None:
+        """Make `count` steps, and one before them, whose gradients go through the raw transport."""
+        for place in range(count + 1):
+            self._gradients()
+            began_pack = now()
+            buffer = self._flat.pack()
+            self._settle()
+            pack_s = now() - began_pack
+            self._align()
+            began = now()
+            self._raw.allreduce_(buffer)
+            self._raw.settle()
+            span = (began, now())
+            if self.through_known:
+                self._arithmetic.step(self._optimizer, self._backend)
+            if place:
+                self.floor_spans.append(span)
+                self.pack_s.append(pack_s)
+
+    def through(self, count: int) -> None:
+        """Make `count` steps, and one before them, whose gradients are averaged as in training."""
+        if not self.through_known:
+            return
+        for place in range(count + 1):
+            self._gradients()
+            self._align()
+            began = now()
+            self._backend.synchronize(self._optimizer)
+            self._settle()
+            span = (began, now())
+            self._arithmetic.step(self._optimizer, self._backend)
+            if place:
+                self.through_spans.append(span)
+
+    def _gradients(self) -> None:
+        curves, targets = next(self._batches)  # (B, C, L), (B, P)
+        if self.through_known:
+            self._backend.zero_grad(self._optimizer)
+        else:
+            self._model.zero_grad()
+        with self._arithmetic.autocast():
+            loss = F.mse_loss(self._model(curves).to(targets.dtype), targets)
+        self._arithmetic.backward(loss)
+        self._settle()
+
+    def _align(self) -> None:
+        self._raw.barrier()
+        self._raw.settle()
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _batches(loader: Loader) -> Iterator[Batch]:
+    """Return batches without end: epoch after epoch."""
+    return itertools.chain.from_iterable(loader.epoch(epoch) for epoch in itertools.count())
+
+
+def _plain(seconds: NDArray[np.float64]) -> list[float]:
+    return [round(value, 9) for value in seconds.tolist()]

@@ -1,0 +1,351 @@
+"""The path that the gradients really took, read off the kernel's counters: no library's word is taken for it.
+
+A few all-reduces of known size run at the start, over the way that training uses, and what has moved meanwhile says
+where they passed:
+
+    TCP             the bytes each of this process's own connections received (TCP_INFO), so that other programs do not
+                    count; where the system does not tell, the counters of the interfaces (/proc/net/dev), less what
+                    passes when the run is quiet
+    InfiniBand      port_xmit_data of every port, in units of 4 bytes, less what passes when the run is quiet
+    shared memory   nothing else moved between workers of one host; a segment of MPI in /proc/self/maps confirms it
+
+What must move: summing S bytes over n ranks takes at least 2 (n - 1) / n S received by each of them (Patarasuk and
+Yuan, J. Parallel Distrib. Comput. 69, 2009). So m ranks alone on a host exchange 2 (m - 1) S among themselves, and each
+of h hosts receives at least 2 (h - 1) / h S from the others. A way counts as used when it carried at least half of it.
+Where there are several hosts, it depends on the order of the ranks how much of the sum is done within each: there an
+eighth is enough.
+"""
+
+import math
+import os
+import re
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_study.measure.clock import now, sleep
+
+if TYPE_CHECKING:
+    from horovod_study.comm import Backend
+
+MOVED_BYTES = 4_000_000
+"""All-reduces are repeated until so much has been summed."""
+ROUNDS = 32
+"""But not more often."""
+LEAST_BYTES = 64_000
+"""Less than this cannot be told from a library's own messages."""
+QUIET_S = 0.02
+SHARE, SHARE_AMONG_HOSTS = 1 / 2, 1 / 8
+"""Of what must move, so much makes a way the one that was used: in general, and within one of several hosts."""
+
+_SEGMENTS = re.compile(r"/\S*(?:vader_segment|sm_segment|osc_rdma|ucx_shm|psm[23]_shm|mpich_shm|nccl-)\S*")
+_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received, 8 bytes, in struct tcp_info of Linux 4.1 and later
+_WRAP = 2**32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """Counters at one moment, all in bytes; None is what the system does not tell, or what was not read here."""
+
+    connections: Mapping[str, int] | None  # interface -> received by this process over TCP; lo is this host
+    interfaces: Mapping[str, int] | None  # interface -> sent by everybody
+    infiniband: Mapping[str, int] | None  # infiniband:mlx5_0 or roce:mlx5_0 -> sent by everybody
+
+
+class Counters:
+    """Reads the counters; `proc` and `sys` are where the system shows them, `connections` reads this process's own."""
+
+    def __init__(
+        self,
+        *,
+        proc: Path = Path("/proc"),
+        sys: Path = Path("/sys"),
+        connections: Callable[[], Mapping[str, int] | None] | None = None,
+    ) -> None:
+        self._proc, self._sys = proc, sys
+        self._connections = received_by_connections if connections is None else connections
+
+    def read(self, *, whole_host: bool) -> Reading:
+        """Return this process's counters and, with `whole_host`, those that all processes of the host share."""
+        return Reading(
+            connections=self._connections(),
+            interfaces=self._interfaces() if whole_host else None,
+            infiniband=self._infiniband() if whole_host else None,
+        )
+
+    def segments(self) -> list[str]:
+        """Return the names of segments of shared memory that this process has from MPI or NCCL."""
+        try:
+            maps = (self._proc / "self" / "maps").read_text(errors="replace")
+        except OSError:
+            return []
+        return sorted({Path(name).name for name in _SEGMENTS.findall(maps)})
+
+    def _interfaces(self) -> dict[str, int] | None:
+        try:
+            lines = (self._proc / "net" / "dev").read_text().splitlines()
+        except OSError:
+            return None
+        found = {}
+        for line in lines:
+            name, colon, numbers = line.partition(":")
+            if colon and len(numbers.split()) >= 9:
+                found[name.strip()] = int(numbers.split()[8])  # after eight columns of what was received
+        return found
+
+    def _infiniband(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for port in sorted(self._sys.glob("class/infiniband/*/ports/*")):
+            try:
+                words = int((port / "counters" / "port_xmit_data").read_text())
+                ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
+            except (OSError, ValueError):
+                continue
+            name = f"{'roce' if ethernet else 'infiniband'}:{port.parent.parent.name}"
+            found[name] = found.get(name, 0) + 4 * words
+        return found
+
+
+def received_by_connections() -> dict[str, int] | None:
+    """Return what each interface has brought to this process's TCP connections so far, in bytes; None if unknown.
+
+    A connection to an address of this host is counted as lo, which is where Linux sends it. What a closed connection
+    had received is no longer counted.
+    """
+    if not hasattr(socket, "TCP_INFO") or socket.getdefaulttimeout() is not None:
+        return None  # a socket object made with a default timeout would change the mode of the library's connection
+    import psutil
+
+    own = {each.address.split("%")[0]: name for name, known in psutil.net_if_addrs().items() for each in known}
+    found: dict[str, int] = {}
+    try:
+        descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return None
+    for descriptor in descriptors:
+        try:
+            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                continue
+            with _copy(descriptor) as connection:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                here, there = (_address(name[0]) for name in (connection.getsockname(), connection.getpeername()))
+                told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        except OSError:  # closed meanwhile, not connected, or no TCP
+            continue
+        if len(told) < _BYTES_RECEIVED + 8:
+            return None  # before Linux 4.1
+        name = "lo" if there in own or there.startswith("127.") else own.get(here, here)
+        found[name] = found.get(name, 0) + int(struct.unpack_from("<Q", told, _BYTES_RECEIVED)[0])
+    return found
+
+
+def _copy(descriptor: int) -> socket.socket:
+    """Return a socket object of its own for a connection that a library has; closing it leaves the library's open."""
+    number = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=number)
+    except OSError:
+        os.close(number)
+        raise
+
+
+def _address(text: str) -> str:
+    return text.split("%")[0].removeprefix("::ffff:")
+
+
+def moved(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> dict[str, int] | None:
+    """Return what counters grew by; one that was smaller before is new or had a full turn of 32 bits."""
+    if before is None or after is None:
+        return None
+    found = {}
+    for name, value in after.items():
+        grown = value - before.get(name, 0)
+        if grown < 0:
+            turned = grown + _WRAP * (4 if name.startswith(("infiniband:", "roce:")) else 1)  # ports count 4 bytes
+            grown = turned if turned >= 0 else value
+        found[name] = grown
+    return found
+
+
+def without_background(
+    total: Mapping[str, int] | None, quiet: Mapping[str, int] | None, *, total_s: float, quiet_s: float
+) -> dict[str, int] | None:
+    """Return `total`, less what passes in `total_s` at the rate of the `quiet_s` before."""
+    if total is None or quiet is None:
+        return None
+    return {name: max(0, round(value - quiet.get(name, 0) * total_s / quiet_s)) for name, value in total.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """What the ranks of one host must receive, in bytes."""
+
+    within: float  # from each other, when each host sums up its own first
+    between: float  # from other hosts, at the least
+    total: float  # from anybody, at the least
+
+
+def must_move(hosts: Sequence[str], host: str, payload_bytes: float) -> Need:
+    """Return what the ranks of `host` must receive.
+
+    `hosts` is the host of each rank, `payload_bytes` the sum of the sizes that were summed over all ranks.
+    """
+    ranks, count = list(hosts).count(host), len(set(hosts))
+    return Need(
+        within=2 * (ranks - 1) * payload_bytes,
+        between=2 * (count - 1) / count * payload_bytes,
+        total=2 * ranks * (len(hosts) - 1) / len(hosts) * payload_bytes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moved:
+    """What moved on one host, in bytes."""
+
+    connections: Mapping[str, int] | None  # over the TCP connections of the host's ranks, None if unknown
+    interfaces: Mapping[str, int] | None  # over its interfaces, without background
+    infiniband: Mapping[str, int] | None  # over its ports, without background
+    segments: Sequence[str]  # of shared memory that its ranks have from MPI or NCCL
+
+
+def judge(found: Moved, need: Need) -> tuple[list[str] | None, str]:
+    """Return the path on one host, sorted, or None and the reason.
+
+    "shared memory" is confirmed by a segment; "memory" is not, and may also be direct copies from process to process.
+    """
+    tcp = found.interfaces if found.connections is None else found.connections
+    if tcp is None:
+        return None, "the system shows neither this process's connections nor /proc/net/dev"
+    ports = dict(found.infiniband or {})
+    path: list[str] = []
+    came = float(tcp.get("lo", 0))
+    if need.between > 0:
+        outside = {f"tcp:{name}": value for name, value in tcp.items() if name != "lo"}
+        # TCP first: over an InfiniBand interface (ib0) it moves the counters of the port as well.
+        enough = SHARE * need.between
+        used = _used(outside, enough) or _used(ports, enough)
+        if not used:
+            most = max({**outside, **ports}.items(), key=lambda item: item[1], default=("nothing", 0))
+            return None, (
+                f"{need.between / 1e6:.1f} MB had to pass between the hosts, and no connection or port moved half of "
+                f"it (most: {most[0]}, {most[1] / 1e6:.1f} MB)"
+            )
+        path += used
+        came += sum({**outside, **ports}[name] for name in used)
+    if need.within > 0:
+        enough = need.within * (SHARE if need.between == 0 else SHARE_AMONG_HOSTS)
+        used = _used({"tcp:lo": tcp.get("lo", 0)}, enough) or (_used(ports, enough) if need.between == 0 else [])
+        if not used and need.total - came >= enough:  # so much came on no way that counts bytes
+            used = ["shared memory" if found.segments else "memory"]
+        path += used
+    return sorted(set(path)), ""
+
+
+def _used(candidates: Mapping[str, int], enough: float) -> list[str]:
+    """Return the ways if together they carried enough bytes, without those that hardly took part."""
+    total = sum(candidates.values())
+    return [name for name, value in candidates.items() if value > total / 8] if total >= enough else []
+
+
+def watch(
+    backend: "Backend",
+    synchronise: Callable[[], None],
+    *,
+    hosts: Sequence[str],
+    payload_bytes: int,
+    servers: int | None = None,
+    counters: Counters | None = None,
+) -> dict[str, Any]:
+    """Run a few all-reduces and return the path they took; collective, the same on every rank.
+
+    `synchronise` averages `payload_bytes` of gradients once, over the way that training uses, and returns when they
+    are there. `hosts` is the host of each rank, `servers` how many ranks are parameter servers, where there are any.
+    Returns {"path": sorted list or None, "reason": why it is None, "ranks": path of each rank's host, "evidence"}.
+    """
+    if backend.workers == 1:
+        return {"path": [], "reason": "", "ranks": [[]], "evidence": {}}
+    rounds = min(ROUNDS, max(1, math.ceil(MOVED_BYTES / payload_bytes)))
+    total_bytes = rounds * payload_bytes
+    counters = counters or Counters()
+    first = hosts.index(hosts[backend.rank]) == backend.rank
+    synchronise()  # connections are opened, and messages agreed on, by the first one
+    backend.barrier()
+    quiet_at, start = now(), counters.read(whole_host=first)
+    sleep(QUIET_S)
+    quiet = counters.read(whole_host=first)
+    quiet_s = now() - quiet_at
+    backend.barrier()
+    began = now()
+    for _ in range(rounds):
+        synchronise()
+    backend.barrier()
+    end = counters.read(whole_host=first)
+    total_s = now() - began
+    mine = {
+        "connections": moved(quiet.connections, end.connections),
+        **{
+            name: without_background(
+                moved(getattr(quiet, name), getattr(end, name)),
+                moved(getattr(start, name), getattr(quiet, name)),
+                total_s=total_s,
+                quiet_s=quiet_s,
+            )
+            for name in ("interfaces", "infiniband")
+        },
+        "segments": counters.segments(),
+    }
+    everybody = backend.gather(mine)
+    paths: dict[str, list[str] | None] = {}
+    evidence: dict[str, Any] = {"all_reduces": rounds, "payload_bytes": payload_bytes, "hosts": {}}
+    reason = ""
+    for host in dict.fromkeys(hosts):
+        ranks = [number for number, name in enumerate(hosts) if name == host]
+        need = must_move(hosts, host, total_bytes)
+        if servers is not None and not any(number < servers for number in ranks):
+            need = replace(need, within=0.0)  # its ranks talk to servers elsewhere only
+        found = Moved(
+            connections=_added([everybody[number]["connections"] for number in ranks]),
+            interfaces=everybody[ranks[0]]["interfaces"],
+            infiniband=everybody[ranks[0]]["infiniband"],
+            segments=sorted({name for number in ranks for name in everybody[number]["segments"]}),
+        )
+        path, why = judge(found, need)
+        if total_bytes < LEAST_BYTES:
+            path, why = None, f"gradients of {payload_bytes} bytes are too few to be told from a library's own messages"
+        paths[host] = path
+        reason = reason or (f"{host}: {why}" if why else "")
+        evidence["hosts"][host] = {
+            "within_bytes": round(need.within),
+            "between_bytes": round(need.between),
+            **asdict(found),
+        }
+    known = [path for path in paths.values() if path is not None]
+    together = sorted({way for path in known for way in path}) if len(known) == len(paths) else None
+    return {"path": together, "reason": reason, "ranks": [paths[host] for host in hosts], "evidence": evidence}
+
+
+def told_by_nccl(found: Mapping[str, Any], logs: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[str, Any]:
+    """Return what `watch` found with the paths in NCCL's logs of all ranks, see comm/nccl_log.py, in their place.
+
+    Copies between GPUs move no counter of the kernel, so here the library has to be asked.
+    """
+    silent = next((number for number, log in enumerate(logs) if not log["path"]), None)
+    ranks = [list(log["path"]) or None for log in logs]
+    together = sorted({way for log in logs for way in log["path"]}) if silent is None else None
+    reason = "" if silent is None else f"rank {silent} on {hosts[silent]}: {logs[silent]['reason']}"
+    return {"path": together, "reason": reason, "ranks": ranks, "evidence": {**found["evidence"], "nccl": list(logs)}}
+
+
+def _added(parts: Sequence[Mapping[str, int] | None]) -> dict[str, int] | None:
+    """Return the sums over ranks; None if one of them is not known."""
+    total: dict[str, int] = {}
+    for part in parts:
+        if part is None:
+            return None
+        for name, value in part.items():
+            total[name] = total.get(name, 0) + value
+    return total

@@ -1,0 +1,370 @@
+"""Data or model parallel: the arithmetic by hand, and the counted activations against what PyTorch keeps."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+from horovod_study.analysis.advice import (
+    Case,
+    Layer,
+    LayeredModel,
+    Network,
+    advise,
+    bench_of,
+    case_of,
+    cnn,
+    layered_model,
+    network_of,
+    rate_of_step,
+)
+from horovod_study.cli import main
+from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.workload.model import StressCNN, parameter_count
+
+NETWORK = Network(alpha_s=1e-5, bytes_per_s=1e9, source="by hand")
+# Two equal layers of a thousand parameters: sums that can be done in the head.
+PLAIN = LayeredModel(
+    name="plain",
+    input=100,
+    layers=tuple(Layer(name=name, parameters=1000, activations=50, output=50, flop=2000) for name in ("one", "two")),
+)
+
+
+def case(model: LayeredModel = PLAIN, **changes) -> Case:
+    return replace(Case(model=model, batch=10, workers=4, network=NETWORK, flop_per_s=1e9), **changes)
+
+
+def ways(given: Case) -> dict:
+    return {way.short: way for way in advise(given).ways}
+
+
+# ------------------------------------------------------------------------------------------------------ the model
+
+
+@pytest.mark.parametrize("widths", ["15-38-197", "4-7-31", "1-1-1"])
+def test_parameters_and_activations_are_those_of_the_real_network(widths: str) -> None:
+    model = StressCNN(widths=tuple(int(width) for width in widths.split("-")))
+    batch, weights = 5, {parameter.data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = F.mse_loss(model(torch.randn(batch, 3, 201)), torch.randn(batch, 2))
+
+    assert cnn(widths).parameters == parameter_count(model)
+    assert cnn(widths).activation_bytes("fp32") * batch == sum(kept.values())
+    assert loss.requires_grad, "what is kept lives as long as the loss"
+
+
+def test_the_usual_network_by_hand() -> None:
+    model = cnn("15-38-197")
+
+    assert model.parameters == 153_441
+    assert [layer.parameters for layer in model.layers] == [240, 2_888, 149_917, 396]
+    assert [layer.output for layer in model.layers] == [15 * 65, 38 * 20, 197, 2]
+    # forward: 2 x 15 x 15 x 197, 2 x 75 x 38 x 61, 2 x 760 x 197, 2 x 197 x 2
+    assert [layer.flop for layer in model.layers] == [88_650, 347_700, 299_440, 788]
+    assert model.train_flop == 3 * 736_578 - 88_650
+    # numbers: input 603, 15 x 197, 15 x 65; 38 x 61, 38 x 20 twice; 197; outputs 2 and targets 2. Maxima: 975 and 760.
+    assert model.activation_bytes("fp32") == 4 * (603 + 2955 + 975 + 2318 + 760 + 760 + 197 + 4) + 8 * (975 + 760)
+    assert model.activation_bytes("bf16") == 2 * 8572 + 8 * 1735
+    advice = advise(Case(model=model, batch=75, workers=2))
+    assert advice.gradient_bytes == 613_764
+    assert advice.activation_crossover == pytest.approx(613_764 / 48_168)
+
+
+# ----------------------------------------------------------------------------------------------------- the network
+
+
+def test_message_times_by_hand() -> None:
+    # 1 MB takes 1 ms at 1 GB/s; alpha is 10 us.
+    assert NETWORK.all_reduce(1e6, 1) == (0.0, "none")
+    assert NETWORK.all_reduce(1e6, 2) == (pytest.approx(1.010e-3), "recursive doubling")
+    assert NETWORK.all_reduce(1e6, 4) == (pytest.approx(4e-5 + 1.5e-3), "Rabenseifner")
+    assert NETWORK.all_reduce(8, 4)[1] == "recursive doubling", "few bytes: as few messages as possible"
+    assert NETWORK.half(1e6, 4) == pytest.approx(2e-5 + 0.75e-3)
+    assert NETWORK.message(1e6) == pytest.approx(1.010e-3)
+
+
+def test_constants_from_a_benchmark() -> None:
+    fits = {
+        "slow": {"alpha_s": 1e-4, "beta_bytes_per_s": 1e8},
+        "quick": {"alpha_s": 4e-5, "beta_bytes_per_s": 1e9},
+    }
+    two = network_of({"workers": 2, "fits": fits}, source="bench.json", way=None, size=1e6)
+    four = network_of({"workers": 4, "fits": fits}, source="bench.json", way="quick", size=1e6)
+
+    assert (two.alpha_s, two.bytes_per_s) == (4e-5, 1e9)
+    assert two.all_reduce(1e6, 2)[0] == pytest.approx(4e-5 + 1e-3), "what was measured comes out again"
+    assert (four.alpha_s, four.bytes_per_s) == (2e-5, pytest.approx(1.5e9))
+    assert "quick, 4 workers, bench.json" in four.source
+    with pytest.raises(
+        AnalysisError, match=r"'quik' was not measured \(did you mean 'quick'\?\); there are slow, quick"
+    ):
+        network_of({"workers": 2, "fits": fits}, source="b", way="quik", size=1)
+    for content in ({}, {"workers": 1, "fits": fits}, {"workers": 2, "fits": {}}):
+        with pytest.raises(AnalysisError, match="holds no fitted all-reduce of two or more workers; make one with"):
+            network_of(content, source="b", way=None, size=1)
+    with pytest.raises(AnalysisError, match="a fit is damaged"):
+        network_of({"workers": 2, "fits": {"x": {}}}, source="b", way=None, size=1)
+    with pytest.raises(AnalysisError, match="is not valid JSON"):
+        bench_of("{", source="b")
+
+
+# -------------------------------------------------------------------------------------------------------- the ways
+
+
+def test_data_parallel_by_hand() -> None:
+    # P = 2000, S = 8000 B, A = 400 B; n = 4, b = 10. Training: 3 x 4000 - 2000 = 10000 FLOP per sample.
+    way = ways(case())["data"]
+
+    assert way.memory_bytes == 2000 * 16 + 400 * 10
+    assert way.sent_bytes == 2 * 3 / 4 * 8000
+    assert way.communication_s == pytest.approx(2 * (1e-5 + 8e-6)), "recursive doubling: two rounds"
+    assert way.computing_s == pytest.approx(10 * 10_000 / 1e9)
+    assert way.efficiency == pytest.approx(1e-4 / (1e-4 + 3.6e-5))
+
+
+def test_sharded_by_hand() -> None:
+    found = ways(case())
+
+    assert found["ZeRO-1"].memory_bytes == 2000 * (8 + 8 / 4) + 4000
+    assert found["ZeRO-1"].sent_bytes == found["data"].sent_bytes
+    assert found["ZeRO-1"].communication_s == pytest.approx(2 * (2e-5 + 0.75 * 8e-6))
+    # per layer 4000 B: two all-gathers and a reduce-scatter
+    assert found["ZeRO-3"].sent_bytes == 1.5 * found["data"].sent_bytes
+    assert found["ZeRO-3"].memory_bytes == 2000 * 16 / 4 + 4000 + 2 * 4000
+    assert found["ZeRO-3"].communication_s == pytest.approx(2 * 3 * (2e-5 + 0.75 * 4e-6))
+    assert ways(case(optimizer="sgd"))["ZeRO-1"].memory_bytes == 2000 * (8 + 4 / 4) + 4000
+
+
+def test_tensor_parallel_by_hand() -> None:
+    # one-two is a pair: forward all-reduce of 50 numbers of each of 40 samples; the input of the model needs none.
+    way = ways(case())["tensor"]
+
+    assert way.name == "tensor parallel of one-two"
+    assert way.sent_bytes == 1.5 * 50 * 4 * 40
+    assert way.memory_bytes == 2000 / 4 * 16 + (50 * 4 / 4 + 50 * 4) * 40
+    assert way.computing_s == pytest.approx(40 * 10_000 / 4 / 1e9), "all of it is split"
+    blocks = replace(PLAIN, layers=tuple(replace(layer, pairs=2) for layer in PLAIN.layers))
+    # Two pairs in each layer, forward and backward, but nothing backward into the first layer.
+    assert ways(case(blocks))["tensor"].sent_bytes == 1.5 * (2 * 50 + 4 * 50) * 4 * 40
+
+
+def test_pipeline_by_hand() -> None:
+    way = ways(case(workers=2))["pipeline"]
+
+    # G = 20 in m = 8 micro-batches of 2.5 samples, p = 2: nine slots.
+    assert way.computing_s == pytest.approx(9 * 2.5 * 5000 / 1e9)
+    assert way.communication_s == pytest.approx(9 * 2 * (1e-5 + 50 * 4 * 2.5 / 1e9))
+    assert way.sent_bytes == 2 * 50 * 4 * 20
+    assert way.memory_bytes == 1000 * 16 + 50 * 4 * 20
+    assert "idle for (p-1)/(m+p-1) = 11.1 % of the time" in way.notes[0]
+    assert ways(case())["pipeline"].possible == "the model has 2 layers for 4 stages"
+
+
+def test_stages_are_as_even_as_whole_layers_allow() -> None:
+    layers = [Layer(name=f"{flop}", parameters=1, activations=1, output=1, flop=flop) for flop in (5, 1, 1, 1, 4, 4)]
+    way = ways(case(replace(PLAIN, layers=tuple(layers)), workers=3))["pipeline"]
+
+    assert "stages 5-1 | 1-4 | 4: the heaviest allows 88.9 %" in way.notes[0]  # 6, 6, 4 of 16
+
+
+def test_the_crossover_is_where_both_send_the_same() -> None:
+    advice = advise(case())
+    assert advice.crossover_batch is not None
+    # S / (n x 200 B) = 10 samples per worker: the batch of the case.
+    assert advice.crossover_batch == pytest.approx(10)
+    found = ways(case())
+    assert found["data"].sent_bytes == found["tensor"].sent_bytes
+    above = ways(case(batch=11))
+    assert above["data"].sent_bytes < above["tensor"].sent_bytes
+
+
+# ------------------------------------------------------------------------------------------------------ the verdict
+
+
+def test_a_small_model_is_for_data_parallel() -> None:
+    model = cnn("15-38-197")
+    rate = rate_of_step(model, batch=75, step_s=0.0026)
+    advice = advise(Case(model=model, batch=75, workers=2, network=NETWORK, flop_per_s=rate, memory_bytes=1e9))
+    seconds = 1e-5 + 613_764 / 1e9
+
+    assert advice.best == "data"
+    assert advice.verdict.startswith(f"data parallel: expected efficiency {100 * 2.6e-3 / (2.6e-3 + seconds):.1f} %")
+    assert "a worker's batch keeps 3.61 MB of activations beside 614 kB of gradients" in advice.reasons[1]
+    least = math.ceil(9 * seconds / (2.6e-3 / 75))
+    assert f"= {least:,} samples per worker on" in advice.reasons[-1]
+    text = "\n".join(advice.lines())
+    assert "P = 153,441 parameters; gradients S = 4 P = 613,764 B = 614 kB" in text
+    assert json.loads(json.dumps(advice.to_dict(), allow_nan=False))["model"]["gradient_bytes"] == 613_764
+
+
+def test_a_model_that_does_not_fit_is_sharded() -> None:
+    # 32,000 B of weights and states and 4,000 B of activations against 25 kB.
+    advice = advise(case(memory_bytes=25_000.0))
+
+    assert {way.short: way.fits for way in advice.ways} == {
+        "data": False,
+        "ZeRO-1": True,
+        "ZeRO-3": True,
+        "tensor": True,
+        "pipeline": None,
+    }
+    assert advice.best in ("ZeRO-1", "tensor")
+    assert advice.reasons[0] == "the whole model does not fit on a worker: 36 kB against 25 kB"
+    nothing = advise(case(memory_bytes=1000.0))
+    assert nothing.verdict == "none of these ways fits into the memory"
+    assert "use more workers, a smaller batch, or recompute activations" in nothing.reasons[-1]
+
+
+def test_ties_go_to_the_simpler_way() -> None:
+    quick = Network(alpha_s=0.0, bytes_per_s=1e15, source="by hand")
+
+    assert advise(case(network=quick)).best == "data"
+
+
+def test_what_is_not_known_says_what_to_run() -> None:
+    advice = advise(Case(model=PLAIN, batch=10, workers=4))
+
+    assert advice.best == "data"
+    assert advice.verdict == "data parallel, as far as memory and bytes can tell"
+    assert "measure it with `horovod-study bench --out DIR` and give --network DIR/bench.json" in advice.missing[0]
+    assert "give --run RUN_DIR" in advice.missing[1]
+    assert all(way.communication_s is None and way.efficiency is None for way in advice.ways)
+    assert "one worker: nothing is to be spread" in advise(Case(model=PLAIN, batch=1, workers=1)).verdict
+
+
+def test_a_network_measured_elsewhere_is_doubted() -> None:
+    within = replace(NETWORK, measured_workers=2)
+
+    assert "take 2 nodes; measure across nodes" in advise(case(network=within, workers_per_node=2)).doubts[0]
+    assert "taken to be as good with 4" in advise(case(network=within)).doubts[0]
+
+
+# ------------------------------------------------------------------------------------------------------- the input
+
+
+def test_a_model_from_a_file() -> None:
+    text = """
+    name: mine
+    input: 7
+    layers:
+      - {name: first, parameters: 10, activations: 3, flop: 20}
+      - {name: block, times: 2, parameters: 5, activations: 4, output: 2, indices: 1, pairs: 2, flop: 10}
+    """
+    model = layered_model(yaml.safe_load(text), source="m.yaml")
+
+    assert model.parameters == 20
+    assert [layer.name for layer in model.layers] == ["first", "block.1", "block.2"]
+    assert model.layers[2] == Layer(name="block.2", parameters=5, activations=4, output=2, indices=1, pairs=2, flop=10)
+    assert [model.entering(place) for place in range(3)] == [7, 3, 2]
+
+
+LAYER = {"name": "x", "parameters": 1, "activations": 1, "flop": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "m: layers must be a list of layers with name, parameters, activations and flop"),
+        ({"layer": []}, r"m: unknown key 'layer' \(did you mean 'layers'\?\)"),
+        ({"layers": [3]}, "m: layer 1: must hold `key: value` lines, not 3"),
+        ({"layers": [{**LAYER, "flops": 1}]}, r"layer 1: unknown key 'flops' \(did you mean 'flop'\?\)"),
+        ({"layers": [LAYER, {"name": "y"}]}, "m: layer 2: parameters is missing"),
+        ({"layers": [{**LAYER, "flop": -1}]}, "m: layer 1: flop is -1; it must be at least 0"),
+        ({"layers": [{**LAYER, "times": "many"}]}, "m: layer 1: times is 'many'; it must be a whole number"),
+        ({"layers": [{**LAYER, "parameters": 0}]}, "m: the layers have no parameters; correct them"),
+    ],
+)
+def test_a_bad_model_file_is_one_line(content: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layered_model(content, source="m")
+
+
+RUN = {
+    "status": "done",
+    "requested": {"optimizer": "sgd"},
+    "effective": {
+        "workers": 2,
+        "batch": 50,
+        "widths": "15-38-197",
+        "precision": "fp32",
+        "parameters": 153_441,
+        "backend": "mpi",
+    },
+    "totals": {"step_s": 0.003, "sync_s": 0.0005},
+}
+
+
+def test_a_recorded_run_says_what_it_did() -> None:
+    found = case_of(run=(RUN, "runs/x"), alpha_us=20, gb_per_s=2.0)
+
+    assert (found.batch, found.workers, found.optimizer, found.waited_s) == (50, 2, "sgd", 0.0005)
+    assert found.flop_per_s == pytest.approx(cnn("15-38-197").train_flop * 50 / 0.0025)
+    assert found.network == Network(alpha_s=2e-5, bytes_per_s=2e9, source="as given")
+    assert "measured: the run waits 500 us per step for gradients" in " ".join(advise(found).reasons)
+    more = case_of(run=(RUN, "runs/x"), workers=8, batch=100)
+    assert (more.batch, more.workers, more.waited_s) == (100, 8, None)
+
+
+def test_a_benchmark_brings_its_rate() -> None:
+    bench = {
+        "workers": 2,
+        "fits": {"x": {"alpha_s": 1e-5, "beta_bytes_per_s": 1e9}},
+        "roofline": {"flop_per_s": 6e10},
+    }
+
+    assert case_of(bench=(bench, "b")).flop_per_s == 6e10
+    assert case_of(bench=(bench, "b"), step_ms=1.0).flop_per_s == rate_of_step(cnn("15-38-197"), batch=75, step_s=1e-3)
+    assert case_of(bench=(bench, "b"), model=PLAIN).flop_per_s is None, "measured with another model"
+    assert case_of(memory_of=lambda here: (8e9 / here, f"of {here}"), workers=8, workers_per_node=4).memory_bytes == 2e9
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"widths": "15-38-197", "model": PLAIN}, "--widths and --model both name a model"),
+        ({"step_ms": 1.0, "flops_per_s": 1.0}, "--step-ms, --flops-per-s and --run all say how fast"),
+        ({"alpha_us": 1.0}, "a network has --alpha-us and --gb-per-s; give both"),
+        ({"bench": ({}, "b"), "alpha_us": 1.0, "gb_per_s": 1.0}, "--network and --alpha-us both describe the network"),
+        ({"way": "x"}, "--way chooses from the file of --network"),
+        ({"batch": 0}, "--batch is 0 and --workers 2; both must be at least 1"),
+        ({"workers_per_node": 0}, "--workers-per-node is 0; it must be at least 1"),
+        ({"optimizer": "adm"}, r"--optimizer is 'adm' \(did you mean 'adam'\?\); allowed: adam, adamw, sgd"),
+        ({"precision": "int8"}, "--precision is 'int8'; allowed: fp32, tf32, bf16, fp16"),
+        ({"memory": (0.0, "")}, "--memory-gb is 0; it must be greater than 0"),
+        ({"step_ms": 0.0}, "the step takes 0 ms; it must be greater than 0"),
+        ({"alpha_us": -1.0, "gb_per_s": 1.0}, "alpha must be at least 0"),
+        ({"run": (RUN, "r"), "widths": "4-7-31"}, "but the run trained 153,441; leave --widths out"),
+        ({"run": (RUN, "r"), "model": PLAIN}, "--run is of the worked example and says nothing of --model"),
+        ({"run": ({**RUN, "status": "running"}, "r")}, "r: the run has not finished"),
+        ({"run": ({**RUN, "totals": {"step_s": 1.0, "sync_s": None}}, "r")}, "hides the wait for gradients"),
+    ],
+)
+def test_contradictions_are_one_line(values: dict, message: str) -> None:
+    with pytest.raises((ConfigError, AnalysisError), match=message):
+        case_of(**values)
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "--workers", "4", "--alpha-us", "20", "--gb-per-s", "5", "--step-ms", "2.6", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["best"] == "data"
+    assert said["memory_bytes"] > 0, "that of this machine"
+    path = tmp_path / "model.yaml"
+    path.write_text("layers: [{name: x, parameters: 5, activations: 2, flop: 10}]")
+    assert main(["advise", "--model", str(path)]) == 0
+    assert "the model: " + str(path) in capsys.readouterr().out
+    assert main(["advise", "--network", str(tmp_path / "none.json")]) == 2
+    assert "name the bench.json that `horovod-study bench` wrote" in capsys.readouterr().err

@@ -1,0 +1,508 @@
+"""Where the synchronisation time goes: known answers, simulated ranks, the experiment, the words and the figure."""
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod_study import cli
+from horovod_study.analysis.attribution import (
+    INSIDE_BACKWARD,
+    PARTS,
+    Arm,
+    Attribution,
+    Estimate,
+    Observation,
+    attribute,
+    cycle_wait,
+    leave_spread,
+    observe,
+    parts_of,
+    verdict,
+)
+from horovod_study.cluster.attribute import arms_of, plan
+from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.report.attribution import caption, result_lines, sentences, table, write_attribution
+
+LAPS = {"residual": 0.05, "data": 0.1, "forward": 0.25, "backward": 0.5, "update": 0.1}
+"""How the time until the gradients are ready is spread over the laps."""
+
+
+def rows_of(ready_s: np.ndarray, sync_s: np.ndarray | None) -> list[dict[str, Any]]:
+    """Return step rows of each rank whose ready times and syncs are (S, R); the first row comes before them."""
+    steps, ranks = ready_s.shape
+    ready = np.concatenate([ready_s[:1], ready_s])
+    sync = np.full((steps + 1, ranks), np.nan) if sync_s is None else np.concatenate([sync_s[:1], sync_s])
+    return [
+        {
+            "step": np.arange(steps + 1) + 50,
+            "epoch": np.zeros(steps + 1, dtype=int),
+            **{f"{lap}_s": share * ready[:, rank] for lap, share in LAPS.items() if lap != "update"},
+            # The update belongs to the row before: it is the first thing after a synchronisation.
+            "update_s": LAPS["update"] * np.concatenate([ready[1:, rank], ready[-1:, rank]]),
+            "sync_s": sync[:, rank],
+        }
+        for rank in range(ranks)
+    ]
+
+
+def effective(ranks: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "backend": "horovod",
+        "transport": "mpi",
+        "reduction": "flat",
+        "workers": ranks,
+        "batch": 75,
+        "settings": {},
+        "ranks": [{"host": f"node{rank}"} for rank in range(ranks)],
+        **changes,
+    }
+
+
+def bench_of(floor_s: np.ndarray, through_s: np.ndarray | None, pack_s: np.ndarray | None, why: str = "") -> Any:
+    return {
+        "block": 10,
+        "clock": "common",
+        "floor_s": floor_s,
+        "pack_s": pack_s,
+        "through_s": through_s,
+        "why_not_through": why,
+    }
+
+
+def known(ready: tuple[float, ...], *, floor: float, through: float, extra: float = 0.0, **changes: Any) -> Observation:
+    """Return a run without noise: ranks ready after `ready` s each; `through` s and `extra` after the last one."""
+    ready_s = np.tile(ready, (40, 1))
+    sync_s = ready_s.max(axis=1, keepdims=True) - ready_s + through + extra
+    bench = bench_of(np.full(40, floor), np.full(40, through), np.full(40, through / 10))
+    return observe("run", {}, effective(len(ready), **changes), 0, rows_of(ready_s, sync_s), bench)
+
+
+def simulated(
+    seed: int,
+    *,
+    steps: int = 600,
+    mean_s: tuple[float, ...] = (2.6e-3, 2.6e-3),
+    floor_s: float = 1e-4,
+    runtime_s: float = 2e-4,
+    hidden_s: float = 0.0,
+    leave_s: float = 0.0,
+) -> Observation:
+    """Return a run of ranks on a common time line, each of which only records its own laps.
+
+    Compute times scatter, slow moments last for several steps, synchronisations scatter, and ranks leave one at times
+    that scatter by `leave_s`. `hidden_s` happens in training alone: what nothing measured explains.
+    """
+    rng = np.random.default_rng(seed)
+    ranks = len(mean_s)
+    slow = np.zeros(ranks)
+    leave = np.zeros(ranks)
+    ready, sync = np.empty((steps, ranks)), np.empty((steps, ranks))
+    for step in range(steps):
+        slow = 0.8 * slow + rng.normal(0, 3e-5, ranks)
+        arrive = leave + np.asarray(mean_s) + slow + rng.gamma(4, 2e-5, ranks)
+        operation = rng.gamma(9, floor_s / 9) + rng.gamma(4, runtime_s / 4) + hidden_s
+        after = arrive.max() + operation + rng.normal(0, leave_s, ranks)
+        ready[step], sync[step] = arrive - leave, after - arrive
+        leave = after
+    floor = rng.gamma(9, floor_s / 9, 200)
+    through = rng.gamma(9, floor_s / 9, 200) + rng.gamma(4, runtime_s / 4, 200)
+    bench = bench_of(floor, through, rng.gamma(9, runtime_s / 90, 200))
+    return observe(f"run {seed}", {}, effective(ranks), seed, rows_of(ready, sync), bench)
+
+
+def one(found: Attribution) -> Arm:
+    (arm,) = found.arms
+    return arm
+
+
+def ms(arm: Arm, name: str) -> float:
+    return pytest.approx(arm.parts[name].value * 1e3, abs=1e-9)  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------------------------------------- known answers
+
+
+def test_a_known_example_is_taken_apart_exactly() -> None:
+    # Ranks ready after 3 and 2 ms: the second waits 1 ms, 0.5 ms on average. Aligned, a synchronisation takes 0.25 ms,
+    # of which 0.1 the transfer; in training it takes 0.30 ms after the last rank.
+    arm = one(attribute([known((3e-3, 2e-3), floor=1e-4, through=2.5e-4, extra=5e-5)]))
+    expected = {
+        "step": 3.3,
+        "sync": 0.8,
+        "last": 0.3,
+        "skew": 0.5,
+        "floor": 0.1,
+        "runtime": 0.15,
+        "pack": 0.025,
+        "rest": 0.125,
+        "unexplained": 0.05,
+        "wait 0": 0.0,
+        "wait 1": 1.0,
+        "lag 0": 0.5,
+        "steady": 0.5,
+    }
+    assert {name: ms(arm, name) for name in expected} == expected
+    assert arm.slow_rank == 0
+    # Its own step without synchronisation takes 2.5 ms on average.
+    efficiencies = {name: round(each.value, 6) for name, each in arm.efficiency.items()}
+    assert efficiencies == {
+        "now": round(2.5 / 3.3, 6),
+        "without runtime": round(2.5 / 3.15, 6),
+        "without skew": round(2.5 / 2.8, 6),
+        "without unexplained": round(2.5 / 3.25, 6),
+        "at the floor": round(2.5 / 2.6, 6),
+        "without synchronisation": 1.0,
+    }
+    assert arm.baseline == "its own step without synchronisation"
+
+
+def test_one_worker_alone_is_the_baseline_where_it_was_run() -> None:
+    alone = observe(
+        "alone", {}, effective(1, backend="serial"), 0, rows_of(np.full((40, 1), 2.4e-3), np.zeros((40, 1))), None
+    )
+    found = attribute([alone, known((3e-3, 2e-3), floor=1e-4, through=3e-4)])
+    arm = one(found)
+    assert arm.baseline == "one worker alone"
+    assert round(arm.efficiency["now"].value, 6) == round(2.4 / 3.3, 6)
+    assert round(arm.efficiency["without synchronisation"].value, 6) == round(2.4 / 2.5, 6)
+    assert round(found.base_step_s[75].value * 1e3, 9) == 2.4
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    ready=st.lists(st.floats(1e-3, 1e-2), min_size=2, max_size=5),
+    floor=st.floats(1e-5, 1e-3),
+    runtime=st.floats(-1e-4, 1e-3),
+    extra=st.floats(-1e-3, 1e-3),
+)
+def test_the_parts_always_add_up_to_the_synchronisation(
+    ready: list[float], floor: float, runtime: float, extra: float
+) -> None:
+    arm = one(attribute([known(tuple(ready), floor=floor, through=floor + runtime, extra=extra)]))
+    assert sum(arm.parts[name].value for name in PARTS) == pytest.approx(arm.parts["sync"].value, abs=1e-12)
+    assert arm.parts["unexplained"].value == pytest.approx(extra, abs=1e-12)
+
+
+def test_what_cannot_be_explained_stays_negative() -> None:
+    found = attribute([known((2e-3, 2e-3), floor=1e-4, through=5e-4, extra=-2e-4)])
+    arm = one(found)
+    assert ms(arm, "unexplained") == -0.2
+    assert found.to_dict()["arms"][0]["seconds"]["unexplained"]["value"] == pytest.approx(-2e-4)
+    assert "together they exceed it, by 0.2" in sentences(found)[0]
+
+
+# ---------------------------------------------------------------------------------------------------- simulation
+
+
+def test_the_parts_of_simulated_ranks_are_within_their_intervals() -> None:
+    truth = {"floor": 1e-4, "runtime": 2e-4, "unexplained": 1e-4}
+    ready = simulated(999, steps=30_000).ready_s
+    truth["skew"] = float((ready.max(axis=1) - ready.mean(axis=1)).mean())
+    hits = dict.fromkeys(truth, 0)
+    for seed in range(40):
+        found = one(attribute([simulated(seed, steps=400, hidden_s=1e-4)]))
+        for name, value in truth.items():
+            hits[name] += found.parts[name].low <= value <= found.parts[name].high
+    # A 95 % interval of a block bootstrap covers a little less; below 34 of 40 it would be no such interval.
+    assert all(count >= 34 for count in hits.values()), hits
+
+
+def test_repeats_make_an_interval_of_the_scatter_between_them() -> None:
+    found = one(attribute([simulated(seed, steps=200) for seed in range(4)]))
+    values = np.array([parts_of(simulated(seed, steps=200), seed=1 + seed)["runtime"].value for seed in range(4)])
+    half = 3.182446305 * values.std(ddof=1) / 2  # Student's t with 3 degrees of freedom
+    assert found.runs == ("run 0", "run 1", "run 2", "run 3")
+    assert found.parts["runtime"].value == pytest.approx(values.mean())
+    assert found.parts["runtime"].high == pytest.approx(values.mean() + half)
+
+
+def test_a_rank_that_sleeps_is_named_with_its_host_and_its_time() -> None:
+    arm = one(attribute([simulated(3, mean_s=(2.6e-3, 7.6e-3, 2.6e-3))]))
+    assert arm.slow_rank == 1
+    assert arm.parts["wait 0"].value == pytest.approx(5e-3, abs=2e-4)
+    assert arm.parts["wait 1"].value == pytest.approx(0, abs=1e-6)
+    words = sentences(attribute([simulated(3, mean_s=(2.6e-3, 7.6e-3, 2.6e-3))]))[0]
+    assert "Rank 1 on node1 is the slow one" in words
+
+
+def test_equal_ranks_have_no_slow_one() -> None:
+    seeds = range(20)
+    named = [seed for seed in seeds if one(attribute([simulated(seed, steps=300)])).slow_rank is not None]
+    assert len(named) <= 1
+
+
+def test_how_far_apart_ranks_leave_is_told_and_bounds_the_error() -> None:
+    apart = simulated(1, leave_s=5e-5, steps=4000)
+    together = simulated(1, leave_s=0.0, steps=4000)
+    # The deviation of each of two ranks from their mean is 1 / sqrt(2) of its own scatter.
+    assert leave_spread(apart) == pytest.approx(5e-5 / math.sqrt(2), rel=0.1)
+    assert leave_spread(together) < 1e-12
+    error = parts_of(apart)["skew"].value - parts_of(together)["skew"].value
+    assert abs(error) < leave_spread(apart)
+
+
+# -------------------------------------------------------------------------------------------- what cannot be seen
+
+
+def test_a_wait_inside_backward_is_not_taken_apart() -> None:
+    ready = np.full((40, 2), 3e-3)
+    ready[:, 1] = 2e-3
+    seen = observe(
+        "hooks", {}, effective(2, backend="ddp", transport="gloo", reduction="hooks"), 0, rows_of(ready, None),
+        bench_of(np.full(40, 1e-4), None, None, "with hooks ..."),
+    )  # fmt: skip
+    arm = one(attribute([seen]))
+    assert arm.why_not == INSIDE_BACKWARD
+    assert arm.slow_rank is None
+    assert not {"sync", "skew", "runtime", "unexplained", "wait 0"} & set(arm.parts)
+    assert "cannot be taken apart: the wait is inside backward" in sentences(attribute([seen]))[0]
+
+
+def test_with_hooks_the_tail_is_skew_and_what_backward_did_not_hide() -> None:
+    ready = np.tile([3e-3, 2e-3], (40, 1))
+    sync = np.tile([2e-4, 1.2e-3], (40, 1))
+    bench = bench_of(np.full(40, 1e-4), None, None, "with hooks the transfers begin in backward")
+    seen = observe("hooks", {}, effective(2, reduction="hooks"), 0, rows_of(ready, sync), bench)
+    arm = one(attribute([seen]))
+    assert {name: ms(arm, name) for name in ("sync", "skew", "exposed", "floor")} == {
+        "sync": 0.7,
+        "skew": 0.5,
+        "exposed": 0.2,
+        "floor": 0.1,
+    }
+    assert "unexplained" not in arm.parts
+    assert "that backward did not hide; with hooks the transfers begin in backward" in sentences(attribute([seen]))[0]
+
+
+def test_too_little_to_analyse_is_said() -> None:
+    with pytest.raises(AnalysisError) as error:
+        observe("short", {}, effective(2), 0, rows_of(np.full((5, 2), 1e-3), np.full((5, 2), 1e-4)), None)
+    assert str(error.value) == (
+        "short: has 5 timed steps that follow another of their epoch; at least 20 are needed, run it for more steps"
+    )
+    with pytest.raises(AnalysisError) as error:
+        attribute([])
+    assert str(error.value) == "none of the runs has several workers: there is no synchronisation to take apart"
+
+
+def test_the_first_step_of_an_epoch_is_left_out() -> None:
+    rows = rows_of(np.full((40, 2), 1e-3), np.full((40, 2), 1e-4))
+    for rank in rows:
+        rank["epoch"][21:] = 1
+        rank["backward_s"][21] = 5.0  # after an evaluation
+    assert len(observe("run", {}, effective(2), 0, rows, None).ready_s) == 39
+    assert observe("run", {}, effective(2), 0, rows, None).ready_s.max() == pytest.approx(1e-3)
+
+
+# ------------------------------------------------------------------------------------------------ the experiment
+
+
+@pytest.mark.parametrize(
+    ("busy_ms", "cycle_ms", "wait_ms"),
+    [(2.7, 10, 7.3), (2.7, 1, 0.3), (2.7, 2, 1.3), (10.5, 10, 9.5)],
+)
+def test_gradients_wait_for_the_next_whole_cycle(busy_ms: float, cycle_ms: float, wait_ms: float) -> None:
+    ready_s = np.tile([busy_ms - 0.2, 1.0], (5, 1)) / 1e3
+    assert cycle_wait(ready_s, 0.2e-3, cycle_ms / 1e3) * 1e3 == pytest.approx(wait_ms, abs=1e-6)
+
+
+def test_where_steps_scatter_by_more_than_a_cycle_the_wait_is_half_of_it() -> None:
+    ready_s = np.random.default_rng(1).normal(5e-2, 2e-2, (20_000, 1))
+    assert cycle_wait(ready_s, 0.0, 1e-3) == pytest.approx(0.5e-3, rel=0.02)
+
+
+@pytest.mark.parametrize(("cycle_s", "apart_s"), [(1e-3, 0.0), (1e-3, 6e-4), (1e-2, 0.0), (1e-2, 5e-3), (1e-2, 8e-3)])
+def test_the_expected_wait_is_that_of_simulated_threads(cycle_s: float, apart_s: float) -> None:
+    rng = np.random.default_rng(4)
+    operation_s, waits, readies = 1e-4, [], []
+    early, late = 0.0, apart_s  # when the threads of two ranks look; the work begins when both have
+    for _ in range(2000):
+        readies.append(rng.gamma(900, 2.6e-3 / 900))
+        submitted = late + operation_s + readies[-1]
+        early, late = early + cycle_s, late + cycle_s
+        while early < submitted:  # it looks, finds nothing, waits for the other one's look, and sleeps again
+            early, late = early + cycle_s, late + cycle_s
+        waits.append(late - submitted)
+    found = cycle_wait(np.array(readies)[:, None], operation_s, cycle_s, apart_s)
+    assert found == pytest.approx(np.mean(waits), rel=1e-3)
+    assert cycle_wait(np.array(readies)[:, None], operation_s, cycle_s) <= found
+    assert found <= cycle_wait(np.array(readies)[:, None], operation_s, cycle_s) + cycle_s
+
+
+def cycled(cycle_ms: float, repeat: int, *, floor: float = 1e-4, moved: float | None = None) -> Observation:
+    """Return a run of Horovod without idle sleep whose runtime is the wait for the cycle and 0.05 ms."""
+    rng = np.random.default_rng(100 * repeat + round(cycle_ms))
+    wait = cycle_wait(np.array([[2.6e-3]]), 1e-4, cycle_ms / 1e3) if moved is None else moved
+    seen = known((2.6e-3, 2.6e-3), floor=floor, through=floor + wait + 5e-5 + rng.normal(0, 1e-6))
+    values = {"HOROVOD_CYCLE_TIME": f"{cycle_ms:g}", "HOROVOD_IDLE_CYCLE_TIME": "0"}
+    return replace(seen, repeat=repeat, arm=f"cycle {cycle_ms:g} ms", settings=values)
+
+
+def test_a_longer_cycle_that_moves_the_runtime_alone_confirms_the_attribution() -> None:
+    found = attribute([cycled(cycle_ms, repeat) for repeat in range(3) for cycle_ms in (10, 1)])
+    (experiment,) = found.experiments
+    assert (experiment.short, experiment.long, experiment.factor) == ("cycle 1 ms", "cycle 10 ms", pytest.approx(10))
+    # Waits of 0.3 to 1.3 ms against 7.3 to 17.3 ms.
+    assert experiment.expected == pytest.approx((6.0e-3, 17.0e-3), abs=1e-6)
+    assert experiment.moves["runtime"].value == pytest.approx(7.0e-3, abs=1e-5)
+    assert experiment.moves["floor"].value == pytest.approx(0, abs=1e-9)
+    assert experiment.verdict == "confirmed"
+    words = sentences(found)[-1]
+    assert "10 times the cycle time moves the runtime part by +6.999 [" in words
+    assert words.endswith("Confirmed: the part that is called runtime is the runtime's.")
+
+
+def test_a_single_pair_of_runs_decides_nothing() -> None:
+    (experiment,) = attribute([cycled(1, 0), cycled(10, 0)]).experiments
+    assert experiment.moves["runtime"].value == pytest.approx(7.0e-3, abs=1e-5)
+    assert experiment.verdict == "not resolved"
+
+
+def test_what_makes_the_result_doubtful_is_said() -> None:
+    quiet, busy = simulated(1, steps=300), replace(simulated(2, steps=300), other_cores=1.3)
+    uneven = replace(simulated(3, steps=300, leave_s=5e-4), arm="uneven", one_clock=False)
+    assert attribute([quiet]).doubts == ()
+    first, second, third = attribute([quiet, busy, uneven]).doubts
+    assert first.startswith("other programs used up to 1.3 cores during 1 of 3 runs; ")
+    assert second.startswith("the ranks of 1 of 3 runs share no clock: ")
+    assert third.startswith("horovod/mpi, uneven: the ranks leave a synchronisation about 0.3")
+
+
+def test_settings_that_differ_in_more_than_the_cycle_are_no_experiment() -> None:
+    other = replace(cycled(10, 0), settings={**cycled(10, 0).settings, "OMPI_MCA_mpi_yield_when_idle": "1"})
+    woken = replace(cycled(10, 0), settings={**cycled(10, 0).settings, "HOROVOD_IDLE_CYCLE_TIME": "10"})
+    for second in (other, woken):
+        assert attribute([cycled(1, 0), second]).experiments == ()
+
+
+def estimate(value: float, half: float) -> Estimate:
+    return Estimate(value=value, low=value - half, high=value + half)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "floor", "said"),
+    [
+        (estimate(7.0, 0.2), estimate(0.0, 0.1), "confirmed"),
+        (estimate(7.0, 0.2), estimate(0.0, 0.8), "not resolved"),  # the floor may have moved by more than a tenth
+        (estimate(7.0, 8.0), estimate(0.0, 0.1), "not resolved"),  # the runtime may not have moved
+        (estimate(7.0, 0.2), estimate(2.0, 0.5), "refuted"),  # the floor moved
+        (estimate(0.1, 0.2), estimate(0.0, 0.01), "refuted"),  # the runtime did not
+        (estimate(20.0, 0.2), estimate(0.0, 0.1), "refuted"),  # it moved by more than the cycle can
+        (estimate(16.0, 0.2), estimate(0.0, 0.1), "confirmed"),  # the threads look far apart
+    ],
+)
+def test_the_verdict_needs_both_the_move_and_the_rest(runtime: Estimate, floor: Estimate, said: str) -> None:
+    assert verdict(runtime, floor, (6.0, 17.0)) == said
+
+
+def test_the_plan_runs_every_arm_in_every_round_in_another_order() -> None:
+    order = plan({"steps": 30}, runtimes=["horovod/mpi", "mpi/mpi"], workers=2, rounds=3, cores=2)
+    names = [[name.split("-", 1)[1] for name, _ in turn] for turn in order]
+    assert sorted(names[0]) == [
+        "horovod-mpi-cycle-time-ms-1-idle-cycle-time-ms-0",
+        "horovod-mpi-cycle-time-ms-10-idle-cycle-time-ms-0",
+        "horovod-mpi-defaults",
+        "horovod-mpi-shipped",
+        "mpi-mpi-defaults",
+        "mpi-mpi-shipped",
+        "one-worker",
+    ]
+    assert all(sorted(turn) == sorted(names[0]) for turn in names)
+    assert names[0] != names[1]
+    assert {cell.config.repeat for _, cell in order[2]} == {2}
+    assert all(cell.config.measure_sync for turn in order for _, cell in turn)
+    assert order == plan({"steps": 30}, runtimes=["horovod/mpi", "mpi/mpi"], workers=2, rounds=3, cores=2)
+    assert arms_of("ddp/gloo") == [{}]
+
+
+@pytest.mark.parametrize(
+    ("values", "changes", "text"),
+    [
+        ({"cycle_time_ms": 3.0}, {}, "attribute: the experiment sets --cycle-time-ms itself; leave it out"),
+        ({"seconds": 3.0}, {}, "attribute: the experiment sets --seconds itself; use --steps"),
+        ({}, {"workers": 1}, "attribute: --workers is 1; it must be 2 to 4, the cores that this machine offers"),
+        ({}, {"rounds": 0}, "attribute: --rounds is 0; it must be at least 1"),
+    ],
+)
+def test_an_experiment_that_cannot_be_is_refused(values: Any, changes: Any, text: str) -> None:
+    wanted = {"runtimes": ["mpi/mpi"], "workers": 2, "rounds": 1, "cores": 4, **changes}
+    with pytest.raises(ConfigError) as error:
+        plan(values, **wanted)
+    assert str(error.value) == text
+
+
+def test_an_unknown_runtime_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"--runtime 'horovod/mpy' is not known \(did you mean 'horovod/mpi'\?\)"):
+        plan({}, runtimes=["horovod/mpy"], workers=2, rounds=1, cores=2)
+
+
+# ------------------------------------------------------------------------------------------------------ the report
+
+
+def findings() -> Attribution:
+    """Return arms of all kinds: an ordinary one, one with a long cycle, one whose parts exceed the whole."""
+    seen = [simulated(seed) for seed in range(3)]
+    direct = replace(
+        known((2.7e-3, 2.5e-3), floor=1e-4, through=2e-4, extra=-4e-5), backend="mpi", arm="shipped settings"
+    )
+    return attribute([*seen, direct, *(cycled(cycle, repeat) for repeat in range(2) for cycle in (1, 10))])
+
+
+def test_table_words_json_and_figure_are_written_alike_each_time(tmp_path: Path) -> None:
+    found = findings()
+    paths = write_attribution(found, tmp_path / "a")
+    assert sorted(path.name for path in paths) == [
+        f"attribution.{form}" for form in ("json", "pdf", "png", "svg", "txt")
+    ]
+    write_attribution(found, tmp_path / "b")
+    assert all(path.read_bytes() == (tmp_path / "b" / path.name).read_bytes() for path in paths)
+    assert json.loads((tmp_path / "a" / "attribution.json").read_text()) == found.to_dict()
+    text = (tmp_path / "a" / "attribution.txt").read_text()
+    assert all(line in text for line in table(found))
+    assert caption(found) in text
+    assert result_lines(found, paths)[-1] == f"figure: {tmp_path / 'a' / 'attribution.png'}"
+
+
+def test_the_table_shows_every_part_with_its_interval_and_shares() -> None:
+    lines = table(attribute([known((3e-3, 2e-3), floor=1e-4, through=2.5e-4, extra=5e-5)]))
+    assert lines[0] == "Horovod/MPI, shipped settings (2 workers, batch 75, 1 run)"
+    assert [line.split("  ")[1:2] + line.split()[-4:] for line in lines if "skew" in line] == [
+        ["", "62.5", "%", "15.2", "%"]
+    ]
+    assert any("cycle, negotiation" in line for line in lines)
+    assert lines[-1].split()[0] == "unexplained"
+
+
+def test_the_order_of_the_runs_changes_nothing_but_the_order() -> None:
+    seen = [cycled(cycle, repeat) for repeat in range(3) for cycle in (1, 10)]
+    mixed = random.Random(3).sample(seen, len(seen))
+    first, second = attribute(seen), attribute(mixed)
+    assert [each.verdict for each in first.experiments] == [each.verdict for each in second.experiments]
+    for arm in first.arms:
+        other = next(each for each in second.arms if each.arm == arm.arm)
+        assert other.parts["sync"].value == pytest.approx(arm.parts["sync"].value)
+
+
+# ---------------------------------------------------------------------------------------------- the command line
+
+
+def test_options_of_a_run_mean_nothing_for_recorded_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["attribute", str(tmp_path), "--steps", "5"]) == 2
+    assert capsys.readouterr().err == (
+        "error: attribute: --steps cannot change recorded runs; leave it out, or name no run\n"
+    )
+
+
+def test_a_folder_without_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["attribute", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == (
+        "error: none of the runs has several workers: there is no synchronisation to take apart\n"
+    )

@@ -1,0 +1,219 @@
+"""Bandwidths, the straight line and the roofline, from numbers whose answers are known."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+from bench_document import MODEL, SIZES, WAYS, document
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_study.analysis.network import (
+    algbw,
+    analyze,
+    attainable,
+    bus_factor,
+    busbw,
+    fit_line,
+    memory_bytes,
+    network_bytes,
+    ridge,
+)
+from horovod_study.errors import AnalysisError
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    # 1 GB in 10 ms is 100 GB/s; the bus carries 2 (n - 1) / n of it.
+    assert algbw(1e9, 0.01) == pytest.approx(100e9)
+    assert busbw(1e9, 0.01, workers=8) == pytest.approx(175e9)
+    assert busbw(1e9, 0.01, workers=4) == pytest.approx(150e9)
+    assert busbw(1e9, 0.01, workers=8, operation="broadcast") == pytest.approx(100e9)
+
+
+@given(st.floats(4, 1e12), st.floats(1e-7, 1e3))
+def test_two_workers_have_equal_bandwidths(size: float, seconds: float) -> None:
+    assert algbw(size, seconds) == busbw(size, seconds, workers=2)
+
+
+@given(st.integers(2, 100_000))
+def test_the_bus_factor_grows_towards_two(workers: int) -> None:
+    assert 1.0 <= bus_factor("allreduce", workers) < bus_factor("allreduce", workers + 1) < 2.0
+
+
+# ---------------------------------------------------------------------------------------------- alpha and beta
+
+
+@given(st.floats(1e-7, 1e-2), st.floats(1e6, 1e11))
+def test_an_exact_line_is_found(alpha: float, beta: float) -> None:
+    sizes = [4 * 4**k for k in range(14)]
+    fit = fit_line("mpi", sizes, [alpha + size / beta for size in sizes])
+
+    # Where one of the two hardly shows within the sizes, rounding hides it.
+    if alpha > 1e-4 * 4 / beta and sizes[-1] / beta > 1e-4 * alpha:
+        assert fit.time_s(613_764) == pytest.approx(alpha + 613_764 / beta, rel=1e-6)
+        assert fit.alpha_s == pytest.approx(alpha, rel=1e-3)
+        assert fit.beta_bytes_per_s == pytest.approx(beta, rel=1e-3)
+        assert fit.half_bytes == pytest.approx(alpha * beta, rel=1e-2)
+    assert fit.rms_relative < 1e-6
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    alpha, beta, sizes = 30e-6, 5e9, np.array([4.0 * 4**k for k in range(14)])
+    held = []
+    for seed in range(300):
+        noise = np.exp(0.1 * np.random.default_rng(seed).standard_normal(len(sizes)))
+        fit = fit_line("mpi", sizes.tolist(), ((alpha + sizes / beta) * noise).tolist())
+        held.append(fit.alpha_ci95_s[0] <= alpha <= fit.alpha_ci95_s[1])
+        held.append(fit.beta_ci95_bytes_per_s[0] <= beta <= fit.beta_ci95_bytes_per_s[1])
+
+    assert 0.92 <= np.mean(held[::2]) <= 0.98
+    assert 0.92 <= np.mean(held[1::2]) <= 0.98
+
+
+def test_the_order_of_sizes_does_not_matter() -> None:
+    seconds = [1e-5, 1.3e-5, 2e-5, 1.2e-4]
+    forward = fit_line("mpi", [4, 1000, 50_000, 1_000_000], seconds)
+    backward = fit_line("mpi", [1_000_000, 50_000, 1000, 4], seconds[::-1])
+
+    assert forward.alpha_s == pytest.approx(backward.alpha_s, rel=1e-9)
+    assert forward.beta_ci95_bytes_per_s == pytest.approx(backward.beta_ci95_bytes_per_s, rel=1e-6)
+
+
+def test_what_does_not_show_has_no_interval() -> None:
+    """Large messages alone say nothing about the time of a small one."""
+    sizes = [2**26, 2**27, 2**28]
+    fit = fit_line("mpi", sizes, [size / 5e9 * wobble for size, wobble in zip(sizes, (1.0, 1.001, 0.999), strict=True)])
+
+    assert fit.beta_bytes_per_s == pytest.approx(5e9, rel=0.01)
+    assert fit.alpha_ci95_s[1] > 2 * fit.alpha_ci95_s[0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "message"),
+    [
+        (
+            [4, 8, 8],
+            [1.0, 1.0, 1.0],
+            "mpi: a line through 2 sizes says nothing about its own error; measure at least 3",
+        ),
+        ([4, 8, 16], [1.0, 0.0, 1.0], "mpi: times must be positive numbers of seconds; measure again"),
+        ([4, 8, 16], [1.0, math.nan, 1.0], "mpi: times must be positive numbers of seconds; measure again"),
+    ],
+)
+def test_a_line_that_cannot_be_fitted(sizes: list[float], seconds: list[float], message: str) -> None:
+    with pytest.raises(AnalysisError) as caught:
+        fit_line("mpi", sizes, seconds)
+    assert str(caught.value) == message
+
+
+# ---------------------------------------------------------------------------------------------------- roofline
+
+
+def test_the_roof_is_the_lower_of_two() -> None:
+    assert attainable(2.0, peak=100e9, bandwidth=10e9) == 20e9
+    assert attainable(50.0, peak=100e9, bandwidth=10e9) == 100e9
+    assert ridge(peak=100e9, bandwidth=10e9) == 10.0
+
+
+def test_bytes_of_a_step() -> None:
+    assert network_bytes(613_764, 2) == 613_764
+    assert network_bytes(1000, 4) == 1500
+    assert memory_bytes(parameters=100, activations_per_curve=10, batch=5) == 4 * (1000 + 150)
+
+
+def test_the_roofline_of_a_document() -> None:
+    roofline = analyze(document()).roofline
+    assert roofline is not None
+
+    assert roofline.peaks_flop_per_s == {"float32": 100e9, "bf16": 300e9}
+    assert roofline.memory_bytes_per_s == pytest.approx(10e9)  # 5 GB/s copied is 10 GB/s read and written
+    assert roofline.step_s == 2.6e-3
+    assert roofline.flop_per_s == pytest.approx(159_081_300 / 2.6e-3)
+    assert roofline.network_flop_per_byte == pytest.approx(159_081_300 / 613_764)
+    assert roofline.memory_flop_per_byte == pytest.approx(159_081_300 / (4 * (1_534_410 + 3 * 8007 * 75)))
+    mpi = roofline.networks[0]
+    seconds = 2e-6 + 613_764 / 6e9
+    assert (mpi.way, mpi.allreduce_s) == ("mpi", seconds)
+    assert mpi.bytes_per_s == pytest.approx(613_764 / seconds)
+    assert mpi.final_bytes_per_s == pytest.approx(6e9, rel=1e-6)
+    assert mpi.ridge_flop_per_byte == pytest.approx(100e9 * seconds / 613_764)
+    assert mpi.attainable_flop_per_s == 100e9
+    assert mpi.share_without_overlap == pytest.approx(2.6e-3 / (2.6e-3 + seconds))
+
+
+# -------------------------------------------------------------------------------------------------- a document
+
+
+def test_points_carry_bandwidths_and_the_names_of_gradients() -> None:
+    network = analyze(document(workers=4))
+    points = network.points.set_index(["way", "operation", "place", "bytes"])
+    row = points.loc[("horovod/mpi", "allreduce", "in", 613_764)]
+
+    assert row["count"] == 153_441
+    assert row["of_model"] == "all gradients"
+    assert points.loc[("mpi", "broadcast", "in", 900)]["of_model"] == "conv1.weight"
+    assert row["busbw_gb_per_s"] == pytest.approx(1.5 * row["algbw_gb_per_s"])
+    assert row["seconds_median"] == pytest.approx(30e-6 + 613_764 / 5e9)
+    assert set(network.fits) == set(WAYS)
+    for way, (alpha, beta) in WAYS.items():
+        assert network.fits[way].alpha_s == pytest.approx(alpha, rel=1e-6)
+        assert network.fits[way].beta_bytes_per_s == pytest.approx(beta, rel=1e-6)
+    assert network.doubts == ()
+
+
+def test_nothing_given_is_changed_and_everything_is_json() -> None:
+    given_document = document()
+    before = copy.deepcopy(given_document)
+    network = analyze(given_document)
+
+    assert given_document == before
+    text = json.dumps(network.to_dict(), allow_nan=False)
+    assert json.loads(text)["model"] == MODEL
+    assert json.loads(text)["copies"][1] == {
+        "name": "host to device, pinned",
+        "bytes": None,
+        "reason": "no GPU is visible",
+        "gb_per_s_median": None,
+        "gb_per_s_min": None,
+        "gb_per_s_max": None,
+    }
+
+
+def test_wrong_elements_are_counted_and_said() -> None:
+    network = analyze(document(wrong=3))
+
+    assert network.wrong == 3
+    assert network.doubts[0] == "mpi: 3 wrong elements in allreduce in place of 4 bytes; do not train over it"
+
+
+def test_a_switch_of_protocol_is_a_doubt() -> None:
+    made = document()
+    for point in made["jobs"][0]["points"]:
+        if point["way"] == "mpi" and point["bytes"] == 16_384:
+            point["seconds"] = [3 * seconds for seconds in point["seconds"]]
+    doubts = [doubt for doubt in analyze(made).doubts if "straight" in doubt]
+
+    assert len(doubts) == 1
+    assert doubts[0].startswith("mpi: no straight line; 16,384 bytes take ")
+    assert "more than alpha + S/beta says" in doubts[0]
+
+
+def test_doubts_of_the_conditions() -> None:
+    made = document(rounds=2, load=3.5)
+    made["jobs"][0]["points"][len(SIZES)]["seconds"] = [1e-6, 9e-6]  # the smallest in place, over MPI
+    doubts = analyze(made).doubts
+
+    assert "2 rounds: the spread says little; use --rounds 5" in doubts
+    assert "the machine was busy before (load 3.5): every number here may be too slow" in doubts
+    assert "mpi: 1 of 9 sizes differ by more than a factor of 2 between rounds; other programs may be running" in doubts
+
+
+def test_too_few_sizes_leave_the_table_without_a_line() -> None:
+    network = analyze(document(sizes=(4, 613_764)))
+
+    assert network.fits == {}
+    assert network.roofline is not None
+    assert network.roofline.networks[0].final_bytes_per_s is None
+    assert "mpi: a line through 2 sizes says nothing about its own error; measure at least 3" in network.doubts

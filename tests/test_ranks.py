@@ -1,0 +1,81 @@
+"""Programs of several ranks: their answer, their failures in one line, and no process left."""
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from horovod_study.cluster.launch import MARKER
+from horovod_study.cluster.ranks import ANSWER, run_ranks
+from horovod_study.errors import StudyError
+
+PROGRAM = """
+import os, sys, time
+from horovod_study.cluster.ranks import answer
+what, *words = sys.argv[1:]
+print("words:", *words, flush=True)
+if what == "answer":
+    answer({"words": words, "set": os.environ.get("RANKS_TEST")})
+elif what == "fail":
+    sys.exit("error: the dog ate it; feed the dog")
+elif what == "bug":
+    1 / 0
+elif what == "sleep":
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name under which the child processes can import PROGRAM."""
+    (tmp_path / "rank_program.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path[:1]]))
+    return "rank_program"
+
+
+def test_the_answer_of_rank_0_comes_back(module: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    found = run_ranks(
+        "serial", 1, module, ["answer", "a b", "c"], folder=tmp_path / "job", environment={"RANKS_TEST": "7"},
+        tell=told.append,
+    )  # fmt: skip
+
+    assert found == {"words": ["a b", "c"], "set": "7"}
+    assert set(told) <= {"starting", "words: a b c"}
+
+
+def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path) -> None:
+    (tmp_path / ANSWER).write_text("{}")
+    with pytest.raises(StudyError, match="serial with 1 worker failed: words: "):
+        run_ranks("serial", 1, module, ["silent"], folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("fail", "serial with 1 worker failed: the dog ate it; feed the dog; see .*output.log"),
+        ("bug", r"serial with 1 worker failed: ZeroDivisionError: division by zero \(exit code 1\); see"),
+        ("silent", "serial with 1 worker failed: words: "),
+    ],
+)
+def test_a_failure_is_one_line(module: str, tmp_path: Path, what: str, message: str) -> None:
+    with pytest.raises(StudyError, match=message) as caught:
+        run_ranks("serial", 1, module, [what], folder=tmp_path / "job")
+
+    assert "\n" not in str(caught.value)
+
+
+def test_a_program_that_hangs_is_ended(module: str, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    with pytest.raises(StudyError, match=r"serial with 1 worker gave no answer within 0\.5 s; see .*output\.log"):
+        run_ranks("serial", 1, module, ["sleep"], folder=folder, timeout_s=0.5)
+
+    left = [each for each in psutil.Process().children() if each.environ().get(MARKER) == str(folder)]
+    assert left == []
+
+
+def test_a_folder_that_cannot_be_written(module: str) -> None:
+    with pytest.raises(StudyError, match=r"/proc/none: cannot be written .*; choose a writable folder"):
+        run_ranks("serial", 1, module, ["answer"], folder=Path("/proc/none"))

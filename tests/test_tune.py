@@ -1,0 +1,783 @@
+"""Tuning: the statistics, the race on simulated machines, its record, the figure, and one real tune."""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_trainer import fake_launch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_study.cli import main
+from horovod_study.cluster.process import marked_processes
+from horovod_study.cluster.racing import (
+    EQUAL,
+    FIRST_BLOCKS,
+    UNKNOWN,
+    Book,
+    Candidate,
+    Launch,
+    Outcome,
+    Ratio,
+    Trial,
+    pooled_variance,
+    race,
+    ratio_of,
+    without_slow,
+)
+from horovod_study.cluster.runner import StopRequest
+from horovod_study.cluster.settings_file import read_settings
+from horovod_study.cluster.tune import (
+    Launched,
+    LocalTrainer,
+    TuneRequest,
+    library_values,
+    run_tune,
+    shipped_values,
+    space,
+    tune_request,
+)
+from horovod_study.config import Cell, RunConfig
+from horovod_study.errors import ConfigError, StudyError
+from horovod_study.records import read_run
+from horovod_study.report.tune import caption, table, write_tune
+
+RUNTIME = "horovod/mpi"
+
+# --------------------------------------------------------------------------------------------------- known answers
+
+
+def test_without_a_pool_the_interval_is_the_paired_t_of_the_textbook() -> None:
+    ratio = ratio_of(np.array([0.1, 0.2, 0.3]), math.nan)
+
+    assert ratio.ratio == pytest.approx(math.exp(0.2))
+    assert math.log(ratio.high) - 0.2 == pytest.approx(4.30265 * 0.1 / math.sqrt(3), rel=1e-5)
+    assert math.log(ratio.low) == pytest.approx(0.4 - math.log(ratio.high))
+    assert ratio.blocks == 3
+
+
+def test_with_a_pool_the_interval_is_the_moderated_t() -> None:
+    """(4 * 0.04 + 2 * 0.01) / 6 = 0.03 with 6 degrees of freedom, t = 2.44691."""
+    ratio = ratio_of(np.array([0.1, 0.2, 0.3]), 0.04)
+
+    assert math.log(ratio.high) - 0.2 == pytest.approx(2.44691 * math.sqrt(0.03 / 3), rel=1e-5)
+
+
+def test_a_pair_that_scatters_more_than_the_others_keeps_its_own_variance() -> None:
+    ratio = ratio_of(np.array([0.1, 0.2, 0.3]), 1e-6)
+
+    assert math.log(ratio.high) - 0.2 == pytest.approx(2.44691 * 0.1 / math.sqrt(3), rel=1e-5)
+
+
+def test_one_block_leans_on_the_pool_alone_and_none_says_nothing() -> None:
+    ratio = ratio_of(np.array([0.1]), 0.01)
+
+    assert math.log(ratio.high) - 0.1 == pytest.approx(2.77645 * 0.1, rel=1e-5)
+    assert ratio_of(np.array([0.1]), math.nan).low == -math.inf
+    assert ratio_of(np.array([]), 0.01) == UNKNOWN
+
+
+def test_the_pool_is_the_median_of_the_variances_made_unbiased() -> None:
+    """Differences 0 and 0.2: variance 0.02 with one degree of freedom, whose chi-square has the median 0.454936."""
+    logs = np.array([[1.0, 2.0], [1.0, 1.8]])
+
+    assert pooled_variance(logs) == pytest.approx(0.02 / 0.454936, rel=1e-5)
+    assert math.isnan(pooled_variance(logs[:, :1]))
+    assert math.isnan(pooled_variance(np.array([[1.0, np.nan], [np.nan, 1.0]])))
+
+
+def book_of(speeds: dict[str, Sequence[float | None]]) -> Book:
+    """Return a book of blocks in which each candidate ran at these speeds; None is a failed launch."""
+    blocks = max(len(each) for each in speeds.values())
+    return Book(
+        [
+            Trial(stage="race", block=block, candidate=name, samples_per_s=each[block], reason="crash")
+            for block in range(blocks)
+            for name, each in speeds.items()
+            if block < len(each)
+        ]
+    )
+
+
+@given(st.lists(st.floats(0.6, 1.6), min_size=4, max_size=4), st.floats(1e-2, 1e6))
+def test_a_machine_that_drifts_between_blocks_changes_nothing(levels: list[float], unit: float) -> None:
+    one, other = [1.0, 1.1, 0.95, 1.02], [1.2, 1.15, 1.2, 1.3]
+    still = book_of({"a": one, "b": other}).ratio("b", "a")
+    drifting = book_of(
+        {
+            "a": [unit * level * speed for level, speed in zip(levels, one, strict=True)],
+            "b": [unit * level * speed for level, speed in zip(levels, other, strict=True)],
+        }
+    ).ratio("b", "a")
+
+    assert drifting.ratio == pytest.approx(still.ratio)
+    assert (drifting.low, drifting.high) == (pytest.approx(still.low), pytest.approx(still.high))
+
+
+def test_the_intervals_cover() -> None:
+    """Of stated 95 %, over two to five blocks of seven candidates with normal noise; the median pool is a bit wide."""
+    generator = np.random.default_rng(4)
+    hits = tries = 0
+    for _ in range(400):
+        truth, blocks = generator.normal(0, 0.1, 7), int(generator.integers(2, 6))
+        logs = truth[:, None] + generator.normal(0, 0.1, blocks) + generator.normal(0, 0.02, (7, blocks))
+        book = book_of({str(place): np.exp(row).tolist() for place, row in enumerate(logs)})
+        for place in range(1, 7):
+            found, true = book.ratio(str(place), "0"), math.exp(truth[place] - truth[0])
+            hits, tries = hits + (found.low <= true <= found.high), tries + 1
+
+    assert 0.94 <= hits / tries <= 0.99
+
+
+def test_a_slow_launch_is_counted_and_left_out_of_the_ratio() -> None:
+    book = book_of({"a": [100, 101, 99, 100], "b": [110, 11, 108, 109], "c": [90, 90, 91, 90]})
+
+    assert book.unstable("b") and book.slow_launches("b") == 1
+    assert not book.unstable("a")
+    assert book.ratio("b", "a").blocks == 3
+    assert book.ratio("b", "a").ratio == pytest.approx(1.09, abs=0.005)
+    assert book.launches("b") == 4 and book.samples_per_s("b") == pytest.approx(math.sqrt(108 * 109))
+
+
+def test_a_machine_that_is_slow_as_a_whole_makes_nobody_slow() -> None:
+    logs = np.log(np.array([[100.0, 10.0], [110.0, 11.0], [90.0, 9.0]]))
+
+    assert np.isfinite(without_slow(logs)).all()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (Ratio(ratio=1.05, low=1.03, high=1.08, blocks=5), "faster by 3.0-8.0 %"),
+        (Ratio(ratio=1.5, low=1.3, high=1.7, blocks=5), "faster by 30-70 %"),
+        (Ratio(ratio=0.95, low=0.92, high=0.97, blocks=5), "slower by 3.0-8.0 %"),
+        (Ratio(ratio=1.0, low=0.995, high=1.004, blocks=9), "equal within 1%"),
+        (Ratio(ratio=1.01, low=0.98, high=1.04, blocks=3), "no difference resolved"),
+        (UNKNOWN, "too few launches to tell"),
+    ],
+)
+def test_verdicts_in_words(ratio: Ratio, words: str) -> None:
+    assert ratio.words() == words
+
+
+# --------------------------------------------------------------------------------------------------- simulated races
+
+Effects = dict[str, dict[str, float]]
+BEST: Effects = {"a": {"1": 1.0, "2": 0.97, "3": 0.9}, "b": {"1": 1.08, "2": 1.0}, "c": {"1": 0.95}, "d": {"1": 0.6}}
+NONE: Effects = {"a": {"1": 1.0, "2": 1.0, "3": 1.0}, "b": {"1": 1.0, "2": 1.0}, "c": {"1": 1.0}, "d": {"1": 1.0}}
+TWO: Effects = {"a": {"1": 1.06, "2": 0.97}, "b": {"1": 1.06, "2": 1.0}, "c": {"1": 0.95}, "d": {"1": 0.6}}
+
+
+def field(effects: Effects) -> list[Candidate]:
+    """Return baselines and one candidate per value."""
+    return [
+        Candidate(name="shipped settings", runtime=RUNTIME, kind="shipped"),
+        Candidate(name="library defaults", runtime=RUNTIME, kind="library", values={"horovod_defaults": True}),
+        *(
+            Candidate(name=f"{knob}={value}", runtime=RUNTIME, kind="effect", values={knob: value}, knob=knob)
+            for knob, values in effects.items()
+            for value in values
+        ),
+    ]
+
+
+def true_speed(effects: Effects, candidate: Candidate) -> float:
+    if candidate.kind == "library":
+        return 0.5
+    return math.prod(effects[knob][value] for knob, value in candidate.values.items())
+
+
+def simulate(
+    effects: Effects,
+    seed: int,
+    *,
+    launches: int = 85,
+    rounds: int = 6,
+    noise: float = 0.02,
+    change: Callable[[Launch, float], float | None] = lambda launch, speed: speed,
+) -> tuple[Outcome, list[Launch]]:
+    """Race on a machine that drifts by 10 % and more, with room for so many launches."""
+    generator = np.random.default_rng(seed)
+    runner = race(field(effects), seed=seed, rounds=rounds)
+    done: list[Launch] = []
+    wander = 0.0
+    launch = next(runner)
+    while True:
+        reply = None
+        if len(done) < launches - (15 if launch.confirms and launch.stage == "race" else 0):
+            done.append(launch)
+            wander += noise / 2 * generator.standard_normal()
+            level = 0.1 * math.sin(len(done) / 40) + wander + noise * generator.standard_normal()
+            speed = change(launch, 40_000 * true_speed(effects, launch.candidate) * math.exp(level))
+            reply = Trial(
+                stage=launch.stage,
+                block=launch.block,
+                candidate=launch.candidate.key,
+                samples_per_s=speed,
+                reason="" if speed else "crash",
+            )
+        try:
+            launch = runner.send(reply)
+        except StopIteration as end:
+            return end.value, done
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.02])
+@pytest.mark.parametrize(("effects", "best"), [(BEST, 1.08), (TWO, 1.06**2)])
+def test_the_best_is_found(effects: Effects, best: float, noise: float) -> None:
+    """Within 1 % of the truly best, in at least nine of ten tunes."""
+    outcomes = [simulate(effects, seed, noise=noise)[0] for seed in range(40)]
+    found = [true_speed(effects, outcome.chosen) > best * (1 - EQUAL) for outcome in outcomes]
+
+    assert sum(found) >= 36
+
+
+def test_where_nothing_helps_the_shipped_settings_are_kept() -> None:
+    outcomes = [simulate(NONE, seed)[0] for seed in range(40)]
+    kept = [outcome for outcome in outcomes if outcome.chosen.kind == "shipped"]
+
+    assert len(kept) >= 38
+    assert all(outcome.stop != "resolved" for outcome in kept)
+    assert all(outcome.text.startswith(("not resolved: ", "practically equal: ")) for outcome in kept)
+
+
+def test_equal_settings_on_a_quiet_machine_are_found_to_be_equal() -> None:
+    outcome, launches = simulate(NONE, 1, noise=0.001)
+
+    assert (outcome.stop, outcome.chosen.kind, outcome.resolved) == ("equal", "shipped", True)
+    assert "differ by less than 1%; kept because it changes least" in outcome.text
+    assert len(launches) < 60, "it does not go on to the end of the budget"
+
+
+def test_a_clear_winner_ends_the_race_early_and_is_confirmed_in_blocks_of_its_own() -> None:
+    outcome, launches = simulate({"a": {"1": 0.9, "2": 0.8}, "b": {"1": 1.5}, "c": {"1": 0.95}}, 3)
+
+    assert (outcome.chosen.name, outcome.stop, outcome.resolved, outcome.confirmed) == ("b=1", "resolved", True, True)
+    assert len(launches) < 60
+    confirming = [launch.candidate.name for launch in launches if launch.stage == "confirm"]
+    assert sorted(set(confirming)) == ["b=1", "library defaults", "shipped settings"] and len(confirming) == 15
+    assert outcome.confirmation.ratio(outcome.chosen.key, f"{RUNTIME} shipped settings").blocks == 5
+
+
+def test_what_is_behind_is_dropped_and_the_baselines_stay() -> None:
+    _, launches = simulate(BEST, 5)
+    blocks: dict[int, list[str]] = {}
+    for launch in launches:
+        if launch.stage == "race":
+            blocks.setdefault(launch.block, []).append(launch.candidate.name)
+    first, third = blocks[1], blocks[FIRST_BLOCKS + 1]
+
+    assert len(first) == 9 and sorted(first) == sorted(blocks[2])
+    assert first != blocks[2], "every block has an order of its own"
+    assert "d=1" not in third and "a=3" not in third and "b=1" in third
+    assert len(third) <= 7
+    assert all({"shipped settings", "library defaults"} <= set(each) for each in blocks.values())
+
+
+def test_helping_values_are_combined() -> None:
+    outcome, _ = simulate(TWO, 2, noise=0.005)
+    combined = [each for each in outcome.candidates if each.kind == "combination"]
+
+    assert [dict(sorted(each.values.items())) for each in combined] == [{"a": "1", "b": "1"}]
+    assert outcome.chosen.kind == "combination"
+
+
+def test_a_setting_that_fails_is_out_with_its_reason() -> None:
+    outcome, launches = simulate(
+        BEST, 1, change=lambda launch, speed: None if launch.candidate.name == "b=1" else speed
+    )
+
+    assert outcome.states[f"{RUNTIME} b=1"] == "failed: crash"
+    assert sum(launch.candidate.name == "b=1" for launch in launches) == 1
+    assert outcome.chosen.name != "b=1"
+
+
+def test_a_fast_setting_that_falls_into_a_slow_mode_is_not_chosen() -> None:
+    def slow(launch: Launch, speed: float) -> float:
+        return speed / 6 if launch.candidate.values.get("b") == "1" and launch.block % 4 == 2 else speed
+
+    outcome, _ = simulate(BEST, 1, change=slow)
+
+    assert "b" not in outcome.chosen.values
+    assert outcome.states[f"{RUNTIME} b=1"] == "unstable: 1 of 2 launches ran at less than half its speed"
+
+
+def test_a_leader_that_turns_out_unstable_late_is_not_even_confirmed() -> None:
+    def slow(launch: Launch, speed: float) -> float:
+        return speed / 6 if launch.candidate.values.get("b") == "1" and launch.block == 3 else speed
+
+    outcome, launches = simulate({**BEST, "b": {"1": 1.5}}, 1, launches=50, change=slow)
+
+    assert outcome.book.unstable(f"{RUNTIME} b=1") and outcome.stop == "budget"
+    assert "b" not in outcome.chosen.values
+    assert not any("b=1" in launch.candidate.name for launch in launches if launch.stage == "confirm")
+
+
+def test_shipped_settings_that_keep_failing_end_the_race() -> None:
+    with pytest.raises(StudyError, match=r"horovod/mpi with its shipped settings failed 3 times.*: crash"):
+        simulate(BEST, 1, change=lambda launch, speed: None if launch.candidate.kind == "shipped" else speed)
+
+
+def test_a_winner_that_loses_when_launched_again_is_not_kept() -> None:
+    def lucky(launch: Launch, speed: float) -> float:
+        return speed * (1.15 if launch.candidate.name == "c=1" and launch.stage == "race" else 1.0)
+
+    outcome, _ = simulate({"c": {"1": 0.98}}, 4, rounds=2, change=lucky)
+
+    assert outcome.chosen.kind == "shipped" and not outcome.resolved and not outcome.confirmed
+    assert "c=1 led, but launched again its gain (" in outcome.text
+
+
+def test_without_time_for_one_block_nothing_is_claimed() -> None:
+    outcome, _ = simulate(BEST, 1, launches=3)
+
+    assert outcome.chosen.kind == "shipped" and not outcome.resolved
+    assert outcome.text.startswith("not resolved: the time was used up; the shipped settings are kept")
+
+
+# --------------------------------------------------------------------------------------------------------- the space
+
+EFFECTIVE: dict[str, Any] = {
+    "reduction": "flat",
+    "nodes": 1,
+    "parameters": 153_441,
+    "settings": {
+        "HOROVOD_CYCLE_TIME": {"value": "0.05", "source": "shipped"},
+        "HOROVOD_IDLE_CYCLE_TIME": {"value": "10", "source": "shipped"},
+        "HOROVOD_FUSION_THRESHOLD": {"value": "134217728", "source": "library default"},
+        "HOROVOD_CACHE_CAPACITY": {"value": "1024", "source": "library default"},
+        "OMPI_MCA_mpi_yield_when_idle": {"value": "1", "source": "shipped"},
+        "OMPI_MCA_btl_vader_single_copy_mechanism": {"value": "none", "source": "shipped"},
+    },
+}
+
+
+def request(**changes: Any) -> TuneRequest:
+    values: dict[str, Any] = {"runtimes": [RUNTIME], "workers": 2, "cores": 2, **changes}
+    return tune_request(None, values.pop("given", {}), **values)
+
+
+def names(candidates: Sequence[Candidate]) -> list[str]:
+    return [each.name for each in candidates]
+
+
+def test_values_that_are_shipped_anyway_are_no_candidates() -> None:
+    found = shipped_values(EFFECTIVE)
+    candidates, left_out = space(request(), RUNTIME, EFFECTIVE, cores=2)
+
+    assert (found["cycle_time_ms"], found["yield_when_idle"], found["single_copy"]) == (0.05, True, False)
+    assert names(candidates)[:3] == ["shipped settings", "library defaults", "reduction=hooks"]
+    assert {"cycle_time_ms=0.2", "idle_cycle_time_ms=0", "yield_when_idle=false", "single_copy=true"} <= set(
+        names(candidates)
+    )
+    assert not {"reduction=flat", "cycle_time_ms=0.05", "idle_cycle_time_ms=10"} & set(names(candidates))
+    assert left_out["hierarchical"] == "means something on several hosts only, and this is one"
+    assert left_out["threads"] == "has no other value that fits the cores"
+    assert "bucket_mb" not in left_out and "bucket_mb=0.1" not in names(candidates)
+
+
+def test_knobs_of_hooks_bring_the_hooks_with_them() -> None:
+    candidates, _ = space(request(knobs=["groups"]), RUNTIME, EFFECTIVE, cores=2)
+    with_hooks, _ = space(request(knobs=["groups"]), RUNTIME, {**EFFECTIVE, "reduction": "hooks"}, cores=2)
+
+    assert candidates[2].name == "groups=1 with hooks"
+    assert candidates[2].values == {"reduction": "hooks", "groups": 1}
+    assert with_hooks[2].values == {"groups": 1}
+
+
+def test_a_build_without_the_idle_cycle_is_not_asked_for_it() -> None:
+    entry = {"value": None, "source": "not in this build"}
+    effective = {**EFFECTIVE, "settings": {**EFFECTIVE["settings"], "HOROVOD_IDLE_CYCLE_TIME": entry}}
+    candidates, left_out = space(request(), RUNTIME, effective, cores=2)
+
+    assert not any("idle_cycle" in name for name in names(candidates))
+    assert left_out["idle_cycle_time_ms"] == "is not known to the Horovod that is installed"
+
+
+def test_threads_are_varied_where_there_are_cores() -> None:
+    candidates, _ = space(request(knobs=["threads"], cores=8), RUNTIME, EFFECTIVE, cores=8)
+
+    assert names(candidates)[2:] == ["threads=2", "threads=4"]
+
+
+@pytest.mark.parametrize("runtime", ["horovod/mpi", "horovod/gloo", "ddp/gloo", "mpi/mpi", "ps/mpi"])
+def test_every_candidate_is_a_run_that_can_be_asked_for(runtime: str) -> None:
+    wanted = request(runtimes=[runtime], workers=4, cores=8)
+    candidates, _ = space(wanted, runtime, {"reduction": "flat", "settings": {}}, cores=8)
+
+    assert len(candidates) > 3
+    for each in candidates:
+        config = wanted.cell(each).config
+        assert f"{config.backend}/{config.transport}" == runtime
+        assert (config.seconds, config.checkpoint_at_end, config.study) == (2.0, False, "tune")
+
+
+def test_library_defaults_are_what_the_libraries_do_by_themselves() -> None:
+    assert library_values("horovod/mpi") == {"reduction": "hooks", "horovod_defaults": True}
+    assert library_values("ddp/gloo") == {
+        "reduction": "hooks",
+        "broadcast_buffers": True,
+        "bucket_view": False,
+        "thread_priority": "off",
+    }
+    assert library_values("mpi/mpi") == {"horovod_defaults": True}
+
+
+def test_a_configuration_file_for_a_long_run_is_shortened(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("batch: 32\nepochs: 100\ncheckpoint_every: 10\nreduction: hooks\nlr: 1e-3\n")
+    config = tune_request(path, {"widths": "4-8-16"}, workers=2, cores=2).config
+
+    assert (config.batch, config.lr, config.widths) == (32, 1e-3, "4-8-16")
+    assert (config.seconds, config.epochs, config.checkpoint_every, config.reduction) == (2.0, None, None, "auto")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"workers": 4}, "--workers is 4, but this machine offers 2 cores; lower --workers"),
+        (
+            {"workers": 2, "given": {"threads": 2}},
+            "--workers is 2 with 2 threads each, but this machine offers 2 cores",
+        ),
+        ({"workers": 1}, "--workers is 1, on 2 cores with 1 thread each; tuning how workers talk needs at least 2"),
+        ({"minutes": 0.0}, "--minutes is 0; it must be greater than 0"),
+        ({"minutes": math.nan}, "--minutes is nan; it must be greater than 0"),
+        ({"rounds": 0}, "--rounds is 0; it must be at least 1"),
+        ({"runtimes": ["horovod/mpl"]}, "'horovod/mpl' is not known (did you mean 'horovod/mpi'?); allowed: "),
+        ({"runtimes": ["serial"]}, "'serial' has nobody to talk to"),
+        ({"knobs": ["cycle_time"]}, "knob 'cycle_time' is not known (did you mean 'cycle_time_ms'?); allowed: "),
+        ({"knobs": ["bucket_mb"]}, "knob bucket_mb has no effect over horovod/mpi; knobs that do something over "),
+        ({"knobs": ["hierarchical"]}, "knob hierarchical means something on several hosts only"),
+        ({"values": ["groups"]}, "--knob 'groups'; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1"),
+        ({"values": ["groups=two"]}, "--knob: groups is 'two'; it must be a whole number"),
+        ({"values": ["cycle_time_ms=-1"]}, "--knob: cycle_time_ms is -1.0; it must be at least 0"),
+        ({"values": ["yield_when_idle=maybe"]}, "--knob: yield_when_idle is 'maybe'; it must be true or false"),
+        ({"given": {"fusion_mb": 3}}, "--fusion-mb has no place here: it is varied; use --knob fusion_mb=VALUE,..."),
+        ({"given": {"backend": "ddp"}}, "--backend has no place here: use --runtime"),
+        ({"given": {"epochs": 3}}, "--epochs has no place here: leave it out"),
+        ({"given": {"batch": 0}}, "tune: batch is 0; it must be at least 1"),
+    ],
+)
+def test_bad_input(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        request(**changes)
+
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_input_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--minutes", "-1"]) == 2
+    assert capsys.readouterr().err == "error: tune: --minutes is -1; it must be greater than 0\n"
+    assert main(["tune", "--workers", "10000"]) == 2
+    assert main(["tune", "--secnods", "1"]) == 2
+    assert "'--secnods' (did you mean '--seconds'?)" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------- the tune
+
+
+class FakeTrainer:
+    """Runs of 7 s on a machine with 1 % of noise; what is fast is told by `speeds` of option=value."""
+
+    def __init__(self, speeds: dict[str, float], *, stop_after: int | None = None, fails: str = "") -> None:
+        self.speeds, self.stop_after, self.fails = speeds, stop_after, fails
+        self.launched: list[str] = []
+
+    def __call__(self, cell: Cell, name: str) -> Launched:
+        if len(self.launched) == self.stop_after:
+            raise KeyboardInterrupt
+        self.launched.append(name)
+        speed = 0.4 if cell.config.horovod_defaults else 1.0
+        for text, factor in self.speeds.items():
+            option, _, value = text.partition("=")
+            speed *= factor if str(getattr(cell.config, option)).lower() == value else 1.0
+        if self.fails and str(getattr(cell.config, self.fails.partition("=")[0])) == self.fails.partition("=")[2]:
+            return Launched(samples_per_s=None, seconds=3.0, reason="rank 1 ended by signal 11")
+        generator = np.random.default_rng(int(name.rpartition("-")[2]))
+        speed *= 40_000 * math.exp(0.01 * generator.standard_normal())
+        return Launched(
+            samples_per_s=speed,
+            seconds=7.0,
+            step_ms_median=150e3 / speed,
+            step_ms_p90=165e3 / speed,
+            effective=EFFECTIVE,
+            environment={"cpu_model": "Some CPU", "torch": "2.13.0", "horovod": "0.28.1", "mpi": "Open MPI 4"},
+        )
+
+
+KNOBS = ["cycle_time_ms", "yield_when_idle", "cache_capacity", "groups"]
+SPEEDS = {"cycle_time_ms=0.2": 1.1, "cycle_time_ms=5.0": 0.4, "yield_when_idle=false": 0.9, "cache_capacity=0": 1.05}
+
+
+def tune(out: Path, trainer: FakeTrainer, **changes: Any) -> Any:
+    return run_tune(request(knobs=KNOBS, **changes), out, command="horovod-study tune", trainer=trainer, cores=2)
+
+
+def test_a_tune_ends_with_a_settings_file_that_train_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tune(tmp_path, FakeTrainer(SPEEDS, fails="groups=4"))
+    told = capsys.readouterr().err.splitlines()
+    document, written = result.document, read_settings(tmp_path / "settings.yaml")
+
+    assert result.exit_code == 0
+    assert document["chosen"] == "cycle_time_ms=0.2 cache_capacity=0" and document["stop"] == "resolved"
+    assert dict(written.values) == {
+        "backend": "horovod",
+        "transport": "mpi",
+        "threads": 1,
+        "cycle_time_ms": 0.2,
+        "cache_capacity": 0,
+    }
+    assert dict(written.made_for) == {
+        "parameters": 153_441,
+        "widths": "15-38-197",
+        "batch": 75,
+        "workers": 2,
+        "nodes": 1,
+        "runtime": "horovod/mpi",
+        "cpu_model": "Some CPU",
+        "torch": "2.13.0",
+        "horovod": "0.28.1",
+        "mpi": "Open MPI 4",
+    }
+    text = (tmp_path / "settings.yaml").read_text()
+    assert "# Command: horovod-study tune\n" in text
+    assert "# Samples/s over the shipped settings: 1.1" in text and "(95 %), from blocks of their own.\n" in text
+    assert document["gain_over_shipped"]["ratio"] == pytest.approx(1.1 * 1.05, rel=0.02)
+    assert 1.1 < document["gain_over_shipped"]["low"] and document["gain_over_shipped"]["blocks"] == 5
+    assert document["gain_over_library"]["ratio"] == pytest.approx(1.1 * 1.05 / 0.4, rel=0.03)
+    failed = next(row for row in document["candidates"] if row["name"] == "groups=4 with hooks")
+    assert failed["verdict"] == "failed: rank 1 ended by signal 11" and failed["launches"] == 0
+    assert json.loads((tmp_path / "result.json").read_text()) == document
+    assert told[0] == "tuning horovod/mpi with 2 workers, batch 75, 2 s per launch, at most 10 min"
+    assert told[1].startswith("[  1] first look: shipped settings  ") and told[1].endswith("; at most 9 min 53 s left")
+    assert any("; best: cycle_time_ms=0.2 cache_capacity=0, 1.1" in line for line in told)
+
+
+def test_the_time_is_kept_to(tmp_path: Path) -> None:
+    trainer = FakeTrainer({})
+    result = tune(tmp_path, trainer, minutes=3.0)
+
+    assert result.document["used_s"] <= 180 and len(trainer.launched) == 25
+    assert result.document["verdict"].startswith("not resolved: the time was used up; the shipped settings are kept")
+    assert result.document["settings"] == {"backend": "horovod", "transport": "mpi", "threads": 1}
+    assert result.document["gain_over_shipped"] is None
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    document: dict[str, Any] = tune(tmp_path_factory.mktemp("whole"), FakeTrainer(SPEEDS)).document
+    return document
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 13, 30, 45])
+def test_a_tune_that_was_interrupted_goes_on_to_the_same_end(
+    tmp_path: Path, uninterrupted: dict[str, Any], stop_after: int
+) -> None:
+    """Before the first launch, after it, in the first round, later, and while the winner is confirmed."""
+    first = tune(tmp_path, FakeTrainer(SPEEDS, stop_after=stop_after))
+    assert first.interrupted and first.exit_code == 130
+    actual = tune(tmp_path, second := FakeTrainer(SPEEDS))
+
+    assert len(second.launched) == uninterrupted["launches"] - stop_after, "no launch is repeated"
+    changing = ("when", "directory", "settings_file")
+    assert {k: v for k, v in uninterrupted.items() if k not in changing} == {
+        k: v for k, v in actual.document.items() if k not in changing
+    }
+
+
+def test_an_interrupted_tune_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tune(tmp_path, FakeTrainer(SPEEDS, stop_after=4))
+
+    assert "interrupted; 4 launches are kept, continue with: horovod-study tune" in capsys.readouterr().err
+    assert len((tmp_path / "trials.csv").read_text().splitlines()[1:]) == 4
+    with (tmp_path / "trials.csv").open("a") as stream:
+        stream.write("5,race,1,horovod/mpi,cyc")  # the command was killed while it wrote
+    tune(tmp_path, trainer := FakeTrainer(SPEEDS))
+    assert trainer.launched[0] == "launch-0005"
+    tune(tmp_path, trainer := FakeTrainer(SPEEDS))
+    assert trainer.launched == [], "the torn row is gone, and all others are whole"
+
+
+def test_more_minutes_go_on_where_the_time_was_used_up(tmp_path: Path) -> None:
+    first = tune(tmp_path, FakeTrainer(SPEEDS), minutes=1.0).document
+    second = tune(tmp_path, trainer := FakeTrainer(SPEEDS), minutes=12.0).document
+
+    assert first["stop"] == "budget" and second["stop"] == "resolved"
+    assert second["launches"] == first["launches"] + len(trainer.launched)
+
+
+def test_another_tune_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.5)
+
+    with pytest.raises(StudyError) as error:
+        tune(tmp_path, FakeTrainer(SPEEDS), given={"batch": 32})
+    assert "holds the tuning of something else (batch was 75, now 32), whose launches cannot be" in str(error.value)
+
+
+def test_damaged_records_are_named(tmp_path: Path) -> None:
+    tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.5)
+    trials = tmp_path / "trials.csv"
+    whole = trials.read_text()
+    trials.write_text(whole.replace("race,1,", "race,one,", 1))
+    with pytest.raises(StudyError, match=r"trials.csv: row 2 is damaged \(.*'one'\); remove that row, or choose"):
+        tune(tmp_path, FakeTrainer(SPEEDS))
+
+    trials.write_text(whole)
+    (tmp_path / "tune.json").write_text("{")
+    with pytest.raises(StudyError, match=r"tune.json: is damaged; move the folder away, or choose another --out"):
+        tune(tmp_path, FakeTrainer(SPEEDS))
+
+
+def test_shipped_settings_that_do_not_run_are_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StudyError) as error:
+        tune(tmp_path, FakeTrainer({}, fails="cycle_time_ms=None"))
+
+    assert str(error.value) == ("tune: horovod/mpi does not run with its shipped settings: rank 1 ended by signal 11")
+
+
+def test_nothing_to_vary_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="there is nothing to vary: threads has no other value that fits the cores"):
+        run_tune(request(knobs=["threads"]), tmp_path, command="tune", trainer=FakeTrainer({}), cores=2)
+
+
+def test_a_setting_in_the_environment_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "3")
+    tune(tmp_path, FakeTrainer({}), minutes=0.3)
+
+    assert "warning: HOROVOD_CYCLE_TIME is set in the environment" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------- the launches
+
+
+def attempt(directory: Path, told: str, **changes: Any) -> Launched:
+    """Launch the stand-in for the trainer, told to behave in some way."""
+    wanted = request(given={"seconds": 0.01})
+    cell = wanted.cell(Candidate(name="shipped settings", runtime=RUNTIME, kind="shipped"))
+    with StopRequest() as stop:
+        trainer = LocalTrainer(directory, stop, launch=fake_launch({"*": told}), grace_s=0.5, **changes)
+        return trainer(cell, "launch-0001")
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("user error", "batch 75 is larger than the shard of 10 curves; use a smaller --batch; see "),
+        ("killed", "ended by SIGKILL, having printed nothing; see "),
+        ("own reason", "device lost"),
+        ("no launcher", "/nonexistent/launcher cannot be started"),
+    ],
+)
+def test_a_failed_launch_has_a_reason(tmp_path: Path, told: str, reason: str) -> None:
+    if told == "no launcher":
+        with pytest.raises(StudyError, match=reason):
+            attempt(tmp_path, told)
+        return
+    launched = attempt(tmp_path, told)
+
+    assert launched.samples_per_s is None and reason in launched.reason
+    assert launched.reason.endswith(f"see {tmp_path}/logs/launch-0001.log")
+
+
+def test_a_launch_that_hangs_is_ended(tmp_path: Path) -> None:
+    launched = attempt(tmp_path, "hang", start_up_s=1.0)
+
+    assert launched.samples_per_s is None and launched.reason.startswith("no end within 1.1 s; see ")
+    assert not marked_processes(str(tmp_path))
+
+
+def test_a_launch_that_was_interrupted_before_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "launch-0001").mkdir(parents=True)
+    launched = attempt(tmp_path, "done")
+
+    assert (launched.samples_per_s, launched.reason) == (2000.0, "")
+    assert read_run(tmp_path / "runs" / "launch-0001-2").status == "done"
+
+
+# ---------------------------------------------------------------------------------------------------------- the report
+
+
+def test_figure_and_table_tell_the_same(tmp_path: Path) -> None:
+    document = tune(tmp_path, FakeTrainer(SPEEDS, fails="groups=4")).document
+    paths = write_tune(document, tmp_path / "figure")
+    lines = table(document)
+
+    assert [path.name for path in paths] == ["tune.pdf", "tune.svg", "tune.png", "tune.txt"]
+    assert all(path.stat().st_size > 200 for path in paths)
+    assert lines[0] == "Horovod/MPI, 2 workers, batch 75"
+    assert next(line for line in lines if "cycle_time_ms=5 " in line).rstrip().split("  ")[-1].startswith("slower by ")
+    assert sum(line.startswith("  * ") for line in lines) == 1
+    assert "  * cycle_time_ms=0.2 cache_capacity=0" in "\n".join(lines)
+    assert "Resolved: cycle_time_ms=0.2 cache_capacity=0 is faster than everything else tried." in lines
+    assert lines[-1].startswith("  over the library defaults: 2.") and lines[-1].endswith(", measured anew")
+    text = caption(document)
+    assert "95 % intervals" in text and "Grey: where one launch of 2 s would lie" in text
+    assert "What is slower than 0.7 stands at the left edge" in text and "Settings without a mark failed." in text
+
+
+def test_equal_results_give_equal_figures(tmp_path: Path) -> None:
+    document = tune(tmp_path, FakeTrainer(SPEEDS)).document
+    write_tune(document, tmp_path / "one")
+    write_tune(document, tmp_path / "other")
+
+    for form in ("pdf", "svg", "png"):
+        assert (tmp_path / f"one/tune.{form}").read_bytes() == (tmp_path / f"other/tune.{form}").read_bytes()
+
+
+def test_a_tune_without_a_single_whole_block_is_drawn_too(tmp_path: Path) -> None:
+    document = tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.3).document
+
+    assert write_tune(document, tmp_path / "figure")
+    assert "too few launches to tell" in "\n".join(table(document))
+
+
+# --------------------------------------------------------------------------------------------------------- for real
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_a_tune_of_real_launches(tmp_path: Path, capsys: pytest.CaptureFixture[str], launch: Any) -> None:
+    """Two knobs over direct MPI: every launch a run of its own, then a run that takes the settings."""
+    out = tmp_path / "tune"
+    options = ["--runtime", "mpi/mpi", "--workers", "2", "--seconds", "0.3", "--rounds", "2", "--minutes", "0.3"]
+    knobs = ["--knobs", "yield_when_idle", "reduction", "--knob", "reduction=hooks,flat"]
+    code = main(["tune", *options, *knobs, "--dataset", "4000", "--warmup-steps", "5", "--out", str(out), "--json"])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    document = json.loads(printed.out)
+    rows = list(csv.DictReader((out / "trials.csv").read_text().splitlines()))
+
+    assert document["launches"] == len(rows) >= 1  # on a busy machine the time is over after the first
+    assert all(float(row["samples_per_s"]) > 0 for row in rows), printed.err
+    first = read_run(out / "runs" / "launch-0001")
+    assert (first.status, first.effective["backend"], first.effective["workers"]) == ("done", "mpi", 2)
+    assert first.requested["seconds"] == 0.3 and not list((out / "runs").rglob("*.pt"))
+    written = read_settings(out / "settings.yaml")
+    assert written.runtime == "mpi/mpi" and written.made_for["parameters"] == 153_441
+    assert (out / "tune.png").exists()
+    short = ["--dataset", "4000", "--steps", "5", "--warmup-steps", "0", "--no-checkpoint-at-end", "--batch", "75"]
+    done = launch("mpirun", 2, "--settings", str(out / "settings.yaml"), *short, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "settings were found for" not in done.stderr, "it is the run that was tuned"
+    effective = read_run(tmp_path / "run").effective
+    assert effective["backend"] == "mpi" and all(effective["settings_file"]["matches"].values())
+
+
+def test_run_config_is_what_a_request_starts_from() -> None:
+    assert request().config == RunConfig(seconds=2.0, study="tune", evaluate_every=1e6, checkpoint_at_end=False)
+
+
+def test_the_horovod_that_was_tuned_is_named_in_the_settings(tmp_path: Path) -> None:
+    document = tune(tmp_path, FakeTrainer({}), minutes=0.5, given={"horovod_build": "nccl"}).document
+
+    assert document["settings"]["horovod_build"] == "nccl"
+    assert read_settings(tmp_path / "settings.yaml").values["horovod_build"] == "nccl"
