@@ -2,12 +2,14 @@
 
 Every way is run once per round, in an order shuffled anew in each round, so that a slow minute of the machine hits
 all alike. Printed and written to benchmarks/results/: the median over rounds with the smallest and largest, and the
-ratio to the ceiling of the same round: as many independent single workers as the way has, running at once and never
-talking.
+ratio to the ceiling: as many independent single workers as the way has, running at once and never talking. The ceiling
+is measured again and again, and a way is compared with the mean of the two measurements around it: this machine changes
+its speed within minutes.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -30,6 +32,8 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 OURS, PLAIN = "this package", "plain PyTorch"
 CEILING = "independent workers"
+BETWEEN_CEILINGS = 3
+"""Ways between two measurements of the ceiling."""
 USUAL = {1: f"{PLAIN} | alone, 2 loader processes | 1"}
 """By number of workers, what counts as the usual way; for several it is Horovod/MPI with its defaults."""
 
@@ -146,7 +150,7 @@ def rows(measured: dict[str, list[dict[str, Any]]], compared: list[Way]) -> list
     for way in compared:
         runs = measured[way.name]
         good = [run["samples_per_s"] for run in runs if run["samples_per_s"] is not None]
-        ratios = _ratios(runs, measured[f"{OURS} | {CEILING} | {way.workers}"])
+        ratios = [run["of_ceiling"] for run in runs if run.get("of_ceiling") is not None]
         usual = USUAL.get(way.workers, f"{PLAIN} | Horovod/MPI, 2 loader processes | {way.workers}")
         times = _ratios(runs, measured.get(usual, []))
         spread = [run["p90_over_median"] for run in runs if "p90_over_median" in run]
@@ -170,6 +174,11 @@ def rows(measured: dict[str, list[dict[str, Any]]], compared: list[Way]) -> list
             }
         )
     return table
+
+
+def _spread(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    found = [run["p90_over_median"] for run in runs if "p90_over_median" in run]
+    return {"p90_over_median": statistics.median(found)} if found else {}
 
 
 def _ratios(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[float]:
@@ -231,22 +240,46 @@ def main() -> int:
     ]
     shuffle = random.Random(1)
     began = now()
-    total = len(options.batches) * options.rounds * len(compared)
+    others = [[way for way in compared if way.workers == top.workers and way not in ceilings] for top in ceilings]
+    once = sum(1 + len(ways) + math.ceil(len(ways) / BETWEEN_CEILINGS) for ways in others)
+    total = len(options.batches) * options.rounds * once
     done = 0
     tables: dict[int, list[dict[str, Any]]] = {}
     for batch in options.batches:
         measured: dict[str, list[dict[str, Any]]] = {way.name: [] for way in compared}
+
+        def run(way: Way, number: int, batch: int = batch) -> dict[str, Any]:
+            nonlocal done
+            result = measure(way, data=data, batch=batch, seconds=options.seconds, timeout_s=60 + 20 * options.seconds)
+            done += 1
+            value = result["samples_per_s"]
+            text = f"{value:,.0f} samples/s" if value else f"failed:\n{result['reason']}"
+            left_min = (now() - began) / done * (total - done) / 60
+            say(f"[{done}/{total}] batch {batch} round {number + 1}: {way.name}: {text}  ({left_min:.0f} min left)")
+            return result
+
         for number in range(options.rounds):
-            for way in shuffle.sample(compared, len(compared)):
-                result = measure(
-                    way, data=data, batch=batch, seconds=options.seconds, timeout_s=60 + 20 * options.seconds
+            for ceiling in ceilings:
+                its = [way for way in compared if way.workers == ceiling.workers and way not in ceilings]
+                its = shuffle.sample(its, len(its))
+                before = run(ceiling, number)
+                tops = [before]
+                for place in range(0, len(its), BETWEEN_CEILINGS):
+                    results = [(way, run(way, number)) for way in its[place : place + BETWEEN_CEILINGS]]
+                    after = run(ceiling, number)
+                    around = [top["samples_per_s"] for top in (before, after) if top["samples_per_s"] is not None]
+                    for way, result in results:
+                        if result["samples_per_s"] is not None and around:
+                            result["of_ceiling"] = result["samples_per_s"] / statistics.mean(around)
+                        measured[way.name].append(result)
+                    before = after
+                    tops.append(after)
+                known = [top["samples_per_s"] for top in tops if top["samples_per_s"] is not None]
+                measured[ceiling.name].append(
+                    {"samples_per_s": statistics.median(known), "of_ceiling": 1.0, "all": known} | _spread(tops)
+                    if known
+                    else tops[0]
                 )
-                measured[way.name].append(result)
-                done += 1
-                value = result["samples_per_s"]
-                text = f"{value:,.0f} samples/s" if value else f"failed:\n{result['reason']}"
-                left_min = (now() - began) / done * (total - done) / 60
-                say(f"[{done}/{total}] batch {batch} round {number + 1}: {way.name}: {text}  ({left_min:.0f} min left)")
         tables[batch] = rows(measured, compared)
 
     machine = environment.describe()
@@ -259,8 +292,9 @@ def main() -> int:
         "one thread per worker.",
         "",
         "`independent workers` is the ceiling: as many single workers of this package at once, never talking. Shares "
-        "of the ceiling are taken within each round. Spread is smallest to largest over the rounds. The usual way is "
-        "plain PyTorch with a DataLoader of 2 loader processes, alone or over Horovod/MPI with its defaults.",
+        "of it are taken from the measurements just before and after, at most three ways away. Spread is smallest to "
+        "largest over the rounds. The usual way is plain PyTorch with a DataLoader of 2 loader processes, alone or over "
+        "Horovod/MPI with its defaults.",
         "",
     ]
     text = "\n".join([*head, *("\n" + markdown(batch, table) + "\n" for batch, table in tables.items())])
