@@ -293,8 +293,8 @@ def main() -> int:
         "",
         "`independent workers` is the ceiling: as many single workers of this package at once, never talking. Shares "
         "of it are taken from the measurements just before and after, at most three ways away. Spread is smallest to "
-        "largest over the rounds. The usual way is plain PyTorch with a DataLoader of 2 loader processes, alone or over "
-        "Horovod/MPI with its defaults.",
+        "largest over the rounds. The usual way is plain PyTorch with a DataLoader of 2 loader processes, alone or "
+        "over Horovod/MPI with its defaults.",
         "",
     ]
     text = "\n".join([*head, *("\n" + markdown(batch, table) + "\n" for batch, table in tables.items())])
