@@ -261,6 +261,12 @@ def test_the_reduction_fits_the_model(
     assert chosen == (value, {"value": value, "source": source})
 
 
+def test_a_library_that_packs_by_itself_takes_hooks_for_any_model() -> None:
+    chosen = choose_reduction(RunConfig(), 2, 613_764, hooks_because="its buckets cost less")
+
+    assert chosen == ("hooks", {"value": "hooks", "source": "chosen: its buckets cost less"})
+
+
 def test_the_loaded_mpi_is_read_off_the_maps(tmp_path: Path) -> None:
     line = "7f00-7f01 r-xp 00000000 fe:00 12 "
     maps = tmp_path / "maps"

@@ -40,8 +40,8 @@ WAYS = [  # launcher, options, backend, transport, reduction
     ("mpirun", ("--backend", "ps"), "ps", "mpi", "flat"),
     ("mpirun", ("--backend", "ps", "--ps-servers", "2"), "ps", "mpi", "flat"),
     ("mpirun", ("--backend", "ps", "--ps-servers", "2", "--bucket-mb", "0.1"), "ps", "mpi", "hooks"),
-    ("torchrun", (), "ddp", "gloo", "flat"),
-    ("torchrun", ("--reduction", "hooks"), "ddp", "gloo", "hooks"),
+    ("torchrun", (), "ddp", "gloo", "hooks"),
+    ("torchrun", ("--reduction", "flat"), "ddp", "gloo", "flat"),
     ("torchrun", DDP_OPTIONS, "ddp", "gloo", "hooks"),
 ]
 

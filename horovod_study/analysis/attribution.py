@@ -6,11 +6,13 @@ For step i and rank r, from the laps that each rank records on its own clock:
     wait[i, r]    max over ranks of ready[i] - ready[i, r]: ranks leave a synchronisation together and so wait for the
                   last one
 
-and the parts of the mean synchronisation (over steps and ranks), all of them means, because only means add up:
+and the parts of the mean synchronisation (over steps and ranks), means but for the floor, because only means add up:
 
-    floor         one raw all-reduce of the gradients, without runtime and without waiting: measured in the same job
+    floor         one raw all-reduce of the gradients, without runtime and without waiting, where nothing disturbs it:
+                  the 10 % quantile of those measured in the same job, beside the threads of the runtime
     skew          mean of wait
-    runtime       a synchronisation through the runtime with aligned ranks, less the floor: packing, cycle, negotiation
+    runtime       a synchronisation through the runtime with aligned ranks, less the floor: packing, cycle,
+                  negotiation, and the time its threads take from the transfer
     unexplained   the rest; it may be negative and stays so
 
 docs/attribution.md derives them and says what bounds their error; the measurement is measure/synchronisation.py.
@@ -30,6 +32,9 @@ from horovod_study.errors import AnalysisError
 
 Floats = NDArray[np.float64]
 
+FLOOR_QUANTILE = 0.1
+"""Raw all-reduces faster than all but so many of them were not disturbed. Horovod's thread, which asks the other ranks
+every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-reduces beside it is no floor."""
 PARTS = ("floor", "skew", "runtime", "unexplained")
 """They add up to the synchronisation."""
 
@@ -195,7 +200,7 @@ class Part:
 
 
 def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
-    """Return the mean of every quantity of one run in s, with draws by a block bootstrap over steps.
+    """Return the mean of every quantity (of the floor the 10 % quantile) of one run in s, with block-bootstrap draws.
 
     Steps are not independent (a slow moment lasts for several), so whole blocks of consecutive steps are drawn. Keys:
     step, ready, and what is known of sync, skew, floor, pack, runtime, rest, unexplained, exposed (sync less skew),
@@ -222,7 +227,10 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
         ranks = range(ready.shape[1])
         found["skew"] = _combined(lambda *each: np.mean(each, axis=0), *(found[f"wait {rank}"] for rank in ranks))
         found["steady"] = _combined(lambda *each: np.max(each, axis=0), *(found[f"lag {rank}"] for rank in ranks))
-    for name, samples in (("floor", seen.floor_s), ("pack", seen.pack_s), ("through", seen.through_s)):
+    if seen.floor_s is not None:
+        floor = float(np.quantile(seen.floor_s, FLOOR_QUANTILE))
+        found["floor"] = Part(value=floor, draws=_block_quantiles(seen.floor_s, FLOOR_QUANTILE, seen.block, rng))
+    for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
         if samples is not None:
             means = _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0]
             found[name] = Part(value=float(samples.mean()), draws=means)
@@ -252,6 +260,15 @@ def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
     starts = rng.integers(0, rows, size=(RESAMPLES, math.ceil(rows / block)))
     # A part of the series at a time: those of a long run of many ranks would not fit into memory together.
     return np.concatenate([means[some].mean(axis=1) for some in np.array_split(starts, _CHUNKS)])
+
+
+def _block_quantiles(samples: Floats, quantile: float, block: int, rng: np.random.Generator) -> Floats:
+    """Return quantiles of `samples`, (S,), over series drawn from its blocks of consecutive ones, (RESAMPLES,)."""
+    block = max(1, min(block, len(samples) // 4))
+    starts = rng.integers(0, len(samples), size=(RESAMPLES, math.ceil(len(samples) / block)))
+    rows = (starts[:, :, np.newaxis] + np.arange(block)) % len(samples)  # a ring, as in _block_means
+    drawn: Floats = np.quantile(samples[rows.reshape(RESAMPLES, -1)], quantile, axis=1)
+    return drawn
 
 
 # ---------------------------------------------------------------------------------------------------- all of them

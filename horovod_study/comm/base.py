@@ -116,13 +116,19 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def choose_reduction(
-    config: RunConfig, workers: int, gradients_bytes: int, *, hooks_asked: bool = False, flat_because: str = ""
+    config: RunConfig,
+    workers: int,
+    gradients_bytes: int,
+    *,
+    hooks_asked: bool = False,
+    flat_because: str = "",
+    hooks_because: str = "",
 ) -> tuple[str, dict[str, Any]]:
     """Return the reduction of a run, and {"value", "source"} for the record: asked for, or chosen and why.
 
     Below `FLAT_BELOW_BYTES` messages cost by their number, and one flat buffer after backward is the fewest. Above it
     they cost by their size, which hooks hide behind backward. `hooks_asked`: an option was given that only hooks have.
-    `flat_because`: why hooks cannot be used.
+    `flat_because`: why hooks cannot be used. `hooks_because`: why hooks are better whatever the size.
     """
     if workers == 1:
         return "none", {"value": "none", "source": "one worker averages nothing"}
@@ -133,6 +139,8 @@ def choose_reduction(
         chosen, why = "hooks", "an option that only hooks have was given"
     elif flat_because:
         chosen, why = "flat", flat_because
+    elif hooks_because:
+        chosen, why = "hooks", hooks_because
     elif gradients_bytes < FLAT_BELOW_BYTES:
         chosen, why = "flat", f"{size} are below {limit}"
     else:

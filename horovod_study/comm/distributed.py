@@ -80,7 +80,12 @@ class DistributedBackend:
         if asked and config.reduction == "flat":
             raise BackendError(f"{asked[0]} has no effect on reduction flat; leave it out, or use --reduction hooks")
         self.reduction, self.settings["reduction"] = choose_reduction(
-            config, self.workers, gradient_bytes(model), hooks_asked=bool(asked)
+            config,
+            self.workers,
+            gradient_bytes(model),
+            hooks_asked=bool(asked),
+            # Its buckets are packed without Python, also where all gradients fit into one: docs/communication.md.
+            hooks_because="torch's own buckets cost less than a flat buffer",
         )
         self.sync_visible = self.reduction != "hooks"
         if self.reduction == "hooks":

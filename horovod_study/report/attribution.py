@@ -109,10 +109,10 @@ def caption(found: Attribution) -> str:
     several = any(len(arm.runs) > 1 for arm in found.arms)
     return (
         "What the synchronisation of a training step is made of. Floor: one raw all-reduce of the gradients in the "
-        "same job, without a runtime. Skew: waiting for the last worker, from the workers' own laps. Runtime: the same "
-        "synchronisation with aligned workers, less the floor. Unexplained: what is left; left of zero where the parts "
-        "exceed the whole. Means over steps and workers"
-        + (" and runs; intervals are 95 %." if several else "; intervals are 95 %.")
+        "same job, without a runtime and undisturbed (10 % quantile). Skew: waiting for the last worker, from the "
+        "workers' own laps. Runtime: the same synchronisation with aligned workers, less the floor. "
+        "Unexplained: what is left; left of zero where the parts exceed the whole. Means over steps and workers but "
+        "for the floor" + (" and runs; intervals are 95 %." if several else "; intervals are 95 %.")
     )
 
 
