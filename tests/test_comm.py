@@ -154,13 +154,28 @@ def test_flat_gradients_are_the_gradients() -> None:
 
 def test_flat_gradients_are_shares_of_the_mean() -> None:
     torch.manual_seed(0)
-    model = StressCNN()
-    flat = FlatGradients(model.parameters(), workers=4)
-    model(torch.randn(4, 3, 201)).square().sum().backward()
-    gradients = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
+    model, twin = StressCNN(), StressCNN()
+    twin.load_state_dict(model.state_dict())
+    flat, curves = FlatGradients(model.parameters(), workers=4), torch.randn(4, 3, 201)
+    for _ in range(2):  # what the step before has left in the buffer does not count
+        for each in (model, twin):
+            each.zero_grad()
+            each(curves).square().sum().backward()
+    gradients = torch.cat([parameter.grad.reshape(-1) for parameter in twin.parameters()])
 
     assert torch.equal(flat.pack(), gradients / 4)
+    assert torch.equal(flat.pack(), gradients / 4), "packing what is packed changes nothing"
     assert flat.norm2.item() == pytest.approx((gradients / 4).double().square().sum().item(), rel=1e-5)
+
+
+def test_a_parameter_without_a_gradient_is_not_averaged_as_what_it_was() -> None:
+    model = StressCNN()
+    flat = FlatGradients(model.parameters(), workers=2)
+    model(torch.randn(4, 3, 201)).square().sum().backward()
+    next(model.parameters()).grad = None
+
+    with pytest.raises(BackendError, match="a parameter got no gradient in this step, and there is nothing to average"):
+        flat.pack()
 
 
 def test_the_norm_of_the_local_gradient_tells_what_is_not_a_number() -> None:

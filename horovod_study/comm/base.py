@@ -1,7 +1,7 @@
 """The Backend protocol, and what its leaves share."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ class Backend(Protocol):
     rank: int
     workers: int
     settings: dict[str, Any]  # communication settings in effect, see settings.py
+    flat: "FlatGradients | None"  # the buffer that is averaged in every step, where it is one buffer
 
     @property
     def local_norm2(self) -> torch.Tensor | None:
@@ -75,8 +76,9 @@ class Backend(Protocol):
 class FlatGradients:
     """All gradients in one buffer, so that one all-reduce of 614 kB replaces one for each of the eight tensors.
 
-    Autograd hands over its gradients as separate tensors; `pack` copies them into the buffer, and afterwards the
-    gradients *are* views of the buffer.
+    Autograd hands over its gradients as separate tensors. On a CPU each is copied into the buffer by a hook, as soon as
+    backward has made it and while it is in the processor's cache; on a GPU all are copied together, because there the
+    number of kernels counts. Afterwards the gradients *are* views of the buffer.
     """
 
     norm2: torch.Tensor | None = None
@@ -91,21 +93,42 @@ class FlatGradients:
         self._views: list[torch.Tensor] = []
         offset = 0
         for parameter in self._parameters:
-            self._views.append(self.buffer[offset : offset + parameter.numel()].view(parameter.shape))
+            view = self.buffer[offset : offset + parameter.numel()].view(parameter.shape)
+            self._views.append(view)
             offset += parameter.numel()
+            if not self.buffer.is_cuda:
+                parameter.register_post_accumulate_grad_hook(self._taker(view))  # type: ignore[no-untyped-call]
+
+    def _taker(self, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        """Return what copies a gradient that backward has just made into its place."""
+
+        def take(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                # Divided on the way: the sum over the workers is then the mean, and nothing is left to do after it.
+                torch.mul(parameter.grad, self._share, out=view)
+                parameter.grad = view
+
+        return take
 
     def pack(self) -> torch.Tensor:
-        """Copy the gradients into the buffer, make them views of it, and return the buffer.
+        """Return the buffer with this rank's gradients divided by the number of workers; they are now views of it.
 
-        They are divided by the number of workers here, while they are in the processor's cache, so that the sum over
-        the workers is their mean and nothing is left to do after the reduction.
+        Raises BackendError if a parameter has none: the others would average theirs with what is left of the last step.
         """
-        # A parameter without a gradient makes the lists unequal, which is refused here and not reduced as garbage.
-        torch._foreach_copy_(self._views, [each.grad for each in self._parameters if each.grad is not None])
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view
-        if self._share != 1:
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if len(gradients) < len(self._views):
+            raise BackendError(
+                "a parameter got no gradient in this step, and there is nothing to average; use a model that uses all "
+                "its parameters"
+            )
+        if self.buffer.is_cuda:
+            torch._foreach_copy_(self._views, gradients)
             self.buffer.mul_(self._share)
+        for parameter, gradient, view in zip(self._parameters, gradients, self._views, strict=True):
+            if gradient is not view:
+                if not self.buffer.is_cuda:  # set by hand, not by backward
+                    torch.mul(gradient, self._share, out=view)
+                parameter.grad = view
         self.norm2 = torch.dot(self.buffer, self.buffer)
         return self.buffer
 

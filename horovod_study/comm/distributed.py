@@ -69,7 +69,7 @@ class DistributedBackend:
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
         self.sync_visible = self.reduction != "hooks"
-        self._flat: FlatGradients | None = None
+        self.flat: FlatGradients | None = None
         if self.transport == "gloo":
             self.barrier()  # Gloo's threads are there when the first message has passed
             self.settings["thread_priority"] = before.prioritise(config.thread_priority)
@@ -93,7 +93,7 @@ class DistributedBackend:
         for parameter in model.parameters():
             dist.broadcast(parameter.data, src=0)
         if self.reduction == "flat":
-            self._flat = FlatGradients(model.parameters(), workers=self.workers)
+            self.flat = FlatGradients(model.parameters(), workers=self.workers)
         return model, optimizer
 
     def _distributed(self, model: nn.Module) -> DistributedDataParallel:
@@ -120,14 +120,14 @@ class DistributedBackend:
 
     @property
     def local_norm2(self) -> torch.Tensor | None:
-        return self._flat.norm2 if self._flat else None
+        return self.flat.norm2 if self.flat else None
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
 
     def synchronize(self, optimizer: Optimizer) -> None:
-        if self._flat is not None:
-            dist.all_reduce(self._flat.pack())
+        if self.flat is not None:
+            dist.all_reduce(self.flat.pack())
 
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()

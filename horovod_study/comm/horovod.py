@@ -99,7 +99,7 @@ class HorovodBackend:
                 )
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
-        self._flat: FlatGradients | None = None
+        self.flat: FlatGradients | None = None
         if self.transport == "gloo":
             self.barrier()  # Gloo's threads are there when the first message has passed
             polling = self.settings["HOROVOD_CYCLE_TIME"]["value"] == "0"
@@ -130,19 +130,19 @@ class HorovodBackend:
                 num_groups=groups or 0,
             )
         elif self.reduction == "flat":
-            self._flat = FlatGradients(model.parameters(), workers=self.workers)
+            self.flat = FlatGradients(model.parameters(), workers=self.workers)
         return model, optimizer
 
     @property
     def local_norm2(self) -> torch.Tensor | None:
-        return self._flat.norm2 if self._flat else None
+        return self.flat.norm2 if self.flat else None
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         optimizer.zero_grad()  # without arguments: Horovod's optimizer takes none
 
     def synchronize(self, optimizer: Optimizer) -> None:
-        if self._flat is not None:
-            self._hvd.allreduce_(self._flat.pack(), name="gradients", op=self._hvd.Sum)  # of shares: the mean
+        if self.flat is not None:
+            self._hvd.allreduce_(self.flat.pack(), name="gradients", op=self._hvd.Sum)  # of shares: the mean
         elif self.reduction == "hooks":
             optimizer.synchronize()  # type: ignore[attr-defined]
 

@@ -104,7 +104,7 @@ class MpiRanks(ABC):
             raise BackendError("bucket_mb has no effect on reduction flat; leave it out, or use --reduction hooks")
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
-        self._flat: FlatGradients | None = None
+        self.flat: FlatGradients | None = None
         self._buckets: GradientBuckets | None = None
         self.settings["mpi_library"] = {"value": loaded_library(), "source": "loaded"}
         self.settings["cuda_aware"] = cuda_aware()
@@ -136,8 +136,8 @@ class MpiRanks(ABC):
                     "use --reduction flat"
                 )
         else:
-            self._flat = FlatGradients(model.parameters(), workers=self.workers)
-            buffer = self._flat.buffer
+            self.flat = FlatGradients(model.parameters(), workers=self.workers)
+            buffer = self.flat.buffer
             parts = [Bucket(0, 0, buffer.numel())]
         device_pointers, why = self.settings["cuda_aware"]["value"], "cuda_aware"
         if self._buckets and not self.buckets_on_device:
@@ -150,7 +150,7 @@ class MpiRanks(ABC):
 
     @property
     def local_norm2(self) -> torch.Tensor | None:
-        return self._flat.norm2 if self._flat else None
+        return self.flat.norm2 if self.flat else None
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
@@ -160,8 +160,8 @@ class MpiRanks(ABC):
         self._way.start(bucket)
 
     def synchronize(self, optimizer: Optimizer) -> None:
-        if self._flat is not None:
-            total = self._flat.pack().numel()
+        if self.flat is not None:
+            total = self.flat.pack().numel()
             self._wire.fill(0, total)
             self._way.whole()
             self._wire.deliver(0, total)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.comm.base import Optimizer
+from horovod_study.comm.base import FlatGradients, Optimizer
 from horovod_study.comm.launch import Launch
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
@@ -21,6 +21,7 @@ class SerialBackend:
     sync_visible = True  # the lap is there and measures an empty call
     rank = 0
     workers = 1
+    flat: FlatGradients | None = None
     local_norm2 = None
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:

@@ -128,8 +128,7 @@ class _Steps:
         self.through_known = backend.reduction != "hooks"
         # Hooks would send each gradient of the network that is trained; a copy of it has none.
         self._model = model if self.through_known else copy.deepcopy(bare_model)
-        trained = bare_model if self.through_known else self._model
-        self._flat = FlatGradients(trained.parameters(), workers=backend.workers)
+        self._flat = backend.flat or FlatGradients(self._model.parameters(), workers=backend.workers)
         self.buffer = self._flat.buffer
         self.floor_spans: list[tuple[float, float]] = []
         self.through_spans: list[tuple[float, float]] = []
