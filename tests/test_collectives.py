@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from horovod_study.comm import Backend, Launch
+from horovod_study.comm import raw as raw_transports
 from horovod_study.comm.raw import open_raw, open_runtime, why_missing
 from horovod_study.comm.serial import SerialBackend
 from horovod_study.config import RunConfig
@@ -27,7 +28,13 @@ from horovod_study.measure.microbench import step_flops
 
 
 @pytest.fixture
-def serial() -> SerialBackend:
+def serial(monkeypatch: pytest.MonkeyPatch) -> SerialBackend:
+    """One worker. MPI stays out: once it has started in this process, no mpirun can be started from it any more."""
+
+    def no_mpi() -> None:
+        raise BackendError("MPI is not started in the process of the tests")
+
+    monkeypatch.setattr(raw_transports, "_mpi", no_mpi)
     return SerialBackend(RunConfig(), Launch(launcher="none", rank=0, workers=1, backend="serial"))
 
 
