@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from horovod_study.analysis.attribution import PARTS, Arm, Attribution, Estimate, Experiment
-from horovod_study.errors import RecordError
-from horovod_study.report.style import INK, PAPER, PRINT_WIDTH_IN, QUIET, LapStyle, settled, style, to_bytes, way
+from horovod_study.report.files import write_result
+from horovod_study.report.style import INK, PAPER, PRINT_WIDTH_IN, QUIET, LapStyle, way
 from horovod_study.report.wording import listed, percent, plural
 
-FORMATS = ("pdf", "svg", "png")
 NAME = "attribution"
 
 LOOKS = {
@@ -53,23 +52,15 @@ def write_attribution(found: Attribution, directory: Path) -> list[Path]:
         "json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
         "txt": "\n".join([*table(found), "", *sentences(found), "", caption(found), *doubts]) + "\n",
     }
-    paths = []
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for ending, text in texts.items():
-            paths.append(directory / f"{NAME}.{ending}")
-            paths[-1].write_text(text, encoding="utf-8")
-        if any(_drawn(arm) for arm in found.arms):
-            with style(axes__grid__axis="x", ytick__major__size=0):
-                figure = settled(draw(found, PRINT_WIDTH_IN))
-                for form in FORMATS:
-                    paths.append(directory / f"{NAME}.{form}")
-                    paths[-1].write_bytes(to_bytes(figure, form))
-    except OSError as error:
-        raise RecordError(
-            f"{directory}: the attribution cannot be written ({error.strerror or error}); choose a writable --out"
-        ) from None
-    return paths
+    drawn = any(_drawn(arm) for arm in found.arms)
+    return write_result(
+        directory,
+        figures={NAME: lambda: draw(found, PRINT_WIDTH_IN)} if drawn else {},
+        texts={f"{NAME}.{ending}": text for ending, text in texts.items()},
+        what="attribution",
+        axes__grid__axis="x",
+        ytick__major__size=0,
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- text

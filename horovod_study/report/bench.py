@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from horovod_study.analysis.network import WHOLE_GRADIENT, LineFit, Network, Roofline, bus_factor
-from horovod_study.errors import RecordError
+from horovod_study.report.files import write_result
 from horovod_study.report.style import (
     GRID,
     INK,
@@ -24,13 +25,9 @@ from horovod_study.report.style import (
     TRANSPORTS,
     SeriesStyle,
     series_styles,
-    settled,
-    style,
-    to_bytes,
     way,
 )
 
-FORMATS = ("pdf", "svg", "png")
 PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 _MODEL = LAPS["sync"].color
 
@@ -53,23 +50,12 @@ def write_bench(network: Network, document: Mapping[str, Any], directory: Path) 
     if network.roofline is not None:
         figures["roofline"] = draw_roofline
         texts["roofline.txt"] = roofline_caption(network) + "\n"
-    paths = []
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, each in texts.items():
-            paths.append(directory / name)
-            paths[-1].write_text(each, encoding="utf-8")
-        with style():
-            for name, draw in figures.items():
-                figure = settled(draw(network, PRINT_WIDTH_IN))
-                for form in FORMATS:
-                    paths.append(directory / f"{name}.{form}")
-                    paths[-1].write_bytes(to_bytes(figure, form))
-    except OSError as error:
-        raise RecordError(
-            f"{directory}: the results cannot be written ({error.strerror or error}); choose a writable --out"
-        ) from None
-    return paths
+    return write_result(
+        directory,
+        figures={name: partial(draw, network, PRINT_WIDTH_IN) for name, draw in figures.items()},
+        texts=texts,
+        what="results",
+    )
 
 
 def content(network: Network, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.comparison import Comparison, CountResult
-from horovod_study.errors import RecordError
-from horovod_study.report.style import INK, PRINT_WIDTH_IN, QUIET, settled, style, to_bytes
+from horovod_study.report.files import write_result
+from horovod_study.report.style import INK, PRINT_WIDTH_IN, QUIET
 
-FORMATS = ("pdf", "svg", "png")
 NAME = "comparison"
 _FASTER, _SLOWER = "#009e73", "#d55e00"
 _HALF = 0.32  # of the width of a worker count that the blocks take
@@ -26,28 +25,17 @@ def write_comparison(comparison: Comparison, runs: Mapping[str, Any], directory:
 
     `runs`: what was compared, as `CompareResult.to_dict` of the run wing gives it.
     """
-    paths = []
     names = (str(runs["A"]["text"]), str(runs["B"]["text"]))
     content = {**comparison.to_dict(), **{name: value for name, value in runs.items() if name != "workers"}}
     texts = {
         "txt": caption(comparison, names) + "\n",
         "json": json.dumps(content, indent=1, allow_nan=False) + "\n",
     }
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with style():
-            figure = settled(draw(comparison, names, PRINT_WIDTH_IN))
-            for form in FORMATS:
-                paths.append(directory / f"{NAME}.{form}")
-                paths[-1].write_bytes(to_bytes(figure, form))
-        for ending, text in texts.items():
-            paths.append(directory / f"{NAME}.{ending}")
-            paths[-1].write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecordError(
-            f"{directory}: the figure cannot be written ({error.strerror or error}); choose a writable --out"
-        ) from None
-    return paths
+    return write_result(
+        directory,
+        figures={NAME: lambda: draw(comparison, names, PRINT_WIDTH_IN)},
+        texts={f"{NAME}.{ending}": text for ending, text in texts.items()},
+    )
 
 
 def caption(comparison: Comparison, names: tuple[str, str]) -> str:

@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from horovod_study.analysis.lr_range import UNSTEADY, RangeTest
-from horovod_study.errors import RecordError
-from horovod_study.report.style import GRID, INK, LAPS, PRINT_WIDTH_IN, QUIET, settled, style, to_bytes
+from horovod_study.report.files import write_result
+from horovod_study.report.style import GRID, INK, LAPS, PRINT_WIDTH_IN, QUIET
 
-FORMATS = ("pdf", "svg", "png")
 NAME = "lr_range"
 _LINE, _GOOD, _BAD = "#0072b2", "#009e73", LAPS["sync"].color
 _ROOM = 6.0  # above the largest loss before the divergence; what lies higher is not drawn
@@ -31,22 +30,11 @@ def write_lr_range(test: RangeTest, directory: Path, *, batch: int) -> list[Path
         "csv": curve.to_csv(index=False, lineterminator="\n"),
         "json": json.dumps(test.to_dict(), indent=1, allow_nan=False) + "\n",
     }
-    paths = []
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with style():
-            figure = settled(draw(test, PRINT_WIDTH_IN))
-            for form in FORMATS:
-                paths.append(directory / f"{NAME}.{form}")
-                paths[-1].write_bytes(to_bytes(figure, form))
-        for ending, text in texts.items():
-            paths.append(directory / f"{NAME}.{ending}")
-            paths[-1].write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecordError(
-            f"{directory}: the figure cannot be written ({error.strerror or error}); choose a writable --out"
-        ) from None
-    return paths
+    return write_result(
+        directory,
+        figures={NAME: lambda: draw(test, PRINT_WIDTH_IN)},
+        texts={f"{NAME}.{ending}": text for ending, text in texts.items()},
+    )
 
 
 def caption(test: RangeTest, *, batch: int) -> str:

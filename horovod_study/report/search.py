@@ -12,10 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from horovod_study.errors import RecordError
-from horovod_study.report.style import PAPER, PRINT_WIDTH_IN, QUIET, settled, style, to_bytes
+from horovod_study.report.files import write_result
+from horovod_study.report.style import PAPER, PRINT_WIDTH_IN, QUIET
 
-FORMATS = ("pdf", "svg", "png")
 NAME = "search"
 MOST_COLUMNS = 3
 _DONE, _BEST = "#0072b2", "#d55e00"
@@ -41,20 +40,13 @@ def write_search(trials: pd.DataFrame, options: Mapping[str, str], directory: Pa
     shown = trials[trials["state"].isin(["done", "pruned"]) & (trials["test_mse"] > 0)]
     if shown.empty:
         return []
-    paths = []
-    try:
-        with style():
-            figure = settled(draw(shown, options, PRINT_WIDTH_IN))
-            for form in FORMATS:
-                paths.append(directory / f"{NAME}.{form}")
-                paths[-1].write_bytes(to_bytes(figure, form))
-        paths.append(directory / f"{NAME}.txt")
-        paths[-1].write_text(caption(shown) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RecordError(
-            f"{directory}: the figure cannot be written ({error.strerror or error}); choose a writable folder"
-        ) from None
-    return paths
+    return write_result(
+        directory,
+        figures={NAME: lambda: draw(shown, options, PRINT_WIDTH_IN)},
+        texts={f"{NAME}.txt": caption(shown) + "\n"},
+        choose="folder",
+        make=False,
+    )
 
 
 def caption(shown: pd.DataFrame) -> str:

@@ -12,10 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from horovod_study.errors import RecordError
-from horovod_study.report.style import GRID, INK, PAPER, PRINT_WIDTH_IN, QUIET, SHADE, settled, style, to_bytes, way
+from horovod_study.report.files import write_result
+from horovod_study.report.style import GRID, INK, PAPER, PRINT_WIDTH_IN, QUIET, SHADE, way
 
-FORMATS = ("pdf", "svg", "png")
 NAME = "tune"
 _DONE, _BEST, _BAD = "#0072b2", "#d55e00", "#b3305f"
 _LOWEST, _HIGHEST = 0.7, 2.5  # of the shipped speed; what lies outside stands at the edge with its number
@@ -24,21 +23,12 @@ _ROW_IN = 0.19
 
 def write_tune(document: Mapping[str, Any], directory: Path) -> list[Path]:
     """Write the figure (.pdf, .svg, .png) and its caption (.txt) of a tune's result; return the paths."""
-    paths = []
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with style(axes__grid__axis="x"):
-            figure = settled(draw(document, PRINT_WIDTH_IN))
-            for form in FORMATS:
-                paths.append(directory / f"{NAME}.{form}")
-                paths[-1].write_bytes(to_bytes(figure, form))
-        paths.append(directory / f"{NAME}.txt")
-        paths[-1].write_text(caption(document) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RecordError(
-            f"{directory}: the figure cannot be written ({error.strerror or error}); choose a writable --out"
-        ) from None
-    return paths
+    return write_result(
+        directory,
+        figures={NAME: lambda: draw(document, PRINT_WIDTH_IN)},
+        texts={f"{NAME}.txt": caption(document) + "\n"},
+        axes__grid__axis="x",
+    )
 
 
 def caption(document: Mapping[str, Any]) -> str:
