@@ -7,7 +7,7 @@
 # What was chosen once stays until the other is asked for.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study check test bench lock clean
+.PHONY: help setup extras study check test bench lock clean
 MAKEFLAGS += --no-print-directory
 
 RECENT = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -17,7 +17,7 @@ OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') $(
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
 # What `make bench` measures; learning (half an hour alone) only when it is named.
-BENCH ?= data loading step gradients checkpoint throughput stability
+BENCH ?= data loading step gradients checkpoint throughput stability recording
 
 BIN := .venv/bin
 START := $(shell date +%s)
@@ -37,6 +37,9 @@ setup:  ## make .venv ready: pinned packages, Open MPI, Horovod, this project
 	  "on PATH: install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 2; }; \
 	"$$python" scripts/setup.py $(OPTIONS)
 
+extras: setup  ## add what exporting to trackers and recording Lightning need (requirements.extras.lock)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements.extras.lock
+
 study: setup  ## set up, then run the laptop study: data, baselines, 1..cores workers, report
 	@$(call TIMED,$(BIN)/horovod-study run experiments/laptop.yaml)
 
@@ -45,14 +48,14 @@ LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(
 check: setup  ## quick checks before each commit: format, lint, types, fast tests
 	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod")
 
-test: setup  ## everything: checks, all tests with real Horovod on 2 workers, coverage
+test: extras  ## everything: checks, all tests with real Horovod on 2 workers, coverage
 	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered)
 
 bench: setup  ## the project's performance tables, side by side with the usual ways (BENCH='data step' for some)
 	@$(call TIMED,failed=; for name in $(BENCH); do echo "--- $$name"; $(BIN)/python benchmarks/$$name.py || failed="$$failed $$name"; done; \
 	  test -z "$$failed" || { echo "failed:$$failed"; false; })
 
-lock: setup  ## pin the newest packages that setup.cfg allows in requirements.lock
+lock: setup  ## pin the newest packages that setup.cfg allows in requirements.lock and requirements.extras.lock
 	@$(BIN)/python scripts/lock.py
 
 clean:  ## remove .venv, what was built, caches in this folder; runs, data and the cache of built wheels stay

@@ -1,8 +1,16 @@
 """Measure, explain, predict and write up how data-parallel training scales.
 
+The public API is `recorder`: three lines around any PyTorch training loop give it the run directory, the analysis and
+the report of this package (docs/your_script.md). What a user can do wrong is a `StudyError`.
+
+    with horovod_study.recorder(model, optimizer, out="runs/mine/2w") as record:
+        for images, labels in record.steps(loader):
+            ...
+
 A map of the package:
 
     train       `python -m horovod_study.train`: the training job that is measured, a loop to read top to bottom
+    recording   `horovod_study.recorder`: the same record of anybody's loop; lightning: of a Lightning Trainer
     cli         `horovod-study VERB`: every other command
     config      the values a run and a study are made from, validated when they are made
     records     the run directory, the only place where the two wings meet
@@ -16,4 +24,20 @@ The run wing writes run directories, the analysis wing reads them, and neither i
 Importing the package or its analysis wing needs neither PyTorch nor Horovod nor MPI.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from horovod_study.errors import StudyError
+
+if TYPE_CHECKING:
+    from horovod_study.recording import recorder
+
+__all__ = ["StudyError", "recorder"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "recorder":  # it needs PyTorch, which `import horovod_study` must not
+        from horovod_study.recording import recorder
+
+        return recorder
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from horovod_study import __version__
 from horovod_study.config import available_cores, load_study
-from horovod_study.errors import DataError, StudyError
+from horovod_study.errors import ConfigError, DataError, RecordError, StudyError
 from horovod_study.options import (
     SET_BY_ATTRIBUTION,
     SET_BY_COMPARE,
@@ -484,6 +484,51 @@ def bench_loading(options: argparse.Namespace) -> int:
     return 0
 
 
+def bench_timers(options: argparse.Namespace) -> int:
+    """Measure what measuring costs: blocks of steps with the timers off, light and strict take turns."""
+    from horovod_study.analysis.timers import timer_cost
+    from horovod_study.cluster.timers import measure_timers
+    from horovod_study.progress import Line
+    from horovod_study.report.timers import content, text, write_timers
+    from horovod_study.workload import dataset
+
+    with _curves_told() as tell:
+        path = dataset.ensure(options.dataset, seed=options.data_seed, processes=available_cores(), tell=tell)
+    line = Line()
+
+    def told(text: str) -> None:
+        if line.due():
+            line.show(f"  {text}")
+
+    cases = measure_timers(
+        dataset=path,
+        batches=options.batch,
+        workers=options.workers,
+        over=options.over,
+        widths=options.widths,
+        device=options.device,
+        threads=options.threads,
+        seconds=options.seconds,
+        rounds=options.rounds,
+        steps_per_block=options.steps_per_block,
+        beside=options.beside,
+        seed=options.seed,
+        out=options.out,
+        tell=told,
+    )
+    line.close()
+    limit = 0.5 if options.fail_above is None else options.fail_above
+    costs = [timer_cost(case, limit_percent=limit) for case in cases]
+    paths = write_timers(costs, cases, options.out)
+    if options.json:
+        print(json.dumps({**content(costs, cases), "files": [str(path) for path in paths]}, allow_nan=False))
+    else:
+        print(text(costs, cases), "", f"written: {', '.join(str(path) for path in paths)}", sep="\n")
+    for doubt in dict.fromkeys(doubt for cost in costs for doubt in cost.doubts):
+        print(f"doubt: {doubt}", file=sys.stderr)
+    return 1 if options.fail_above is not None and any(cost.exceeds(limit) for cost in costs) else 0
+
+
 # ----------------------------------------------------------------------------------------------------- analysis
 
 
@@ -496,10 +541,13 @@ def analyze(options: argparse.Namespace) -> int:
 
 def _analyze(runs: Path, out: Path, *, commands: list[str] | None, targets: Sequence[float]) -> list[Path]:
     from horovod_study import records
+    from horovod_study.analysis.accounting import account as account_all
+    from horovod_study.analysis.accounting import account_run
     from horovod_study.analysis.study import analyze as analyze_runs
 
-    table, evaluations = records.run_table(runs), records.epoch_table(runs)
-    result = analyze_runs(table, evaluations, targets=targets, commands=commands)
+    (table, recorded), evaluations = records.recorded_runs([runs]), records.epoch_table(runs)
+    accounting = account_all(table, [account_run(run) for run in recorded], views=False)
+    result = analyze_runs(table, evaluations, targets=targets, accounting=accounting, commands=commands)
     for doubt in result.provenance["doubts"]:
         print(f"doubt: {doubt}", file=sys.stderr)
     tables = {"runs": table, "evaluations": evaluations, **result.tables()}
@@ -550,6 +598,119 @@ def attribute(options: argparse.Namespace) -> int:
         print(json.dumps({**found.to_dict(), "files": [str(path) for path in paths]}, allow_nan=False))
     else:
         print(*result_lines(found, paths), sep="\n")
+    return 0
+
+
+def inspect(options: argparse.Namespace) -> int:
+    """Look at one run in detail: whether its laps close, which rank is slow, what paused, and what else it recorded."""
+    from horovod_study import records
+    from horovod_study.analysis.inspection import inspect as inspect_run
+    from horovod_study.report.inspection import result_lines, write_inspection
+
+    run, beside = records.recorded_run(options.run), records.recorded_beside(options.run)
+    found = inspect_run(run, beside)
+    paths = write_inspection(found, run, beside, options.out) if options.out else []
+    if options.json:
+        print(json.dumps({**found.to_dict(), "files": [str(path) for path in paths]}, allow_nan=False))
+    else:
+        print(*result_lines(found), *(f"figure: {path}" for path in paths if path.suffix == ".png"), sep="\n")
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write recorded runs as a Chrome/Perfetto trace, or as files of TensorBoard, W&B or MLflow."""
+    from horovod_study import records
+    from horovod_study.analysis.history import history
+    from horovod_study.analysis.trace import events
+    from horovod_study.report.export import Recorded, write_trace, write_tracker
+
+    directories = list(records.run_directories(options.runs))
+    if not directories:
+        raise RecordError(f"{options.runs}: holds no runs; name a run directory, or a folder of them")
+    if options.to == "trace":
+        if len(directories) > 1:
+            raise ConfigError(f"{options.runs}: holds {len(directories)} runs, and a trace shows one; name its folder")
+        directory = directories[0]
+        record = records.read_run(directory)
+        rows = records.rows_between(directory, options.steps)
+        found = events(
+            rows,
+            records.hosts_of(record, rows),
+            evaluations=records.epoch_rows(directory),
+            warmup_steps=records.timed_from(record)[0],
+        )
+        about = {"run": str(directory), "study": record.study, "steps": f"{options.steps[0]}:{options.steps[1]}"}
+        about["clock"] = "time since the first step of the run; there the ranks of all hosts stood at a barrier"
+        paths = [write_trace(found, options.out or directory / "trace.json", about=about)]
+    else:
+        if options.steps != records.ALL_STEPS:
+            raise ConfigError(f"export --to {options.to}: --steps is for --to trace; leave it out")
+        runs = [
+            Recorded(
+                name=records.run_name(directory, options.runs),
+                record=records.read_run(directory),
+                history=history(records.rows_between(directory), records.epoch_rows(directory)),
+            )
+            for directory in directories
+        ]
+        paths = write_tracker(options.to, runs, options.out or Path("runs") / options.to)
+    if options.json:
+        print(json.dumps({"to": options.to, "runs": len(directories), "files": [str(path) for path in paths]}))
+    else:
+        print(*paths, sep="\n")
+    return 0
+
+
+def _steps(text: str) -> tuple[int, int]:
+    """Return (100, 300) for "100:300"; either end may be left out."""
+    first, colon, last = text.partition(":")
+    try:
+        bounds = int(first or 0), int(last or sys.maxsize)
+    except ValueError:
+        bounds = (0, 0)
+    if not colon or not 0 <= bounds[0] < bounds[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST with 0 <= FIRST < LAST, such as 100:300")
+    return bounds
+
+
+def account(options: argparse.Namespace) -> int:
+    """Account for every step: parts that add up, what none of them covers, and what more workers add to a step."""
+    from horovod_study import records
+    from horovod_study.analysis.accounting import account as account_all
+    from horovod_study.analysis.accounting import account_run, allowed_share, gate
+    from horovod_study.report.accounting import result_lines, write_accounting
+
+    allowed = None if options.max_residual is None else allowed_share(options.max_residual)
+    table, runs = records.recorded_runs(options.runs)
+    found = account_all(table, [account_run(run) for run in runs])
+    judged = None if allowed is None else gate(found, allowed)
+    paths = write_accounting(found, judged, options.out) if options.out else []
+    if options.json:
+        verdict = None if judged is None else judged.to_dict()
+        document = {**found.to_dict(), "gate": verdict, "files": [str(path) for path in paths]}
+        print(json.dumps(document, allow_nan=False))
+    else:
+        print(*result_lines(found, judged, paths), sep="\n")
+    return 0 if judged is None else judged.exit_code
+
+
+def timeline(options: argparse.Namespace) -> int:
+    """Say where the time of Horovod's collectives goes: negotiation, queue, copies, transfer, from its timeline."""
+    from horovod_study import records
+    from horovod_study.analysis.timeline import parse_events, take_apart
+    from horovod_study.report.timeline import result_lines, write_timeline
+
+    path, text = records.read_timeline(options.place)
+    events, doubts = parse_events(text, source=str(path))
+    found = take_apart(events, source=str(path), doubts=doubts)
+    paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path))
+    for doubt in found.doubts:
+        print(f"doubt: {doubt}", file=sys.stderr)
+    if options.json:
+        document = {"source": str(path), **found.to_dict(), "files": [str(each) for each in paths]}
+        print(json.dumps(document, allow_nan=False))
+    else:
+        print(*result_lines(found, paths, source=str(path)), sep="\n")
     return 0
 
 
@@ -908,6 +1069,45 @@ def _parser() -> Parser:
     loading.add_argument("--out", type=Path, metavar="DIR", help="receives loading.json")
     loading.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
 
+    cost = _verb(bench_verbs, "timers", bench_timers.__doc__, bench_timers)
+    cost.add_argument("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
+    cost.add_argument("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
+    cost.add_argument("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
+    cost.add_argument("--workers", type=int, nargs="+", default=[1], metavar="N", help="on this machine (default 1)")
+    cost.add_argument(
+        "--over", default="horovod/mpi", metavar="NAME", help="how several talk, as ddp/gloo (default horovod/mpi)"
+    )
+    cost.add_argument("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
+    cost.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
+    cost.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
+    cost.add_argument(
+        "--seconds", type=float, default=60.0, metavar="X", help="for each batch and number of workers (default 60)"
+    )
+    cost.add_argument("--rounds", type=int, metavar="N", help="so many rounds instead, however long they take")
+    cost.add_argument(
+        "--steps-per-block", type=int, metavar="N", help="of one mode in a row (default: about 12 ms of them)"
+    )
+    cost.add_argument(
+        "--beside",
+        action="store_true",
+        help="let torch.profiler, cProfile and hooks on all layers take turns too, and a loop that keeps nothing",
+    )
+    cost.add_argument("--seed", type=int, default=1, metavar="N", help="of the order in the rounds (default 1)")
+    cost.add_argument(
+        "--fail-above",
+        type=float,
+        metavar="PERCENT",
+        help="end with 1 if light surely costs more: if its whole 95 %% interval lies above",
+    )
+    cost.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench") / "timers",
+        metavar="DIR",
+        help="receives table, figure and logs (default bench/timers)",
+    )
+    cost.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
+
     tables = _verb(verbs, "analyze", analyze.__doc__, analyze)
     tables.add_argument("runs", type=Path, metavar="RUNS", help="directory that holds run directories")
     tables.add_argument("--out", type=Path, required=True, metavar="DIR", help="receives the tables")
@@ -916,6 +1116,33 @@ def _parser() -> Parser:
     )
     page = _verb(verbs, "report", report.__doc__, report)
     page.add_argument("directory", type=Path, metavar="DIR", help="directory written by analyze")
+
+    detail = _verb(verbs, "inspect", inspect.__doc__, inspect)
+    detail.add_argument("run", type=Path, metavar="RUN_DIR", help="the directory of one run, finished or not")
+    detail.add_argument("--out", type=Path, metavar="DIR", help="receives figures, inspect.txt and inspect.json")
+    detail.add_argument("--json", action="store_true", help="print everything as one line of JSON")
+
+    elsewhere = _verb(verbs, "export", export.__doc__, export)
+    elsewhere.add_argument(
+        "runs", type=Path, metavar="RUNS", help="a run directory, or (not for a trace) a folder of them"
+    )
+    elsewhere.add_argument(
+        "--to", required=True, choices=("trace", "tensorboard", "wandb", "mlflow"), help="what to write"
+    )
+    elsewhere.add_argument(
+        "--steps",
+        type=_steps,
+        default=(0, sys.maxsize),
+        metavar="A:B",
+        help="of a trace: steps from A to before B (default all; 1,000 steps of one rank take 0.8 MB)",
+    )
+    elsewhere.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="the trace (default RUN_DIR/trace.json), or a new folder (default runs/tensorboard, ...)",
+    )
+    elsewhere.add_argument("--json", action="store_true", help="print the paths as one line of JSON")
 
     why = _verb(verbs, "attribute", attribute.__doc__, attribute)
     why.add_argument(
@@ -945,6 +1172,29 @@ def _parser() -> Parser:
     )
     why.add_argument("--json", action="store_true", help="print one line of JSON")
     add_run_options(why, hidden=SET_BY_ATTRIBUTION)
+
+    closed = _verb(verbs, "account", account.__doc__, account)
+    closed.add_argument("runs", type=Path, nargs="+", metavar="RUNS", help="run directories, or folders of them")
+    closed.add_argument(
+        "--max-residual",
+        metavar="PERCENT",
+        help="end with exit code 1 where more than so much is unexplained, such as 5%%: of a rank's step, or of what "
+        "more workers add to it",
+    )
+    closed.add_argument("--out", type=Path, metavar="DIR", help="receives the figure, the tables and all as JSON")
+    closed.add_argument("--json", action="store_true", help="print one line of JSON instead of the tables")
+
+    line = _verb(verbs, "timeline", timeline.__doc__, timeline)
+    line.add_argument(
+        "place",
+        type=Path,
+        metavar="RUN_DIR|FILE",
+        help="a run recorded with --timeline-steps, or any timeline that Horovod wrote",
+    )
+    line.add_argument(
+        "--out", type=Path, metavar="DIR", help="receives tables and figure (default: timeline beside the file)"
+    )
+    line.add_argument("--json", action="store_true", help="print one line of JSON")
 
     curve = _verb(verbs, "learning-curve", learning_curve.__doc__, learning_curve)
     curve.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="run directories, or folders of them")

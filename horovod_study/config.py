@@ -19,8 +19,12 @@ from horovod_study.errors import ConfigError, nearest
 
 BACKENDS = ("serial", "horovod", "ddp", "mpi", "ps")
 TRANSPORTS = ("none", "nccl", "mpi", "gloo")
+OWN_MODEL = "StressCNN"
+"""What `train` trains; runs recorded of other scripts name their model."""
 LAPS = ("data", "forward", "backward", "sync", "update")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+TIMER_MODES = ("off", "light", "strict")
+PROFILERS = ("torch", "cprofile", "nsys", "pyspy", "sync-points")
 LOADERS = ("memory", "prefetch", "device", "dataloader")
 RUNTIMES = (
     *("serial", "horovod/mpi", "horovod/gloo", "horovod/nccl"),
@@ -226,6 +230,49 @@ class RunConfig:
         "measure, after the timed window, what the synchronisation is made of (read it with horovod-study attribute)",
         kind=bool,
     )
+    measure_ablation: bool = _option(
+        False,
+        "after the timed window, let blocks of steps with and without communication take turns, whose difference is "
+        "what communication costs; the model is put back afterwards",
+        kind=bool,
+    )
+    timer_mode: str = _option(
+        "light",
+        "how steps are timed: light stamps the ends of laps and reads them in bulk, strict also waits for the device "
+        "at each, off times the whole window only",
+        choices=TIMER_MODES,
+    )
+    steady: str = _option(
+        "found",
+        "where the timed window begins: where the steps are found to be steady, at the earliest after warmup_steps, or "
+        "right there (declared)",
+        choices=("found", "declared"),
+    )
+    system_interval_s: float = _option(
+        1.0,
+        "seconds between two samples of processors, memory, GPU and power, one sampler per host; 0 is none",
+        kind=float,
+        low=0,
+    )
+    profile: str | None = _option(
+        None,
+        "after the timed window, look into some more steps with this profiler; the model is put back afterwards",
+        choices=PROFILERS,
+    )
+    profile_steps: int = _option(50, "how many steps `profile` looks into", kind=int, low=1)
+    timeline_steps: int = _option(
+        0, "Horovod: after the timed window, record its timeline over so many more steps", kind=int, low=0
+    )
+    ranges: str = _option(
+        "off",
+        "name the laps for an outside profiler: NVTX ranges (nsys) or ITT ranges (VTune)",
+        choices=("off", "nvtx", "itt"),
+    )
+    disk_full: str = _option(
+        "end",
+        "what a run does when step rows find no room: end with the message, or go on training without rows",
+        choices=("end", "go-on"),
+    )
     device: str = _option(
         "auto", "where to compute; auto takes a GPU when there is one", choices=("auto", "cpu", "cuda")
     )
@@ -421,7 +468,7 @@ SWEEPABLE = (
 OPTIONS = (
     *SWEEPABLE,
     *("weight_decay", "fused_optimizer", "compile", "cuda_graphs"),
-    *("loader_processes", "pin_memory", "persistent_processes"),
+    *("loader_processes", "pin_memory", "persistent_processes", "timer_mode"),
 )
 """What makes runs different experiments: runs that differ in one of these are never repeats of each other."""
 

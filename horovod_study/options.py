@@ -71,7 +71,7 @@ GROUPS = {
         *("lr", "lr_scaling", "lr_warmup_steps", "schedule", "lr_end", "seed"),
     ),
     "workers": (
-        *("backend", "transport", "reduction", "require", "measure_sync"),
+        *("backend", "transport", "reduction", "require"),
         *("start_timeout_s", "stall_timeout_s"),
     ),
     "how the workers talk": tuple(name for name in COMMUNICATION if name != "reduction"),
@@ -79,30 +79,37 @@ GROUPS = {
         *("device", "threads", "precision", "memory_format"),
         *("fused_optimizer", "compile", "cuda_graphs"),
     ),
+    "measuring": (
+        *("timer_mode", "steady", "system_interval_s", "disk_full"),
+        *("measure_sync", "measure_ablation", "profile", "profile_steps", "timeline_steps", "ranges"),
+    ),
     "naming": ("study", "partition", "repeat"),
 }
 """The fields of RunConfig under the headings of `--help`."""
 
+_BESIDE = ("measure_ablation", "profile", "profile_steps", "timeline_steps", "ranges")
+"""Looks beside the training of one run, which have no place in series of runs."""
+
 SET_BY_TUNE = (
     *("backend", "transport", "epochs", "steps", "target_mse", "evaluate_every", "checkpoint_every"),
-    *("checkpoint_at_end", "require", "study", "partition", "repeat"),
+    *("checkpoint_at_end", "require", "study", "partition", "repeat", *_BESIDE),
     *(name for name in COMMUNICATION if name != "horovod_build"),
 )
 """Options of a run that have no place where its way of talking is tuned."""
 
-SET_BY_RANGE_TEST = (*("schedule", "lr", "lr_end", "lr_warmup_steps", "target_mse", "seconds", "backend", "transport"),)
+SET_BY_RANGE_TEST = (*("schedule", "lr", "lr_end", "lr_warmup_steps", "target_mse", "seconds", "backend", "transport", *_BESIDE),)
 """Options of a run that have no place in a learning-rate range test."""
 
 SET_BY_COMPARE = (
     *("backend", "transport", "epochs", "target_mse", "evaluate_every", "checkpoint_every", "checkpoint_at_end"),
-    *("study", "repeat", "measure_sync"),
+    *("study", "repeat", "measure_sync", *_BESIDE),
 )
 """Options of a run that have no place in a comparison."""
 
 SET_BY_ATTRIBUTION = (
     *("backend", "transport", "measure_sync", "horovod_defaults", "cycle_time_ms", "idle_cycle_time_ms"),
     *("epochs", "seconds", "target_mse", "evaluate_every", "checkpoint_every", "checkpoint_at_end"),
-    *("study", "repeat"),
+    *("study", "repeat", *_BESIDE),
 )
 """Options of a run that the experiment of `attribute` sets itself."""
 

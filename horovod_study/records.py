@@ -4,39 +4,60 @@
       run.json               what was asked for, what ran, where, and how it ended; written before the first step
       steps-00000.arrows     one row per step and rank: an Arrow stream, readable to its last batch after a crash
       epochs.csv             one row per evaluation: losses and errors against epochs, samples and seconds
-      bench.json             with --measure-sync: what the synchronisation is made of, see measure/synchronisation.py
+      bench.json             what the job measured after its timed window, in sections: with --measure-sync what the
+                             synchronisation is made of (measure/synchronisation.py), with --measure-ablation what
+                             communication costs (measure/ablation.py)
+      system-<host>.arrows   what the sensors of a host read, one row per sample and part, see measure/system.py
+      profile/               what a profiler wrote, per rank, with --profile (measure/profiling.py)
+      timeline.json          Horovod's own timeline of some steps, with --timeline-steps (measure/timeline.py)
       checkpoints/           the newest two states of the run, see workload/checkpoint.py
 
 History of the schema number in run.json:
     1   first form
     2   `attempts` lists every start of the run, because a run can be stopped and resumed; new status `stopped`.
         A program that knows only 1 would count a stopped run as damaged, hence the new number; 1 is still read.
+    3   step rows have `begin_s` and `sync_host_s`; every lap may be null, because runs may be recorded without laps or
+        from scripts that do not mark all of them.
 """
 
 import csv
+import errno
+import io
 import json
 import math
 import os
 import platform
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.config import LAPS, OPTIONS, RUN_FIELDS
+from horovod_study.config import LAPS, OPTIONS, OWN_MODEL, RUN_FIELDS
 from horovod_study.errors import RecordError
 
 if TYPE_CHECKING:  # the run wing records without pandas
+    import numpy as np
     import pandas as pd
     import pyarrow as pa
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "run.json"
 BENCH = "bench.json"
 BENCH_SCHEMA = 1
 CHECKPOINTS = "checkpoints"
+PROFILE = "profile"
+TIMELINE = "timeline.json"
+TIMELINE_READ_BYTES = 256_000_000
+"""A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
+ROWS_JOINED = 512
+"""So many step rows share one head in their file, about 1.4 kB."""
+RESERVE = ".reserve"
+RESERVE_BYTES = 262_144
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 STATUSES = ("running", "done", "failed", "stopped")
 EPOCH_COLUMNS = (
     "epoch",
@@ -103,6 +124,10 @@ class RunRecord:
         return "running"
 
 
+class NoRoom(RecordError):
+    """The disk is full, or the user's share of it."""
+
+
 def process_alive(pid: int) -> bool:
     """Return whether a process of this host still runs; one that has ended and waits for its parent does not."""
     try:
@@ -120,8 +145,40 @@ def process_alive(pid: int) -> bool:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
+def _reserve(directory: Path) -> None:
+    """Keep some room, so that the end of a run can be told on a disk that is full by then."""
+    with suppress(OSError), open(directory / RESERVE, "wb") as stream:
+        os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
+
+
+def _spend_reserve(directory: Path, error: OSError) -> bool:
+    """Set half of the reserve free, or what is left of it; False when the disk is not full or there is no reserve.
+
+    By halves, because the other ranks' rows may fill what was set free before the next one needs it.
+    """
+    if error.errno not in _NO_ROOM:
+        return False
+    with suppress(OSError):
+        size = (directory / RESERVE).stat().st_size
+        if size > RESERVE_BYTES // 4:
+            os.truncate(directory / RESERVE, size // 2)
+        else:
+            (directory / RESERVE).unlink()
+        return True
+    return False
+
+
 def atomic_write(path: Path, text: str) -> None:
     """Write `text` so that a reader sees the old file or the new one, never a part."""
+    while True:
+        try:
+            return _write_whole(path, text)
+        except OSError as error:
+            if not _spend_reserve(path.parent, error):
+                raise
+
+
+def _write_whole(path: Path, text: str) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -146,6 +203,7 @@ def create_run(directory: Path, record: RunRecord) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         atomic_write(manifest, _to_json(record))
+        _reserve(directory)
     except OSError as error:
         raise RecordError(
             f"{directory}: cannot be written ({error.strerror or error}); choose a writable --out"
@@ -165,6 +223,7 @@ def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str
     going_on = replace(begun, attempts=(*before, last, begun._attempt(began, from_step=from_step)))
     try:
         atomic_write(directory / MANIFEST, _to_json(going_on))
+        _reserve(directory)
     except OSError as error:
         raise RecordError(f"{directory}: cannot be written ({error.strerror or error}); make it writable") from None
     return going_on
@@ -194,6 +253,7 @@ def finish_run(
     final = replace(final, attempts=(*before, last))
     try:
         atomic_write(directory / MANIFEST, _to_json(final))
+        (directory / RESERVE).unlink(missing_ok=True)
     except OSError as error:
         raise RecordError(
             f"{directory}: the end of the run cannot be written ({error.strerror or error}); free space and run again"
@@ -216,18 +276,77 @@ def finite(value: Any) -> Any:
 
 
 def step_schema() -> "pa.Schema":
-    """Return the columns of a step row: 68 bytes and a loss."""
+    """Return the columns of a step row, 88 bytes; docs/metrics.md defines them.
+
+    `begin_s` counts from the first step of the run, at a barrier, on the clock of the rank's host; it is the axis of
+    `wall_s` in epochs.csv and of the system samples too. `sync_host_s` is null where there is one clock only (a CPU).
+    """
     import pyarrow as pa
 
     return pa.schema(
-        [("step", pa.int32()), ("epoch", pa.int32())]
+        [("step", pa.int32()), ("epoch", pa.int32()), ("begin_s", pa.float64())]
         + [(f"{lap}_s", pa.float64()) for lap in (*LAPS, "residual", "step")]
-        + [("samples", pa.int32()), ("loss", pa.float32())]
+        + [("sync_host_s", pa.float64()), ("samples", pa.int32()), ("loss", pa.float32())]
     )
 
 
+def _arrow(values: Any, kind: "pa.DataType") -> "pa.Array[Any]":
+    """Return numbers or texts, None where unknown, as an Arrow array of type `kind`.
+
+    `pyarrow.array` imports pandas when it is first called, which takes longer than a short training.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    known = None
+    if isinstance(values, np.ma.MaskedArray):
+        known, values = ~np.ma.getmaskarray(values), values.filled(0)
+    elif not isinstance(values, np.ndarray):
+        known = np.array([value is not None for value in values], dtype=bool)
+    if pa.types.is_string(kind):
+        texts = [(value or "").encode() for value in values]
+        ends = np.cumsum([0, *(len(text) for text in texts)], dtype=np.int32)
+        content = [pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+    else:
+        number = np.dtype(f"{'f' if pa.types.is_floating(kind) else 'i'}{kind.bit_width // 8}")
+        plain = values if isinstance(values, np.ndarray) else [0 if value is None else value for value in values]
+        content = [pa.py_buffer(np.ascontiguousarray(plain, dtype=number))]
+    bits = None if known is None or known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [bits, *content])
+
+
+def _numpy(column: "pa.Array[Any]") -> "np.ndarray":
+    """Return a column of numbers as NumPy array, where null is NaN, or one of texts as array of objects.
+
+    A copy of its own. Arrow's `to_numpy` imports pandas, see `_arrow`.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    if pa.types.is_string(column.type):
+        return np.array(column.to_pylist(), dtype=object)
+    kind = f"{'f' if pa.types.is_floating(column.type) else 'i'}{column.type.bit_width // 8}"
+    present, content = column.buffers()
+    if content is None:
+        return np.empty(0, dtype=kind)
+    values = np.frombuffer(content, dtype=kind)[column.offset : column.offset + len(column)].copy()
+    if present is None or not column.null_count:
+        return values
+    bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little")
+    unknown = bits[column.offset : column.offset + len(column)] == 0
+    if values.dtype.kind != "f":
+        values = values.astype(np.float64)
+    values[unknown] = np.nan
+    return values
+
+
 class StepWriter:
-    """Appends step rows of one rank to its Arrow stream; what was appended survives a crash of the process."""
+    """Appends step rows of one rank to its Arrow stream; what was appended survives a crash of the process.
+
+    Each append is one write to the system, because a killed process keeps nothing. Where rows come slowly that makes
+    many small batches, whose heads cost more than their rows: they are replaced by one batch, in their place, when
+    ROWS_JOINED rows have come together. A process that dies in between leaves a torn batch behind the joined one.
+    """
 
     def __init__(self, directory: Path, rank: int, *, resume_at: int | None = None) -> None:
         """Begin the stream of `rank`; with `resume_at`, keep the rows of the steps before that one and go on after.
@@ -235,112 +354,226 @@ class StepWriter:
         The kept rows are written to a new file that takes the place of the old one whole, so that a crash in between
         leaves the old one. RecordError when a row before `resume_at` is missing.
         """
-        import pyarrow as pa
-
         self._schema = step_schema()
-        self._path = directory / f"steps-{rank:05d}.arrows"
+        self.path = directory / f"steps-{rank:05d}.arrows"
         self.kept: pa.Table | None = None  # rows of earlier attempts
+        self._small: list[pa.RecordBatch] = []  # the batches at the end of the file that will be joined
+        self._small_at = self._end = 0
         if resume_at is not None:
             self._resume(directory, rank, resume_at)
             return
         try:
-            self._file = open(self._path, "xb")
+            self._file = open(self.path, "xb", buffering=0)
+            self._write(self._schema.serialize(), at=0)
         except OSError as error:
-            raise RecordError(f"{self._path}: cannot be created ({error.strerror}); choose a writable --out") from None
-        self._writer = pa.ipc.new_stream(self._file, self._schema)
+            raise RecordError(f"{self.path}: cannot be created ({error.strerror}); choose a writable --out") from None
 
     def _resume(self, directory: Path, rank: int, step: int) -> None:
-        import pyarrow as pa
-
         rows = read_steps(directory, rank)
         kept = rows.slice(0, step)
         steps = kept.column("step").to_numpy()
         if len(steps) < step or steps[-1:].tolist() not in ([], [step - 1]):
             raise RecordError(
-                f"{self._path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {step}; "
+                f"{self.path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {step}; "
                 "rows were lost, start the run anew with another --out"
             )
         temporary = ""
         try:
-            descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{self._path.name}.")
-            self._file = os.fdopen(descriptor, "wb")
-            self._writer = pa.ipc.new_stream(self._file, self._schema)
-            if step:
-                self._writer.write_table(kept)
+            descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{self.path.name}.")
+            self._file = os.fdopen(descriptor, "wb", buffering=0)
+            self._write(self._schema.serialize(), at=0)
+            for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
+                self._write(batch.serialize(), at=self._end)
             self.sync()
             os.chmod(temporary, 0o644)
-            os.replace(temporary, self._path)
+            os.replace(temporary, self.path)
             self.kept = kept
         except (OSError, RecordError) as error:
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
             text = getattr(error, "strerror", None) or error
-            raise RecordError(
-                f"{self._path}: cannot be cut to step {step} ({text}); free space, resume again"
-            ) from None
+            raise RecordError(f"{self.path}: cannot be cut to step {step} ({text}); free space, resume again") from None
+
+    def _write(self, content: "pa.Buffer", at: int) -> None:
+        """Write the whole of `content` at an offset and end the file there, or leave the file as it was."""
+        view = memoryview(content)
+        done = 0
+        try:
+            while done < len(view):
+                done += os.pwrite(self._file.fileno(), view[done:], at + done)
+        except OSError:
+            if at >= self._end:
+                with suppress(OSError):
+                    os.ftruncate(self._file.fileno(), self._end)
+            raise
+        if at + done < self._end:
+            os.ftruncate(self._file.fileno(), at + done)
+        self._end = at + done
 
     def sync(self) -> None:
         """Return when what was appended is on the disk, not only on its way there."""
         try:
-            self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise RecordError(
-                f"{self._path}: step rows cannot be written ({error.strerror}); free space and run again"
-            ) from None
+            raise self._failed("step rows cannot be written", error) from None
 
     def append(self, columns: Mapping[str, Any]) -> None:
-        """Append rows given as columns of equal length; a column of None is stored as null."""
+        """Append rows given as columns of equal length; a column that is not there is stored as null.
+
+        Raises NoRoom where the disk is full, RecordError where it fails otherwise; earlier rows stay readable.
+        """
         import pyarrow as pa
 
         rows = len(columns["step"])
         arrays = [
-            pa.nulls(rows, each.type) if columns[each.name] is None else pa.array(columns[each.name], each.type)
+            _arrow(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type)
             for each in self._schema
         ]
+        batch = pa.record_batch(arrays, schema=self._schema)
         try:
-            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
-            self._file.flush()
+            if sum(map(len, self._small)) + rows > ROWS_JOINED:
+                self._join()
+            if not self._small:
+                self._small_at = self._end
+            self._write(batch.serialize(), at=self._end)
+            self._small.append(batch)
         except OSError as error:
-            raise RecordError(
-                f"{self._path}: step rows cannot be written ({error.strerror}); free space and run again"
-            ) from None
+            raise self._failed("step rows cannot be written", error) from None
+
+    def _join(self) -> None:
+        import pyarrow as pa
+
+        if len(self._small) > 1:
+            (joined,) = pa.Table.from_batches(self._small).combine_chunks().to_batches()
+            self._write(joined.serialize(), at=self._small_at)
+        self._small = []
 
     def close(self) -> None:
-        """End the stream; the file is closed even if its last rows find no room."""
+        """End the stream and close the file. A full disk takes nothing from rows that were appended before."""
+        if self._file.closed:
+            return
         try:
-            self._writer.close()
-            self._file.close()
+            self._join()
+            self._write(_END_OF_STREAM, at=self._end)
         except OSError as error:
-            raise RecordError(
-                f"{self._path}: the last step rows cannot be written ({error.strerror}); free space and run again"
-            ) from None
+            failed = self._failed("the end of the step rows cannot be written", error)
+            if not isinstance(failed, NoRoom):
+                raise failed from None
         finally:
             with suppress(OSError):
                 self._file.close()
+
+    def _failed(self, what: str, error: OSError) -> RecordError:
+        kind = NoRoom if error.errno in _NO_ROOM else RecordError
+        return kind(f"{self.path}: {what} ({error.strerror}); free space and run again")
 
 
 def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     """Append one row to epochs.csv, with the header when it is the first."""
     path = directory / "epochs.csv"
-    new = not path.exists()
+    text = io.StringIO()
+    writer = csv.DictWriter(text, EPOCH_COLUMNS, lineterminator="\n")
+    if not path.exists():
+        writer.writeheader()
+    writer.writerow(row)
     try:
-        with path.open("a", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, EPOCH_COLUMNS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        size = path.stat().st_size if path.exists() else 0
+        while True:
+            try:
+                with path.open("a", newline="", encoding="utf-8") as stream:
+                    stream.write(text.getvalue())
+                return
+            except OSError as error:
+                if not _spend_reserve(directory, error):
+                    raise
+                os.truncate(path, size)  # a part of the row may have found room
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
 
 
 def write_synchronisation(directory: Path, found: Mapping[str, Any]) -> None:
-    """Write bench.json: what measure/synchronisation.py found in this job."""
+    """Write what measure/synchronisation.py found in this job into bench.json."""
+    _write_section(directory, "synchronisation", found)
+
+
+def write_ablation(directory: Path, found: Mapping[str, Any]) -> None:
+    """Write what measure/ablation.py found in this job into bench.json."""
+    _write_section(directory, "ablation", found)
+
+
+def _write_section(directory: Path, section: str, found: Mapping[str, Any]) -> None:
+    """Write one section of bench.json, and keep the others; a file that cannot be read has none."""
     path = directory / BENCH
+    content: Any = None
+    with suppress(OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    others = content if isinstance(content, dict) and content.get("schema") == BENCH_SCHEMA else {}
     try:
-        atomic_write(path, json.dumps({"schema": BENCH_SCHEMA, "synchronisation": found}, allow_nan=False) + "\n")
+        text = json.dumps({**others, "schema": BENCH_SCHEMA, section: found}, allow_nan=False)
+        atomic_write(path, text + "\n")
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error}); free space and run again") from None
+
+
+def profile_path(directory: Path, profiler: str, rank: int, ending: str) -> Path:
+    """Return the file of one rank's profile, and make its folder; RecordError where that cannot be made."""
+    folder = directory / PROFILE
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"{folder}: cannot be made ({error.strerror}); make the run directory writable") from None
+    return folder / f"{profiler}-{rank:05d}.{ending}"
+
+
+def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
+    """Return the files that a profiler wrote of one rank."""
+    return sorted((directory / PROFILE).glob(f"{profiler}-{rank:05d}.*"))
+
+
+def write_profile_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Write a table of a profile as CSV, with a head also where it has no rows; columns are those of the first row."""
+    try:
+        with path.open("w", encoding="utf-8", newline="") as stream:
+            names = columns or (list(rows[0]) if rows else [])
+            writer = csv.DictWriter(stream, names, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
+
+
+def write_profile_text(path: Path, text: str) -> None:
+    """Write a table of a profile for reading."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
+
+
+def timeline_path(directory: Path) -> Path:
+    """Return the file of a run's Horovod timeline."""
+    return directory / TIMELINE
+
+
+def read_timeline(place: Path) -> tuple[Path, str]:
+    """Return the file and the text of a Horovod timeline: the file `place`, or that of the run directory `place`.
+
+    Raises RecordError where there is none, or one that is too long.
+    """
+    path = timeline_path(place) if place.is_dir() else place
+    try:
+        size = path.stat().st_size
+        if size > TIMELINE_READ_BYTES:
+            raise RecordError(
+                f"{path}: has {size / 1e6:,.0f} MB, and at most {TIMELINE_READ_BYTES / 1e6:,.0f} MB are read; record "
+                "fewer steps (train --timeline-steps, or hvd.start_timeline and hvd.stop_timeline)"
+            )
+        return path, path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        what = "this run has no timeline" if place.is_dir() else "no such file"
+        raise RecordError(f"{path}: {what}; record one with train --timeline-steps 50, over Horovod") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror}); name a file or a run directory") from None
 
 
 def cut_epochs(directory: Path, steps: int) -> None:
@@ -356,6 +589,108 @@ def cut_epochs(directory: Path, steps: int) -> None:
     except (OSError, ValueError, IndexError) as error:
         text = getattr(error, "strerror", None) or error
         raise RecordError(f"{path}: cannot be cut to step {steps} ({text}); start the run anew") from None
+
+
+SYSTEM_SCHEMA = 1
+SYSTEM_ROOM_BYTES = 2**20
+"""So much of the disk is left to step rows and run.json, which are worth more than samples."""
+_SYSTEM_META = b"horovod_study"
+
+
+def system_schema() -> "pa.Schema":
+    """Return the columns of a system sample; docs/system.md defines them.
+
+    One row per sample and `part`: "rank 0" (its process tree), "host", "gpu 0", "package 0" (of the processors). What
+    a part has not is null. Bytes and context switches are counts since the reading before: over `interval_s` seconds,
+    switches over `switches_over_s`. `energy_j` counts up from the first sample of the `attempt` (0 is the start of the
+    run, 1 the first time it was resumed). `at_s` is on the axis of `begin_s` in the step rows, and negative before the
+    run's zero.
+    """
+    import pyarrow as pa
+
+    numbers = (
+        *("cpu_percent", "rss_mb", "own_mb", "pss_mb", "available_mb", "load1"),
+        *("sampler_cpu_percent", "switches_over_s"),
+    )
+    counts = (
+        *("processes", "threads", "voluntary_switches", "involuntary_switches", "read_bytes", "written_bytes"),
+        *("received_bytes", "sent_bytes", "loopback_bytes", "rdma_received_bytes", "rdma_sent_bytes"),
+    )
+    sensors = ("gpu_percent", "gpu_memory_mb", "sm_mhz", "memory_mhz", "temperature_c", "power_w", "energy_j")
+    return pa.schema(
+        [("at_s", pa.float64()), ("attempt", pa.int16()), ("part", pa.string()), ("interval_s", pa.float64())]
+        + [(name, pa.float64()) for name in numbers]
+        + [(name, pa.int64()) for name in counts]
+        + [(name, pa.float64()) for name in sensors]
+    )
+
+
+def system_path(directory: Path, host: str) -> Path:
+    """Return the file of the system samples of one host."""
+    return directory / f"system-{host.replace('/', '_')}.arrows"
+
+
+class SystemWriter:
+    """Appends the system samples of one host to its Arrow stream; what was appended survives a crash."""
+
+    def __init__(self, directory: Path, host: str, meta: Mapping[str, Any], *, keep_before_s: float | None) -> None:
+        """Begin the stream. `meta` says what the sensors are and which are missing, and why.
+
+        With `keep_before_s` the samples of earlier attempts before that time are kept, in a new file that takes the
+        place of the old one whole; `attempt` is the number of this one. RecordError if it cannot be written.
+        """
+        import pyarrow as pa
+
+        self._path = system_path(directory, host)
+        self.attempt = 0
+        kept = None
+        if keep_before_s is not None and self._path.exists():
+            kept, _ = read_system_rows(directory, host)
+            # Rows are in the order of time.
+            before = sum(int((_numpy(chunk) < keep_before_s).sum()) for chunk in kept.column("at_s").chunks)
+            kept = kept.slice(0, before)
+            if before:
+                self.attempt = int(_numpy(kept.column("attempt").chunks[-1])[-1]) + 1
+        content = {**meta, "schema": SYSTEM_SCHEMA, "host": host, "attempt": self.attempt}
+        self._schema = system_schema().with_metadata({_SYSTEM_META: json.dumps(content, allow_nan=False).encode()})
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            self._file = open(temporary, "wb")
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
+            if kept is not None and len(kept):
+                self._writer.write_table(kept.replace_schema_metadata(self._schema.metadata))
+            self._file.flush()
+            os.replace(temporary, self._path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise RecordError(f"{self._path}: cannot be created ({error.strerror or error}); free space") from None
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append samples; RecordError when there is no room for them beside what the end of the run needs."""
+        import pyarrow as pa
+
+        with suppress(OSError):
+            free = os.statvfs(self._path.parent)
+            if free.f_bavail * free.f_frsize < SYSTEM_ROOM_BYTES:
+                raise RecordError(
+                    f"{self._path}: the disk is nearly full, and what is left is for the end of the run; free space"
+                )
+        numbered = [{**row, "attempt": self.attempt} for row in rows]
+        columns = [_arrow([row.get(each.name) for row in numbered], each.type) for each in self._schema]
+        try:
+            self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+            self._file.flush()
+        except OSError as error:
+            raise RecordError(
+                f"{self._path}: system samples cannot be written ({error.strerror or error}); free space"
+            ) from None
+
+    def close(self) -> None:
+        """End the stream; a reader does without its end."""
+        with suppress(OSError):
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -430,32 +765,39 @@ def read_steps(directory: Path, rank: int) -> "pa.Table":
         raise RecordError(f"{path}: no such file; rank {rank} recorded no steps") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
-    return pa.Table.from_batches(batches, schema=schema)
+    table = pa.Table.from_batches(batches, schema=schema)
+    missing = [each for each in step_schema() if each.name not in schema.names]  # rows of an older program
+    for each in missing:
+        table = table.append_column(each, pa.nulls(len(table), each.type))
+    return table.select(step_schema().names) if missing else table
+
+
+def read_step_column(path: Path, name: str) -> "np.ndarray":
+    """Return one column of a file of step rows, shape (rows,), without ever having the others in memory.
+
+    Null is NaN in a column of floats. Rows are those before a torn batch, as in `read_steps`.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    parts = []
+    try:
+        with pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as reader, suppress(pa.ArrowInvalid, OSError):
+            place = reader.schema.get_field_index(name)
+            kind = reader.schema.field(place).type.to_pandas_dtype()
+            for batch in reader:
+                # A copy: what lies in the file's batch keeps all of it in memory.
+                parts.append(_numpy(batch.column(place)).astype(kind, copy=False))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
+    return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
 
 def read_synchronisation(directory: Path) -> dict[str, Any]:
     """Return what `write_synchronisation` wrote; RecordError where it is missing, damaged or of a newer program."""
     path = directory / BENCH
     again = "record the run again with --measure-sync"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecordError(
-            f"{directory}: has no {BENCH}, so what its synchronisation is made of was not measured; {again}"
-        ) from None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
-    except ValueError as error:
-        raise RecordError(f"{path}: is not valid JSON ({error}); {again}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
-        raise RecordError(f"{path}: has no schema number; it was not written by horovod_study, {again}")
-    if content["schema"] > BENCH_SCHEMA:
-        raise RecordError(
-            f"{path}: has schema {content['schema']}, newer than this program's {BENCH_SCHEMA}; update horovod_study"
-        )
-    found = content.get("synchronisation")
-    if not isinstance(found, dict):
-        raise RecordError(f"{path}: holds no synchronisation; {again}")
+    found = _read_section(directory, "synchronisation", "what its synchronisation is made of", again)
     for name in ("transport", "reduction", "workers", "gradient_bytes", "block", "clock", "why_not_through"):
         if name not in found:
             raise RecordError(f"{path}: synchronisation: {name} is missing; {again}")
@@ -472,6 +814,177 @@ def read_synchronisation(directory: Path) -> dict[str, Any]:
     return found
 
 
+def read_ablation(directory: Path) -> dict[str, Any]:
+    """Return what `write_ablation` wrote; RecordError where it is missing, damaged or of a newer program.
+
+    `blocks` has one row per pair, kind (`silent`) and rank, as columns of equal length; a lap that is not known is
+    None in place of its column.
+    """
+    path = directory / BENCH
+    again = "record the run again with --measure-ablation"
+    found = _read_section(directory, "ablation", "what communication costs by leaving it out", again)
+    for name in ("workers", "reduction", "pairs", "steps", "seed", "why_no_timer", "sha256", "blocks"):
+        if name not in found:
+            raise RecordError(f"{path}: ablation: {name} is missing; {again}")
+    for name in ("workers", "pairs", "steps"):
+        if type(found[name]) is not int or found[name] < 1:
+            raise RecordError(f"{path}: ablation: {name} is {found[name]!r}, not a count; {again}")
+    rows, blocks = 2 * found["pairs"] * found["workers"], found["blocks"]
+    laps = [f"{lap}_s" for lap in (*LAPS, "residual", "step")]
+    for name in ("pair", "silent", "rank", *laps):
+        values = blocks.get(name) if isinstance(blocks, dict) else None
+        if values is None and name in laps[:-1] and name in blocks:
+            continue
+        if not isinstance(values, list) or len(values) != rows:
+            raise RecordError(f"{path}: ablation: blocks: {name} must be a list of {rows} numbers; {again}")
+        if not all(isinstance(each, int | float) and math.isfinite(each) for each in values):
+            raise RecordError(f"{path}: ablation: blocks: {name} holds what is no finite number; {again}")
+    wanted = {(p, s, r) for p in range(found["pairs"]) for s in (False, True) for r in range(found["workers"])}
+    if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != wanted:
+        raise RecordError(f"{path}: ablation: blocks: must have one row per pair, kind and rank; {again}")
+    return found
+
+
+def _read_section(directory: Path, section: str, what: str, again: str) -> dict[str, Any]:
+    """Return one section of bench.json; RecordError saying `what` was not measured, and how to record it `again`."""
+    path = directory / BENCH
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(f"{directory}: has no {BENCH}, so {what} was not measured; {again}") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    except ValueError as error:
+        raise RecordError(f"{path}: is not valid JSON ({error}); {again}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+        raise RecordError(f"{path}: has no schema number; it was not written by horovod_study, {again}")
+    if content["schema"] > BENCH_SCHEMA:
+        raise RecordError(
+            f"{path}: has schema {content['schema']}, newer than this program's {BENCH_SCHEMA}; update horovod_study"
+        )
+    found = content.get(section)
+    if not isinstance(found, dict):
+        raise RecordError(f"{path}: holds no {section}; {again}")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RecordedRun:
+    """A run as far as it was recorded, finished or not: its record and the step rows of each rank that has some."""
+
+    name: str  # as in `run_table`
+    directory: Path
+    record: RunRecord
+    state: str  # see RunRecord.state
+    workers: int
+    rows: "Mapping[int, Mapping[str, np.ndarray]]"  # rank -> columns, (steps of this rank,); null is NaN
+    first_step: int  # where the timed window begins
+    first_step_by: str  # what says so, in words
+    missing: Mapping[int, str]  # ranks without a row -> why, in words
+    synchronisation: Mapping[str, Any] | None  # what `read_synchronisation` returns
+    why_no_synchronisation: str
+    ablation: Mapping[str, Any] | None  # what `read_ablation` returns
+    why_no_ablation: str
+
+
+def recorded_run(directory: Path, *, name: str | None = None) -> RecordedRun:
+    """Return a run as far as it was recorded, also one that failed, was killed or still runs.
+
+    The timed window begins at totals["steady"]["step"], else after the declared warm-up. A rank whose file is missing,
+    unreadable or empty is no error: `missing` says so. RecordError only for what is no run.
+    """
+    record = read_run(directory)
+    rows: dict[int, dict[str, Any]] = {}
+    missing: dict[int, str] = {}
+    found = set(step_ranks(directory))
+    said = record.effective.get("workers", record.requested.get("workers"))
+    for rank in sorted(found | set(range(said if isinstance(said, int) else 0))):
+        if rank not in found:
+            missing[rank] = "has no file of steps"
+            continue
+        try:
+            table = read_steps(directory, rank)
+        except RecordError as error:
+            missing[rank] = str(error).partition(": ")[2].partition(";")[0]
+            continue
+        if len(table):
+            rows[rank] = {each: table.column(each).to_numpy() for each in table.column_names}
+        else:
+            missing[rank] = "recorded no step"
+    first, by = timed_from(record)
+    synchronisation, why_no_synchronisation = _if_there(read_synchronisation, directory)
+    ablation, why_no_ablation = _if_there(read_ablation, directory)
+    return RecordedRun(
+        name=directory.resolve().name if name is None else name,
+        directory=directory,
+        record=record,
+        state=record.state(),
+        workers=said if isinstance(said, int) else len(found),
+        rows=rows,
+        first_step=first,
+        first_step_by=by,
+        missing=missing,
+        synchronisation=synchronisation,
+        why_no_synchronisation=why_no_synchronisation,
+        ablation=ablation,
+        why_no_ablation=why_no_ablation,
+    )
+
+
+def recorded_runs(roots: Sequence[Path]) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
+    """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
+
+    A run that lies below two roots is there once. Rows of a run are large, hence one at a time.
+    """
+    import pandas as pd
+
+    tables: list[pd.DataFrame] = []
+    places: dict[Path, tuple[Path, str]] = {}  # resolved -> as found, name
+    for root in dict.fromkeys(roots):
+        table = run_table(root)
+        table = table.assign(run=[f"{root}/{name}" for name in table["run"]] if len(roots) > 1 else table["run"])
+        new = []
+        for directory, name in zip(run_directories(root), table["run"], strict=True):
+            new.append(directory.resolve() not in places)
+            places.setdefault(directory.resolve(), (directory, name))
+        tables.append(table[new])
+    whole: pd.DataFrame = pd.concat([each for each in tables if len(each)], ignore_index=True)
+    return whole, (recorded_run(directory, name=name) for directory, name in places.values())
+
+
+def timed_from(record: RunRecord) -> tuple[int, str]:
+    """Return the first step of the timed window of a run, and in words what says so."""
+    steady = record.totals.get("steady")
+    if isinstance(steady, Mapping) and isinstance(steady.get("step"), int):
+        by = {
+            "change-point": "before the change-point at which the steady state begins",
+            "no change-point": "declared as warm-up; no change-point after it",
+            "declared": "declared as warm-up",
+        }
+        return steady["step"], by.get(steady.get("found_by", ""), "before the steady state")
+    warmup = record.effective.get("warmup_steps", record.requested.get("warmup_steps"))
+    return (warmup, "declared as warm-up") if isinstance(warmup, int) else (0, "no warm-up is recorded")
+
+
+def rows_lost(record: RunRecord) -> int:
+    """Return how many steps of all ranks have no row because the disk was full; those of an older program had none."""
+    lost = record.totals.get("rows_lost")
+    return sum(lost) if isinstance(lost, Sequence) else int(lost or 0)
+
+
+def _steady_doubt(record: RunRecord) -> str:
+    steady = record.totals.get("steady")
+    return str(steady.get("doubt") or "") if isinstance(steady, Mapping) else ""
+
+
+def _if_there(read: Callable[[Path], dict[str, Any]], directory: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return what `read` returns, or None with the reason."""
+    try:
+        return read(directory), ""
+    except RecordError as error:
+        return None, str(error).removeprefix(f"{directory}/").removeprefix(f"{directory}: ")
+
+
 def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], dict[str, Any] | None]":
     """Return a finished run for analysis/attribution.py: its record, for each rank the columns of its timed steps, and
     bench.json (None for a worker alone, who synchronises with nobody).
@@ -483,14 +996,192 @@ def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]],
         raise RecordError(
             f"{directory}: the run is {record.state()}, and only finished runs can be taken apart; run it again"
         )
+    if record.requested.get("timer_mode") == "off":
+        raise RecordError(f"{directory}: its steps were not timed (--timer-mode off); record it again with light")
     workers = int(record.effective["workers"])
     bench = read_synchronisation(directory) if workers > 1 else None
     tables = [read_steps(directory, rank) for rank in range(workers)]
     columns = [{name: table.column(name).to_numpy() for name in table.column_names} for table in tables]
-    timed = [rows["step"] >= record.effective["warmup_steps"] for rows in columns]
+    timed = [rows["step"] >= timed_from(record)[0] for rows in columns]
     if len({int(each.sum()) for each in timed}) > 1:
         raise RecordError(f"{directory}: its ranks recorded different numbers of steps; run it again")
     return record, [{n: v[kept] for n, v in rows.items()} for rows, kept in zip(columns, timed, strict=True)], bench
+
+
+ALL_STEPS = (0, sys.maxsize)
+
+
+def rows_between(directory: Path, steps: tuple[int, int] = ALL_STEPS) -> "dict[int, pd.DataFrame]":
+    """Return the rows of the steps from steps[0] to before steps[1] as {rank: frame}, also of an unfinished run.
+
+    Raises RecordError where no rank recorded a step of these.
+    """
+    found = {}
+    for rank in step_ranks(directory):
+        frame = read_steps(directory, rank).to_pandas()
+        found[rank] = frame[(frame["step"] >= steps[0]) & (frame["step"] < steps[1])].reset_index(drop=True)
+    if not any(len(frame) for frame in found.values()):
+        last = "" if steps == ALL_STEPS else f" from {steps[0]} to before {steps[1]}"
+        raise RecordError(f"{directory}: no rank recorded steps{last}; name a run with step rows, or other steps")
+    return found
+
+
+def hosts_of(record: RunRecord, ranks: Iterable[int]) -> dict[int, str]:
+    """Return the host of each of `ranks`; that of rank 0 where the record does not say."""
+    told = record.effective.get("ranks") or []
+    return {rank: str(told[rank]["host"]) if rank < len(told) else record.host for rank in ranks}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemSamples:
+    """The system samples of one host: rows as `system_schema` says, and what the sampler said of its sensors.
+
+    `meta`: interval_s, ranks {rank: pid}, devices {part: name}, missing {quantity: reason}, cores.
+    """
+
+    host: str
+    rows: "pd.DataFrame"
+    meta: Mapping[str, Any]
+
+
+def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, Any]]":
+    """Return the system samples of one host up to the last whole batch, and what the file says of its sensors."""
+    import pyarrow as pa
+
+    path = system_path(directory, host)
+    again = "move it away, or record the run again"
+    batches: list[pa.RecordBatch] = []
+    try:
+        with pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
+            schema = reader.schema
+            try:
+                for batch in reader:
+                    batches.append(batch)
+            except (pa.ArrowInvalid, OSError):
+                pass  # the last batch is torn: the sampler was killed while it wrote, or the disk was full
+    except FileNotFoundError:
+        raise RecordError(
+            f"{path}: no such file; the run recorded no system samples of {host} (--system-interval-s 0?)"
+        ) from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise RecordError(f"{path}: holds no readable system samples ({error}); {again}") from None
+    try:
+        meta = json.loads((schema.metadata or {})[_SYSTEM_META])
+    except (KeyError, ValueError):
+        raise RecordError(f"{path}: does not say what its sensors are; {again}") from None
+    if meta.get("schema", 0) > SYSTEM_SCHEMA:
+        raise RecordError(
+            f"{path}: has schema {meta['schema']}, newer than this program's {SYSTEM_SCHEMA}; update horovod_study"
+        )
+    missing = [each.name for each in system_schema() if each.name not in schema.names]
+    if missing:
+        raise RecordError(f"{path}: column {missing[0]} is missing; {again}")
+    return pa.Table.from_batches(batches, schema=schema).replace_schema_metadata(None), meta
+
+
+def system_columns(directory: Path, host: str) -> "tuple[dict[str, np.ndarray], dict[str, Any]]":
+    """Return `read_system_rows` as NumPy columns, null as NaN, for a program that is to do without pandas."""
+    table, meta = read_system_rows(directory, host)
+    whole = table.combine_chunks()
+    columns = {}
+    for name in table.column_names:
+        chunks = whole.column(name).chunks
+        columns[name] = _numpy(chunks[0] if chunks else _arrow([], table.schema.field(name).type))
+    return columns, meta
+
+
+def read_system(directory: Path) -> dict[str, SystemSamples]:
+    """Return {host: samples} of a run, in the order of the hosts' names; empty for a run without a sampler."""
+    found = {}
+    for path in sorted(directory.glob("system-*.arrows")):
+        host = path.name.removeprefix("system-").removesuffix(".arrows")
+        table, meta = read_system_rows(directory, host)
+        found[host] = SystemSamples(host=host, rows=table.to_pandas(), meta=meta)
+    return found
+
+
+def system_table(root: Path) -> "pd.DataFrame":
+    """Return one row per run at or below `root` with what its totals say of its hosts; unknown numbers are NaN.
+
+    Per rank: cpu_percent_per_rank and rss_mb_per_rank are means over the ranks. gpu_percent and gpu_memory_mb are
+    means over the GPUs, gpu_power_w and package_power_w sums over the devices, energy_j and per_sample_j those of
+    `energy` in the totals.
+    """
+    import pandas as pd
+
+    rows = []
+    for directory in run_directories(root):
+        record = read_run(directory)
+        hosts = list(((record.totals.get("system") or {}).get("hosts") or {}).values())
+        energy = record.totals.get("energy") or {}
+
+        def all_of(name: str, prefix: str = "", hosts: list[Any] = hosts) -> list[float]:
+            return [
+                value
+                for host in hosts
+                for part, value in (host.get(name) or {}).items()
+                if part.startswith(prefix) and value is not None
+            ]
+
+        def mean(values: list[float]) -> float:
+            return math.fsum(values) / len(values) if values else math.nan
+
+        def total(values: list[float]) -> float:
+            return math.fsum(values) if values else math.nan
+
+        rows.append(
+            {
+                "run": run_name(directory, root),
+                "status": record.state(),
+                "partition": record.partition,
+                **{name: record.effective.get(name) for name in ("backend", "transport", "batch", "workers", "nodes")},
+                "cpu_percent_per_rank": mean(all_of("ranks_cpu_percent")),
+                "rss_mb_per_rank": mean(all_of("rss_mb_max")),
+                "gpu_percent": mean(all_of("gpu_percent")),
+                "gpu_memory_mb": mean(all_of("gpu_memory_mb_max")),
+                "gpu_power_w": total(all_of("power_w", "gpu ")),
+                "package_power_w": total(all_of("power_w", "package ")),
+                "energy_j": _or_nan(energy.get("total_j")),
+                "per_sample_j": _or_nan(energy.get("per_sample_j")),
+            }
+        )
+    if not rows:
+        raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
+    return pd.DataFrame(rows)
+
+
+def _or_nan(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordedBeside:
+    """What lies in a run directory besides its record and its step rows."""
+
+    evaluations: Sequence[Mapping[str, float]] = ()
+    system: Mapping[str, SystemSamples] = field(default_factory=dict)  # host -> samples
+    why_no_system: str = ""  # in words
+    damaged_system: bool = False  # it has samples that cannot be read
+    timeline: Path | None = None
+    profiles: Sequence[Path] = ()
+
+
+def recorded_beside(directory: Path) -> RecordedBeside:
+    """Return what a run directory holds besides step rows; system samples that cannot be read are left out."""
+    why = "" if any(directory.glob("system-*.arrows")) else "the run recorded no system samples"
+    try:
+        samples = read_system(directory)
+    except RecordError as error:
+        samples, why = {}, str(error)
+    timeline = directory / TIMELINE
+    return RecordedBeside(
+        evaluations=epoch_rows(directory),
+        system={host: each for host, each in samples.items() if len(each.rows)},
+        why_no_system=why,
+        damaged_system=bool(why) and any(directory.glob("system-*.arrows")),
+        timeline=timeline if timeline.exists() else None,
+        profiles=tuple(path for path in sorted((directory / PROFILE).glob("*")) if path.is_file()),
+    )
 
 
 def step_ranks(directory: Path) -> list[int]:
@@ -559,12 +1250,16 @@ def run_table(root: Path) -> "pd.DataFrame":
                 "reason": record.reason,
                 **{name: record.effective.get(name, record.requested.get(name)) for name in _EFFECTIVE},
                 "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
+                "model": _model(record.effective),
                 **{name: record.requested.get(name, before) for name, before in _BEFORE_OPTIONS.items()},
                 "budget": _budget(record.requested),
                 "seed": record.requested.get("seed"),
                 "floor_mse": record.effective.get("floor_mse"),
                 "repeat": record.repeat,
-                **{name: record.totals.get(name) for name in _TOTALS},
+                **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
+                "rows_lost": rows_lost(record),
+                "excluded_by": timed_from(record)[1],
+                "steady_doubt": _steady_doubt(record),
                 "host": record.host,
                 **{name: record.environment.get(name) for name in _ENVIRONMENT},
                 "started": record.started,
@@ -576,6 +1271,17 @@ def run_table(root: Path) -> "pd.DataFrame":
     for column in (*_TOTALS, "floor_mse"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
     return table
+
+
+def _model(effective: Mapping[str, Any]) -> str:
+    """Return what was trained: of another script's model the name and size, because widths differ under one name."""
+    name = effective.get("model")
+    return OWN_MODEL if name is None else f"{name}-{effective['parameters']}"
+
+
+def _one_number(value: Any) -> Any:
+    """Return a number of the totals for the table; what is counted for each rank is summed."""
+    return sum(value) if isinstance(value, list) else value
 
 
 def _budget(requested: Mapping[str, Any]) -> str:

@@ -37,9 +37,22 @@ from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Ter
 from horovod_study.comm.watchdog import StartWatchdog
 from horovod_study.config import LAPS, RunConfig, load_yaml, parse_widths, run_config
 from horovod_study.errors import BackendError, ConfigError, DataError, RecordError, StudyError
-from horovod_study.measure import environment, evidence, synchronisation, traffic
-from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, now, sleep, utc_now, utc_stamp
+from horovod_study.measure import (
+    ablation,
+    energy,
+    environment,
+    evidence,
+    profiling,
+    ranges,
+    steady,
+    synchronisation,
+    system,
+    timeline,
+    traffic,
+)
+from horovod_study.measure.clock import DeviceStamps, LapClock, Unstamped, now, sleep, utc_now, utc_stamp
 from horovod_study.measure.recorder import Recorder
+from horovod_study.measure.scratch import Scratch
 from horovod_study.options import Parser, add_run_options, run_values
 from horovod_study.progress import Progress, say
 from horovod_study.workload import checkpoint
@@ -75,8 +88,12 @@ def train_step(
     with arithmetic.autocast():
         loss = F.mse_loss(model(curves).to(targets.dtype), targets)
     clock.lap("forward")
+    watch = backend.last_gradient if clock.takes_stamps else None
+    if watch is not None:
+        watch.arm(clock.mark)
     arithmetic.backward(loss)
-    clock.lap("backward")
+    # Where backward waits for the other ranks before it returns, that wait is the begin of sync.
+    clock.lap("backward", at=None if watch is None else watch.taken())
     backend.synchronize(optimizer)  # the gradients are averaged here, or finished here if hooks began in backward
     clock.lap("sync")
     arithmetic.step(optimizer, backend)
@@ -137,8 +154,13 @@ def _run(
     )
     watchdog.cancel()  # everybody has arrived; what follows fails together
     liveness = Liveness(backend, config.stall_timeout_s)
+    host = places[backend.rank][0]
+    first_here = [each for each, _ in places].index(host) == backend.rank  # the first rank of each host
+    sampler = system.Sampler(host) if config.system_interval_s and first_here else None
     try:
-        result = _run_watched(config, out, launch, backend, liveness, places, resumption, stop, nccl, settings_file)
+        result = _run_watched(
+            config, out, launch, backend, liveness, places, resumption, stop, nccl, settings_file, sampler
+        )
     except BaseException as error:
         explained = liveness.explain(error)
         if not isinstance(explained, LostPeer | Terminated):
@@ -146,6 +168,9 @@ def _run(
         if explained is not error:
             raise explained from None
         raise
+    finally:
+        if sampler is not None:
+            sampler.close()
     liveness.close()
     return result
 
@@ -161,10 +186,14 @@ def _run_watched(
     stop: StopRequest,
     nccl: nccl_log.Capture,
     settings_file: Mapping[str, Any] | None,
+    sampler: system.Sampler | None,
 ) -> dict[str, Any]:
     rank, workers, leads = backend.rank, backend.workers, backend.rank == 0
     hosts = [host for host, _ in places]
-    load = evidence.OtherLoad(sorted({core for host, cores in places if host == hosts[rank] for core in cores}))
+    load = evidence.OtherLoad(
+        sorted({core for host, cores in places if host == hosts[rank] for core in cores}),
+        beside=None if sampler is None else sampler.pid,
+    )
     torch.set_num_threads(config.threads)
     local_rank = hosts[:rank].count(hosts[rank])
     device = _device(config, local_rank=local_rank)
@@ -188,6 +217,7 @@ def _run_watched(
     parameters, initial_sha256 = parameter_count(bare_model), parameter_sha256(bare_model)
     require_parity(backend, {"initial parameters": initial_sha256})
     with agreed(backend):
+        profiling.require_possible(config, backend, device)
         called = accelerate(bare_model, config, device, arithmetic)
     model, optimizer = backend.bind(called, bare_optimizer)
 
@@ -203,7 +233,7 @@ def _run_watched(
         taken = traffic.told_by_nccl(taken, backend.gather(nccl.read()), hosts)
     nccl.close()
     if config.compile:  # compilers are started as programs of their own, and are no other load
-        load = evidence.OtherLoad(load.cores)
+        load = evidence.OtherLoad(load.cores, beside=load.beside)
     ranks = backend.gather(
         {
             **evidence.describe_rank(
@@ -264,6 +294,7 @@ def _run_watched(
             "test_samples": dataset.test_size,
             "steps_per_epoch": batches.steps_per_epoch,
             "warmup_steps": config.warmup_steps,
+            "timer_mode": _timer_mode(config, device),
             "path": taken["path"],
             "path_reason": taken["reason"],
             "path_evidence": taken["evidence"],
@@ -300,11 +331,13 @@ def _run_watched(
             say(f"warning: {doubt}")
 
     keeper = checkpoint.Keeper(config, directory, backend, dataset.target_bounds)
+    if sampler is not None:
+        sampler.watch_ranks(directory, ranks, interval_s=config.system_interval_s, resumed=resumed is not None)
     try:
         _require(config, record.effective, backend.gather(record.environment)[0])
         result = _train(
             config, backend, dataset, batches, model, bare_model, optimizer, arithmetic, device, directory, writer,
-            keeper, resumed, stop, liveness,
+            keeper, resumed, stop, liveness, sampler,
         )  # fmt: skip
         writer.close()
     except Stopped as error:
@@ -400,8 +433,8 @@ def _printed(directory: Path, effective: Mapping[str, Any], result: Mapping[str,
         },
         "path": effective.get("path"),
         "samples_per_s": result["samples_per_s"],
-        "step_ms_median": result["step_s_median"] * 1e3,
-        "step_ms_p90": result["step_s_p90"] * 1e3,
+        "step_ms_median": _ms(result["step_s_median"]),
+        "step_ms_p90": _ms(result["step_s_p90"]),
         "sync_ms_median": _ms(result["lap_medians_s"]["sync"]),
         "laps_ms": {name: _ms(value) for name, value in result["lap_medians_s"].items()},
         "laps_share": {
@@ -411,8 +444,10 @@ def _printed(directory: Path, effective: Mapping[str, Any], result: Mapping[str,
         **{name: result[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "steps")},
         "floor_mse": effective["floor_mse"],
         "floor_text": compared_to_floor(result["test_mse"], effective["floor_mse"], effective["test_samples"]),
+        "steady": result.get("steady"),
         **{name: result[name] for name in ("target_reached", "train_s", "wall_s")},
         **{name: result[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes")},
+        "rows_lost": result.get("rows_lost"),
         **{name: result[name] for name in ("window_s", "rss_mb_max", "pss_mb_max", "parameter_sha256")},
     }
 
@@ -433,6 +468,7 @@ def _train(
     resumed: checkpoint.Checkpoint | None,
     stop: StopRequest,
     liveness: Liveness,
+    sampler: system.Sampler | None,
 ) -> dict[str, Any]:
     """Train to the end of the budget or to the target; return the totals of the timed window.
 
@@ -441,10 +477,9 @@ def _train(
     workers, leads = backend.workers, backend.rank == 0
     per_epoch = batches.steps_per_epoch
     last_step = _last_step(config, per_epoch)
-    clock = LapClock(DeviceStamps() if device.type == "cuda" else HostStamps())
     base_lrs = [group["lr"] for group in optimizer.param_groups]
     moving_lr = config.schedule != "constant" or config.lr_warmup_steps > 0
-    recorder = Recorder(writer, config.batch, config.warmup_steps, backend.sync_visible)
+    recorder = Recorder(writer, config.batch, rank=backend.rank, disk_full=config.disk_full)
     progress = Progress(enabled=leads)
     budget = _Budget(config, last_step)
     with agreed(backend):
@@ -454,14 +489,26 @@ def _train(
 
     step = epoch = 0
     window_s = 0.0
+    stretches: list[list[float]] = []  # begin and end of each stretch of timed steps
     out_of_time = target_reached = stopped = diverged = False
     evaluation: dict[str, Any] = {}
     stream: Iterator[Batch] | None = None
-    started = now()
+    if sampler is not None:
+        sampler.wait_ready()
+    backend.barrier()
+    # One zero for all times of this run: the ranks of a host read one clock, those of other hosts stood at the barrier.
+    everybody = backend.gather((os.uname().nodename, now()))
+    started = next(at for host, at in everybody if host == os.uname().nodename)
+    if resumed is not None:
+        started -= resumed.progress["wall_s"]
+    clock = ranges.ranged(open_clock(config, device, zero=started), config.ranges)
+    if sampler is not None:
+        sampler.begin(started)
 
     def write_checkpoint() -> None:
         state = {
             "window_s": window_s,
+            "stretches": stretches,
             "wall_s": now() - started,
             "evaluation": evaluation,
             "evaluated": evaluation.get("steps", 0),
@@ -469,7 +516,14 @@ def _train(
             "budget": budget.state(),
             "scaler": arithmetic.scaler.state_dict() if arithmetic.scaler else {},
         }
-        keeper.write(step=step, epoch=epoch, model=bare_model, optimizer=optimizer, progress=state, rows=writer)
+        try:
+            keeper.write(step=step, epoch=epoch, model=bare_model, optimizer=optimizer, progress=state, rows=writer)
+        except StudyError as error:  # the same on all ranks
+            if config.disk_full == "end" or stopped:  # who is stopped needs it to go on
+                raise
+            if leads:
+                say(f"warning: {error}; training goes on without it")
+            keeper.step = step
 
     if resumed is not None:
         bare_model.load_state_dict(dict(resumed.model))
@@ -478,15 +532,16 @@ def _train(
             arithmetic.scaler.load_state_dict(resumed.progress["scaler"])
         step, epoch = resumed.step, resumed.epoch
         window_s, evaluation = resumed.progress["window_s"], resumed.progress["evaluation"]
-        started -= resumed.progress["wall_s"]
+        stretches = resumed.progress.get("stretches", stretches)
         budget.take_up(resumed.progress["budget"])
         target_reached, out_of_time = resumed.progress["target_reached"], budget.spent
         keeper.cost = {name: resumed.progress[name] for name in keeper.cost}
         if writer.kept is not None:
             recorder.take_up(writer.kept)
+            writer.kept = None  # they are in the file
     if config.checkpoint_at_end:
         stop.defer()
-    if not backend.sync_visible:
+    if backend.last_gradient is not None:
         liveness.watch(arithmetic, "backward")  # the wait for the others is in there
     # One turn is a stretch of steps without interruption: to the end of the warm-up or of the epoch, to the next
     # evaluation or checkpoint, or to the end of the budget. The clock stands between stretches, so that evaluation and
@@ -542,9 +597,13 @@ def _train(
         _wait_for_device(device)
         if timed:
             window_s += now() - opened
+            stretches.append([opened - started, now() - started])
         recorder.drain(clock)
         liveness.patience = PATIENCE  # what follows is longer than a step, and the ranks need not be done together
-        if not diverged and backend.maximum(float(recorder.broken_step is not None)):
+        broken, full = backend.sum(np.array([recorder.broken_step is not None, recorder.lost_from is not None], float))
+        if full:  # the room that is left is for the end of the run
+            recorder.stop_rows(step)
+        if broken and not diverged:
             _name_broken(backend, recorder, dataset, batches)
             diverged = True
 
@@ -572,14 +631,49 @@ def _train(
     if config.checkpoint_at_end and keeper.step != step:
         write_checkpoint()
     progress.close()
+    if sampler is not None:  # what follows is beside the training
+        sampler.stop()
+    scratch = Scratch(
+        backend=backend,
+        model=model,
+        bare_model=bare_model,
+        optimizer=optimizer,
+        arithmetic=arithmetic,
+        loader=loader,
+        device=device,
+        train_step=train_step,
+    )
     if config.measure_sync and workers > 1 and not stopped:
         repeats = min(synchronisation.REPEATS, step)
-        found = synchronisation.measure(
-            backend, model, bare_model, optimizer, arithmetic, loader, device, repeats=repeats
-        )
+        found = synchronisation.measure(scratch, repeats=repeats)
         with agreed(backend):
             if leads:
                 records.write_synchronisation(directory, found)
+    if config.measure_ablation and not stopped:
+        if workers > 1:
+            found = ablation.measure(scratch, seed=config.seed, made=step)
+            with agreed(backend):
+                if leads:
+                    records.write_ablation(directory, found)
+                    say(ablation.summary(found))
+        else:
+            say("note: measure_ablation is left out: one worker has nobody to communicate with")
+    if config.profile and not stopped:
+        told = profiling.profile(
+            scratch,
+            kind=config.profile,
+            steps=config.profile_steps,
+            directory=directory,
+            timed_step_s=recorder.recent_step_s,
+        )
+        if leads:
+            say("\n".join(told))
+    if config.timeline_steps and not stopped:  # the last of all: Horovod is not what it was afterwards
+        told = timeline.record(
+            scratch, steps=config.timeline_steps, directory=directory, timed_step_s=recorder.recent_step_s
+        )
+        if leads:
+            say("\n".join(told))
     loader.close()
     if stopped:
         name = signal_name(int(backend.maximum(stop.number)))
@@ -592,22 +686,28 @@ def _train(
             f"rank {other} ends with other parameters than rank 0: the gradients were not averaged alike; "
             "do not use this run, and report its settings"
         )
+    first = _first_steady(config, backend, recorder, resumed=resumed is not None, made=step)
+    if first.step > first.declared:  # the laps tile the window: what it loses is the time of these steps
+        window_s -= float(recorder.timed("step_s")[first.declared : first.step].sum())
+        stretches = energy.since(stretches, float(recorder.timed("begin_s")[first.step]))
     slowest_s = backend.maximum(window_s)
-    summaries = backend.gather(recorder.summary())
+    summaries = backend.gather(recorder.summary(first.step))
     memory = backend.gather((environment.peak_rss_mb(), environment.pss_mb()))
     shares = [pss for _, pss in memory if pss is not None]
-    steps = step - min(config.warmup_steps, step)
+    steps = step - first.step
     return {
         "samples_per_s": steps * config.batch * workers / slowest_s,
         "window_s": slowest_s,
         "steps": steps,
         "excluded_steps": step - steps,
-        "step_s_median": max(each["median"]["step_s"] for each in summaries),
-        "step_s_p90": max(each["step_s_p90"] for each in summaries),
+        "steady": first.to_dict(),
+        "step_s_median": _largest([each["median"]["step_s"] for each in summaries]),
+        "step_s_p90": _largest([each["step_s_p90"] for each in summaries]),
         **{f"{lap}_s": _mean([each["mean"][f"{lap}_s"] for each in summaries]) for lap in (*LAPS, "residual", "step")},
         "lap_medians_s": {
             lap: _mean([each["median"][f"{lap}_s"] for each in summaries]) for lap in (*LAPS, "residual")
         },
+        "rows_lost": backend.gather(recorder.rows_lost),
         "epochs": step / per_epoch,
         **{name: evaluation[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse")},
         **{name: evaluation[name] for name in ("train_s", "wall_s")},
@@ -615,6 +715,10 @@ def _train(
         **keeper.cost,
         "rss_mb_max": max(rss for rss, _ in memory),
         "pss_mb_max": max(shares) if shares else None,
+        **system.totals(
+            backend.gather(None if sampler is None else system.told(directory, sampler, stretches)),
+            samples=steps * config.batch * workers,
+        ),
         "parameter_sha256": hashes[0],
     }
 
@@ -659,6 +763,33 @@ def _name_broken(backend: Backend, recorder: Recorder, dataset: data.Dataset, ba
         )
 
 
+def _first_steady(
+    config: RunConfig, backend: Backend, recorder: Recorder, *, resumed: bool, made: int
+) -> steady.Steady:
+    """Return the first step of the timed window, found in the step times of rank 0; the same on all ranks.
+
+    Workers that average their gradients wait for each other in every step: the step times of one are those of all.
+    """
+    declared = min(config.warmup_steps, made)
+    why = ""
+    if config.steady == "found":
+        if config.timer_mode == "off":
+            why = "steady steps cannot be found with timer_mode off: the window begins where it was declared"
+        elif resumed:
+            why = "a resumed run begins twice: its window begins where it was declared, not where it is found steady"
+        elif backend.maximum(float(recorder.rows_lost)):
+            why = "step rows were lost: the window begins where it was declared, not where the run is found steady"
+    found = steady.declared(declared, why)
+    if config.steady == "found" and not why:
+        with agreed(backend):
+            if backend.rank == 0:
+                found = steady.find_steady(recorder.timed("step_s"), declared)
+        found = steady.Steady(**backend.gather(found.to_dict())[0])
+    if backend.rank == 0 and (why or (found.doubt and found.found_by != "declared")):
+        say(f"{'note' if why else 'warning'}: {found.doubt}")
+    return found
+
+
 def _device(config: RunConfig, *, local_rank: int) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise BackendError("device cuda was asked for, but PyTorch sees no GPU; use --device cpu or auto")
@@ -667,6 +798,27 @@ def _device(config: RunConfig, *, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def open_clock(config: RunConfig, device: torch.device, *, zero: float = 0.0) -> LapClock:
+    """Return what times the steps as `timer_mode` says; times count from `zero`."""
+    if config.timer_mode == "off":
+        return Unstamped()
+    if device.type == "cpu":
+        return LapClock(zero=zero)
+
+    def settle() -> None:
+        # Not the whole device: what the library sends from streams of its own is waited for where training waits.
+        torch.cuda.current_stream(device).synchronize()
+
+    return LapClock(device=DeviceStamps(), settle=settle if config.timer_mode == "strict" else None, zero=zero)
+
+
+def _timer_mode(config: RunConfig, device: torch.device) -> dict[str, str]:
+    """Return how steps are really timed, for the record."""
+    if config.timer_mode == "strict" and device.type == "cpu":
+        return {"value": "strict", "note": "the same as light: a CPU has done its work when a call returns"}
+    return {"value": config.timer_mode, "note": ""}
 
 
 def _wait_for_device(device: torch.device) -> None:
@@ -755,6 +907,10 @@ def _steps_between_checks(backend: Backend, recorder: Recorder, config: RunConfi
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _largest(values: list[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -909,12 +1065,6 @@ def _fail(message: str, launch: Launch, code: int) -> int:
 
 def summary(result: dict[str, Any]) -> str:
     """Return the closing table of a run as text."""
-    shares = result["laps_share"]
-    names = {**{lap: lap for lap in LAPS}, "residual": "unexplained"}
-    cells = [(names[name], "inside backward" if value is None else f"{value:.1%}") for name, value in shares.items()]
-    width = [max(len(head), len(text)) for head, text in cells]
-    heads = "  ".join(head.rjust(w) for (head, _), w in zip(cells, width, strict=True))
-    texts = "  ".join(text.rjust(w) for (_, text), w in zip(cells, width, strict=True))
     return "\n".join(
         [
             "",
@@ -922,15 +1072,47 @@ def summary(result: dict[str, Any]) -> str:
             f"   (error of G0 {result['g0_rmse_mpa']:.1f} MPa, of a {result['a_rmse']:.2f}, root mean square)",
             *([f"  {result['floor_text']}"] if result["floor_text"] else []),
             f"  {result['samples_per_s']:,.0f} samples/s with {result['workers']} worker{'s' * (result['workers'] > 1)}"
-            f"   step {result['step_ms_median']:.2f} ms (median), {result['step_ms_p90']:.2f} ms (p90)"
-            f"   {result['steps']:,} steps in {result['window_s']:.1f} s",
+            + (
+                "   steps were not timed"
+                if result["step_ms_median"] is None
+                else f"   step {result['step_ms_median']:.2f} ms (median), {result['step_ms_p90']:.2f} ms (p90)"
+            )
+            + f"   {result['steps']:,} steps in {result['window_s']:.1f} s",
+            *_steady_lines(result["steady"]),
             "",
-            f"  share of the step   {heads}",
-            f"                      {texts}",
-            "",
+            *_lap_lines(result["laps_share"]),
+            *_lost_lines(result["rows_lost"] or []),
             *_checkpoint_lines(result),
             f"  recorded in {os.path.relpath(result['run_dir'])}",
         ]
+    )
+
+
+def _steady_lines(found: Mapping[str, Any] | None) -> list[str]:
+    if not found or found["step"] == found["declared"]:
+        return []
+    more = found["step"] - found["declared"]
+    return [
+        f"  steady from step {found['step']:,} on: {more:,} step{'s' * (more > 1)} more than the declared "
+        f"{found['declared']:,} are outside the window"
+    ]
+
+
+def _lap_lines(shares: Mapping[str, float | None]) -> list[str]:
+    if all(value is None for value in shares.values()):
+        return []
+    names = {**{lap: lap for lap in LAPS}, "residual": "unexplained"}
+    cells = [(names[name], "not known" if value is None else f"{value:.1%}") for name, value in shares.items()]
+    width = [max(len(head), len(text)) for head, text in cells]
+    heads = "  ".join(head.rjust(w) for (head, _), w in zip(cells, width, strict=True))
+    texts = "  ".join(text.rjust(w) for (_, text), w in zip(cells, width, strict=True))
+    return [f"  share of the step   {heads}", f"                      {texts}", ""]
+
+
+def _lost_lines(rows_lost: Sequence[int]) -> list[str]:
+    lost = [f"{rows:,} of rank {rank}" for rank, rows in enumerate(rows_lost) if rows]
+    return (
+        [f"  step rows lost to a full disk: {', '.join(lost)}; times are those of the rows there are"] if lost else []
     )
 
 

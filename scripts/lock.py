@@ -1,5 +1,7 @@
-"""Write requirements.lock: the newest versions that setup.cfg allows and that fit together (`make lock`).
+"""Write the lock files: the newest versions that setup.cfg allows and that fit together (`make lock`).
 
+requirements.lock is what `make setup` installs. requirements.extras.lock is what the extras in `OPTIONAL` need beside
+it: half as many packages again, for few users, so only `make extras` (and `make test`) install them.
 Resolved by pip without installing anything. Needs the network or a folder of wheels (PIP_FIND_LINKS).
 """
 
@@ -18,15 +20,24 @@ HEADER = """\
 # nothing. For the same reason torch has no local tag (+cpu) here, and what comes with a CUDA build of torch is pinned
 # by torch itself. Horovod is not listed: its source package is checked against a SHA-256 in scripts/horovod_wheel.py.
 """
+EXTRAS_HEADER = """\
+# What `make extras` adds to requirements.lock for the optional extras of setup.cfg; `make lock` makes this file.
+"""
+OPTIONAL = ("export", "lightning")
+"""Extras of setup.cfg that the project works without."""
 # Left to torch: it names exact versions of these, other ones in each of its builds.
-COMES_WITH_TORCH = re.compile(r"nvidia-|cuda-|triton")
+COMES_WITH_TORCH = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
 
 
-def direct(cfg: Path) -> list[str]:
-    """Return all requirements of setup.cfg, extras included, without Horovod and the project itself."""
+def direct(cfg: Path, *, optional: bool = False) -> list[str]:
+    """Return the requirements of setup.cfg without Horovod and the project itself: those of the optional extras, or
+    all others."""
     parser = configparser.RawConfigParser()
     parser.read(cfg)
-    groups = [parser["options"]["install_requires"], *parser["options.extras_require"].values()]
+    extras = parser["options.extras_require"].items()
+    groups = [text for name, text in extras if (name in OPTIONAL) == optional]
+    if not optional:
+        groups.append(parser["options"]["install_requires"])
     lines = sorted({line.strip() for group in groups for line in group.splitlines() if line.strip()})
     return [line for line in lines if not line.startswith(("horovod_study[", "horovod=="))]
 
@@ -41,13 +52,21 @@ def resolve(requirements: list[str]) -> dict[str, str]:
 
 def main() -> None:
     """Resolve and write; an error of pip ends the program with pip's own message."""
+    lock, extras = ROOT / "requirements.lock", ROOT / "requirements.extras.lock"
     try:
         pins = resolve(direct(ROOT / "setup.cfg"))
+        write(lock, HEADER, pins)
+        more = resolve([*direct(ROOT / "setup.cfg", optional=True), "--constraint", str(lock)])
+        write(extras, EXTRAS_HEADER, {name: version for name, version in more.items() if name not in pins})
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
+
+
+def write(path: Path, header: str, pins: dict[str, str]) -> None:
+    """Write one lock file and say how many packages it names."""
     lines = [f"{name}=={pins[name]}\n" for name in sorted(pins, key=str.lower)]
-    (ROOT / "requirements.lock").write_text(HEADER + "\n" + "".join(lines))
-    print(f"requirements.lock: {len(lines)} packages")
+    path.write_text(header + "\n" + "".join(lines))
+    print(f"{path.name}: {len(lines)} packages")
 
 
 if __name__ == "__main__":

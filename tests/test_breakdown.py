@@ -106,3 +106,65 @@ def test_laps_that_do_not_tile_and_unexplained_time_are_doubted():
         "do not quote their shares.",
         "local ddp/gloo batch 75: up to 20.9 % of the step at 2 workers is unexplained (outside every lap).",
     ]
+
+
+def test_intervals_of_the_growth_hold_pairs_of_repeats_together():
+    """The repeats drift by far more than two workers add; pairs do not."""
+    tables = []
+    for repeat, drift_s in enumerate((0.0, 0.004, 0.009)):
+        runs = run_table((1, 2), ways=(("serial", "none"), ("horovod", "mpi")), repeats=1, noise=0.0, failed=())
+        runs[["forward_s", "step_s"]] += drift_s
+        tables.append(runs.assign(repeat=repeat, run=runs["run"] + f"-{repeat}"))
+    two = cell(breakdown.breakdown(pd.concat(tables, ignore_index=True)), MPI, 2)
+
+    for part in (*PARTS, "step"):
+        assert two.at[part, "minus_plain_low_s"] == pytest.approx(two.at[part, "minus_plain_s"])
+        assert two.at[part, "minus_plain_high_s"] == pytest.approx(two.at[part, "minus_plain_s"])
+    assert two.at["step", "interval_plain"] == "95 %, Student's t of 3 pairs of repeats"
+
+
+def test_unequal_repeats_are_compared_by_welchs_interval():
+    runs = run_table((1, 2), ways=(("serial", "none"), ("horovod", "mpi")), repeats=4, noise=0.03, failed=())
+    runs = runs[(runs["backend"] != "serial") | (runs["repeat"] < 3)]
+    two = cell(breakdown.breakdown(runs), MPI, 2).loc["step"]
+
+    assert two["interval_plain"] == "95 %, Welch's t of 4 and 3 repeats"
+    assert two["minus_plain_low_s"] < two["minus_plain_s"] < two["minus_plain_high_s"]
+    assert two["base_plain"] == "local serial batch 75"
+
+
+def test_an_interval_needs_three_repeats():
+    two = cell(breakdown.breakdown(run_table((1, 2), repeats=2, failed=())), MPI, 2).loc["step"]
+
+    assert math.isnan(two["minus_plain_low_s"])
+    assert two["interval_plain"] == "2 repeats, and an interval needs 3: no interval"
+
+
+def test_the_median_and_the_extremes_of_repeats_are_told_beside_their_mean():
+    runs = run_table((1, 2), noise=0.05, failed=())
+    one = runs[(runs["transport"] == "mpi") & (runs["workers"] == 2)]["step_s"]
+    two = cell(breakdown.breakdown(runs), MPI, 2).loc["step"]
+
+    assert (two["median_s"], two["min_s"], two["max_s"]) == (one.median(), one.min(), one.max())
+
+
+def test_a_hidden_sync_does_not_break_the_sum_of_a_growth():
+    two = cell(breakdown.breakdown(run_table((1, 2), noise=0.02, failed=())), DDP, 2)
+
+    for kind in ("plain", "wrapped"):
+        known = two.loc[PARTS, f"minus_{kind}_s"].dropna()
+        assert "sync" not in known.index
+        assert math.fsum(known) == pytest.approx(two.at["step", f"minus_{kind}_s"], rel=1e-9)
+
+
+def test_what_the_recording_itself_doubts_is_passed_on():
+    runs = run_table((1, 2), noise=0.0, failed=()).assign(rows_lost=0, steady_doubt="")
+    two = (runs["transport"] == "mpi") & (runs["workers"] == 2)
+    runs.loc[two & (runs["repeat"] == 0), "rows_lost"] = 40
+    runs.loc[two, "steady_doubt"] = "the steps still drift"
+
+    assert breakdown.doubts(runs) == [
+        "local horovod/mpi batch 75: 40 step rows of 1 run at 2 workers are lost (the disk was full); the parts are "
+        "those of the others.",
+        "local horovod/mpi batch 75: 3 runs at 2 workers: the steps still drift.",
+    ]

@@ -1,6 +1,8 @@
 """Laps tile the step."""
 
+import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, tzinfo
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study.config import LAPS
-from horovod_study.measure.clock import HostStamps, LapClock
+from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, Unstamped, now, utc_now
 
 
 def clock_of(times: list[float]) -> LapClock:
@@ -46,7 +48,7 @@ def test_each_gap_belongs_to_its_lap() -> None:
 
     assert columns == {
         "data_s": [1], "forward_s": [2], "backward_s": [4], "sync_s": [8], "update_s": [16],
-        "residual_s": [2], "step_s": [33],
+        "residual_s": [2], "step_s": [33], "begin_s": [2],
     }  # fmt: skip
 
 
@@ -79,15 +81,77 @@ def test_time_outside_every_lap_is_residual() -> None:
 
     assert difference["residual_s"] == pytest.approx([0, 0.002])
     assert difference["step_s"] == pytest.approx([0, 0.002])
+    assert difference["begin_s"] == pytest.approx([0, 0.002])
     assert all(difference[f"{lap}_s"] == pytest.approx([0, 0]) for lap in LAPS)
 
 
-def test_laps_out_of_order_are_an_error_and_not_a_wrong_number() -> None:
+def test_laps_of_any_order_and_number_still_tile() -> None:
+    #  two times forward and backward, no sync; then a step that has one; then an empty one
+    clock = clock_of([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
+    clock.start()
+    clock.begin()
+    for lap in ("forward", "backward", "forward", "backward", "residual"):
+        clock.lap(lap)
+    clock.begin()
+    for lap in ("sync", "update"):
+        clock.lap(lap)
+    clock.begin()
+    columns = {name: list(values) for name, values in clock.drain().items()}
+
+    assert columns == {
+        "forward_s": [1 + 4, 0, 0], "backward_s": [2 + 8, 0, 0], "sync_s": [0, 64, 0], "update_s": [0, 128, 0],
+        "residual_s": [1 + 16, 32, 256], "step_s": [32, 224, 256], "begin_s": [1, 64, 512],
+    }  # fmt: skip
+    clock.begin()
+    assert list(clock.drain()) == [*columns], "a lap that has occurred once is known from then on: it took no time"
+
+
+@given(st.lists(st.lists(st.sampled_from([*LAPS, "residual"]), max_size=4), min_size=1, max_size=5))
+def test_steps_that_repeat_are_read_as_those_that_do_not(steps: list[list[str]]) -> None:
+    def read(split_at: int, steps: list[list[str]]) -> dict[str, np.ndarray]:
+        clock = clock_of([0.0, *np.cumsum(np.arange(1.0, 200.0))])
+        clock.start()
+        parts = []
+        for number, names in enumerate(steps):
+            clock.begin()
+            for name in names:
+                clock.lap(name)
+            if number == split_at:
+                parts.append(clock.drain())
+        parts.append(clock.drain())
+        return {name: np.concatenate([part.get(name, []) for part in parts if part]) for name in parts[0] or parts[1]}
+
+    whole, by_one = read(-1, steps), read(0, steps)
+    for name, values in by_one.items():
+        if len(values) == len(steps):  # the lap occurred in the first part
+            assert np.array_equal(values, whole[name])
+    assert whole["step_s"] == pytest.approx(sum(whole.get(f"{lap}_s", 0) for lap in (*LAPS, "residual")))
+
+
+def test_a_lap_ends_where_a_mark_was_taken() -> None:
+    #  start, begin, the mark in mid-backward, the end of the wait
+    clock = clock_of([0, 1, 5, 7])
+    clock.start()
+    clock.begin()
+    mark = clock.mark()
+    clock.lap("backward", at=mark)
+    clock.lap("sync")
+    columns = clock.drain()
+
+    assert (columns["backward_s"].tolist(), columns["sync_s"].tolist()) == ([4], [2])
+
+
+def test_an_unknown_lap_or_one_before_the_first_step_is_an_error() -> None:
     clock = LapClock()
     clock.start()
     clock.begin()
-    clock.lap("forward")
-    with pytest.raises(RuntimeError, match="the laps of a step must be begin, data, forward, backward, sync, update"):
+    clock.lap("lunch")
+    with pytest.raises(RuntimeError, match=r"unknown lap 'lunch'; a lap is one of data, forward, .*, residual"):
+        clock.drain()
+    clock = LapClock()
+    clock.start()
+    clock.lap("data")
+    with pytest.raises(RuntimeError, match="lap 'data' comes before the begin of its step"):
         clock.drain()
 
 
@@ -103,3 +167,123 @@ def test_nothing_to_drain() -> None:
     clock = LapClock()
     clock.start()
     assert all(len(values) == 0 for values in clock.drain().values())
+
+
+# ---------------------------------------------------------------------------------------------------- two clocks
+
+
+class Device:
+    """A device that works through what it was given, later than the host gives it."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        self.made: list[Event] = []
+
+    def event(self) -> "Event":
+        self.made.append(Event(self))
+        return self.made[-1]
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.at_s = self.waited = -1.0
+
+    def record(self) -> None:
+        self.at_s = self.device.time_s
+
+    def synchronize(self) -> None:
+        self.waited = self.at_s
+
+    def elapsed_time(self, other: "Event") -> float:
+        assert other.at_s >= self.at_s >= 0
+        return 1e3 * (other.at_s - self.at_s)
+
+
+def test_two_clocks_are_both_shown() -> None:
+    device, host_s = Device(), [0.0]
+    clock = LapClock(HostStamps(lambda: host_s[0]), device=DeviceStamps(device.event), zero=-100.0)
+    clock.start()
+    for _ in range(2):
+        clock.begin()
+        for lap, on_host, on_device in (("forward", 1, 20), ("backward", 2, 40), ("sync", 50, 3), ("update", 1, 5)):
+            host_s[0] += on_host
+            device.time_s += on_device
+            clock.lap(lap)
+    columns = {name: list(values) for name, values in clock.drain().items()}
+
+    assert columns == {
+        "forward_s": [20, 20], "backward_s": [40, 40], "sync_s": [3, 3], "update_s": [5, 5], "residual_s": [0, 0],
+        "step_s": [68, 68], "sync_host_s": [50, 50], "begin_s": [100, 154],
+    }  # fmt: skip
+    assert clock.span_s == 108, "of the host"
+
+
+def test_events_are_used_again() -> None:
+    device = Device()
+    clock = LapClock(HostStamps(lambda: 0.0), device=DeviceStamps(device.event))
+    clock.start()
+    for _ in range(5):
+        for _ in range(3):
+            device.time_s += 1
+            clock.begin()
+            clock.mark()  # one that nobody uses
+            clock.lap("backward", at=clock.mark())
+            device.time_s += 2
+            clock.lap("sync")
+        columns = clock.drain()
+        assert columns["sync_s"].tolist() == [2, 2, 2]
+        assert columns["residual_s"].tolist() == [1, 1, 1]
+
+    assert len(device.made) == 1 + 3 * 4, "as many as were in use at once"
+    clock.start()
+    assert len(device.made) == 1 + 3 * 4
+
+
+def test_strict_waits_before_each_stamp() -> None:
+    said: list[str] = []
+    clock = LapClock(HostStamps(lambda: said.append("stamp") or float(len(said))), settle=lambda: said.append("wait"))
+    clock.start()
+    clock.begin()
+    clock.lap("forward")
+    clock.lap("backward", at=clock.mark())
+
+    assert said == ["wait", "stamp"] * 4
+
+
+def test_off_takes_no_stamps_but_knows_the_whole() -> None:
+    clock = Unstamped()
+    clock.start()
+    make_steps(clock, 3)
+
+    assert not clock.takes_stamps
+    assert clock.mark() is None
+    assert clock.drain() == {}
+    assert 0 < clock.span_s < 60
+
+
+def test_the_date_set_back_changes_no_lap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps() -> dict[str, np.ndarray]:
+        clock = clock_of([float(at) for at in range(1 + 6 * 4)])
+        clock.start()
+        make_steps(clock, 4)
+        return clock.drain()
+
+    class SetBack(datetime):
+        hours = 0
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            cls.hours += 5
+            return datetime(2026, 1, 2, tzinfo=tz) - timedelta(hours=cls.hours)
+
+    before = steps()
+    monkeypatch.setattr("horovod_study.measure.clock.datetime", SetBack)
+    assert utc_now() > utc_now(), "the date does go backwards"
+    after = steps()
+
+    assert all(np.array_equal(after[name], values) for name, values in before.items())
+    moments = [now() for _ in range(100)]
+    assert sorted(moments) == moments
+    assert time.get_clock_info("perf_counter").monotonic
+    assert not time.get_clock_info("perf_counter").adjustable, "nobody can set it"

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import torch
 from conftest import BIN, LAUNCHERS
 
 from horovod_study import records
+from horovod_study.analysis.study import analyze
 from horovod_study.cluster.reason import failure_reason
 from horovod_study.comm import liveness
 from horovod_study.comm.liveness import Finding, State, find_late, is_lost_peer
@@ -217,7 +219,7 @@ class Rows:
 
 
 def recorded(losses: list[float], norms2: list[float] | None, drain_every: int) -> Recorder:
-    clock, recorder = LapClock(), Recorder(Rows(), 1, 0, True)  # type: ignore[arg-type]
+    clock, recorder = LapClock(), Recorder(Rows(), 1)  # type: ignore[arg-type]
     clock.start()
     for step, loss in enumerate(losses):
         clock.begin()
@@ -354,6 +356,36 @@ def test_a_killed_rank_is_named_by_the_other(start: Any, tmp_path: Path, launche
     assert ("failed", said) == (record.status, record.reason)
     assert f"{said} (it was killed by SIGKILL)" == failure_reason(run.text(), 1)
     assert "HorovodInternalError" not in run.text()
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 0), ("torchrun", 1)])
+def test_a_killed_rank_takes_nothing_from_the_rows_of_the_others_and_nothing_from_the_study(
+    start: Any, tmp_path: Path, launcher: str, rank: int
+) -> None:
+    out = tmp_path / "run"
+    run = start(launcher, "--seconds", "300")
+    run.until(out, 30)
+    there = [_rows(out, each) for each in (0, 1)]
+    os.kill(run.ranks[rank].pid, signal.SIGKILL)
+    run.ended()
+    shutil.copytree(Path(__file__).parent / "runs" / "schema-3", tmp_path / "whole")
+    record = records.read_run(out)
+
+    assert record.state() in ("failed", "incomplete")
+    assert record.state() == "incomplete" or f"rank {rank} on" in record.reason
+    for each in (0, 1):
+        rows = records.read_steps(out, each)
+        assert rows.num_rows >= there[each], "what was written before is there"
+        assert np.array_equal(rows.column("step").to_numpy(), np.arange(rows.num_rows))
+        assert rows.column("step_s").null_count == 0
+    table = records.run_table(tmp_path)
+    assert dict(zip(table["run"], table["status"], strict=True)) == {"run": record.state(), "whole": "done"}
+    study = analyze(table)
+    assert study.provenance["runs"] == {"total": 2, "done": 1, record.state(): 1}
+    assert [(each["run"], each["status"]) for each in study.provenance["failed"]] == [("run", record.state())]
+    assert study.points["repeats"].sum() == 1, "and the points are those of the run that is whole"
 
 
 def patched(tmp_path: Path, text: str) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def test_two_workers_equal_one(
     assert (record.status, effective["workers"], effective["global_batch"]) == ("done", 2, 150)
     assert [rank["threads"] for rank in effective["ranks"]] == [1, 1]
     assert (printed["backend"], printed["transport"], printed["workers"]) == (backend, transport, 2)
-    assert (printed["sync_ms_median"] is None) == (launcher == "torchrun" and reduction == "hooks")
+    assert printed["sync_ms_median"] > 0, "also where the library waits inside backward"
     settings = effective["settings"]
     asked = "--reduction" in options
     assert settings["reduction"]["value"] == reduction

@@ -785,6 +785,24 @@ def test_the_lock_file_pins_all_that_setup_cfg_asks_for():
     assert [str(one) for one in wanted if not one.specifier.contains(pins.get(canonicalize_name(one.name), "0"))] == []
 
 
+def test_the_extras_have_a_lock_file_of_their_own_that_repeats_nothing():
+    base, extras = (state.read_pins(ROOT / name) for name in ("requirements.lock", "requirements.extras.lock"))
+    pins = {canonicalize_name(name): version for name, version in extras.items()}
+    wanted = [Requirement(line) for line in lock.direct(ROOT / "setup.cfg", optional=True)]
+
+    assert [str(one) for one in wanted if not one.specifier.contains(pins.get(canonicalize_name(one.name), "0"))] == []
+    assert set(base) & set(extras) == set()
+
+
+@pytest.mark.parametrize("name", ["nvidia-cublas", "nvidia-nccl-cu13", "triton", "cuda-bindings"])
+def test_what_comes_with_torch_is_left_to_torch(name: str):
+    assert lock.COMES_WITH_TORCH.match(name)
+
+
+def test_the_bindings_to_nvidias_driver_do_not_come_with_torch():
+    assert not lock.COMES_WITH_TORCH.match("nvidia-ml-py")
+
+
 # Several builds of Horovod
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from test_records import fill_disk
 
 from horovod_study import records
 from horovod_study.config import LAPS
+from horovod_study.measure import clock
 from horovod_study.train import main
 from horovod_study.workload import dataset
 
-SMALL = ("--dataset", "2000", "--batch", "25", "--warmup-steps", "5")
+SMALL = ("--dataset", "2000", "--batch", "25", "--warmup-steps", "5", "--steady", "declared")
 
 
 def train(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
@@ -124,6 +126,69 @@ def test_the_table_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert re.search(r"data +forward +backward +sync +update +unexplained", out)
     assert f"recorded in {os.path.relpath(tmp_path / 'r')}" in out
     assert "153,441 parameters" in err
+
+
+def test_steps_that_are_not_timed_are_recorded_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = train(
+        capsys, *SMALL, "--steps", "40", "--timer-mode", "off", "--out", str(tmp_path / "r"), "--json"
+    )
+    found = json.loads(out)
+    rows = records.read_steps(tmp_path / "r", 0)
+    record = records.read_run(tmp_path / "r")
+
+    assert code == 0
+    assert rows.column("step").to_pylist() == list(range(45))
+    assert rows.column("loss").null_count == rows.column("samples").null_count == 0
+    assert all(rows.column(f"{name}_s").null_count == 45 for name in ("begin", *LAPS, "residual", "step"))
+    assert found["samples_per_s"] == pytest.approx(40 * 25 / found["window_s"]), "the window is timed"
+    assert {found["step_ms_median"], found["step_ms_p90"], *found["laps_ms"].values()} == {None}
+    assert set(found["laps_share"].values()) == {None}
+    assert "steps were not timed" in err and "share of the step" not in err
+    assert record.effective["timer_mode"] == {"value": "off", "note": ""}
+    assert record.totals["step_s"] is record.totals["step_s_median"] is None
+    assert records.run_table(tmp_path)["step_s"].isna().all()
+
+
+def test_a_strict_timer_says_that_a_cpu_has_nothing_to_wait_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(capsys, *SMALL, "--steps", "5", "--timer-mode", "strict", "--out", str(tmp_path / "r"))
+    record = records.read_run(tmp_path / "r")
+
+    assert record.requested["timer_mode"] == "strict"
+    assert record.effective["timer_mode"] == {
+        "value": "strict", "note": "the same as light: a CPU has done its work when a call returns",
+    }  # fmt: skip
+    assert record.totals["step_s"] > 0
+
+
+def test_the_date_set_back_by_hours_changes_no_row_and_no_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SetBack(datetime):
+        asked = 0
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            cls.asked += 1
+            return datetime(2026, 1, 2, tzinfo=tz) - timedelta(hours=5 * cls.asked)
+
+    monkeypatch.setattr(clock, "datetime", SetBack)
+    began = time.monotonic()
+    code, _, _ = train(capsys, *SMALL, "--epochs", "2", "--out", str(tmp_path / "r"))
+    took_s = time.monotonic() - began
+    record = records.read_run(tmp_path / "r")
+    rows = records.read_steps(tmp_path / "r", 0).to_pandas()
+    walls_s = [float(row["wall_s"]) for row in csv.DictReader((tmp_path / "r" / "epochs.csv").read_text().splitlines())]
+
+    assert code == 0
+    assert record.finished is not None and record.finished < record.started, "the date did go backwards"
+    assert list(rows["step"]) == list(range(120))
+    assert rows["begin_s"].is_monotonic_increasing
+    assert (rows[[f"{lap}_s" for lap in (*LAPS, "residual", "step")]] >= 0).all(axis=None)
+    assert rows["step_s"].sum() < took_s
+    assert 0 < record.totals["window_s"] < took_s
+    assert walls_s == sorted(walls_s) and walls_s[-1] < took_s
 
 
 def test_a_missing_data_set_is_generated_and_said(

@@ -11,7 +11,7 @@ import pytest
 import horovod_study
 
 ROOT = Path(horovod_study.__file__).parent
-RUN_WING = ("workload", "comm", "measure", "cluster", "train", "progress")
+RUN_WING = ("workload", "comm", "measure", "cluster", "train", "progress", "recording", "lightning")
 ANALYSIS_WING = ("analysis", "report")
 ONLY_BELOW = {
     "horovod": ("comm/",),

@@ -5,6 +5,7 @@
     laws.py         scaling laws as values: linear, Amdahl, Gustafson, USL
     fitting.py      points -> fitted laws with 95 % intervals, the law selected, and every reason to doubt it
     prediction.py   points -> forecasts for other worker counts, from a weighted combination of laws
+    ablation.py     blocks of steps with and without communication -> what it costs, beside the timer's answer
     convergence.py  evaluations -> learning curves, time to target (censored where it was missed), rate of convergence
     lr_range.py     losses of a learning-rate range test -> the rates that can be read off them
     network.py      measured collectives -> bandwidths, alpha and beta with intervals, the roofline

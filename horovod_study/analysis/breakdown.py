@@ -1,50 +1,79 @@
 """Where the time of a step goes, and what more workers add to it.
 
 Laps tile the step: data, forward, backward, sync, update and the residual ("unexplained") add up to the step, so
-differences of laps add up to the difference of steps. docs/metrics.md defines each lap and its limits.
+differences of laps add up to the difference of steps. docs/metrics.md defines each lap and its limits; accounting.py
+makes the same of the rows of every step.
 """
 
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
 
-from horovod_study.analysis.points import CELL, LAP_COLUMNS, baseline_place, measured, with_series, worker_counts
+from horovod_study.analysis.points import (
+    CELL,
+    FEWEST_REPEATS,
+    LAP_COLUMNS,
+    baseline_place,
+    measured,
+    with_series,
+    worker_counts,
+)
+
+Floats = NDArray[np.float64]
 
 NOTES = {
     "hidden": "inside backward",
     "alone": "one worker has nobody to wait for",
+    "unmarked": "not marked; its time is in what is unexplained",
+    "off": "not timed",
 }
-"""Why a sync lap is empty: the backend cannot see it, or there is no communication."""
+"""Why a lap is empty or trivial."""
 
 PARTS = ("data", "forward", "backward", "sync", "update", "residual", "step")
 """The rows of one cell, in the order of a step; `step` is the whole."""
 
+BASES = ("plain", "wrapped")
 TILING = 0.01
 UNEXPLAINED = 0.05
 GROWTH_WORTH_SPLITTING = 0.02
+_PLACES = {part: place for place, part in enumerate(PARTS)}
 
 
 def breakdown(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per (series, workers, nodes, lap): its mean seconds per step, its share, its part of the growth.
-
-    mean_s is the mean over repeats of the recorded means per step: unlike medians, means of laps that tile still
-    tile. minus_plain_s and minus_wrapped_s are mean_s less the same lap of the one-worker baseline (for a strong
-    series less that lap / workers, the step of an ideal machine); growth_plain and growth_wrapped are their shares of
-    the growth of the whole step, left out where that is below 2 % of the step. NaN where unknown; `note` says why a
-    sync is empty or trivial.
-    """
+    """Return `split` of the finished runs of a run table."""
     table = with_series(runs)
+    return split(table[measured(table)])
+
+
+def split(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per (series, workers, nodes, lap) of runs with a series: what a step is made of, how it grows.
+
+    mean_s is the mean over repeats of the means per step: unlike medians, means of laps that tile still tile. median_s,
+    min_s and max_s are those of the repeats, and do not add up. minus_plain_s and minus_wrapped_s are mean_s less the
+    same lap of the one-worker baseline (for a strong series less that lap / workers, the step of an ideal machine),
+    with 95 % intervals (_low_s, _high_s) from three repeats on, how these were made (interval_plain, ...), and the
+    series of the baseline (base_plain, ...); growth_plain and growth_wrapped are their shares of the growth of the
+    whole step, left out where that is below 2 % of the step. A lap that one side cannot see is compared together with
+    the lap that holds it, so that every growth adds up. NaN where unknown; `note` says why a lap is empty or trivial.
+    """
     cells: list[dict[str, Any]] = []
-    for _, cell in table[measured(table)].groupby(["series", *CELL], dropna=False, sort=False):
+    for _, cell in table.groupby(["series", *CELL], dropna=False, sort=False):
         timed = cell[cell["step_s"].astype(float) > 0]
         if not timed.empty:
             first = {f"{name}": value for name, value in cell.iloc[0].items()}
-            cells.append({**first, "repeats": len(timed), "means": _means(timed)})
+            values = folded(timed[[*LAP_COLUMNS, "step_s"]].to_numpy(dtype=np.float64))
+            names = tuple(timed["repeat"])
+            cells.append({**first, "repeats": len(timed), "values": values, "names": names})
     rows = [row for cell in cells for row in _rows(cell, cells)]
     columns = [
         *("series", "partition", "backend", "transport", "batch", "workers", "nodes", "mode", "repeats", "lap"),
         *("mean_s", "share", "minus_plain_s", "growth_plain", "minus_wrapped_s", "growth_wrapped", "note"),
+        *("median_s", "min_s", "max_s"),
+        *(f"{name}_{kind}{end}" for kind in BASES for name, end in _INTERVAL),
     ]
     frame = pd.DataFrame(rows, columns=columns)
     for column in ("batch", "workers", "nodes"):
@@ -53,42 +82,107 @@ def breakdown(runs: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _means(runs: pd.DataFrame) -> dict[str, float]:
-    """Return the mean over repeats of each lap in s; a lap that any repeat does not know is NaN."""
-    columns = {**{column[: -len("_s")]: column for column in LAP_COLUMNS}, "step": "step_s"}
-    return {part: float(runs[columns[part]].astype(float).mean(skipna=False)) for part in PARTS}
+_INTERVAL = (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))
+
+
+def folded(values: Floats, unknown: NDArray[np.bool_] | None = None) -> Floats:
+    """Return rows of parts, shape (R, 7) in the order of PARTS, with one answer to which parts are known.
+
+    A part that is `unknown`, or that some row does not know (NaN), is NaN in all rows, and what the others have in it
+    is added to the part that holds it where it cannot be told apart: a sync to backward, anything else to the residual.
+    """
+    hidden = np.asarray(np.isnan(values).any(axis=0) if unknown is None else unknown | np.isnan(values).any(axis=0))
+    result = values.copy()
+    for part in PARTS[:-2]:
+        place = _PLACES[part]
+        if not hidden[place]:
+            continue
+        home = _PLACES["backward" if part == "sync" and not hidden[_PLACES["backward"]] else "residual"]
+        if not hidden[home]:
+            result[:, home] += np.nan_to_num(result[:, place])
+        result[:, place] = np.nan
+    result[:, hidden] = np.nan
+    return result
 
 
 def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    means = cell["means"]
-    note = ""
-    if math.isnan(means["sync"]):
-        note = NOTES["hidden"]
-    elif cell["workers"] == 1:
-        note = NOTES["alone"]
-    bases = {kind: _base(cell, cells, kind) for kind in ("plain", "wrapped")}
-    scale = cell["batch"] / cell["ref_batch"]
+    values: Floats = cell["values"]  # (R, 7)
+    means, step_s = values.mean(axis=0), float(values[:, -1].mean())
+    grown = {kind: _growth(cell, cells, kind) for kind in BASES}
     rows = []
-    for part in PARTS:
+    for place, part in enumerate(PARTS):
         row = {
             name: cell[name] for name in ("series", "partition", "backend", "transport", "batch", "workers", "nodes")
         }
         row |= {"mode": cell["mode"], "repeats": cell["repeats"], "lap": part}
-        row |= {"mean_s": means[part], "share": means[part] / means["step"]}
-        for kind, base in bases.items():
-            minus = math.nan if base is None else means[part] - scale * base[part]
-            whole = math.nan if base is None else means["step"] - scale * base["step"]
-            split = abs(whole) >= GROWTH_WORTH_SPLITTING * means["step"]
-            row |= {f"minus_{kind}_s": minus, f"growth_{kind}": minus / whole if split else math.nan}
-        row["note"] = note if part == "sync" else ""
+        row |= {"mean_s": float(means[place]), "share": float(means[place]) / step_s}
+        row |= {"median_s": float(np.median(values[:, place]))}
+        row |= {"min_s": float(values[:, place].min()), "max_s": float(values[:, place].max())}
+        for kind, growth in grown.items():
+            minus, low, high, how, base = growth
+            worth = abs(minus[-1]) >= GROWTH_WORTH_SPLITTING * step_s
+            row |= {f"minus_{kind}_s": float(minus[place])}
+            row |= {f"growth_{kind}": float(minus[place] / minus[-1]) if worth else math.nan}
+            row |= {f"minus_{kind}_low_s": float(low[place]), f"minus_{kind}_high_s": float(high[place])}
+            row |= {f"interval_{kind}": how, f"base_{kind}": base}
+        row["note"] = _note(cell, means, part)
         rows.append(row)
     return rows
 
 
-def _base(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> dict[str, float] | None:
-    """Return the lap means of the one-worker cell of the same work, by the rule that speedups use."""
+def _note(cell: dict[str, Any], means: Floats, part: str) -> str:
+    if part in ("step", "residual"):
+        return NOTES["off"] if math.isnan(means[_PLACES["residual"]]) and part == "residual" else ""
+    if math.isnan(means[_PLACES[part]]):
+        if np.isnan(means[:-2]).all():
+            return NOTES["off"]
+        return NOTES["hidden" if part == "sync" and not math.isnan(means[_PLACES["backward"]]) else "unmarked"]
+    return NOTES["alone"] if part == "sync" and cell["workers"] == 1 else ""
+
+
+def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tuple[Floats, Floats, Floats, str, str]:
+    """Return T(N) - T(1) of every part, shape (7,), its interval, in words what that is of, and the base's series.
+
+    The one-worker cell is the one that speedups use too.
+    """
+    unknown = np.full(len(PARTS), np.nan)
     place = baseline_place(cells, cell, kind)
-    return None if place is None else dict(cells[place]["means"])
+    if place is None:
+        return unknown, unknown, unknown, "no baseline", ""
+    base, scale = cells[place], cell["batch"] / cell["ref_batch"]
+    hidden = np.isnan(cell["values"]).any(axis=0) | np.isnan(base["values"]).any(axis=0)
+    ours, theirs = folded(cell["values"], hidden), scale * folded(base["values"], hidden)
+    low, high, how = _interval(ours, theirs, cell["names"], base["names"])
+    return ours.mean(axis=0) - theirs.mean(axis=0), low, high, how, str(base["series"])
+
+
+def _interval(
+    ours: Floats, theirs: Floats, our_names: tuple[Any, ...], their_names: tuple[Any, ...]
+) -> tuple[Floats, Floats, str]:
+    """Return the 95 % interval of the difference of means over repeats, (R, 7) and (Q, 7), and how it was made.
+
+    Repeats of a study run side by side, so that what disturbs one disturbs its twin: where both sides have the same
+    ones, Student's t of their differences; else Welch's.
+    """
+    fewest = min(len(ours), len(theirs))
+    if fewest < FEWEST_REPEATS:
+        unknown = np.full(ours.shape[1], np.nan)
+        one = len(ours) == len(theirs) == 1
+        few = f"{fewest} repeat{'s' if fewest > 1 else ''}, and an interval needs {FEWEST_REPEATS}"
+        return unknown, unknown, f"{'one run each' if one else few}: no interval"
+    order = [{name: place for place, name in enumerate(names)} for names in (our_names, their_names)]
+    if set(order[0]) == set(order[1]) and len(order[0]) == len(ours) == len(theirs):
+        pairs = ours - theirs[[order[1][name] for name in our_names]]
+        mean, error = pairs.mean(axis=0), pairs.std(axis=0, ddof=1) / math.sqrt(len(pairs))
+        half = stats.t.ppf(0.975, len(pairs) - 1) * error
+        return mean - half, mean + half, f"95 %, Student's t of {len(pairs)} pairs of repeats"
+    squares = [each.var(axis=0, ddof=1) / len(each) for each in (ours, theirs)]
+    variance = squares[0] + squares[1]
+    spread = squares[0] ** 2 / (len(ours) - 1) + squares[1] ** 2 / (len(theirs) - 1)
+    freedom = np.divide(variance**2, spread, out=np.ones_like(variance), where=spread > 0)
+    half = np.where(variance > 0, stats.t.ppf(0.975, freedom) * np.sqrt(variance), np.where(variance == 0, 0.0, np.nan))
+    mean = ours.mean(axis=0) - theirs.mean(axis=0)
+    return mean - half, mean + half, f"95 %, Welch's t of {len(ours)} and {len(theirs)} repeats"
 
 
 def doubts(runs: pd.DataFrame) -> list[str]:
@@ -100,10 +194,10 @@ def doubts(runs: pd.DataFrame) -> list[str]:
     known = laps.notna().any(axis=1)
     gap = (laps.sum(axis=1) - step).abs() / step
     residual = laps["residual_s"].abs() / step
-    found = []
+    found = _recording(table[measured(table)])
     for series, rows in good[known & (gap > TILING)].groupby("series", sort=False):
         found.append(
-            f"{series}: the laps of {len(rows)} run{'s' if len(rows) > 1 else ''} at "
+            f"{series}: the laps of {_runs(rows)} at "
             f"{worker_counts(rows['workers'])} do not add up to the step (off by up to "
             f"{100 * gap[rows.index].max():.1f} %); do not quote their shares."
         )
@@ -113,3 +207,25 @@ def doubts(runs: pd.DataFrame) -> list[str]:
             f"{worker_counts(rows['workers'])} is unexplained (outside every lap)."
         )
     return found
+
+
+def _recording(good: pd.DataFrame) -> list[str]:
+    """Return the doubts that the recording of finished runs had itself: lost rows, a steady state not found."""
+    found = []
+    if "rows_lost" in good.columns:
+        lost = pd.to_numeric(good["rows_lost"]).fillna(0)
+        for series, rows in good[lost > 0].groupby("series", sort=False):
+            found.append(
+                f"{series}: {lost[rows.index].sum():.0f} step rows of {_runs(rows)} at "
+                f"{worker_counts(rows['workers'])} are lost (the disk was full); the parts are those of the others."
+            )
+    if "steady_doubt" in good.columns:
+        texts = good["steady_doubt"].fillna("").astype(str)
+        for text in sorted(set(texts) - {""}):
+            for series, rows in good[texts == text].groupby("series", sort=False):
+                found.append(f"{series}: {_runs(rows)} at {worker_counts(rows['workers'])}: {text.rstrip('.')}.")
+    return found
+
+
+def _runs(rows: pd.DataFrame) -> str:
+    return f"{len(rows)} run{'' if len(rows) == 1 else 's'}"

@@ -16,10 +16,10 @@ import pandas as pd
 from scipy import stats
 
 from horovod_study.analysis.laws import karp_flatt
-from horovod_study.config import BACKENDS, COMMUNICATION, LAPS, OPTIONS, RUN_FIELDS, TRANSPORTS, parse_widths
+from horovod_study.config import BACKENDS, COMMUNICATION, LAPS, OPTIONS, OWN_MODEL, RUN_FIELDS, TRANSPORTS, parse_widths
 from horovod_study.errors import AnalysisError
 
-_NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults")
+_NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults", "model")
 
 CHOICES = tuple(name for name in OPTIONS if name not in (*_NAMED, "batch"))
 """Options of training that separate series; a name mentions those that differ between the runs of the table."""
@@ -64,6 +64,7 @@ CHOICE_WORDS: Mapping[str, Callable[[Any], str]] = {
     "pin_memory": lambda value: f"{'' if value else 'un'}pinned memory",
     "persistent_processes": lambda value: f"{'' if value else 'no '}persistent processes",
     "threads": lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
+    "timer_mode": lambda value: "not timed" if value == "off" else f"{value} timers",
     **{name: partial(_knob_words, name) for name in KNOBS},
 }
 """How a choice is named, where it tells series apart."""
@@ -83,7 +84,7 @@ REQUIRED = (
     "reason",
     "repeat",
     "global_batch",
-    *(name for name in CELL if name not in CHOICES),  # those have defaults
+    *(name for name in CELL if name not in (*CHOICES, "model")),  # those have defaults
     "samples_per_s",
     "window_s",
     "steps",
@@ -211,6 +212,8 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     """
     table = runs.reset_index(drop=True)
     table["horovod_defaults"] = table["horovod_defaults"].astype(bool)
+    models = table["model"].astype(object) if "model" in table.columns else pd.Series(OWN_MODEL, table.index, object)
+    table["model"] = models.where(models.notna(), OWN_MODEL)
     for column in CHOICES:
         default = RUN_FIELDS[column].default
         values = table[column].astype(object) if column in table.columns else pd.Series(default, table.index, object)
@@ -288,7 +291,8 @@ def _name(family: _Family, told: Sequence[str]) -> str:
     if settings["transport"] not in ("none", "auto"):
         way = f"{way}/{settings['transport']}"
     stock = " stock settings" if settings["horovod_defaults"] else ""
-    return f"{settings['partition']} {way} {_setting(family, told)}{stock}"
+    model = "" if settings["model"] == OWN_MODEL else f" {settings['model']}"
+    return f"{settings['partition']} {way}{model} {_setting(family, told)}{stock}"
 
 
 def _setting(family: _Family, told: Sequence[str]) -> str:
@@ -323,7 +327,7 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
         if column in KNOBS
         else table[column]
         for column in (
-            *("partition", "backend", "transport", "precision", "ref_batch", *CHOICES, "horovod_defaults"),
+            *("partition", "backend", "transport", "precision", "ref_batch", *CHOICES, "horovod_defaults", "model"),
             *("reduction", "ref_train_samples", "series", "workers", "nodes", "batch", "train_samples"),
             *(column for column in ("repeat", "run") if column in table.columns),
         )
@@ -442,7 +446,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         if other["repeats"] > 0
         and other["workers"] == 1
         and (other["backend"], other["transport"]) == way
-        and all(other[name] == cell[name] for name in ("partition", "precision", *CHOICES) if name not in free)
+        and all(other[name] == cell[name] for name in ("partition", "precision", "model", *CHOICES) if name not in free)
         and other["batch"] == cell["ref_batch"]
         and other["train_samples"] == cell["ref_train_samples"]
         and (kind == "plain" or other["horovod_defaults"] == cell["horovod_defaults"])

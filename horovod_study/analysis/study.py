@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from horovod_study.analysis import accounting as steps
 from horovod_study.analysis import breakdown as laps
 from horovod_study.analysis import convergence as learned
 from horovod_study.analysis import points as scaling
@@ -17,7 +18,7 @@ from horovod_study.errors import AnalysisError
 SCHEMA = 1
 """Of provenance.json; raised when a key changes its meaning."""
 
-TABLES = ("points", "curves", "breakdown", "convergence", "learning", "targets")
+TABLES = ("points", "curves", "breakdown", "convergence", "learning", "targets", "accounting")
 DOCUMENTS = ("fits", "provenance")
 
 CURVE_COLUMNS = (
@@ -35,8 +36,9 @@ _NEEDED = {
     "convergence": learned.CURVE_COLUMNS,
     "learning": learned.LEARNING_COLUMNS,
     "targets": learned.TARGET_COLUMNS,
+    "accounting": steps.RUN_COLUMNS,
 }
-_TEXTS = ("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval")
+_TEXTS = ("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class Analysis:
     convergence: pd.DataFrame = field(default_factory=lambda: learned.nothing().curves)
     learning: pd.DataFrame = field(default_factory=lambda: learned.nothing().learning)
     targets: pd.DataFrame = field(default_factory=lambda: learned.nothing().targets)
+    accounting: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(steps.RUN_COLUMNS)))
 
     def __post_init__(self) -> None:
         for name in TABLES:
@@ -83,13 +86,15 @@ def analyze(
     evaluations: pd.DataFrame | None = None,
     *,
     targets: Sequence[float] = (),
+    accounting: steps.Accounting | None = None,
     commands: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Analysis:
     """Return the whole analysis of a run table (records.run_table); equal runs in any order give equal results.
 
-    `evaluations` (records.epoch_table) and `targets` (test MSEs) make the tables of convergence. `commands` are quoted
-    in the report as the way to repeat the study; without them the usual ones are named.
+    `evaluations` (records.epoch_table) and `targets` (test MSEs) make the tables of convergence, `accounting` (of the
+    step rows of these runs) the table of what is unexplained. `commands` are quoted in the report as the way to repeat
+    the study; without them the usual ones are named.
     Raises AnalysisError for a table without runs or without a needed column.
     """
     points = scaling.scaling_points(runs)
@@ -101,7 +106,8 @@ def analyze(
         if evaluations is None
         else learned.convergence(runs, evaluations, targets=targets, baseline=baseline)
     )
-    doubts = [*scaling.doubts(runs, points), *laps.doubts(runs), *learning.doubts]
+    rows = [] if accounting is None else steps.row_doubts(accounting)
+    doubts = [*scaling.doubts(runs, points), *laps.doubts(runs), *rows, *learning.doubts]
     return Analysis(
         points=points,
         curves=_curves(fitted),
@@ -109,6 +115,7 @@ def analyze(
         convergence=learning.curves,
         learning=learning.learning,
         targets=learning.targets,
+        **({} if accounting is None else {"accounting": accounting.run_rows()}),
         fits={
             "baseline": baseline,
             "series": {name: _document(name, fit, points, baseline) for name, fit in fitted.items()},

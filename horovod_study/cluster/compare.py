@@ -63,6 +63,7 @@ MAY_DIFFER = (
     *("threads", "memory_format", "fused_optimizer", "compile", "cuda_graphs"),
     *("loader", "loader_processes", "pin_memory", "persistent_processes"),
     *("require", "start_timeout_s", "stall_timeout_s"),
+    *("timer_mode", "system_interval_s", "disk_full"),
 )
 """How the work is done. Whatever else an option says is what is done, and must be the same on both sides."""
 
@@ -351,8 +352,9 @@ def parity_facts(record: RunRecord) -> dict[str, Any]:
         "input_scaling": effective.get("input_scaling"),
         **{name: requested.get(name) for name in same},
         "training curves": effective.get("train_samples"),
-        "steps": totals.get("steps"),
-        "warm-up steps": totals.get("excluded_steps"),
+        # All that were made: where the timed window begins in them is found for each run by itself.
+        "steps": None if totals.get("steps") is None else totals["steps"] + totals.get("excluded_steps", 0),
+        "warm-up steps": effective.get("warmup_steps"),
         "device": effective.get("device"),
         "host": record.host,
         "torch": record.environment.get("torch"),

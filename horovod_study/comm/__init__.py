@@ -13,6 +13,7 @@ buckets       gradients that leave from hooks during backward
 nccl_log      what NCCL says about the way it took
 libmpi        the MPI library that is loaded: where from, what it can, whether it is the launcher's
 raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor
+attached      the library that somebody's own script has started, for horovod_study.recorder
 watchdog      ends a rank whose peers never arrive
 liveness      names the rank that stalls or dies in training, and ends the run
 stop          SIGTERM and SIGUSR1: a wish to stop that all ranks follow at the same step

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,13 @@ BUCKET_MB = 25.0
 """Size of a bucket of gradients that leave from hooks, as torch's DistributedDataParallel has it."""
 
 
+class Peers(Protocol):
+    """The workers of a run, as far as they have to agree."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the (small, plain) values of all ranks, in the order of ranks, on every rank."""
+
+
 class Backend(Protocol):
     """How workers agree, start equal, and average their gradients.
 
@@ -31,11 +38,12 @@ class Backend(Protocol):
     name: str  # serial | horovod | ddp | mpi | ps
     transport: str  # what really carries gradients: none | nccl | mpi | gloo
     reduction: str  # none | flat | hooks, known once `bind` has seen the model
-    sync_visible: bool  # False where the wait is hidden inside backward and cannot be seen from here
     rank: int
     workers: int
     settings: dict[str, Any]  # communication settings in effect, see settings.py
     flat: "FlatGradients | None"  # the buffer that is averaged in every step, where it is one buffer
+    last_gradient: "LastGradient | None"
+    """Where backward, having made the own gradients, goes on to wait for the other ranks: sees when they are made."""
 
     @property
     def local_norm2(self) -> torch.Tensor | None:
@@ -56,6 +64,13 @@ class Backend(Protocol):
 
     def step(self, optimizer: Optimizer) -> None:
         """Update the parameters from the averaged gradients."""
+
+    def silence(self) -> AbstractContextManager[None]:
+        """Let every rank train for itself inside: nothing is averaged, nor copied or packed to be averaged.
+
+        For measuring; entered and left between two steps, by all ranks at the same one. It changes nothing by itself:
+        parameters that went apart inside stay apart.
+        """
 
     def gather(self, value: Any) -> list[Any]:
         """Return the (small, plain) values of all ranks, in the order of ranks, on every rank."""
@@ -83,6 +98,8 @@ class FlatGradients:
 
     norm2: torch.Tensor | None = None
     """Squared norm of the buffer when it was last packed, before any reduction; shape ()."""
+    silent = False
+    """Gradients stay where backward made them; see Backend.silence."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, workers: int = 1) -> None:
         self._parameters = list(parameters)
@@ -103,7 +120,7 @@ class FlatGradients:
         """Return what copies a gradient that backward has just made into its place."""
 
         def take(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:
+            if parameter.grad is not None and not self.silent:
                 # Divided on the way: the sum over the workers is then the mean, and nothing is left to do after it.
                 torch.mul(parameter.grad, self._share, out=view)
                 parameter.grad = view
@@ -131,6 +148,61 @@ class FlatGradients:
                 parameter.grad = view
         self.norm2 = torch.dot(self.buffer, self.buffer)
         return self.buffer
+
+
+class LastGradient:
+    """The moment at which a rank's own backward has made its last gradient, seen by a hook.
+
+    A library that reduces gradients by hooks of its own may wait for the other ranks before backward returns. The
+    hooks here come before the library's. All parameters are watched until the same one was last `CERTAIN` times, then
+    that one alone, because a hook costs more than a stamp; after `AGAIN` steps all are watched anew, for a model may
+    change. Where the order changes from step to step all stay watched.
+    """
+
+    CERTAIN = 20
+    AGAIN = 500
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._hooks: dict[int, Any] = {}  # number of the parameter -> its hook; none before the first `arm`
+        self._stamp: Callable[[], Any] | None = None
+        self._taken: Any = None
+        self._last, self._candidate, self._times = -1, -1, 0
+
+    def arm(self, stamp: Callable[[], Any]) -> None:
+        """Take `stamp()` at the last gradient of the backward that comes."""
+        if not self._hooks:
+            for number, parameter in enumerate(self._parameters):
+                if not parameter.requires_grad:
+                    continue
+                self._hooks[number] = parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+        self._stamp, self._taken = stamp, None
+
+    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        def made(_: torch.Tensor) -> None:
+            # On a GPU this is a thread of autograd, which has the gradient's stream current: so has the stamp.
+            if self._stamp is not None:
+                self._taken, self._last = self._stamp(), number
+
+        return made
+
+    def taken(self) -> Any:
+        """Return the stamp of the backward that has ended; None if no watched parameter got a gradient."""
+        taken, self._taken, self._stamp = self._taken, None, None
+        self._times = self._times + 1 if self._last == self._candidate else 1
+        self._candidate = self._last
+        if taken is None or self._times == self.AGAIN:
+            self._watch_again()
+        elif len(self._hooks) > 1:
+            if self._times == self.CERTAIN:
+                for number in [each for each in self._hooks if each != self._last]:
+                    self._hooks.pop(number).remove()
+        return taken
+
+    def _watch_again(self) -> None:
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks, self._times = {}, 0
 
 
 def gradient_bytes(model: nn.Module) -> int:
@@ -179,7 +251,7 @@ def bucket_bytes(config: RunConfig) -> tuple[float, dict[str, Any]]:
 
 
 @contextmanager
-def agreed(backend: Backend) -> Iterator[None]:
+def agreed(backend: Peers) -> Iterator[None]:
     """Run a block that may fail on some ranks so that all ranks fail together, with the first one's message.
 
     Without this, a rank that stops at a missing file would leave the others waiting in the next collective.
@@ -196,7 +268,7 @@ def agreed(backend: Backend) -> Iterator[None]:
             raise StudyError(f"rank {rank}: {text}" if alone else text)
 
 
-def require_parity(backend: Backend, facts: dict[str, Any]) -> None:
+def require_parity(backend: Peers, facts: dict[str, Any]) -> None:
     """Raise BackendError, on every rank, if the ranks were started with different facts; names the first difference."""
     everybody = backend.gather({"host": os.uname().nodename, **facts})
     for rank, theirs in enumerate(everybody):

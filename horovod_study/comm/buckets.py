@@ -30,6 +30,9 @@ class GradientBuckets:
     arrive may differ from rank to rank, that of collectives must not.
     """
 
+    silent = False
+    """Gradients stay where backward made them, and nothing is sent; see Backend.silence."""
+
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, workers: int, bucket_bytes: float, send: Callable[[Bucket], None]
     ) -> None:
@@ -60,7 +63,7 @@ class GradientBuckets:
         """Return what to call when the gradient that `view` has room for is there."""
 
         def arrived(parameter: torch.Tensor) -> None:
-            if parameter.grad is None:
+            if parameter.grad is None or self.silent:
                 return
             # Divided here, on the way into the bucket: the sum over the workers is then the mean.
             torch.mul(parameter.grad, self._share, out=view)

@@ -1,11 +1,13 @@
 """torch.distributed over NCCL or Gloo, launched by torchrun; over MPI, where PyTorch was built with it, by mpirun.
 
 flat     one all-reduce of one flat buffer after backward
-hooks    DistributedDataParallel: buckets leave during backward; the wait is inside backward and cannot be seen from
-         outside, so `sync_s` is null
+hooks    DistributedDataParallel: buckets leave during backward, which returns when all of them are averaged; the wait
+         begins when this rank's own last gradient is made, which a hook sees
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm import settings
-from horovod_study.comm.base import FlatGradients, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.libmpi import require_launchers_mpi
@@ -68,8 +70,10 @@ class DistributedBackend:
         require_launchers_mpi(launch, self.workers, "torch.distributed")
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
-        self.sync_visible = self.reduction != "hooks"
         self.flat: FlatGradients | None = None
+        self.last_gradient: LastGradient | None = None
+        self._hooked: DistributedDataParallel | None = None
+        self._silent = False
         if self.transport == "gloo":
             self.barrier()  # Gloo's threads are there when the first message has passed
             self.settings["thread_priority"] = before.prioritise(config.thread_priority)
@@ -87,9 +91,10 @@ class DistributedBackend:
             # Its buckets are packed without Python, also where all gradients fit into one: docs/communication.md.
             hooks_because="torch's own buckets cost less than a flat buffer",
         )
-        self.sync_visible = self.reduction != "hooks"
         if self.reduction == "hooks":
-            return self._distributed(model), optimizer
+            self.last_gradient = LastGradient(model.parameters())
+            self._hooked = self._distributed(model)
+            return self._hooked, optimizer
         for parameter in model.parameters():
             dist.broadcast(parameter.data, src=0)
         if self.reduction == "flat":
@@ -126,11 +131,24 @@ class DistributedBackend:
         optimizer.zero_grad()
 
     def synchronize(self, optimizer: Optimizer) -> None:
-        if self.flat is not None:
+        if self.flat is not None and not self._silent:
             dist.all_reduce(self.flat.pack())
 
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        try:
+            self._silent = True
+            if self.flat is not None:
+                self.flat.silent = True
+            with nullcontext() if self._hooked is None else self._hooked.no_sync():
+                yield
+        finally:
+            self._silent = False
+            if self.flat is not None:
+                self.flat.silent = False
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.workers

@@ -12,7 +12,10 @@ One worker reduces nothing in either way (Horovod registers its hooks only for t
 import importlib.util
 import mmap
 import os
+import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import builds, settings
-from horovod_study.comm.base import FlatGradients, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.libmpi import cuda_aware, loaded_library, require_launchers_mpi
-from horovod_study.comm.priority import NewThreads
+from horovod_study.comm.priority import NewThreads, busiest_thread
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
 
@@ -34,7 +37,7 @@ class HorovodBackend:
     """The `wrapped` runs: one worker or many inside Horovod."""
 
     name = "horovod"
-    sync_visible = True
+    last_gradient: LastGradient | None = None
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         wanted = config.transport
@@ -79,6 +82,7 @@ class HorovodBackend:
             )
         # Read by the libraries when Horovod starts.
         self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=_unknown_settings())
+        self._mpi = kept_mpi(controller) if config.timeline_steps else None
         before = NewThreads()
         hvd.init()
         self.rank, self.workers = int(hvd.rank()), int(hvd.size())
@@ -100,10 +104,10 @@ class HorovodBackend:
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
         self.flat: FlatGradients | None = None
+        self._silent = False
         if self.transport == "gloo":
             self.barrier()  # Gloo's threads are there when the first message has passed
-            polling = self.settings["HOROVOD_CYCLE_TIME"]["value"] == "0"
-            self.settings["thread_priority"] = before.prioritise(config.thread_priority, polling=polling)
+            self.settings["thread_priority"] = before.prioritise(config.thread_priority, polling=self._polling())
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -129,6 +133,7 @@ class HorovodBackend:
                 op=self._hvd.Average,
                 num_groups=groups or 0,
             )
+            self._bound = optimizer
         elif self.reduction == "flat":
             self.flat = FlatGradients(model.parameters(), workers=self.workers)
         return model, optimizer
@@ -141,6 +146,11 @@ class HorovodBackend:
         optimizer.zero_grad()  # without arguments: Horovod's optimizer takes none
 
     def synchronize(self, optimizer: Optimizer) -> None:
+        if self._silent:
+            if self.reduction == "hooks":
+                # Nothing is under way: its hooks have noted each gradient as not sent, and zero_grad refuses that.
+                optimizer._handles.clear()  # type: ignore[attr-defined]
+            return
         if self.flat is not None:
             self._hvd.allreduce_(self.flat.pack(), name="gradients", op=self._hvd.Sum)  # of shares: the mean
         elif self.reduction == "hooks":
@@ -152,6 +162,23 @@ class HorovodBackend:
                 optimizer.step()
         else:
             optimizer.step()
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        hooks: Any = self._bound if self.reduction == "hooks" else None
+        try:
+            self._silent = True
+            if self.flat is not None:
+                self.flat.silent = True
+            if hooks is not None:
+                hooks.set_backward_passes_per_step(sys.maxsize)  # its hooks count down to the pass after which to send
+            yield
+        finally:
+            self._silent = False
+            if self.flat is not None:
+                self.flat.silent = False
+            if hooks is not None:
+                hooks.set_backward_passes_per_step(1)
 
     def gather(self, value: Any) -> list[Any]:
         # By default the message is named after the value's type: a text here and None there would wait for ever.
@@ -169,6 +196,93 @@ class HorovodBackend:
 
     def close(self) -> None:
         self._hvd.shutdown()
+        if self._mpi is not None:
+            self._mpi.Finalize()
+
+    def restart_with_timeline(self) -> None:
+        """Stop Horovod on all ranks and start it again, ready to write a timeline. Collective.
+
+        Only for a run with `timeline_steps`. From then on rank 0 has one more thread, which never sleeps.
+        """
+        with self._empty_store():
+            self._hvd.shutdown()
+            os.environ[_TIMELINE] = "DYNAMIC"
+            before = NewThreads()
+            self._hvd.init()
+            del os.environ[_TIMELINE]
+            self.barrier()
+        if self.transport == "gloo":
+            # A thread that never sleeps must not go before the others: it would keep its core.
+            writer = busiest_thread() if self.rank == 0 else None
+            spare = () if writer is None else (writer,)
+            if self.rank > 0 or spare:
+                before.prioritise(self._config.thread_priority, polling=self._polling(), spare=spare)
+            self.barrier()
+
+    def start_timeline(self, path: Path) -> None:
+        """Begin to write the timeline, on rank 0; returns when the file is open."""
+        self._hvd.start_timeline(str(path), mark_cycles=True)
+
+    def stop_timeline(self) -> None:
+        """End the timeline, on rank 0; returns when the file is complete."""
+        self._hvd.stop_timeline()
+
+    @contextmanager
+    def _empty_store(self) -> Iterator[None]:
+        """Let the ranks find each other through a server of rank 0 where Horovod uses one and starts inside.
+
+        That of the launcher still holds where they could be found before: horovodrun 0.28.1 forgets to forget it when
+        two groups of ranks have met at the same time.
+        """
+        if _RENDEZVOUS[0] not in os.environ:
+            self.barrier()
+            yield
+            return
+        server, port = None, 0
+        if self.rank == 0:
+            from horovod.runner.http.http_server import RendezvousServer
+
+            server = RendezvousServer()
+            port = server.start()
+            server.init([])
+        here = os.uname().nodename
+        host, port = self.gather((here, port))[0]
+        try:
+            os.environ[_RENDEZVOUS[0]] = "127.0.0.1" if host == here else socket.gethostbyname(host)
+            os.environ[_RENDEZVOUS[1]] = str(port)
+            yield
+        finally:
+            if server is not None:
+                server.stop()
+
+    def _polling(self) -> bool:
+        return bool(self.settings["HOROVOD_CYCLE_TIME"]["value"] == "0")
+
+
+_TIMELINE = "HOROVOD_TIMELINE"
+_RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+
+
+def kept_mpi(controller: str) -> Any:
+    """Return MPI, started by mpi4py so that it outlives a restart of Horovod; None where Horovod does not use it.
+
+    MPI cannot be started twice in a process, and Horovod stops it at its own end if it has started it.
+    """
+    if _TIMELINE in os.environ:
+        raise BackendError(
+            f"{_TIMELINE} is set, so Horovod would write a timeline in the timed steps too; unset it, timeline_steps "
+            "does what it takes"
+        )
+    if controller != "mpi":
+        return None
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise BackendError(
+            f"timeline_steps over MPI needs mpi4py, which cannot be loaded ({error}); run `make setup`, or launch "
+            "over Gloo"
+        ) from None
+    return MPI
 
 
 def _unknown_settings() -> list[str]:

@@ -11,6 +11,8 @@ Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and th
 import sys
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +21,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import settings
-from horovod_study.comm.base import FlatGradients, Optimizer, bucket_bytes, choose_reduction, gradient_bytes
+from horovod_study.comm.base import (
+    FlatGradients,
+    LastGradient,
+    Optimizer,
+    bucket_bytes,
+    choose_reduction,
+    gradient_bytes,
+)
 from horovod_study.comm.buckets import Bucket, GradientBuckets
 from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch
@@ -77,7 +86,7 @@ class MpiRanks(ABC):
 
     name: str
     transport = "mpi"
-    sync_visible = True
+    last_gradient: LastGradient | None = None
     buckets_on_device: bool  # whether buckets can be averaged through pointers to GPU memory, where MPI takes such
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
@@ -106,6 +115,7 @@ class MpiRanks(ABC):
         self.reduction = config.reduction if self.workers > 1 else "none"
         self.flat: FlatGradients | None = None
         self._buckets: GradientBuckets | None = None
+        self._silent = False
         self.settings["mpi_library"] = {"value": loaded_library(), "source": "loaded"}
         self.settings["cuda_aware"] = cuda_aware()
 
@@ -160,6 +170,8 @@ class MpiRanks(ABC):
         self._way.start(bucket)
 
     def synchronize(self, optimizer: Optimizer) -> None:
+        if self._silent:
+            return
         if self.flat is not None:
             total = self.flat.pack().numel()
             self._wire.fill(0, total)
@@ -172,6 +184,19 @@ class MpiRanks(ABC):
 
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        makers = [each for each in (self.flat, self._buckets) if each is not None]
+        try:
+            self._silent = True
+            for each in makers:
+                each.silent = True
+            yield
+        finally:
+            self._silent = False
+            for each in makers:
+                each.silent = False
 
     def gather(self, value: Any) -> list[Any]:
         return list(self._world.allgather(value))

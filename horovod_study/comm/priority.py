@@ -15,10 +15,13 @@ import ctypes
 import os
 import platform
 import struct
+import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from horovod_study.errors import BackendError
+from horovod_study.measure.clock import sleep
 
 SLICE_NS = 100_000
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
@@ -31,15 +34,15 @@ class NewThreads:
     def __init__(self) -> None:
         self._before = _threads()
 
-    def prioritise(self, asked: str, *, polling: bool = False) -> dict[str, Any]:
+    def prioritise(self, asked: str, *, polling: bool = False, spare: Collection[int] = ()) -> dict[str, Any]:
         """Give the threads started since a priority; return {"value", "source", "threads"} for the record.
 
         `asked`: realtime | slice | off, or auto for the first of these that the system permits. `polling`: they never
-        sleep while there is work, so real time would shut out everything else. BackendError: what was asked for is not
-        permitted.
+        sleep while there is work, so real time would shut out everything else. `spare`: threads that get no priority.
+        BackendError: what was asked for is not permitted.
         """
         source = "shipped" if asked == "auto" else "asked"
-        threads = sorted(_threads() - self._before)
+        threads = sorted(_threads() - self._before - set(spare))
         if asked == "realtime" and polling:
             raise BackendError(
                 "thread_priority realtime with a cycle time of 0 would let Horovod's thread keep its core for ever; "
@@ -112,3 +115,27 @@ def _threads() -> set[int]:
     """Return the threads of this process by number; none where the system does not show them."""
     folder = Path("/proc/self/task")
     return {int(entry.name) for entry in folder.iterdir()} if folder.is_dir() else set()
+
+
+def busiest_thread(seconds: float = 0.2) -> int | None:
+    """Return the other thread of this process that computes most in the next `seconds`; None if none computes."""
+    before = _processor_ticks()
+    sleep(seconds)
+    after = _processor_ticks()
+    own = threading.get_native_id()
+    used = {thread: ticks - before.get(thread, 0) for thread, ticks in after.items() if thread != own}
+    busiest = max(used, key=lambda thread: used[thread], default=None)
+    return busiest if busiest is not None and used[busiest] >= 2 else None
+
+
+def _processor_ticks() -> dict[int, int]:
+    """Return the processor time that each thread of this process has used, in ticks of the system."""
+    ticks = {}
+    for thread in _threads():
+        try:
+            text = Path(f"/proc/self/task/{thread}/stat").read_text()
+        except OSError:  # it has ended meanwhile
+            continue
+        fields = text.rpartition(")")[2].split()  # the name before it may hold blanks
+        ticks[thread] = int(fields[11]) + int(fields[12])
+    return ticks

@@ -1,12 +1,13 @@
 """One worker and no communication library: the `plain` baseline."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.comm.base import FlatGradients, Optimizer
+from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer
 from horovod_study.comm.launch import Launch
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
@@ -18,11 +19,11 @@ class SerialBackend:
     name = "serial"
     transport = "none"
     reduction = "none"
-    sync_visible = True  # the lap is there and measures an empty call
     rank = 0
     workers = 1
     flat: FlatGradients | None = None
     local_norm2 = None
+    last_gradient: LastGradient | None = None
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         if launch.workers > 1:
@@ -43,6 +44,9 @@ class SerialBackend:
 
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()
+
+    def silence(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def gather(self, value: Any) -> list[Any]:
         return [value]

@@ -6,10 +6,11 @@ event record on a GPU; nothing is printed, written or synchronised between the f
 """
 
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,74 +36,231 @@ class HostStamps:
     """Stamps of the host's clock: right where work is finished when the call returns (a CPU)."""
 
     def __init__(self, source: Callable[[], float] = now) -> None:
-        self.stamp: Callable[[], Any] = source
+        self.stamp = source
 
-    def differences_s(self, stamps: list[Any]) -> np.ndarray:
-        """Return the seconds between consecutive stamps, shape (len(stamps) - 1,)."""
-        return np.diff(np.asarray(stamps, dtype=np.float64))
+
+class DeviceEvent(Protocol):
+    """What is used of torch.cuda.Event."""
+
+    def record(self) -> None:
+        """Let the event complete when the work given to the current stream before it is done."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+    def elapsed_time(self, other: Any) -> float:
+        """Return the milliseconds from this event to `other`; both have completed."""
+
+
+def _cuda_event() -> DeviceEvent:
+    import torch
+
+    event: DeviceEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return event
 
 
 class DeviceStamps:
-    """Events on the current CUDA stream: each completes when the kernels before it do, however early Python was."""
+    """Events on the current CUDA stream: each completes when the kernels before it do, however early Python was.
 
-    def __init__(self) -> None:
-        import torch
+    Events are used again once they were read: making one costs more than recording it. Autograd's own threads have
+    the stream current on which the gradient is made, so a stamp taken in a hook is one of that stream.
+    """
 
-        self._cuda = torch.cuda
+    def __init__(self, make: Callable[[], DeviceEvent] = _cuda_event) -> None:
+        self._make = make
+        self._free: list[DeviceEvent] = []
+        self._given: list[DeviceEvent] = []
 
-    def stamp(self) -> Any:
+    def stamp(self) -> DeviceEvent:
         """Record an event on the current stream and return at once."""
-        event: Any = self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._free.pop() if self._free else self._make()
         event.record()
+        self._given.append(event)
         return event
 
-    def differences_s(self, stamps: list[Any]) -> np.ndarray:
+    def differences_s(self, stamps: Sequence[DeviceEvent]) -> np.ndarray:
         """Wait for the last event, then return the seconds between consecutive ones, shape (len(stamps) - 1,)."""
         stamps[-1].synchronize()
-        return np.array([a.elapsed_time(b) / 1e3 for a, b in pairwise(stamps)])
+        return np.fromiter((a.elapsed_time(b) for a, b in pairwise(stamps)), np.float64, len(stamps) - 1) / 1e3
+
+    def take_back(self, keep: DeviceEvent) -> None:
+        """Use all events again that were given out, but for `keep`."""
+        self._free.extend(event for event in self._given if event is not keep)
+        self._given = [keep]
 
 
 class LapClock:
     """Laps of training steps, kept as raw stamps and turned into columns in bulk by `drain`.
 
-    A stretch of steps begins with `start`. Each step is `begin`, then `lap(name)` for every name in LAPS, in order.
-    The time from the end of one step to the `begin` of the next is the residual of the next one.
+    A stretch of steps begins with `start`. Each step is a `begin` and any number of laps in any order: `lap(name)`
+    gives the time since the stamp before it to `name`, one of LAPS or "residual". The time from the last lap of a step
+    to the `begin` of the next is residual of the next one. With device stamps there are two clocks: laps are what the
+    device saw, and `sync_host_s` is how long the host stood in sync.
     """
 
-    def __init__(self, stamps: HostStamps | DeviceStamps | None = None) -> None:
-        self._source = stamps or HostStamps()
-        self._stamp = self._source.stamp
-        self._stamps: list[Any] = []
-        self._names: list[str] = []
+    takes_stamps = True
+    span_s = 0.0
+    """Seconds of the host that the latest `drain` covered."""
+
+    def __init__(
+        self,
+        stamps: HostStamps | None = None,
+        *,
+        device: DeviceStamps | None = None,
+        settle: Callable[[], None] | None = None,
+        zero: float = 0.0,
+    ) -> None:
+        """`settle` is called before each stamp (timer mode strict); `zero` is what `begin_s` counts from."""
+        self._now = (stamps or HostStamps()).stamp
+        self._device, self._settle, self._zero = device, settle, zero
+        self._plain = device is None and settle is None
+        self._hosts: array[float] = array("d")  # the first is where the stretch, or what was not drained, begins
+        self._events: list[DeviceEvent] = []  # as many, with a device
+        self._names: list[str] = []  # one fewer: the name of what ended there
+        self._seen: set[str] = set()
 
     def start(self) -> None:
         """Open a stretch: the first step's residual counts from here. What was not drained is an error."""
         if self._names:
             raise RuntimeError(f"{len(self._names)} laps were not drained before a new stretch")
-        self._stamps = [self._stamp()]
+        del self._hosts[:], self._events[:]
+        self._add(self.mark())
 
-    def begin(self) -> None:
-        """Mark the begin of a step; closes the residual that follows the step before."""
-        self._stamps.append(self._stamp())
+    def begin(self, at: Any = None) -> None:
+        """Mark the begin of a step, now or at a stamp taken by `mark`; closes the residual after the step before."""
         self._names.append("begin")
+        if self._plain:
+            self._hosts.append(self._now() if at is None else at)
+        else:
+            self._add(self.mark() if at is None else at)
 
-    def lap(self, name: str) -> None:
-        """Close the phase `name`, opened by the mark before it."""
-        self._stamps.append(self._stamp())
+    def forget(self) -> None:
+        """Forget the step that was begun last: it came to nothing. It must not be drained yet."""
+        place = len(self._names) - 1 - self._names[::-1].index("begin")
+        del self._names[place:], self._hosts[place + 1 :], self._events[place + 1 :]
+
+    def lap(self, name: str, at: Any = None) -> None:
+        """Close the phase `name`, opened by the stamp before it; it ended now, or at a stamp taken by `mark`."""
         self._names.append(name)
+        if self._plain:
+            self._hosts.append(self._now() if at is None else at)
+        else:
+            self._add(self.mark() if at is None else at)
+
+    def mark(self) -> Any:
+        """Return a stamp of this moment for a later `lap`, such as the moment that a hook saw the last gradient.
+
+        It is good until the next `drain`.
+        """
+        if self._settle is not None:
+            self._settle()
+        return self._now() if self._device is None else (self._now(), self._device.stamp())
+
+    def _add(self, stamp: Any) -> None:
+        if self._device is None:
+            self._hosts.append(stamp)
+        else:
+            self._hosts.append(stamp[0])
+            self._events.append(stamp[1])
 
     def drain(self) -> dict[str, np.ndarray]:
-        """Return and forget the steps so far: columns `data_s` ... `residual_s`, `step_s`, each of shape (steps,).
+        """Return and forget the steps so far, as columns of shape (steps,).
 
-        Raises RuntimeError if laps are missing or out of order.
+        `begin_s` on the host's clock since zero, `residual_s`, `step_s`, and with a device `sync_host_s`. A lap has a
+        column from the first drain on in which it occurred, 0 in steps without it; before, it is not known.
+        Raises RuntimeError for a lap before the first begin, or of an unknown name.
         """
-        marks = ("begin", *LAPS)
-        steps, rest = divmod(len(self._names), len(marks))
-        if rest or tuple(self._names) != marks * steps:
-            raise RuntimeError(f"the laps of a step must be {', '.join(marks)}; got {self._names[-len(marks) - 1 :]}")
-        if steps == 0:
-            return {name: np.empty(0) for name in (*(f"{lap}_s" for lap in LAPS), "residual_s", "step_s")}
-        laps = self._source.differences_s(self._stamps).reshape(steps, len(marks))
-        self._stamps, self._names = self._stamps[-1:], []
-        columns = {f"{lap}_s": laps[:, 1 + k] for k, lap in enumerate(LAPS)}
-        return {**columns, "residual_s": laps[:, 0], "step_s": laps.sum(axis=1)}
+        if not self._names:
+            self.span_s = 0.0
+            return {}
+        if self._names[0] != "begin":
+            raise RuntimeError(f"lap {self._names[0]!r} comes before the begin of its step")
+        hosts = np.array(self._hosts)
+        host_s = np.diff(hosts)
+        lap_s = host_s if self._device is None else self._device.differences_s(self._events)
+        split = _Split(self._names)
+        self._seen.update(split.names)
+        found = {f"{lap}_s": split.of(lap, lap_s) for lap in LAPS if lap in self._seen}
+        found["residual_s"] = split.of("begin", lap_s) + split.of("residual", lap_s)
+        found["step_s"] = split.whole(lap_s)
+        found["begin_s"] = split.begins(hosts[1:]) - self._zero
+        if self._device is not None:
+            if "sync" in self._seen:
+                found["sync_host_s"] = split.of("sync", host_s)
+            self._device.take_back(keep=self._events[-1])
+        self.span_s = float(hosts[-1] - hosts[0])
+        del self._hosts[:-1], self._events[:-1], self._names[:]
+        return found
+
+
+class Unstamped(LapClock):
+    """Timer mode off: no stamp in a step; only what all steps between two drains took together is known."""
+
+    takes_stamps = False
+
+    def start(self) -> None:
+        """Open a stretch."""
+        self._opened = now()
+
+    def begin(self, at: Any = None) -> None:
+        """Do nothing."""
+
+    def forget(self) -> None:
+        """Do nothing."""
+
+    def lap(self, name: str, at: Any = None) -> None:
+        """Do nothing."""
+
+    def mark(self) -> Any:
+        """Return no stamp."""
+
+    def drain(self) -> dict[str, np.ndarray]:
+        """Return no columns."""
+        closed = now()
+        self.span_s, self._opened = closed - self._opened, closed
+        return {}
+
+
+class _Split:
+    """Which of the stamps belong to which lap of which step."""
+
+    def __init__(self, names: list[str]) -> None:
+        try:
+            length = names.index("begin", 1)
+        except ValueError:
+            length = len(names)
+        self._cycle = names[:length]
+        self._repeats = len(names) % length == 0 and names == self._cycle * (len(names) // length)
+        self._steps = len(names) // length
+        self.names = set(names if not self._repeats else self._cycle)
+        unknown = self.names - _CODES.keys()
+        if unknown:
+            raise RuntimeError(f"unknown lap {min(unknown)!r}; a lap is one of {', '.join(LAPS)}, residual")
+        if not self._repeats:  # steps of different laps
+            self._codes = np.fromiter((_CODES[name] for name in names), np.intp, len(names))
+            self._begins = self._codes == _CODES["begin"]
+            self._step = np.cumsum(self._begins) - 1
+            self._steps = int(self._step[-1]) + 1
+
+    def of(self, name: str, seconds: np.ndarray) -> np.ndarray:
+        """Return the seconds of a lap in each step, shape (steps,)."""
+        if self._repeats:
+            table = seconds.reshape(self._steps, len(self._cycle))
+            places = [place for place, each in enumerate(self._cycle) if each == name]
+            return table[:, places[0]] if len(places) == 1 else table[:, places].sum(axis=1)
+        own = self._codes == _CODES[name]
+        return np.bincount(self._step[own], weights=seconds[own], minlength=self._steps)
+
+    def whole(self, seconds: np.ndarray) -> np.ndarray:
+        """Return the seconds of each step."""
+        if self._repeats:
+            total: np.ndarray = seconds.reshape(self._steps, len(self._cycle)).sum(axis=1)
+            return total
+        return np.bincount(self._step, weights=seconds, minlength=self._steps)
+
+    def begins(self, moments: np.ndarray) -> np.ndarray:
+        """Return the moment at which each step began."""
+        return moments[:: len(self._cycle)] if self._repeats else moments[self._begins]
+
+
+_CODES = {name: code for code, name in enumerate(("begin", *LAPS, "residual"))}

@@ -121,9 +121,10 @@ def crowded(ranks: Sequence[Mapping[str, Any]]) -> str | None:
 class OtherLoad:
     """How many cores of this host other programs used, from when it is made until it is asked."""
 
-    def __init__(self, cores: Sequence[int], *, proc: Path = Path("/proc")) -> None:
-        self.cores, self._proc = cores, proc
-        self._began, self._own_s, self._busy_s = now(), _own_cpu_s(), self._read()
+    def __init__(self, cores: Sequence[int], *, beside: int | None = None, proc: Path = Path("/proc")) -> None:
+        """`beside` is the number of a process that belongs to the run, such as its sampler."""
+        self.cores, self.beside, self._proc = cores, beside, proc
+        self._began, self._own_s, self._busy_s = now(), self._own(), self._read()
 
     def sample(self, *, at_least_s: float) -> dict[str, float] | None:
         """Return {"seconds", "busy_s", "own_s"} since it was made, after waiting until `at_least_s` have passed.
@@ -135,7 +136,17 @@ class OtherLoad:
         busy_s, seconds = self._read(), now() - self._began
         if busy_s is None or self._busy_s is None or seconds < SHORTEST_S:
             return None
-        return {"seconds": seconds, "busy_s": busy_s - self._busy_s, "own_s": _own_cpu_s() - self._own_s}
+        return {"seconds": seconds, "busy_s": busy_s - self._busy_s, "own_s": self._own() - self._own_s}
+
+    def _own(self) -> float:
+        """Return the processor seconds of this process, the children it waited for, and the process beside it."""
+        try:
+            stat = "" if self.beside is None else (self._proc / str(self.beside) / "stat").read_text()
+        except OSError:  # it has ended
+            stat = ""
+        fields = stat.rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12]) if fields else 0
+        return _own_cpu_s() + ticks / os.sysconf("SC_CLK_TCK")
 
     def _read(self) -> float | None:
         """Return the processor seconds that the cores have spent working since the machine started."""

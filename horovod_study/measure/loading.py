@@ -22,7 +22,7 @@ from horovod_study.comm import detect, open_backend
 from horovod_study.config import LOADERS, RunConfig, parse_widths
 from horovod_study.errors import ConfigError, RecordError, nearest
 from horovod_study.measure import environment
-from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, now, utc_now
+from horovod_study.measure.clock import DeviceStamps, LapClock, now, utc_now
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.loaders import Batch, Loader, open_loader
@@ -290,7 +290,7 @@ class _Step:
         called = accelerate(model, config, device, self.arithmetic)
         self.model, self.optimizer = self.backend.bind(called, bare_optimizer)
         self.device = device
-        self.clock = LapClock(DeviceStamps() if device.type == "cuda" else HostStamps())
+        self.clock = LapClock(device=DeviceStamps() if device.type == "cuda" else None)
 
     def __call__(self, curves: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Make one update from curves (B, C, L) and targets (B, P); return the loss, shape ()."""

@@ -7,23 +7,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from horovod_study.config import LAPS
 from horovod_study.measure.clock import LapClock, now
-from horovod_study.records import StepWriter
+from horovod_study.progress import say
+from horovod_study.records import NoRoom, StepWriter, read_step_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 class Recorder:
-    """Keeps losses and laps of this rank until they are written, and the timed steps' laps until the summary."""
+    """Keeps losses and laps of this rank until they are written, and reads them back from the file for the summary.
 
-    def __init__(self, writer: StepWriter, batch: int, warmup_steps: int, sync_visible: bool) -> None:
-        self._writer, self._batch, self._warmup_steps, self._sync_visible = writer, batch, warmup_steps, sync_visible
-        self._pending: list[tuple[int, int, torch.Tensor]] = []
+    What it keeps in memory does not grow with the number of steps.
+    """
+
+    def __init__(self, writer: StepWriter, batch: int, *, rank: int = 0, disk_full: str = "end") -> None:
+        """`disk_full`: end raises NoRoom when rows find no room; go-on says so and keeps no rows from there on."""
+        self._writer, self._batch, self._rank, self._disk_full = writer, batch, rank, disk_full
+        self._pending: list[tuple[int, int, torch.Tensor | None]] = []
+        self._samples: list[int] = []
         self._norms2: list[torch.Tensor] = []
         self._recent: deque[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = deque(maxlen=2)
         self.broken_step: int | None = None  # the first whose loss or own gradient was not finite, once it was read
-        self._timed: list[dict[str, np.ndarray]] = []
+        self.lost_from: int | None = None  # the first step whose row found no room
+        self.rows_lost = 0
         self._loss_sum, self._loss_count, self._loss_epoch = 0.0, 0, -1
         self.recent_step_s = math.nan
         self.drained = now()
@@ -33,23 +41,28 @@ class Recorder:
         return len(self._pending)
 
     def take_up(self, rows: "pa.Table") -> None:
-        """Count the step rows of earlier attempts at this run as recorded here."""
-        columns = {name: rows.column(name).to_numpy() for name in rows.column_names}
-        laps = [name for name in columns if name.endswith("_s") and (name != "sync_s" or self._sync_visible)]
-        timed = columns["step"] >= self._warmup_steps
-        if timed.any():
-            self._timed.append({name: columns[name][timed] for name in laps})
+        """Go on after the step rows of earlier attempts at this run, which the writer has kept."""
         if len(rows):
-            self._loss_epoch = int(columns["epoch"][-1])
-            losses = columns["loss"][columns["epoch"] == self._loss_epoch]
+            epochs = rows.column("epoch").to_numpy()
+            self._loss_epoch = int(epochs[-1])
+            losses = rows.column("loss").to_numpy()[epochs == self._loss_epoch]
             self._loss_sum, self._loss_count = float(losses.sum(dtype=np.float64)), len(losses)
 
-    def add(self, step: int, epoch: int, loss: torch.Tensor, norm2: torch.Tensor | None = None) -> None:
-        """Keep the loss of one step, shape (), without reading it: that would wait for the device.
+    def add(
+        self,
+        step: int,
+        epoch: int,
+        loss: torch.Tensor | None,
+        norm2: torch.Tensor | None = None,
+        samples: int | None = None,
+    ) -> None:
+        """Keep the loss of one step, shape (), without reading it: that would wait for the device. None is not known.
 
-        `norm2`, shape (), is the squared norm of this rank's gradient before it is averaged, where that is known.
+        `norm2`, shape (), is the squared norm of this rank's gradient before it is averaged, where that is known;
+        `samples` is how many this step had, where that was not the batch.
         """
         self._pending.append((step, epoch, loss))
+        self._samples.append(self._batch if samples is None else samples)
         if norm2 is not None:
             self._norms2.append(norm2)
 
@@ -58,7 +71,8 @@ class Recorder:
 
         A gradient that is not finite spoils the parameters of all ranks, and with them all losses from then on.
         """
-        return self.broken_step is not None or bool(self._pending and not math.isfinite(self._pending[-1][2].item()))
+        newest = self._pending[-1][2] if self._pending else None
+        return self.broken_step is not None or bool(newest is not None and not math.isfinite(newest.item()))
 
     def state_at(self, step: int) -> tuple[float, bool, float]:
         """Return the loss of a recent step, whether the own gradient was finite, and the smallest loss before it.
@@ -82,33 +96,49 @@ class Recorder:
         self.drained = now()
         if not self._pending:
             return
-        hidden: dict[str, None] = {}
-        if not self._sync_visible:
-            # The call was empty and says nothing about the wait; its nanoseconds belong to the residual.
-            columns["residual_s"] = columns["residual_s"] + columns.pop("sync_s")
-            hidden = {"sync_s": None}
         steps = np.array([step for step, _, _ in self._pending])
         epochs = np.array([epoch for _, epoch, _ in self._pending])
-        losses = torch.stack([loss for _, _, loss in self._pending]).float().cpu().numpy()
+        told = np.array([loss is not None for _, _, loss in self._pending])
+        losses = np.full(len(steps), np.nan, np.float32)
+        if told.any():
+            losses[told] = torch.stack([loss for _, _, loss in self._pending if loss is not None]).float().cpu().numpy()
         # Kept for every step or for none: what a backend with hooks has is nothing.
         norms2 = torch.stack(self._norms2).float().cpu().numpy() if len(self._norms2) == len(steps) else None
         self._norms2 = []
         self._recent.append((steps, losses, norms2))
         if self.broken_step is None:
-            broken = ~np.isfinite(losses) if norms2 is None else ~(np.isfinite(losses) & np.isfinite(norms2))
+            broken = told & ~np.isfinite(losses)
+            if norms2 is not None:
+                broken |= ~np.isfinite(norms2)
             if broken.any():
                 self.broken_step = int(steps[broken.argmax()])
-        samples = np.full(len(steps), self._batch)
-        self._writer.append({"step": steps, "epoch": epochs, **columns, **hidden, "samples": samples, "loss": losses})
-        self._pending = []
+        rows = {"step": steps, "epoch": epochs, **columns, "samples": np.array(self._samples)}
+        self._append({**rows, "loss": np.ma.array(losses, mask=~told)} if told.any() else rows)
+        self._pending, self._samples = [], []
         if epochs[-1] != self._loss_epoch:
             self._loss_sum, self._loss_count, self._loss_epoch = 0.0, 0, int(epochs[-1])
         self._loss_sum += float(losses.sum(dtype=np.float64))
         self._loss_count += len(losses)
-        self.recent_step_s = float(np.median(columns["step_s"]))
-        timed = steps >= self._warmup_steps
-        if timed.any():
-            self._timed.append({name: lap[timed] for name, lap in columns.items()})
+        step_s = columns.get("step_s")
+        self.recent_step_s = clock.span_s / len(steps) if step_s is None else float(np.median(step_s))
+
+    def _append(self, columns: dict[str, np.ndarray]) -> None:
+        if self.lost_from is None:
+            try:
+                self._writer.append(columns)
+                return
+            except NoRoom as error:
+                if self._disk_full == "end":
+                    raise
+                first = int(columns["step"][0])
+                text = str(error).rpartition(";")[0]
+                say(f"warning: rank {self._rank}: {text}; training goes on, the rows from step {first:,} on are lost")
+                self.stop_rows(first)
+        self.rows_lost += len(columns["step"])
+
+    def stop_rows(self, step: int) -> None:
+        """Keep no rows from `step` on."""
+        self.lost_from = step if self.lost_from is None else self.lost_from
 
     def epoch_loss(self) -> float:
         """Return the mean training loss of this rank over the steps of the current epoch."""
@@ -118,12 +148,29 @@ class Recorder:
         """Return the recent speed of all workers, as seen from this rank; NaN before the first reading."""
         return self._batch * workers / self.recent_step_s
 
-    def summary(self) -> dict[str, Any]:
-        """Return means and medians of each lap over the timed steps of this rank; None where sync is not visible."""
-        joined = {name: np.concatenate([part[name] for part in self._timed]) for name in self._timed[0]}
-        hidden = {} if self._sync_visible else {"sync_s": None}
-        return {
-            "mean": {**{name: float(lap.mean()) for name, lap in joined.items()}, **hidden},
-            "median": {**{name: float(np.median(lap)) for name, lap in joined.items()}, **hidden},
-            "step_s_p90": float(np.quantile(joined["step_s"], 0.9)),
-        }
+    def timed(self, name: str) -> np.ndarray:
+        """Return a column of the step rows of this rank, earlier attempts included, read back from its file.
+
+        Shape (rows,); row k is that of step k, null is NaN. Rows are missing only at the end, where they found no room.
+        """
+        return read_step_column(self._writer.path, name)
+
+    def summary(self, from_step: int) -> dict[str, Any]:
+        """Return means and medians of each lap over the rows of this rank from a step on, and the p90 of the step.
+
+        None where not every one of these rows knows the lap. Columns are read one by one.
+        """
+        steps = self.timed("step")
+        first, rows = int(np.searchsorted(steps, from_step)), len(steps)
+        del steps
+        mean: dict[str, float | None] = {}
+        median: dict[str, float | None] = {}
+        p90 = None
+        for name in (*(f"{lap}_s" for lap in (*LAPS, "residual")), "sync_host_s", "step_s"):
+            column = self.timed(name)[first:]
+            known = len(column) > 0 and not np.isnan(column).any()
+            mean[name] = float(column.mean()) if known else None
+            median[name] = float(np.median(column, overwrite_input=True)) if known else None  # sorts in its place
+            if known and name == "step_s":
+                p90 = float(np.quantile(column, 0.9, overwrite_input=True))
+        return {"mean": mean, "median": median, "step_s_p90": p90, "rows": rows - first}

@@ -13,24 +13,20 @@ made of it.
 """
 
 import copy
-import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
 
-from horovod_study.comm.base import Backend, FlatGradients, Optimizer, agreed
+from horovod_study.comm.base import FlatGradients, agreed
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw
 from horovod_study.measure.clock import now
-from horovod_study.workload.loaders import Batch, Loader
-from horovod_study.workload.optimizer import Arithmetic
+from horovod_study.measure.scratch import Scratch
 
 REPEATS = 200
 """Steps of each kind that are kept, of a run that has made as many."""
@@ -44,36 +40,24 @@ WITH_HOOKS = (
 )
 
 
-def measure(
-    backend: Backend,
-    model: nn.Module,
-    bare_model: nn.Module,
-    optimizer: Optimizer,
-    arithmetic: Arithmetic,
-    loader: Loader,
-    device: torch.device,
-    *,
-    repeats: int = REPEATS,
-) -> dict[str, Any]:
+def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
     """Return what `records.write_synchronisation` writes; collective, and the same on all ranks.
 
-    All times are seconds of one synchronisation, a mean over the ranks. `model` is what training calls, `bare_model`
-    the network itself. Its parameters are afterwards what they were before; those of the optimizer's state are not.
-    Raises BackendError, on every rank, when the raw transport cannot be opened.
+    All times are seconds of one synchronisation, a mean over the ranks. Model and optimiser are afterwards what they
+    were before. Raises BackendError, on every rank, when the raw transport cannot be opened.
     """
-    kept = {name: value.clone() for name, value in bare_model.state_dict().items()}
+    backend = scratch.backend
     before = NewThreads()
-    with closing(open_raw(backend.transport, backend)) as raw:
+    with scratch.kept(), closing(open_raw(backend.transport, backend)) as raw:
         priority = backend.settings.get("thread_priority", {}).get("value")
         with agreed(backend):
             if priority in ("realtime", "slice"):  # or the raw transport would wait where the backend's does not
                 before.prioritise(priority)
-        steps = _Steps(backend, model, bare_model, optimizer, arithmetic, _batches(loader), device, raw)
+        steps = _Steps(scratch, raw)
         blocks = max(1, round(repeats / BLOCK))
         for _ in range(blocks):
             steps.floor(BLOCK)
             steps.through(BLOCK)
-    bare_model.load_state_dict(kept)
 
     everybody = backend.gather((os.uname().nodename, steps.floor_spans, steps.through_spans, steps.pack_s))
     one_host = len({host for host, *_ in everybody}) == 1
@@ -112,22 +96,15 @@ def after_the_last(
 class _Steps:
     """Training steps of both kinds, and the times read in them."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        model: nn.Module,
-        bare_model: nn.Module,
-        optimizer: Optimizer,
-        arithmetic: Arithmetic,
-        batches: Iterator[Batch],
-        device: torch.device,
-        raw: Raw,
-    ) -> None:
-        self._backend, self._optimizer, self._arithmetic = backend, optimizer, arithmetic
-        self._batches, self._device, self._raw = batches, device, raw
+    def __init__(self, scratch: Scratch, raw: Raw) -> None:
+        backend = scratch.backend
+        self._scratch, self._backend, self._optimizer, self._arithmetic = (
+            scratch, backend, scratch.optimizer, scratch.arithmetic,
+        )  # fmt: skip
+        self._raw = raw
         self.through_known = backend.reduction != "hooks"
         # Hooks would send each gradient of the network that is trained; a copy of it has none.
-        self._model = model if self.through_known else copy.deepcopy(bare_model)
+        self._model = scratch.model if self.through_known else copy.deepcopy(scratch.bare_model)
         self._flat = backend.flat or FlatGradients(self._model.parameters(), workers=backend.workers)
         self.buffer = self._flat.buffer
         self.floor_spans: list[tuple[float, float]] = []
@@ -140,7 +117,7 @@ class _Steps:
             self._gradients()
             began_pack = now()
             buffer = self._flat.pack()
-            self._settle()
+            self._scratch.settle()
             pack_s = now() - began_pack
             self._align()
             began = now()
@@ -162,14 +139,14 @@ class _Steps:
             self._align()
             began = now()
             self._backend.synchronize(self._optimizer)
-            self._settle()
+            self._scratch.settle()
             span = (began, now())
             self._arithmetic.step(self._optimizer, self._backend)
             if place:
                 self.through_spans.append(span)
 
     def _gradients(self) -> None:
-        curves, targets = next(self._batches)  # (B, C, L), (B, P)
+        curves, targets = self._scratch.batch()  # (B, C, L), (B, P)
         if self.through_known:
             self._backend.zero_grad(self._optimizer)
         else:
@@ -177,20 +154,11 @@ class _Steps:
         with self._arithmetic.autocast():
             loss = F.mse_loss(self._model(curves).to(targets.dtype), targets)
         self._arithmetic.backward(loss)
-        self._settle()
+        self._scratch.settle()
 
     def _align(self) -> None:
         self._raw.barrier()
         self._raw.settle()
-
-    def _settle(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-
-def _batches(loader: Loader) -> Iterator[Batch]:
-    """Return batches without end: epoch after epoch."""
-    return itertools.chain.from_iterable(loader.epoch(epoch) for epoch in itertools.count())
 
 
 def _plain(seconds: NDArray[np.float64]) -> list[float]:

@@ -97,6 +97,8 @@ def render(analysis: Analysis) -> str:
         laps=[(lap, "waiting" if lap == "sync" else look.label) for lap, look in LAPS.items()],
         parts=_parts(analysis, labels),
         growth=[(kind, _growth(analysis, labels, kind)) for kind in ("plain", "wrapped")],
+        accounts=_accounts(analysis, labels),
+        closed=_closed(analysis),
         fits=_fits(analysis, labels),
         doubts=list(provenance["doubts"]),
         failed=_failed(provenance, labels),
@@ -259,11 +261,18 @@ def _parts(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]
                 {
                     "workers": _count(by_lap["step"]),
                     "step": milliseconds(by_lap["step"]["mean_s"]),
+                    "interval": _spread(by_lap["step"]),
                     "laps": [_lap(by_lap[lap]) for lap in LAPS],
                 }
             )
         groups.append({"label": labels[series], "setting": setting[series], "rows": lines})
     return groups
+
+
+def _spread(row: Mapping[Any, Any]) -> str:
+    """Return the lowest to the highest repeat of a mean in ms; empty for one run."""
+    low, high = (row.get(name, math.nan) for name in ("min_s", "max_s"))
+    return _pair(low, high, milliseconds, dash=True) if row["repeats"] > 1 else ""
 
 
 def _lap(row: Mapping[Any, Any]) -> tuple[str, str]:
@@ -287,6 +296,11 @@ def _growth(analysis: Analysis, labels: Mapping[str, str], kind: str) -> list[di
                 {
                     "workers": _count(by_lap["step"]),
                     "step": _signed(by_lap["step"][f"minus_{kind}_s"]),
+                    "interval": _pair(
+                        by_lap["step"].get(f"minus_{kind}_low_s", math.nan),
+                        by_lap["step"].get(f"minus_{kind}_high_s", math.nan),
+                        _signed,
+                    ),
                     "laps": [_growth_lap(by_lap[lap], kind) for lap in LAPS],
                 }
             )
@@ -305,6 +319,45 @@ def _growth_lap(row: Mapping[Any, Any], kind: str) -> tuple[str, str]:
 def _signed(seconds: float) -> str:
     text = milliseconds(seconds)
     return text if text.startswith("\u2212") or float(text.replace(THIN, "")) == 0 else f"+{text}"
+
+
+def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return what no part of a step covers, from the rows of every step: one group of rows per series."""
+    whole = analysis.accounting[analysis.accounting["rank"].isna()]
+    groups = []
+    for series, rows in _groups(whole):
+        lines = [
+            {
+                "workers": f"{row['workers']:.0f}",
+                "run": f"{row['run']}".rpartition("/")[2],
+                "state": "" if row["state"] == "done" else f"{row['state']}",
+                "steps": f"{row['steps']:.0f}",
+                "excluded": f"{row['excluded']:.0f}",
+                "why_not": f"{row['why_not']}",
+                "shares": [
+                    _known(row[f"residual_share_{name}"], lambda value: percent(value, decimals=2))
+                    for name in ("mean", "median", "p99", "worst")
+                ],
+                "worst": "" if row["why_not"] else f"step {row['worst_step']:.0f}, rank {row['worst_rank']:.0f}",
+                "open": f"{row['open_steps']:.0f}",
+            }
+            for row in rows.to_dict("records")
+        ]
+        groups.append({"label": labels.get(series, series), "rows": lines})
+    return groups
+
+
+def _closed(analysis: Analysis) -> str:
+    """Return in one sentence whether the recorded steps add up."""
+    table = analysis.accounting
+    ranks = table[table["rank"].notna() & (table["why_not"] == "")]
+    if ranks.empty:
+        return ""
+    steps, wrong = int(ranks["steps"].sum()), int(ranks["open_steps"].sum())
+    checked = f"The parts of {plural(steps, 'recorded step')} were added up, rank by rank"
+    verdict = "all of them close" if wrong == 0 else f"{wrong} do{'es' if wrong == 1 else ''} not close"
+    gap = f"the largest gap between a step and its parts is {float(ranks['gap_s'].max()) * 1e6:.2g}{THIN}\u00b5s"
+    return f"{checked}: {verdict}; {gap}."
 
 
 _GREEK = {"alpha": "\u03b1", "beta": "\u03b2", "gamma": "\u03b3"}

@@ -82,5 +82,6 @@ def parameter_sha256(model: nn.Module) -> str:
     """Return the SHA-256 over all parameters in their logical order: equal only for models equal bit for bit."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        # As bytes, because NumPy does not know every type of number that PyTorch has.
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,0 +1,815 @@
+"""The closed account of recorded steps: every part of every step, what none of them covers, and what N workers add.
+
+For each rank and step
+
+    data + forward + backward + sync + update + residual = step
+
+is checked on the rows as they were recorded, not on totals. The means of a run (over the steps of the timed window,
+then over ranks) tile like the rows do, and go through `breakdown.split`, which compares worker counts: T(N) - T(1) in
+the same parts. Beside the sync lap, which is the timer's answer to what communication costs, stand the answers of the
+same jobs that do not come from it: blocks without communication, and micro-benchmarks. docs/accounting.md explains how
+to read all of it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from horovod_study.analysis import ablation
+from horovod_study.analysis.attribution import INSIDE_BACKWARD, Estimate, Observation, Part, observe, parts_of
+from horovod_study.analysis.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
+from horovod_study.analysis.points import CELL, LAP_COLUMNS, with_series, worker_counts
+from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.records import RecordedRun, rows_lost
+
+Floats = NDArray[np.float64]
+
+CLOSES_S = 1e-6
+"""Parts that miss their step by more than a microsecond do not add up."""
+
+NOT_TIMED = "its steps have no laps"
+IN_BLOCKS = "timer in the same blocks"
+OFF = "recorded with --timer-mode off"
+AGREE, DIFFER, UNRESOLVED = "agree", "differ", "not resolved"
+_COLUMNS = (*LAP_COLUMNS, "step_s")
+RUN_COLUMNS = (
+    *("run", "series", "state", "workers", "rank", "steps", "excluded", "last", *_COLUMNS),
+    *("residual_share_mean", "residual_share_median", "residual_share_p99", "residual_share_worst"),
+    *("worst_step", "worst_rank", "gap_s", "open_steps", "why_not"),
+)
+"""Of `Accounting.run_rows`."""
+_OBSERVED = ("backend", "transport", "reduction", "workers", "batch")
+
+
+# ------------------------------------------------------------------------------------------------------- one run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """The residual as a share of the step, 0..1."""
+
+    mean: float  # all residual over all time: the share that adds up
+    median: float  # of the steps' shares, as the next two
+    p99: float
+    worst: float
+    worst_step: int
+    worst_rank: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {name: _plain(getattr(self, name)) for name in self.__slots__}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankAccount:
+    """What one rank recorded: where its rows begin and end, and its mean step of the timed window."""
+
+    rank: int
+    host: str
+    first: int  # first and last recorded step
+    last: int
+    steps: int  # in the timed window
+    excluded: int  # rows before it, which are kept in the file
+    holes: int  # steps between the first and the last that have no row
+    parts_s: Mapping[str, float]  # PARTS -> mean s; NaN where not known
+    residual: Shares | None  # None where not timed
+    gap_s: float  # the largest difference between the step and the sum of its parts
+    gap_step: int
+    open_steps: int  # steps that are off by more than CLOSES_S
+    partly: Mapping[str, int]  # laps that some steps lack and others have -> how many lack them; they count as 0 there
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values; unknown is None."""
+        plain = ("rank", "host", "first", "last", "steps", "excluded", "holes", "gap_step", "open_steps")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "parts_s": {name: _plain(each) for name, each in self.parts_s.items()},
+            "residual": None if self.residual is None else self.residual.to_dict(),
+            "gap_s": _plain(self.gap_s),
+            "partly": dict(self.partly),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunAccount:
+    """The account of one run, times in s per step; means over its ranks."""
+
+    run: str
+    state: str
+    reason: str
+    repeat: int
+    workers: int
+    ranks: tuple[RankAccount, ...]  # those with steps in the timed window
+    parts_s: Mapping[str, float]  # PARTS -> mean s; NaN where not known
+    residual: Shares | None
+    why_not: str  # why there is no account of the parts; empty where there is one
+    first_step: int
+    excluded_by: str  # what says where the timed window begins
+    notes: tuple[str, ...]  # what a reader must know: who ends where, rows that are missing
+    torn: bool  # whether ranks have no rows, or end before others; then the first note says so
+    seen: Observation | None  # for the timer's answer and the micro-benchmark
+    why_not_seen: str
+    why_not_benched: str
+    left_out: ablation.Answer | None
+    why_not_left_out: str
+
+    @property
+    def excluded(self) -> int:
+        """Return how many steps of a rank were left out before the timed window, the most of any."""
+        return max((rank.excluded for rank in self.ranks), default=0)
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps of a rank are accounted for, the most of any."""
+        return max((rank.steps for rank in self.ranks), default=0)
+
+    @property
+    def worst_rank(self) -> RankAccount | None:
+        """Return the rank with the largest share of residual."""
+        timed = [rank for rank in self.ranks if rank.residual is not None]
+        return max(timed, key=lambda rank: abs(rank.residual.mean) if rank.residual else 0.0, default=None)
+
+    @property
+    def open_rank(self) -> RankAccount | None:
+        """Return the rank with the step that misses its parts by most, or None where all steps close."""
+        return max((rank for rank in self.ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values; unknown is None."""
+        return {
+            **{name: getattr(self, name) for name in ("run", "state", "reason", "repeat", "workers", "why_not")},
+            "parts_s": {name: _plain(each) for name, each in self.parts_s.items()},
+            "residual": None if self.residual is None else self.residual.to_dict(),
+            **{name: getattr(self, name) for name in ("steps", "first_step", "excluded", "excluded_by")},
+            "notes": list(self.notes),
+            "ranks": [rank.to_dict() for rank in self.ranks],
+            "ablation": None if self.left_out is None else self.left_out.to_dict(),
+        }
+
+
+def account_run(run: RecordedRun) -> RunAccount:
+    """Account for the steps of one run as far as they were recorded; nothing that a run lacks is an error."""
+    ranks, values = [], []
+    hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
+    shares, where = [], []
+    for rank, columns in run.rows.items():
+        timed = np.asarray(columns["step"]) >= run.first_step
+        if not timed.any():
+            continue
+        host = hosts[rank] if rank < len(hosts) else run.record.host
+        own, share = _rank(rank, host, columns, timed)
+        ranks.append(own)
+        values.append([own.parts_s[part] for part in PARTS])
+        shares.append(share)
+        where.append(np.asarray(columns["step"])[timed])
+    means = folded(np.array(values)).mean(axis=0) if ranks else np.full(len(PARTS), np.nan)
+    why_not = _why_not(run, ranks, means)
+    seen, why_not_seen = _seen(run)
+    answer, why_not_left_out = _left_out(run)
+    return RunAccount(
+        run=run.name,
+        state=run.state,
+        reason=run.record.reason,
+        repeat=run.record.repeat,
+        workers=run.workers,
+        ranks=tuple(ranks),
+        parts_s=dict(zip(PARTS, means.tolist(), strict=True)),
+        residual=None if why_not else _shares(shares, where, [rank.rank for rank in ranks], means),
+        why_not=why_not,
+        first_step=run.first_step,
+        excluded_by=run.first_step_by,
+        notes=tuple(_notes(run, ranks)),
+        torn=_torn(run),
+        seen=seen,
+        why_not_seen=why_not_seen,
+        why_not_benched=run.why_no_synchronisation,
+        left_out=answer,
+        why_not_left_out=why_not_left_out,
+    )
+
+
+def _rank(
+    rank: int, host: str, columns: Mapping[str, Any], timed: NDArray[np.bool_]
+) -> tuple[RankAccount, Floats | None]:
+    """Return the account of one rank, and the residual share of each timed step, (S,), None where not known."""
+    every = np.asarray(columns["step"])
+    step = every[timed]
+    table = np.stack([np.asarray(columns[name], dtype=np.float64)[timed] for name in _COLUMNS], axis=1)  # (S, 7)
+    nulls = np.isnan(table).sum(axis=0)
+    known = nulls < len(table)
+    counted = np.nan_to_num(table)
+    gap = np.abs(counted[:, :-1].sum(axis=1) - counted[:, -1])
+    has_laps = bool(known[:-2].any() and known[-2] and known[-1])
+    worst = int(np.argmax(gap))
+    means = np.where(known, counted.mean(axis=0), np.nan)
+    share = None
+    if has_laps:
+        share = np.divide(counted[:, -2], counted[:, -1], out=np.zeros(len(step)), where=counted[:, -1] > 0)
+    return RankAccount(
+        rank=rank,
+        host=host,
+        first=int(every.min()),
+        last=int(every.max()),
+        steps=len(step),
+        excluded=int((~timed).sum()),
+        holes=int(every.max() - every.min()) + 1 - len(np.unique(every)),
+        parts_s=dict(zip(PARTS, means.tolist(), strict=True)),
+        residual=None if share is None else _shares([share], [step], [rank], means),
+        gap_s=float(gap[worst]) if has_laps else math.nan,
+        gap_step=int(step[worst]),
+        open_steps=int((gap > CLOSES_S).sum()) if has_laps else 0,
+        partly={
+            part: int(nulls[place]) for place, part in enumerate(PARTS) if has_laps and known[place] and nulls[place]
+        },
+    ), share
+
+
+def _shares(
+    shares: Sequence[Floats | None], steps: Sequence[Any], ranks: Sequence[int], means: Floats
+) -> Shares | None:
+    told = [(share, step, rank) for share, step, rank in zip(shares, steps, ranks, strict=True) if share is not None]
+    if not told or math.isnan(means[-2]):
+        return None
+    every = np.concatenate([share for share, _, _ in told])
+    share, step, rank = max(told, key=lambda each: float(np.abs(each[0]).max()))
+    place = int(np.argmax(np.abs(share)))
+    return Shares(
+        mean=float(means[-2] / means[-1]),
+        median=float(np.median(every)),
+        p99=float(np.quantile(every, 0.99)),
+        worst=float(share[place]),
+        worst_step=int(step[place]),
+        worst_rank=rank,
+    )
+
+
+def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], means: Floats) -> str:
+    """Return why a run has no account of its parts; empty where it has one."""
+    if not run.rows:
+        return "no rank recorded a step"
+    if not ranks:
+        last = max(int(np.max(columns["step"])) for columns in run.rows.values())
+        return f"ends at step {last:,}, before its timed window, which begins at step {run.first_step:,}"
+    if not np.isnan(means[:-2]).all() and not math.isnan(means[-2]):
+        return ""
+    if run.record.requested.get("timer_mode") == "off":
+        return OFF
+    if not np.isnan(means[:-2]).all():
+        return "its steps have laps but no residual"
+    return NOT_TIMED
+
+
+def _notes(run: RecordedRun, ranks: Sequence[RankAccount]) -> Iterable[str]:
+    """Yield what is not whole about a run."""
+    ends = {rank: int(np.max(columns["step"])) for rank, columns in run.rows.items()}
+    if run.state != "done" or _torn(run):
+        because = f" ({run.record.reason})" if run.record.reason else ""
+        told = [f"{_ranks([rank for rank in ends if ends[rank] == last])} at step {last:,}" for last in _falling(ends)]
+        state = {"done": "is done", "incomplete": "ended without saying how (killed)", "running": "still runs"}
+        which = [f"{_ranks([rank])} {why}" for rank, why in run.missing.items()]
+        words = [*([f"its rows end: {', '.join(told)}"] if told else []), *which]
+        yield f"the run {state.get(run.state, run.state)}{because}; {'; '.join(words)}"
+    lost = rows_lost(run.record)
+    if lost:
+        yield f"{lost:,} rows are lost: they could not be written (disk full), and the run went on"
+    holes = {rank.rank: rank.holes for rank in ranks if rank.holes}
+    if holes and not lost:
+        yield f"{_ranks(list(holes))}: up to {max(holes.values()):,} steps between the first and the last have no row"
+    partly = {lap: max(rank.partly.get(lap, 0) for rank in ranks) for rank in ranks for lap in rank.partly}
+    for lap, count in partly.items():
+        steps = max(rank.steps for rank in ranks)
+        yield f"{count:,} of {steps:,} steps have no {lap}, which counts as none of it there"
+    steady = run.record.totals.get("steady")
+    doubt = steady.get("doubt") if isinstance(steady, Mapping) else None
+    if doubt:
+        yield f"steady state: {doubt}"
+
+
+def _torn(run: RecordedRun) -> bool:
+    return bool(run.missing) or len({int(np.max(columns["step"])) for columns in run.rows.values()}) > 1
+
+
+def _falling(ends: Mapping[int, int]) -> list[int]:
+    return sorted(set(ends.values()), reverse=True)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 1` or `ranks 0, 2 and 3`; of many, the first and how many more."""
+    names = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8:,} more"] if len(ranks) > 8 else [])
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
+    """Return the run as attribution.py sees it, or None with the reason."""
+    if run.workers == 1:
+        return None, "one worker synchronises with nobody"
+    if run.state != "done" or run.missing:
+        return None, f"the run is {run.state}, and only finished runs are taken apart"
+    unsaid = [name for name in _OBSERVED if run.record.effective.get(name) is None]
+    if unsaid:
+        return None, f"its record does not say its {unsaid[0]}"
+    rows = []
+    for columns in run.rows.values():
+        timed = np.asarray(columns["step"]) >= run.first_step
+        rows.append({name: np.asarray(values)[timed] for name, values in columns.items()})
+    if len({len(each["step"]) for each in rows}) > 1:
+        return None, "its ranks recorded different numbers of steps"
+    if np.isnan(np.stack([each[name] for each in rows for name in ("backward_s", "residual_s")])).any():
+        return None, NOT_TIMED
+    # What a script does not mark is in the residual, and there is nothing of it elsewhere.
+    filled = [
+        {
+            name: np.nan_to_num(values) if name in ("data_s", "forward_s", "update_s") else values
+            for name, values in each.items()
+        }
+        for each in rows
+    ]
+    record = run.record
+    try:
+        found = observe(run.name, record.requested, record.effective, record.repeat, filled, run.synchronisation)
+    except AnalysisError as error:
+        return None, str(error).partition(": ")[2]
+    return found, ""
+
+
+def _left_out(run: RecordedRun) -> tuple[ablation.Answer | None, str]:
+    """Return what the blocks without communication say, or None with the reason."""
+    if run.ablation is None:
+        return None, run.why_no_ablation
+    try:
+        return ablation.answer(run.ablation), ""
+    except AnalysisError as error:
+        return None, str(error).partition(": ")[2]
+
+
+# ---------------------------------------------------------------------------------------------------- all of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """One answer to what communication costs a step, in s."""
+
+    name: str  # timer | ablation | micro-benchmark
+    words: str  # what it counts
+    estimate: Estimate | None
+    why_not: str  # why there is none
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {
+            "name": self.name,
+            "words": self.words,
+            "seconds": None if self.estimate is None else self.estimate.to_dict(),
+            "why_not": self.why_not,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """One view less another, in s, and whether they agree."""
+
+    first: str
+    second: str
+    difference: Estimate
+    verdict: str  # agree | differ | not resolved
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {
+            **{name: getattr(self, name) for name in ("first", "second", "verdict")},
+            "difference_s": self.difference.to_dict(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Views:
+    """What communication costs at one worker count, told in up to three ways."""
+
+    series: str
+    workers: int
+    nodes: float
+    runs: int
+    views: tuple[View, ...]
+    floor: Estimate | None  # of the micro-benchmark: one raw transfer, which the cost cannot be below without overlap
+    skew: Estimate | None  # waiting for the last rank, from the laps; part of the timer's answer
+    block_timer: Estimate | None  # the timer's answer in the blocks of the ablation, which are steps after the window
+    comparisons: tuple[Comparison, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {
+            **{name: getattr(self, name) for name in ("series", "workers", "runs")},
+            "nodes": _plain(self.nodes),
+            "views": [each.to_dict() for each in self.views],
+            "floor_s": None if self.floor is None else self.floor.to_dict(),
+            "skew_s": None if self.skew is None else self.skew.to_dict(),
+            "block_timer_s": None if self.block_timer is None else self.block_timer.to_dict(),
+            "comparisons": [each.to_dict() for each in self.comparisons],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Accounting:
+    """The account of a set of runs."""
+
+    runs: tuple[RunAccount, ...]  # in the order of the series
+    series: Mapping[str, str]  # run -> its series
+    cells: pd.DataFrame  # breakdown.split of the runs' own means, one row per (series, workers, nodes, part)
+    views: tuple[Views, ...]
+    doubts: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values; unknown is None."""
+        return {
+            "closes_within_s": CLOSES_S,
+            "runs": [{"series": self.series[run.run], **run.to_dict()} for run in self.runs],
+            "cells": [{f"{key}": _plain(value) for key, value in row.items()} for row in self.cells.to_dict("records")],
+            "views": [each.to_dict() for each in self.views],
+            "doubts": list(self.doubts),
+        }
+
+    def run_rows(self) -> pd.DataFrame:
+        """Return one row per run and rank, and one for the mean over its ranks (rank is empty)."""
+        rows = []
+        for run in self.runs:
+            head = {"run": run.run, "series": self.series[run.run], "state": run.state, "workers": run.workers}
+            whole = {
+                "rank": None,
+                "last": None,
+                "gap_s": max((rank.gap_s for rank in run.ranks), default=math.nan),
+                "open_steps": sum(rank.open_steps for rank in run.ranks),
+            }
+            rows.append({**head, **_row(run), **whole, "why_not": run.why_not})
+            for rank in run.ranks:
+                own = {name: getattr(rank, name) for name in ("rank", "last", "gap_s", "open_steps")}
+                rows.append({**head, **_row(rank), **own, "why_not": run.why_not})
+        table = pd.DataFrame(rows, columns=list(RUN_COLUMNS))
+        kinds: dict[Any, Any] = dict.fromkeys(("rank", "last", "worst_step", "worst_rank"), "Int64")
+        kinds |= {name: "float64" for name in RUN_COLUMNS if name.startswith("residual_share") or name.endswith("_s")}
+        return table.astype(kinds)
+
+
+def _row(each: RunAccount | RankAccount) -> dict[str, Any]:
+    shares = each.residual
+    names = ("mean", "median", "p99", "worst")
+    return {
+        "rank": None,
+        "steps": each.steps,
+        "excluded": each.excluded,
+        "last": None,
+        **{f"{part}_s": each.parts_s[part] for part in PARTS},
+        **{f"residual_share_{name}": None if shares is None else getattr(shares, name) for name in names},
+        "worst_step": None if shares is None else shares.worst_step,
+        "worst_rank": None if shares is None else shares.worst_rank,
+    }
+
+
+def account(table: pd.DataFrame, runs: Iterable[RunAccount], *, views: bool = True) -> Accounting:
+    """Account for runs together; `table` (records.recorded_runs) has one row per run, under the same name.
+
+    Without `views`, the other answers to what communication costs are left out. A worker count that no run finished is
+    told from its unfinished ones, and a doubt says so.
+    """
+    accounts = {run.run: run for run in runs}
+    named = with_series(table)
+    placed = [accounts[name] for name in named["run"] if name in accounts]
+    named = named[named["run"].isin(list(accounts))].reset_index(drop=True)
+    for place, run in enumerate(placed):
+        for part, column in zip(PARTS, _COLUMNS, strict=True):
+            named.loc[place, column] = math.nan if run.why_not and part != "step" else run.parts_s[part]
+    named[list(_COLUMNS)] = named[list(_COLUMNS)].astype(float)
+    known = named["step_s"] > 0
+    groups = named[known].groupby(["series", *CELL], dropna=False, sort=False)
+    done = (named["status"] == "done") & known
+    finished = pd.Series({row: bool(done[rows.index].any()) for _, rows in groups for row in rows.index}, dtype=bool)
+    counted = known & (done | ~finished.reindex(named.index, fill_value=True))
+    cells = split(named[counted])
+    told = []
+    for _, rows in named[counted].groupby(["series", *CELL], dropna=False, sort=False):
+        first = rows.iloc[0]
+        if views and first["workers"] > 1:
+            told.append(
+                _views(
+                    [accounts[name] for name in rows["run"]],
+                    series=str(first["series"]),
+                    nodes=float(first["nodes"]),
+                )
+            )
+    return Accounting(
+        runs=tuple(placed),
+        series=dict(zip(named["run"], named["series"], strict=True)),
+        cells=cells,
+        views=tuple(told),
+        doubts=tuple(_doubts(placed, named, counted)),
+    )
+
+
+def row_doubts(found: Accounting, allowed: float = UNEXPLAINED) -> list[str]:
+    """Return the doubts that step rows add to those that `breakdown.doubts` has from the totals of runs."""
+    doubts = []
+    for run in found.runs:
+        if run.notes and (run.torn or (run.state != "done" and run.ranks)):
+            doubts.append(f"{run.run}: {run.notes[0]}.")
+        if run.open_rank is not None:
+            doubts.append(f"{run.run}: {open_words(run)}.")
+        if run.why_not and run.state == "done":
+            doubts.append(f"{run.run}: the parts of its steps are not known: {run.why_not}.")
+    judged = gate(found, allowed)
+    return [*doubts, *(f"{each.text}." for each in judged.over if each.kind == "growth")]
+
+
+def _doubts(runs: Sequence[RunAccount], named: pd.DataFrame, counted: "pd.Series[bool]") -> Iterable[str]:
+    for run in runs:
+        for note in run.notes:
+            yield f"{run.run}: {note}"
+        if run.why_not and run.state in ("done", "stopped", "running"):
+            yield f"{run.run}: not accounted for: {run.why_not}"
+        if run.open_rank is not None:
+            yield f"{run.run}: {open_words(run)}"
+    half = named[counted & (named["status"] != "done")]
+    for series, rows in half.groupby("series", sort=False):
+        yield f"{series}: no run of {worker_counts(rows['workers'])} is finished; what is shown is from unfinished ones"
+
+
+def open_words(run: RunAccount) -> str:
+    """Return in words where the laps of a run do not add up to its steps."""
+    rank = run.open_rank
+    assert rank is not None
+    count = sum(each.open_steps for each in run.ranks)
+    return (
+        f"{count:,} step{'s' if count > 1 else ''} of {sum(each.steps for each in run.ranks):,} "
+        f"do{'' if count > 1 else 'es'} not add up; the largest gap is {rank.gap_s * 1e3:.3f} ms, in step "
+        f"{rank.gap_step:,} of rank {rank.rank}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- three views
+
+
+def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
+    """Put the answers of one worker count side by side; several runs are repeats."""
+    seen = [run.seen for run in runs if run.seen is not None]
+    parts = [parts_of(each, seed=1 + place) for place, each in enumerate(seen)]
+    sync = _all(parts, "sync")
+    skew, floor, through = (_all(parts, name) for name in ("skew", "floor", "through"))
+    alone = None
+    if skew is not None and through is not None:
+        alone = [Part(value=a.value + b.value, draws=a.draws + b.draws) for a, b in zip(through, skew, strict=True)]
+    left_out = [run.left_out for run in runs if run.left_out is not None]
+    timer = View(
+        name="timer",
+        words="the sync lap: from a rank's own gradients to the averaged ones",
+        estimate=None if sync is None else _over_runs(sync),
+        why_not="" if sync is not None else _first([run.why_not_seen for run in runs]) or INSIDE_BACKWARD,
+    )
+    blocks = View(
+        name="ablation",
+        words="steps with communication less steps without",
+        estimate=_over_answers([each.ablation_s for each in left_out]) if left_out else None,
+        why_not="" if left_out else _first([run.why_not_left_out for run in runs]),
+    )
+    bench = View(
+        name="micro-benchmark",
+        words="a synchronisation of aligned ranks, and the skew of the laps",
+        estimate=None if alone is None else _over_runs(alone),
+        why_not="" if alone is not None else _why_not_benched(runs, seen, sync),
+    )
+    comparisons = []
+    within = [each.difference_s for each in left_out if each.difference_s is not None]
+    timed = [each.timer_s for each in left_out if each.timer_s is not None]
+    if blocks.estimate is not None and len(within) == len(left_out):
+        comparisons.append(_compared("ablation", IN_BLOCKS, blocks.estimate, _over_answers(within)))
+    if sync is not None and alone is not None and bench.estimate is not None:
+        apart = [Part(value=a.value - b.value, draws=a.draws - b.draws) for a, b in zip(sync, alone, strict=True)]
+        comparisons.append(_compared("timer", "micro-benchmark", bench.estimate, _over_runs(apart)))
+    if blocks.estimate is not None and bench.estimate is not None:
+        comparisons.append(
+            _compared("ablation", "micro-benchmark", blocks.estimate, _less(blocks.estimate, bench.estimate))
+        )
+    return Views(
+        series=series,
+        workers=runs[0].workers,
+        nodes=nodes,
+        runs=len(runs),
+        views=(timer, blocks, bench),
+        floor=None if floor is None else _over_runs(floor),
+        skew=None if skew is None else _over_runs(skew),
+        block_timer=_over_answers(timed) if timed and len(timed) == len(left_out) else None,
+        comparisons=tuple(comparisons),
+    )
+
+
+def _all(parts: Sequence[Mapping[str, Part]], name: str) -> list[Part] | None:
+    return [each[name] for each in parts] if parts and all(name in each for each in parts) else None
+
+
+def _first(reasons: Sequence[str]) -> str:
+    return next((reason for reason in reasons if reason), "")
+
+
+def _why_not_benched(runs: Sequence[RunAccount], seen: Sequence[Observation], sync: Any) -> str:
+    return (
+        _first([run.why_not_benched for run in runs])
+        or _first([each.why_not_through for each in seen])
+        or (INSIDE_BACKWARD if seen and sync is None else "")
+        or _first([run.why_not_seen for run in runs])
+    )
+
+
+def _compared(first: str, second: str, size: Estimate, difference: Estimate) -> Comparison:
+    """Judge a difference: resolved where its interval has no zero in it, or is narrower than the cost itself."""
+    if difference.low > 0 or difference.high < 0:
+        verdict = DIFFER
+    else:
+        verdict = UNRESOLVED if not difference.high - difference.low <= abs(size.value) else AGREE
+    return Comparison(first=first, second=second, difference=difference, verdict=verdict)
+
+
+def _over_runs(parts: Sequence[Part]) -> Estimate:
+    """Return the mean over repeats: the bootstrap of one run's steps, or Student's t between several runs."""
+    if len(parts) > 1:
+        return _student(np.array([part.value for part in parts]))
+    low, high = np.quantile(parts[0].draws, (0.025, 0.975))
+    return Estimate(value=parts[0].value, low=float(low), high=float(high))
+
+
+def _over_answers(estimates: Sequence[Estimate]) -> Estimate:
+    return estimates[0] if len(estimates) == 1 else _student(np.array([each.value for each in estimates]))
+
+
+def _student(values: Floats) -> Estimate:
+    mean = float(values.mean())
+    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    return Estimate(value=mean, low=mean - half, high=mean + half)
+
+
+def _less(a: Estimate, b: Estimate) -> Estimate:
+    """Return a - b of two independent estimates; what their intervals reach to adds like independent errors do."""
+    value = a.value - b.value
+    return Estimate(
+        value=value,
+        low=value - math.hypot(a.value - a.low, b.high - b.value),
+        high=value + math.hypot(a.high - a.value, b.value - b.low),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- the gate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Over:
+    """One thing that is not accounted for well enough."""
+
+    kind: str  # step | growth | closure | not timed
+    name: str  # of the run, or the series and baseline of a growth
+    workers: int
+    rank: int | None
+    share: float | None  # of the step, or of T(N) - T(1); 0..1
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """What `--max-residual` found."""
+
+    allowed: float  # 0..1
+    over: tuple[Over, ...]
+    runs: int  # judged
+    growths: int
+    not_judged: tuple[str, ...]  # in words
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 where anything is over."""
+        return 1 if self.over else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {
+            **{name: getattr(self, name) for name in ("allowed", "runs", "growths")},
+            "over": [each.to_dict() for each in self.over],
+            "not_judged": list(self.not_judged),
+        }
+
+
+def allowed_share(text: str) -> float:
+    """Return the share, 0..1, that `--max-residual` means: per cent, with or without the sign.
+
+    ConfigError for what is no number from 0 to 100, and for a number below 1 without the sign: nobody knows whether
+    0.05 is a share or per cent.
+    """
+    number = text.strip().removesuffix("%").strip()
+    wanted = "give per cent from 0 to 100, such as 5%"
+    try:
+        value = float(number)
+    except ValueError:
+        raise ConfigError(f"--max-residual {text}: is not a number; {wanted}") from None
+    if not 0 <= value <= 100:
+        raise ConfigError(f"--max-residual {text}: is out of range; {wanted}")
+    if 0 < value < 1 and "%" not in text:
+        raise ConfigError(f"--max-residual {text}: may be a share or per cent; write {100 * value:g}% or {value:g}%")
+    return value / 100
+
+
+def gate(found: Accounting, allowed: float) -> Gate:
+    """Judge an accounting: the residual of every run's worst rank and of every growth T(N) - T(1), as shares.
+
+    A run whose laps do not add up, or that has steps without laps, is over at any `allowed`. A growth is judged where
+    it is at least 2 % of the step and, where its interval is known, beyond chance: a share of next to nothing says
+    nothing.
+    """
+    over: list[Over] = []
+    not_judged: list[str] = []
+    judged = 0
+    for run in found.runs:
+        if not run.ranks:
+            not_judged.append(f"{run.run}: {run.why_not}")
+            continue
+        judged += 1
+        where = f"{run.run} ({worker_counts([run.workers])})"
+        if run.why_not:
+            text = f"{where}: not timed ({run.why_not}), so nothing is accounted for"
+            over.append(Over(kind="not timed", name=run.run, workers=run.workers, rank=None, share=None, text=text))
+            continue
+        if run.open_rank is not None:
+            rank = run.open_rank.rank
+            text = f"{where}: {open_words(run)}"
+            over.append(Over(kind="closure", name=run.run, workers=run.workers, rank=rank, share=None, text=text))
+        worst = run.worst_rank
+        if worst is not None and worst.residual is not None and abs(worst.residual.mean) > allowed:
+            share = worst.residual.mean
+            text = (
+                f"{where}: rank {worst.rank}: {_percent(share)} of the step is unexplained "
+                f"({worst.parts_s['residual'] * 1e3:.3f} of {worst.parts_s['step'] * 1e3:.3f} ms), "
+                f"allowed {_percent(allowed)}"
+            )
+            over.append(Over(kind="step", name=run.run, workers=run.workers, rank=worst.rank, share=share, text=text))
+    growths = 0
+    for row in _growths(found.cells):
+        name = f"{row['series']}, {worker_counts([row['workers']])} over one {row['kind']} worker"
+        if row["why_not"]:
+            not_judged.append(f"{name}: {row['why_not']}")
+            continue
+        growths += 1
+        if abs(row["share"]) > allowed:
+            text = (
+                f"{name}: {_percent(row['share'])} of T(N) - T(1) is unexplained "
+                f"({row['residual_s'] * 1e3:.3f} of {row['step_s'] * 1e3:.3f} ms), allowed {_percent(allowed)}"
+            )
+            over.append(
+                Over(kind="growth", name=name, workers=int(row["workers"]), rank=None, share=row["share"], text=text)
+            )
+    return Gate(allowed=allowed, over=tuple(over), runs=judged, growths=growths, not_judged=tuple(not_judged))
+
+
+def _growths(cells: pd.DataFrame) -> Iterable[dict[str, Any]]:
+    """Yield the growth of each cell of several workers over each baseline that it has, and its unexplained share."""
+    several = cells[cells["workers"] > 1]
+    for (series, workers, _), rows in several.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
+        by_lap = {row["lap"]: row for row in rows.to_dict("records")}
+        for kind in BASES:
+            step_s, residual_s = by_lap["step"][f"minus_{kind}_s"], by_lap["residual"][f"minus_{kind}_s"]
+            if math.isnan(step_s):
+                continue
+            low, high = by_lap["step"][f"minus_{kind}_low_s"], by_lap["step"][f"minus_{kind}_high_s"]
+            share = by_lap["residual"][f"growth_{kind}"]
+            if math.isnan(residual_s):
+                why_not = "one side has no residual"
+            elif math.isnan(share):
+                why_not = "T(N) - T(1) is below 2 % of the step"
+            elif low <= 0 <= high:
+                why_not = f"T(N) - T(1) is not beyond chance ({low * 1e3:.3f} to {high * 1e3:.3f} ms)"
+            else:
+                why_not = ""
+            yield {
+                "series": series,
+                "workers": workers,
+                "kind": kind,
+                "step_s": step_s,
+                "residual_s": residual_s,
+                "share": share,
+                "why_not": why_not,
+            }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}".rstrip("0").rstrip(".") + " %"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON can hold: NaN is None."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,193 @@
+"""Step rows of several ranks laid side by side, cut at the ends of synchronisations.
+
+A collective lets all ranks go together, so their steps are equally long whoever is late. What differs is the time that
+a rank needs from the end of one synchronisation to the moment its gradients are ready for the next:
+
+    own[k] = update[k-1] + residual[k] + data[k] + forward[k] + backward[k]
+
+It is a difference of two stamps of one clock: clocks of different hosts need not agree. A stretch is a series of steps
+without interruption; its first step has no synchronisation before it (a barrier, an evaluation, a checkpoint were
+there), and so no `own`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.config import LAPS
+from horovod_study.errors import AnalysisError
+
+Floats = NDArray[np.float64]
+
+PARTS = (*LAPS, "residual")
+BEFORE_SYNC = ("update", "residual", "data", "forward", "backward")
+"""The laps of `own`, in the order of time; update is that of the step before."""
+
+GAP_S = 1e-4
+"""A step that begins later than this after the end of the one before begins a new stretch. Within a stretch the laps
+tile, and the gap is a rounding error; between stretches there is at least a barrier of all ranks."""
+
+GAP_STEPS = 10
+"""The same in steps, for laps on a device's clock: the host, whose clock says when a step begins, runs ahead of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RankSteps:
+    """S steps that all of R ranks recorded, times in s."""
+
+    workers: int  # of the run; R of them are here
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]  # of `ranks`
+    step: NDArray[np.int64]  # (S,)
+    epoch: NDArray[np.int64]  # (S,)
+    begin_s: Floats | None  # (S,), of the first rank here; None in rows of older programs
+    step_s: Floats  # (S, R)
+    laps: Mapping[str, Floats]  # lap -> (S, R), without laps that are not known
+    follows: NDArray[np.bool_]  # (S,): whether the step before it, of the same stretch, is here too
+    notes: tuple[str, ...] = ()  # what is not here, in words
+
+    @property
+    def sync_s(self) -> Floats | None:
+        """Return the synchronisations, (S, R), or None where the backend cannot see them."""
+        return self.laps.get("sync")
+
+    def own_laps(self) -> dict[str, Floats]:
+        """Return the known laps of `own` for the F steps that follow another, lap -> (F, R).
+
+        Where synchronisation is hidden, backward (or whatever comes nearest) holds the wait for the others and says
+        nothing of a rank: it is left out.
+        """
+        here = np.flatnonzero(self.follows)
+        hidden = self.workers > 1 and "sync" not in self.laps
+        told = [lap for lap in BEFORE_SYNC if lap in self.laps and not (hidden and lap == "backward")]
+        if hidden and "backward" not in self.laps:  # then nobody knows where the wait is; loading is before it
+            told = [lap for lap in told if lap == "data"]
+        return {lap: self.laps[lap][here - 1 if lap == "update" else here] for lap in told}
+
+
+def align(
+    rows: Mapping[int, Mapping[str, Any]],
+    *,
+    workers: int,
+    hosts: Sequence[str] = (),
+    from_step: int = 0,
+    fewest: int = 1,
+    missing: Mapping[int, str] | None = None,
+    name: str = "the run",
+) -> RankSteps:
+    """Lay rows of ranks (rank -> columns of records.step_schema, null is NaN) side by side, from step `from_step` on.
+
+    Steps that were not timed are left out, so are ranks with fewer than `fewest` such rows, and steps that a remaining
+    rank has no row of; `notes` say so. `missing` says why a rank is not in `rows` (rank -> "has ..."). Raises
+    AnalysisError, which begins with `name`, when nothing is left.
+    """
+    notes = []
+    kept: dict[int, dict[str, Any]] = {}
+    for rank, columns in sorted(rows.items()):
+        there = (np.asarray(columns["step"]) >= from_step) & np.isfinite(
+            np.asarray(columns["step_s"], dtype=np.float64)
+        )
+        if int(there.sum()) >= max(1, fewest):
+            kept[rank] = {each: np.asarray(values)[there] for each, values in columns.items()}
+    if not kept:
+        raise AnalysisError(
+            f"{name}: no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
+        )
+    absent = [rank for rank in range(workers) if rank not in kept]
+    explained = {rank: why for rank, why in (missing or {}).items() if rank in absent}
+    few = [rank for rank in absent if rank not in explained]
+    if few:
+        what = f"fewer than {fewest:,} recorded steps" if fewest > 1 else "no recorded steps"
+        notes.append(f"{_ranks(few)} {what} from step {from_step:,} on and {_are(few)} left out")
+    for why in dict.fromkeys(explained.values()):
+        whom = [rank for rank, each in explained.items() if each == why]
+        verb, _, rest = why.partition(" ")
+        notes.append(f"{_ranks(whom) if verb == 'has' else f'{_name(whom)} {verb}'} {rest} and {_are(whom)} left out")
+    common = None
+    for columns in kept.values():
+        common = columns["step"] if common is None else np.intersect1d(common, columns["step"], assume_unique=True)
+    assert common is not None
+    if not len(common):
+        raise AnalysisError(f"{name}: its ranks have no step in common; the rows belong to different runs")
+    most = max(len(columns["step"]) for columns in kept.values())
+    if most > len(common):
+        short = [rank for rank, columns in kept.items() if len(columns["step"]) < most]
+        notes.append(
+            f"{_ranks(short)} up to {most - len(common):,} steps fewer than the others: only the {len(common):,} steps "
+            "that all have are compared"
+        )
+    tables = [_select(columns, common) for columns in kept.values()]
+    laps = {}
+    for lap in PARTS:
+        if all(f"{lap}_s" in table for table in tables):
+            values = _stack(tables, f"{lap}_s")
+            if not np.isnan(values).any():
+                laps[lap] = values
+    first = tables[0]
+    begins = _stack(tables, "begin_s") if all("begin_s" in table for table in tables) else None
+    if begins is not None and np.isnan(begins).any():
+        begins = None
+    step_s = _stack(tables, "step_s")
+    step = np.asarray(first["step"], dtype=np.int64)
+    epoch = np.asarray(first["epoch"], dtype=np.int64)
+    two_clocks = any("sync_host_s" in table and np.isfinite(table["sync_host_s"]).any() for table in tables)
+    named = tuple(hosts) if len(hosts) >= workers else ("",) * workers
+    return RankSteps(
+        workers=workers,
+        ranks=tuple(kept),
+        hosts=tuple(named[rank] if rank < len(named) else "" for rank in kept),
+        step=step,
+        epoch=epoch,
+        begin_s=None if begins is None else begins[:, 0],
+        step_s=step_s,
+        laps=laps,
+        follows=_follows(step, epoch, begins, step_s, laps.get("residual"), two_clocks=two_clocks),
+        notes=tuple(notes),
+    )
+
+
+def _select(columns: Mapping[str, Any], steps: NDArray[np.int64]) -> dict[str, Any]:
+    places = np.searchsorted(columns["step"], steps)
+    return {name: values[places] for name, values in columns.items()}
+
+
+def _stack(tables: Sequence[Mapping[str, Any]], name: str) -> Floats:
+    return np.stack([np.asarray(table[name], dtype=np.float64) for table in tables], axis=1)
+
+
+def _follows(
+    step: NDArray[np.int64],
+    epoch: NDArray[np.int64],
+    begins: Floats | None,
+    step_s: Floats,
+    residual: Floats | None,
+    *,
+    two_clocks: bool,
+) -> NDArray[np.bool_]:
+    """Return for each step, (S,), whether the one before it came right before it, in the same stretch."""
+    follows = np.concatenate([[False], (np.diff(step) == 1) & (np.diff(epoch) == 0)])
+    if begins is not None and residual is not None:
+        # A row's residual lies before its begin. What a script marks as residual behind it may differ from step to
+        # step and looks like a gap then: such a step is left out, which does no harm.
+        gap = np.diff(begins - residual, axis=0) - step_s[:-1]
+        allowed = GAP_STEPS * float(np.median(step_s)) if two_clocks else GAP_S
+        follows[1:] &= (gap <= allowed).all(axis=1)
+    return follows
+
+
+def _name(ranks: Sequence[int]) -> str:
+    """Return `rank 1` or `ranks 1, 2`."""
+    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 1 has` or `ranks 1, 2 have`."""
+    return f"{_name(ranks)} {'has' if len(ranks) == 1 else 'have'}"
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"

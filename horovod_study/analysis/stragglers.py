@@ -1,0 +1,262 @@
+"""Which rank is slow, by how much, and in which lap: from each rank's own clock, without comparing clocks.
+
+For step k and rank r, with `own` as rank_steps.py defines it:
+
+    wait[r, k]    max over ranks of own[k] - own[r, k]: how long r waits for the last rank
+    skew[k]       mean over ranks of wait[k]: this part of a synchronisation is waiting, not communicating
+    lateness[r]   mean over steps of own[r] less the same of the middle one of the other ranks
+
+The middle one, because two slow ranks of eight are two slow ones, and not each other's measure. Steps are correlated (a
+slow moment lasts for several), so the interval of a lateness comes from the means of blocks of steps: Student's t over
+the blocks. A rank is named when its lateness is above zero even after allowing for having looked at all ranks
+(Bonferroni), and at least 1 % of the step.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from horovod_study.analysis.rank_steps import Floats, RankSteps
+
+FEWEST_STEPS = 20
+WORTH = 0.01
+"""A lateness below this share of the step is not worth a word."""
+
+_BLOCKS = (8, 20)
+_STEPS_PER_BLOCK = 25
+_MOST_OF_IT = 0.5
+_COMPUTING = ("forward", "backward", "update")
+CAUSES = {
+    "data": "loading its batch",
+    "forward": "computing forward",
+    "backward": "computing backward",
+    "update": "updating the parameters",
+    "residual": "outside all laps",
+    "computing": "computing (forward, backward and update)",
+    "several": "in several laps",
+}
+"""Where a rank loses its time, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lateness:
+    """How one rank compares with the others, in s per step."""
+
+    rank: int
+    host: str
+    own_s: float  # mean
+    wait_s: float  # mean, for the last rank
+    value_s: float  # lateness; negative: earlier than the others
+    low_s: float  # 95 % interval
+    high_s: float
+    certain_s: float  # what it is at least, allowing for all ranks that were looked at
+    last_share: float  # of the steps in which it was the last; ties are shared
+    last_p: float  # chance of being last so often among equal ranks, if steps were independent
+    laps_s: Mapping[str, float]  # what each lap adds to the lateness; they add up to it
+    cause: str = ""  # a key of CAUSES, for a named rank
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stragglers:
+    """What was found in F steps of R ranks, in s."""
+
+    verdict: str  # named | none | unknown
+    why_not: str = ""  # of unknown, in words
+    notes: tuple[str, ...] = ()  # what a reader must know
+    steps: int = 0  # F
+    block_steps: int = 0
+    laps: tuple[str, ...] = ()  # that `own` consists of
+    period_s: float = math.nan  # mean, from the end of a synchronisation to the end of the next
+    skew_s: Mapping[str, float] | None = None  # mean, median, p90
+    spread_s: float = math.nan  # mean wait of each step's first rank
+    ranks: tuple[Lateness, ...] = ()
+    slow: tuple[int, ...] = ()  # the named ranks, the slowest first
+    resolution_s: float = math.nan  # a lateness that would surely have been named
+
+    @property
+    def skew_share(self) -> float:
+        """Return the mean skew as a share of the step; NaN where there is none."""
+        return math.nan if self.skew_s is None else self.skew_s["mean"] / self.period_s
+
+    @property
+    def named(self) -> tuple[Lateness, ...]:
+        """Return the ranks that are slower than the others, the slowest first."""
+        return tuple(each for rank in self.slow for each in self.ranks if each.rank == rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values; None for what is not known."""
+        return {
+            **{name: getattr(self, name) for name in ("verdict", "why_not", "steps", "block_steps")},
+            "notes": list(self.notes),
+            "laps": list(self.laps),
+            "period_s": _finite(self.period_s),
+            "skew_s": None if self.skew_s is None else dict(self.skew_s),
+            "skew_share": _finite(self.skew_share),
+            "spread_s": _finite(self.spread_s),
+            "resolution_s": _finite(self.resolution_s),
+            "slow": list(self.slow),
+            "ranks": [each.to_dict() for each in self.ranks],
+        }
+
+
+def find_stragglers(rows: RankSteps) -> Stragglers:
+    """Compare the ranks' own times over the steps that follow another of their stretch.
+
+    The verdict is `unknown`, with the reason, where there are fewer than two ranks or 20 such steps, or where no lap
+    tells the ranks apart.
+    """
+    if rows.workers == 1:
+        return Stragglers(verdict="unknown", why_not="one worker has nobody to wait for", notes=rows.notes)
+    if len(rows.ranks) < 2:
+        return Stragglers(verdict="unknown", why_not="the rows of one rank only are there", notes=rows.notes)
+    steps = int(rows.follows.sum())
+    if steps < FEWEST_STEPS:
+        few = f"{steps} steps follow another of their stretch; at least {FEWEST_STEPS} are needed"
+        return Stragglers(verdict="unknown", why_not=few, notes=rows.notes, steps=steps)
+    laps = rows.own_laps()
+    notes = list(rows.notes)
+    if rows.sync_s is None:
+        if not laps:
+            why = "the wait for the others is not visible, and no lap lies surely before it"
+            return Stragglers(verdict="unknown", why_not=why, notes=rows.notes, steps=steps)
+        told = ", ".join(laps)
+        notes.append(
+            "the synchronisation is not visible here and the wait for the others lies inside another lap, so that "
+            f"only {told} can be compared: a rank that is slow elsewhere is not seen"
+        )
+    table = np.stack(list(laps.values()))  # (laps, F, R)
+    own: Floats = table.sum(axis=0)  # (F, R)
+    waits = own.max(axis=1, keepdims=True) - own
+    skew = waits.mean(axis=1)
+    period = float((own if rows.sync_s is None else own + rows.sync_s[rows.follows]).mean())
+    if rows.sync_s is None:  # without it `own` is a part of the step only
+        period = float(rows.step_s[rows.follows].mean())
+    blocks = _blocks(steps)
+    found = [_lateness(place, rows, list(laps), table, waits, blocks) for place in range(len(rows.ranks))]
+    slow = sorted(
+        (each for each in found if each.certain_s > 0 and each.value_s >= WORTH * period),
+        key=lambda each: -each.value_s,
+    )
+    ranks = tuple(_with_cause(each) if each in slow else each for each in found)
+    return Stragglers(
+        verdict="named" if slow else "none",
+        notes=tuple(notes),
+        steps=steps,
+        block_steps=steps // len(blocks),
+        laps=tuple(laps),
+        period_s=period,
+        skew_s={
+            "mean": float(skew.mean()),
+            "median": float(np.median(skew)),
+            "p90": float(np.quantile(skew, 0.9)),
+        },
+        spread_s=float(waits.max(axis=1).mean()),
+        ranks=ranks,
+        slow=tuple(each.rank for each in slow),
+        resolution_s=max(WORTH * period, *(each.value_s - each.certain_s for each in found)),
+    )
+
+
+def _blocks(steps: int) -> list[NDArray[np.int64]]:
+    """Return the steps in blocks of consecutive ones: 25 in each, but 8 to 20 blocks."""
+    count = min(max(steps // _STEPS_PER_BLOCK, _BLOCKS[0]), _BLOCKS[1])
+    return np.array_split(np.arange(steps), count)
+
+
+def _lateness(
+    place: int, rows: RankSteps, laps: Sequence[str], table: Floats, waits: Floats, blocks: list[NDArray[np.int64]]
+) -> Lateness:
+    own = table.sum(axis=0)
+    # The middle one of the others: the mean of two where their number is even.
+    others = [each for each in np.argsort(own.mean(axis=0), kind="stable") if each != place]
+    middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
+    later = table[:, :, place] - table[:, :, middle].mean(axis=2)  # (laps, F)
+    total = later.sum(axis=0)
+    value = float(total.mean())
+    means = np.array([total[block].mean() for block in blocks])
+    error = float(means.std(ddof=1)) / math.sqrt(len(blocks))
+    quantile = float(stats.t.ppf(0.975, len(blocks) - 1))
+    guarded = float(stats.t.ppf(1 - 0.025 / len(rows.ranks), len(blocks) - 1))
+    last = waits <= 0  # (F, R)
+    share = float((last[:, place] / last.sum(axis=1)).mean())
+    count = round(share * len(last))
+    return Lateness(
+        rank=rows.ranks[place],
+        host=rows.hosts[place],
+        own_s=float(own[:, place].mean()),
+        wait_s=float(waits[:, place].mean()),
+        value_s=value,
+        low_s=value - quantile * error,
+        high_s=value + quantile * error,
+        certain_s=value - guarded * error,
+        last_share=share,
+        last_p=float(stats.binomtest(count, len(last), 1 / len(rows.ranks), alternative="greater").pvalue),
+        laps_s={lap: float(each.mean()) for lap, each in zip(laps, later, strict=True)},
+    )
+
+
+def _with_cause(late: Lateness) -> Lateness:
+    """Return the lateness with the lap, or the kind of laps, that makes more than half of it."""
+    lap, most = max(late.laps_s.items(), key=lambda each: each[1])
+    computing = sum(late.laps_s.get(each, 0.0) for each in _COMPUTING)
+    if most > _MOST_OF_IT * late.value_s and not (lap in _COMPUTING and most < 0.8 * computing):
+        cause = lap
+    elif computing > _MOST_OF_IT * late.value_s:
+        cause = "computing"
+    else:
+        cause = "several"
+    return replace(late, cause=cause)
+
+
+# -------------------------------------------------------------------------------------------------- efficiencies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pop:
+    """The efficiencies of the POP project, dimensionless; parallel = load_balance x communication."""
+
+    load_balance: float  # mean useful / max useful
+    communication: float  # max useful / runtime
+    parallel: float  # mean useful / runtime
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+def pop(useful_s: Sequence[float] | Floats, runtime_s: float) -> Pop:
+    """Return the POP efficiencies of ranks that did useful work for `useful_s` each in `runtime_s`.
+
+    Known answer: 1, 1, 1, 0.6 s in 1.25 s make 0.90, 0.80, 0.72. The split of `communication` into serialisation and
+    transfer needs a run on an ideal network, and is not made. https://co-design.pop-coe.eu/metrics
+    """
+    useful = np.asarray(useful_s, dtype=np.float64)
+    load_balance = float(useful.mean() / useful.max())
+    communication = float(useful.max() / runtime_s)
+    return Pop(load_balance=load_balance, communication=communication, parallel=load_balance * communication)
+
+
+def pop_of(rows: RankSteps) -> Pop | None:
+    """Return the POP efficiencies of the steps that follow another; None where the wait is not visible.
+
+    Useful is `own`, all of it: loading and the unexplained part too. The runtime is that of the slowest rank.
+    """
+    if rows.sync_s is None or not rows.follows.any():
+        return None
+    own = np.sum(list(rows.own_laps().values()), axis=0).sum(axis=0)  # (R,)
+    if not own.max() > 0:
+        return None
+    return pop(own, float((own + rows.sync_s[rows.follows].sum(axis=0)).max()))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,397 @@
+"""What the sensors of a run's hosts say: the phases of the run, means and maxima, missed samples, doubts.
+
+Tables in, tables out. Samples are those of `records.read_system`, times are seconds since the run's zero.
+docs/system.md defines every quantity.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.records import SystemSamples
+
+PHASES = ("start-up", "warm-up", "timed steps", "evaluation", "break", "end")
+"""A break is a checkpoint, or whatever else kept the steps waiting; the end has the last evaluation in it."""
+
+QUANTITIES: dict[str, str] = {
+    "cpu_percent": "CPU, % of a core",
+    "rss_mb": "resident memory, MB",
+    "own_mb": "resident memory that is neither of files nor shared, MB",
+    "pss_mb": "proportional memory, MB",
+    "voluntary_per_s": "voluntary context switches per s",
+    "involuntary_per_s": "involuntary context switches per s",
+    "read_mb_per_s": "read from disk, MB/s",
+    "written_mb_per_s": "written to disk, MB/s",
+    "available_mb": "available memory of the host, MB",
+    "load1": "load average over a minute",
+    "received_mb_per_s": "received by the network, MB/s",
+    "sent_mb_per_s": "sent by the network, MB/s",
+    "loopback_mb_per_s": "through the loopback, MB/s",
+    "rdma_received_mb_per_s": "received by InfiniBand or RoCE, MB/s",
+    "rdma_sent_mb_per_s": "sent by InfiniBand or RoCE, MB/s",
+    "gpu_percent": "GPU use, %",
+    "gpu_memory_mb": "GPU memory, MB",
+    "sm_mhz": "clock of the multiprocessors, MHz",
+    "memory_mhz": "clock of the GPU memory, MHz",
+    "temperature_c": "temperature, degrees C",
+    "power_w": "power, W",
+    "sampler_cpu_percent": "CPU of the sampler, % of a core",
+}
+"""The quantities of `quantities`, with their unit, in the order of tables and figures."""
+
+_RATES = {
+    "voluntary_per_s": ("voluntary_switches", 1.0),
+    "involuntary_per_s": ("involuntary_switches", 1.0),
+    "read_mb_per_s": ("read_bytes", 1e6),
+    "written_mb_per_s": ("written_bytes", 1e6),
+    "received_mb_per_s": ("received_bytes", 1e6),
+    "sent_mb_per_s": ("sent_bytes", 1e6),
+    "loopback_mb_per_s": ("loopback_bytes", 1e6),
+    "rdma_received_mb_per_s": ("rdma_received_bytes", 1e6),
+    "rdma_sent_mb_per_s": ("rdma_sent_bytes", 1e6),
+}
+
+BREAK_S = 0.05
+"""A shorter pause between two steps is not drawn as a phase."""
+GAP_INTERVALS = 2.0
+OTHERS_PERCENT = 25.0
+GROWTH, GROWTH_MB = 0.05, 20.0
+COST_PERCENT = 1.0
+_ENOUGH = 8
+"""With fewer samples in the timed steps, means are too uncertain for a doubt."""
+
+
+def quantities(rows: pd.DataFrame, interval_s: float) -> pd.DataFrame:
+    """Return at_s, attempt, part, interval_s and the columns of QUANTITIES: counts became rates, per second.
+
+    interval_s: the usual one. What was counted over less than a quarter of it (the extra samples at the run's zero and
+    at its end) is too coarse for a rate or a share of a core, and NaN.
+    """
+    long_enough = rows["interval_s"] >= interval_s / 4
+    found = rows[["at_s", "attempt", "part", "interval_s"]].copy()
+    for name in QUANTITIES:
+        if name in _RATES:
+            column, unit = _RATES[name]
+            over_s = rows["switches_over_s" if column.endswith("switches") else "interval_s"].astype("float64")
+            found[name] = (rows[column].astype("float64") / unit / over_s).where(over_s >= interval_s / 4)
+        else:
+            found[name] = rows[name].astype("float64")
+            if name.endswith("cpu_percent"):
+                found[name] = found[name].where(long_enough)
+    return found
+
+
+def phases(
+    steps: pd.DataFrame,
+    evaluations: Sequence[Mapping[str, float]],
+    *,
+    first_timed: int,
+    first_s: float,
+    last_s: float,
+) -> pd.DataFrame:
+    """Return the phases of a run: `phase` (one of PHASES), `begin_s`, `end_s`, in order, without overlap.
+
+    `steps` are the step rows of one rank, `evaluations` the rows of epochs.csv, `first_timed` is the first step of the
+    timed window, first_s and last_s are the times of the first and last sample. A pause between two steps is known
+    where one clock times the steps (a CPU); on an accelerator only evaluations are. Empty where steps were not timed.
+    """
+    found: list[tuple[str, float, float]] = []
+    rows = steps[steps["begin_s"].notna()]
+    if rows.empty:  # with steps, but none with a time, nothing is known of the phases
+        return _table([] if len(steps) else [("start-up", first_s, last_s)])
+    residual = rows["residual_s"].fillna(0.0).to_numpy(dtype=float)
+    begins = rows["begin_s"].to_numpy(dtype=float) - residual
+    following = np.append(begins[1:], np.nan)
+    lengths = rows["step_s"].to_numpy(dtype=float)
+    one_clock = bool(rows["sync_host_s"].isna().all() and np.isfinite(lengths).all())
+    ends = begins + lengths if one_clock else np.where(np.isfinite(following), following, begins)
+    number = rows["step"].to_numpy()
+    evaluated = {int(each["steps"]): float(each["wall_s"]) for each in evaluations}
+    cuts = {0, len(rows), *np.flatnonzero(number == first_timed).tolist()}
+    cuts |= set(np.flatnonzero(np.isin(number, list(evaluated))).tolist())
+    if one_clock:
+        cuts |= set((np.flatnonzero(following - ends > BREAK_S) + 1).tolist())
+    places = sorted(cuts)
+    found.append(("start-up", first_s, float(begins[0])))
+    for first, after in pairwise(places):
+        last_of_run = after == len(rows)
+        until = float(ends[after - 1])
+        next_step = int(number[after - 1]) + 1
+        if next_step in evaluated:
+            until = min(
+                max(evaluated[next_step], float(begins[first])), math.inf if last_of_run else float(begins[after])
+            )
+        found.append(("timed steps" if number[first] >= first_timed else "warm-up", float(begins[first]), until))
+        if last_of_run:
+            found.append(("end", until, last_s))
+        else:
+            found.append(("evaluation" if next_step in evaluated else "break", until, float(begins[after])))
+    return _table(found)
+
+
+def _table(found: list[tuple[str, float, float]]) -> pd.DataFrame:
+    kept: list[list[Any]] = []
+    for phase, begin_s, end_s in found:
+        if end_s <= begin_s or (phase == "break" and end_s - begin_s <= BREAK_S):
+            continue
+        if kept and kept[-1][0] == phase and begin_s - kept[-1][2] <= BREAK_S:
+            kept[-1][2] = end_s  # the same phase, cut in two for no reason
+        else:
+            kept.append([phase, begin_s, end_s])
+    table = pd.DataFrame(kept, columns=["phase", "begin_s", "end_s"])
+    return table.astype({"begin_s": "float64", "end_s": "float64"})
+
+
+def in_phase(times: "pd.Series[float]", table: pd.DataFrame, phase: str) -> "pd.Series[bool]":
+    """Return for each time whether it lies in a stretch of `phase`."""
+    inside = pd.Series(False, index=times.index)
+    for each in table[table["phase"] == phase].to_dict("records"):
+        inside |= (times >= each["begin_s"]) & (times <= each["end_s"])
+    return inside
+
+
+def summary(samples: Mapping[str, SystemSamples], table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per host, part and quantity: `mean`, `median`, `max` over the timed steps, `samples` behind them.
+
+    A sample stands for the time since the one before it and counts where the middle of that lies in the timed steps;
+    the mean weighs by that time. Without timed steps in `table` (see `phases`) all samples count. What a part does not
+    have is left out.
+    """
+    found = []
+    for host, each in samples.items():
+        for part, rows in quantities(each.rows, float(each.meta["interval_s"])).groupby("part", sort=False):
+            kept = _timed(rows, table)
+            for name in QUANTITIES:
+                values = kept[name].dropna()
+                if values.empty:
+                    continue
+                weights = kept.loc[values.index, "interval_s"].fillna(0.0)
+                mean = float((values * weights).sum() / weights.sum()) if weights.sum() > 0 else float(values.mean())
+                found.append(
+                    {
+                        "host": host,
+                        "part": part,
+                        "device": each.meta["devices"].get(part, ""),
+                        "quantity": name,
+                        "mean": mean,
+                        "median": float(values.median()),
+                        "max": float(values.max()),
+                        "samples": len(values),
+                    }
+                )
+    columns = ["host", "part", "device", "quantity", "mean", "median", "max", "samples"]
+    return pd.DataFrame(found, columns=columns)
+
+
+def _timed(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    middle = rows["at_s"] - rows["interval_s"].fillna(rows["at_s"].diff()).fillna(0.0) / 2
+    if not (table["phase"] == "timed steps").any():
+        return rows
+    return rows[in_phase(middle, table, "timed steps")]
+
+
+def missed(samples: SystemSamples) -> tuple[int, float]:
+    """Return how many gaps between samples of the host are longer than two intervals, and their seconds in all."""
+    times = samples.rows.loc[samples.rows["part"] == "host", ["at_s", "attempt"]]
+    gaps = times["at_s"].diff()[times["attempt"].diff() == 0]
+    wide = gaps[gaps > GAP_INTERVALS * float(samples.meta["interval_s"])]
+    return len(wide), float(wide.sum())
+
+
+def doubts(
+    samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return what a reader must know: other load, growing memory, a costly sampler, missed samples, unsure energy.
+
+    `totals` are those of run.json, for what the sampler said of itself; a run that has not ended has none.
+    """
+    found = []
+    for host, each in samples.items():
+        rows = quantities(each.rows, float(each.meta["interval_s"]))
+        parts = {str(part): _timed(frame, table) for part, frame in rows.groupby("part", sort=False)}
+        whole = parts.get("host", rows.iloc[:0])
+        ranks = {part: frame for part, frame in parts.items() if part.startswith("rank ")}
+        if len(whole) >= _ENOUGH and ranks and not any("rank" in name for name in each.meta["missing"]):
+            own = sum(float(frame["cpu_percent"].mean()) for frame in ranks.values())
+            others = float(whole["cpu_percent"].mean()) - own - float(whole["sampler_cpu_percent"].mean())
+            if others > OTHERS_PERCENT:
+                found.append(
+                    f"{host}: programs that are not of this run used {others / 100:.1f} cores during the timed steps; "
+                    "do not compare its times with those of a quiet machine."
+                )
+        for part, frame in ranks.items():
+            if len(frame) >= _ENOUGH:
+                quarter = len(frame) // 4
+                before, after = frame["own_mb"][:quarter].median(), frame["own_mb"][-quarter:].median()
+                if after - before > max(GROWTH_MB, GROWTH * before):
+                    found.append(
+                        f"{host}: the own memory of {part} grew from {before:,.0f} to {after:,.0f} MB during the timed "
+                        "steps; a longer run may not fit."
+                    )
+        cost = float(whole["sampler_cpu_percent"].mean()) if len(whole) >= _ENOUGH else math.nan
+        if cost > COST_PERCENT:
+            found.append(f"{host}: the sampler itself used {cost:.1f} % of a core; use a longer --system-interval-s.")
+        gaps, seconds = missed(each)
+        if gaps:
+            found.append(
+                f"{host}: {gaps} gap{'s' * (gaps > 1)} of more than two intervals between samples, {seconds:.1f} s in "
+                "all."
+            )
+    told = (totals or {}).get("system") or {}
+    for host, each_told in (told.get("hosts") or {}).items():
+        for reason in (each_told.get("ended"), each_told.get("reason")):
+            if reason:
+                found.append(f"{host}: system samples are not complete: {reason}.")
+                break
+    energy = (totals or {}).get("energy") or {}
+    if energy.get("doubt"):
+        found.append(f"energy: {energy['doubt']}.")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One line of a panel over time: `at_s` and `values`, shape (N,), NaN where the line is to be broken."""
+
+    label: str
+    at_s: "np.ndarray"
+    values: "np.ndarray"
+    over_interval: bool  # a mean over the time since the sample before, not a reading of one moment
+    quiet: bool = False  # context, not the run's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One quantity over time, with its lines."""
+
+    name: str
+    label: str  # with the unit
+    traces: tuple[Trace, ...]
+
+
+def panels(samples: SystemSamples) -> list[Panel]:
+    """Return what there is to draw of one host, in order; what has no sensor, or is nothing all the time, is left out.
+
+    Of processes there is a line per rank (memory, CPU) or their sum (disk, context switches); beside the ranks' CPU
+    stands that of all other programs of the host. Readings of a moment are broken where samples were missed.
+    """
+    interval_s = float(samples.meta["interval_s"])
+    rows = quantities(samples.rows, interval_s)
+    parts = {str(part): frame for part, frame in rows.groupby("part", sort=False)}
+    ranks = {part: frame for part, frame in parts.items() if part.startswith("rank ")}
+    gpus = {part: frame for part, frame in parts.items() if part.startswith("gpu ")}
+    packages = {part: frame for part, frame in parts.items() if part.startswith("package ")}
+    host = parts.get("host", rows.iloc[:0])
+    together = pd.concat(ranks.values()).groupby("at_s").sum(min_count=1) if ranks else rows.iloc[:0].set_index("at_s")
+
+    def trace(label: str, frame: pd.DataFrame, name: str, *, over: bool, quiet: bool = False) -> Trace | None:
+        known = frame[["at_s", name]].dropna() if "at_s" in frame else frame[name].dropna().reset_index()
+        if known.empty:
+            return None
+        # Proportional memory is read rarely, which is no gap.
+        pitch_s = max(interval_s, float(known["at_s"].diff().median())) if len(known) > 1 else interval_s
+        at_s, values = known["at_s"].to_numpy(float), known[name].to_numpy(float)
+        if over:  # what was counted over a gap is the mean over it; the first one has a beginning, too
+            at_s, values = np.append(at_s[0] - interval_s, at_s), np.append(values[0], values)
+        else:
+            at_s, values = _broken(at_s, values, GAP_INTERVALS * pitch_s)
+        return Trace(label=label, at_s=at_s, values=values, over_interval=over, quiet=quiet)
+
+    def panel(name: str, label: str, traces: Sequence[Trace | None], *, needed: bool = False) -> list[Panel]:
+        known = [each for each in traces if each is not None and (needed or np.nanmax(np.abs(each.values)) > 0)]
+        return [Panel(name=name, label=label, traces=tuple(known))] if known else []
+
+    others = host[["at_s"]].copy()
+    own = host["at_s"].map(together["cpu_percent"]) if len(together) else math.nan
+    others["cpu_percent"] = (host["cpu_percent"] - own - host["sampler_cpu_percent"]).clip(lower=0.0)
+    return [
+        *panel(
+            "cpu",
+            "CPU\n% of a core",
+            [
+                *(trace(part, frame, "cpu_percent", over=True) for part, frame in ranks.items()),
+                trace("other programs", others, "cpu_percent", over=True, quiet=True),
+            ],
+            needed=True,
+        ),
+        *panel(
+            "memory",
+            "resident memory\nMB",
+            [
+                *(trace(part, frame, "rss_mb", over=False) for part, frame in ranks.items()),
+                trace("proportional, all", _complete(ranks, "pss_mb"), "pss_mb", over=False, quiet=True),
+            ],
+            needed=True,
+        ),
+        *panel("gpu-use", "GPU use\n%", [trace(p, f, "gpu_percent", over=True) for p, f in gpus.items()], needed=True),
+        *panel("gpu-memory", "GPU memory\nMB", [trace(p, f, "gpu_memory_mb", over=False) for p, f in gpus.items()]),
+        *panel("power", "power\nW", [trace(p, f, "power_w", over=False) for p, f in {**gpus, **packages}.items()]),
+        *panel("clocks", "GPU clock\nMHz", [trace(p, f, "sm_mhz", over=False) for p, f in gpus.items()]),
+        *panel(
+            "network",
+            "network\nMB/s",
+            [
+                trace("received", host, "received_mb_per_s", over=True),
+                trace("sent", host, "sent_mb_per_s", over=True),
+                trace("received, InfiniBand", host, "rdma_received_mb_per_s", over=True),
+                trace("sent, InfiniBand", host, "rdma_sent_mb_per_s", over=True),
+                trace("loopback", host, "loopback_mb_per_s", over=True, quiet=True),
+            ],
+        ),
+        *panel(
+            "disk",
+            "disk\nMB/s",
+            [
+                trace("read", together, "read_mb_per_s", over=True),
+                trace("written", together, "written_mb_per_s", over=True),
+            ],
+        ),
+        *panel(
+            "switches",
+            "context switches\nper s",
+            [
+                trace("voluntary", together, "voluntary_per_s", over=True),
+                trace("involuntary", together, "involuntary_per_s", over=True),
+            ],
+        ),
+    ]
+
+
+def _complete(frames: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
+    """Return at_s and the sum over `frames` of a column, at the times when all of them know it."""
+    if not frames:
+        return pd.DataFrame({"at_s": [], name: []}, dtype="float64")
+    known = pd.concat(frame[["at_s", name]].dropna() for frame in frames.values()).groupby("at_s")[name]
+    total = known.sum()[known.size() == len(frames)]
+    return total.reset_index()
+
+
+def _broken(at_s: "np.ndarray", values: "np.ndarray", wide_s: float) -> "tuple[np.ndarray, np.ndarray]":
+    """Return the line with a NaN inside every gap wider than `wide_s`."""
+    places = np.flatnonzero(np.diff(at_s) > wide_s) + 1
+    between = (at_s[places - 1] + at_s[places]) / 2
+    return np.insert(at_s, places, between), np.insert(values, places, np.nan)
+
+
+def against_workers(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return use, power and energy against workers: medians over repeats, one row per way of talking and worker count.
+
+    `runs` is `records.system_table`. Columns: partition, backend, transport, batch, workers, nodes, repeats, and the
+    `_median` of each quantity; NaN where no run of the cell has it.
+    """
+    cell = ["partition", "backend", "transport", "batch", "workers", "nodes"]
+    numbers = [
+        *("cpu_percent_per_rank", "rss_mb_per_rank", "gpu_percent", "gpu_memory_mb", "gpu_power_w", "package_power_w"),
+        *("energy_j", "per_sample_j", "samples_per_j"),
+    ]
+    good = runs[runs["status"] == "done"].copy()
+    good["samples_per_j"] = 1.0 / good["per_sample_j"].where(good["per_sample_j"] > 0)
+    grouped = good.groupby(cell, dropna=False, sort=True)
+    table = grouped[numbers].median().add_suffix("_median")
+    table.insert(0, "repeats", grouped.size())
+    return table.reset_index()

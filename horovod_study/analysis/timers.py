@@ -1,0 +1,209 @@
+"""What measuring costs, from blocks of steps that took turns: overheads with intervals, and what they resolve.
+
+Only blocks of one round are compared: for each round r the logarithm of the ratio of a way's seconds to those of mode
+off. What the machine does for longer than a round cancels in it, and a disturbance makes one ratio wrong, in either
+direction. The typical ratio is the mean of the logarithms without the smallest and the largest fifth. A plain mean
+would follow the disturbances, a median wastes a third of the rounds when there are none, and whole blocks are compared,
+not medians of steps: what costs little now and then, as collecting garbage does, belongs to the cost.
+
+The 95 % interval is Tukey and McLaughlin's for a trimmed mean (Sankhya A 25 (1963) 331): Student's t with h - 1 degrees
+of freedom, h rounds being left, and the standard error of the winsorised values s_w / ((1 - 2 * 0.2) sqrt(n)). A test
+simulates that it holds the truth as often as it says, with noise that has outliers.
+
+Writing rows is rare and timed by itself; what it takes per step is added, for mode off as well as for the others.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+TRIM = 0.2
+LIMIT_PERCENT = 0.5
+"""What measuring may cost."""
+
+FEW_ROUNDS = 20
+OFF, CONTROL = "off", "control"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overhead:
+    """What one way of measuring adds to a step with the timers off."""
+
+    way: str
+    step_s: float  # median over the rounds, writing included
+    percent: float  # of the step with mode off
+    low: float | None  # 95 % interval; None with fewer rounds than an interval takes
+    high: float | None
+    writing_percent: float  # of it, rows that are written more or less than with mode off
+    calls_us: float | None  # microseconds a step that the calls take alone, writing included; None beside
+    edges_percent: float | None = None  # with its start and stop every `edges_steps` steps; None without
+    edges_steps: int | None = None
+
+    def verdict(self, limit_percent: float) -> str:
+        """Return `yes` if it costs less than the limit, `no` if more, or `not resolved`."""
+        if self.low is None or self.high is None:
+            return "not resolved"
+        return "yes" if self.high < limit_percent else "no" if self.low > limit_percent else "not resolved"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimerCost:
+    """All ways at one batch size with one number of workers."""
+
+    runtime: str
+    workers: int
+    batch: int
+    device: str
+    rounds: int
+    steps_per_block: int
+    seconds: float
+    off_step_s: float
+    limit_percent: float
+    control: Overhead
+    ways: tuple[Overhead, ...]
+    doubts: tuple[str, ...]
+
+    def way(self, name: str) -> Overhead:
+        """Return the way of this name."""
+        return next(each for each in self.ways if each.way == name)
+
+    @property
+    def verdict(self) -> str:
+        """Say what mode light costs, and whether that is below the limit."""
+        light = self.way("light")
+        answer = light.verdict(self.limit_percent)
+        text = f"light costs {interval(light)} of a step; below {self.limit_percent:g} %: {answer}"
+        if answer == "not resolved" and light.low is not None and light.high is not None:
+            share = (light.high - light.low) / self.limit_percent  # half the limit is wanted as half the interval
+            text += f" (with this noise it takes about {self.seconds * max(1.5, share**2):,.0f} s)"
+        if light.calls_us is not None:
+            text += f"; the calls alone take {light.calls_us:.1f} us, {light.calls_us / self.off_step_s / 1e4:.2f} %"
+        return text
+
+    @property
+    def resolution(self) -> float | None:
+        """Half of the control's interval in per cent: smaller differences are not seen."""
+        if self.control.low is None or self.control.high is None:
+            return None
+        return (self.control.high - self.control.low) / 2
+
+    def exceeds(self, percent: float) -> bool:
+        """Return whether mode light surely costs more than `percent`: its whole interval lies above."""
+        light = self.way("light")
+        return (light.percent if light.low is None else light.low) > percent
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, with the verdict in words."""
+        return {**asdict(self), "resolution_percent": self.resolution, "verdict": self.verdict}
+
+
+def interval(each: Overhead) -> str:
+    """Return `0.05 % [-0.10, 0.20]`."""
+    if each.low is None or each.high is None:
+        return f"{each.percent:.2f} %"
+    return f"{each.percent:.2f} % [{each.low:.2f}, {each.high:.2f}]"
+
+
+def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT) -> TimerCost:
+    """Return what `measure.timers.measure` found in one launch as overheads of mode off's step."""
+    steps = {name: int(count) for name, count in case["steps"].items()}
+    every = {name: int(count) for name, count in case["every"].items()}
+    blocks = {name: np.asarray(values, dtype=np.float64) / steps[name] for name, values in case["block_s"].items()}
+    off = blocks[OFF]
+    base_s = math.exp(trimmed(np.log(off))[0])
+    writing = {name: trimmed(np.array([s / rows for rows, s in found])) for name, found in case["drains"].items()}
+    nothing = (0.0, 0.0)
+    around = {name: np.asarray(values, dtype=np.float64) / steps[name] for name, values in case["around_s"].items()}
+
+    def overhead(name: str) -> Overhead:
+        beside = off[:: every[name]]  # of the same rounds
+        logs = np.log(blocks[name] / beside)
+        mean, error = trimmed(logs)
+        written = [writing.get(each, nothing) for each in (name, OFF)]
+        more = (written[0][0] - written[1][0]) / base_s
+        center = math.expm1(mean) + more
+        # The writing's own scatter is added in square: it is timed apart from the blocks.
+        spread = math.hypot(math.exp(mean) * error, *(one[1] / base_s for one in written))
+        half = spread * quantile(len(logs)) if len(logs) >= 5 else None
+        edges = None
+        if name in around:
+            edges = 100 * math.expm1(trimmed(np.log((blocks[name] + around[name]) / beside))[0])
+        return Overhead(
+            way=name,
+            step_s=float(np.median(blocks[name])) + written[0][0],
+            percent=100 * center,
+            low=None if half is None else 100 * (center - half),
+            high=None if half is None else 100 * (center + half),
+            writing_percent=100 * more,
+            calls_us=1e6 * case["calls_s"][name] if name in case["calls_s"] else None,
+            edges_percent=edges,
+            edges_steps=steps[name] if name in around else None,
+        )
+
+    control = overhead(CONTROL)
+    return TimerCost(
+        runtime=case["runtime"],
+        workers=int(case["workers"]),
+        batch=int(case["batch"]),
+        device=case["device"],
+        rounds=len(off),
+        steps_per_block=steps[OFF],
+        seconds=float(case["seconds"]),
+        off_step_s=float(np.median(off)) + writing.get(OFF, nothing)[0],
+        limit_percent=limit_percent,
+        control=control,
+        ways=tuple(overhead(name) for name in case["ways"] if name not in (OFF, CONTROL)),
+        doubts=_doubts(case, control, limit_percent),
+    )
+
+
+def trimmed(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the mean of `values` (n,) without the smallest and largest fifth, and its standard error.
+
+    The error is that of Tukey and McLaughlin, from the winsorised values; 0 for a single value.
+    """
+    ordered = np.sort(values)
+    cut = int(TRIM * len(ordered))
+    mean = float(ordered[cut : len(ordered) - cut].mean())
+    if len(ordered) < 2:
+        return mean, 0.0
+    winsorised = np.clip(ordered, ordered[cut], ordered[-1 - cut])
+    return mean, float(winsorised.std(ddof=1)) / ((1 - 2 * cut / len(ordered)) * math.sqrt(len(ordered)))
+
+
+def quantile(count: int) -> float:
+    """Return how many standard errors of `trimmed` make half of a 95 % interval for `count` values."""
+    return float(stats.t.ppf(0.975, count - 2 * int(TRIM * count) - 1))
+
+
+def _doubts(case: Mapping[str, Any], control: Overhead, limit_percent: float) -> tuple[str, ...]:
+    found = []
+    rounds = len(case["block_s"][OFF])
+    if rounds < FEW_ROUNDS:
+        found.append(f"only {rounds} rounds: the intervals rest on little; give it more --seconds")
+    if control.low is not None and control.high is not None:
+        if not control.low <= 0 <= control.high:
+            found.append(
+                f"the control, mode off against itself, differs by {interval(control)}: by chance once in twenty "
+                "times, else the machine was disturbed; measure again when it is quiet"
+            )
+        if (half := (control.high - control.low) / 2) > limit_percent:
+            found.append(
+                f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine"
+            )
+    if case["load_before"] > 0.5:
+        found.append(f"other programs were running: load {case['load_before']:.2g} before the start")
+    fewest = min((len(drains) for name, drains in case["drains"].items() if name in ("off", "light")), default=0)
+    if fewest < 3:
+        found.append(f"writing was timed {fewest} time{'s' * (fewest != 1)} per mode: its share is rough")
+    return tuple(found)
+
+
+def summary(costs: Sequence[TimerCost]) -> list[str]:
+    """Return one sentence per case."""
+    return [f"batch {each.batch}, {each.workers} worker{'s' * (each.workers > 1)}: {each.verdict}" for each in costs]

@@ -1,0 +1,78 @@
+"""Recorded steps as events of the Chrome trace format, which Perfetto and chrome://tracing draw: one row per rank.
+
+The format is described in "Trace Event Format" (Google): complete events "X", metadata "M", instants "i"; times are in
+microseconds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from horovod_study.config import LAPS
+
+
+def events(
+    rows: Mapping[int, pd.DataFrame],
+    hosts: Mapping[int, str],
+    *,
+    evaluations: Sequence[Mapping[str, float]] = (),
+    warmup_steps: int = 0,
+) -> list[dict[str, Any]]:
+    """Return the events of `rows`, {rank: step rows}, in the order of ranks and steps.
+
+    A step is one event with its laps inside, placed one after the other from its begin: they tile it. Its residual lies
+    between the step before and its begin, where the row shows a gap. Laps that are not known are left out. A row per
+    rank (thread) below a group per host (process). Evaluations, rows of epochs.csv, are instants on the row of rank 0.
+    """
+    places = list(dict.fromkeys(hosts[rank] for rank in sorted(rows)))
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": place, "tid": 0, "args": {"name": host}}
+        for place, host in enumerate(places)
+    ]
+    for rank in sorted(rows):
+        found.append(
+            {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": places.index(hosts[rank]),
+                "tid": rank,
+                "args": {"name": f"rank {rank}"},
+            }
+        )
+    for rank in sorted(rows):
+        row = {"pid": places.index(hosts[rank]), "tid": rank}
+        known = [lap for lap in LAPS if rows[rank][f"{lap}_s"].notna().any()]
+        for step in rows[rank].to_dict("records"):
+            laps = [(lap, float(step[f"{lap}_s"])) for lap in known]
+            whole: dict[str, Any] = {name: int(step[name]) for name in ("step", "epoch", "samples")}
+            if math.isfinite(step["loss"]):
+                whole["loss"] = float(step["loss"])
+            if step["step"] < warmup_steps:
+                whole["excluded"] = True
+            found.append(_span("step", "step", float(step["begin_s"]), sum(seconds for _, seconds in laps), row, whole))
+            begin_s = float(step["begin_s"])
+            for lap, seconds in laps:
+                found.append(_span(lap, "lap", begin_s, seconds, row, {"step": int(step["step"])}))
+                begin_s += seconds
+    if 0 in rows and len(rows[0]):
+        first, last = rows[0]["begin_s"].iloc[0], rows[0]["begin_s"].iloc[-1]
+        for each in evaluations:
+            if first <= each["wall_s"] <= last:
+                where = {"pid": places.index(hosts[0]), "tid": 0}
+                shown = {name: each[name] for name in ("epoch", "train_mse", "test_mse")}
+                found.append(
+                    {"ph": "i", "name": "evaluation", "s": "t", "ts": _us(each["wall_s"]), **where, "args": shown}
+                )
+    return found
+
+
+def _span(
+    name: str, kind: str, begin_s: float, seconds: float, row: Mapping[str, int], shown: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": kind, "ts": _us(begin_s), "dur": _us(seconds), **row, "args": dict(shown)}
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

@@ -1,0 +1,184 @@
+"""Attaches to the communication that somebody's own script has started; opens and closes nothing.
+
+Which library it is tells the training itself first: a DistributedDataParallel model averages over torch.distributed, a
+Horovod optimizer over Horovod. Where neither is given, the library that was started does: Horovod, torch.distributed,
+MPI through mpi4py. A library that the script has not loaded is not loaded here.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from horovod_study.comm.launch import detect
+from horovod_study.config import TRANSPORTS
+from horovod_study.errors import BackendError
+from horovod_study.progress import say
+
+PATIENCE_S = 30.0
+"""After so long somebody who waits for other ranks to enter is told what for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attached:
+    """The workers of somebody's script as they are, seen from this rank."""
+
+    backend: str  # serial | horovod | ddp | mpi, or distributed: torch.distributed without DistributedDataParallel
+    transport: str  # none | nccl | mpi | gloo
+    reduction: str  # none | hooks | own: the script averages by itself, at a place that is not seen
+    launcher: str
+    rank: int
+    workers: int
+    all_values: Callable[[Any], list[Any]]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the (small, plain) values of all ranks, in the order of ranks, on every rank."""
+        return self.all_values(value)
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.all_values(None)
+
+    @property
+    def sync_seen(self) -> bool:
+        """Whether the wait for other workers has a place that is seen from here; one worker waits for nobody."""
+        return self.reduction != "own"
+
+
+class Waiting:
+    """Says after a while that this rank waits for others, who may never come, and ends nothing."""
+
+    def __init__(self, what: str, *, patience_s: float = PATIENCE_S) -> None:
+        self._timer = threading.Timer(patience_s, say, [f"still waiting for the other ranks: {what}"])
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+def averages_in_backward(model: nn.Module) -> bool:
+    """Return whether the next backward of this model averages gradients before it returns, as DDP's does.
+
+    Not inside `no_sync()`, where a DDP model leaves its gradients alone.
+    """
+    return isinstance(model, DistributedDataParallel) and bool(model.require_backward_grad_sync)
+
+
+def averages_in_synchronize(optimizer: object) -> bool:
+    """Return whether this is Horovod's DistributedOptimizer, whose `synchronize` waits for the averages."""
+    return callable(getattr(optimizer, "synchronize", None)) and hasattr(optimizer, "skip_synchronize")
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """Return the model inside PyTorch's wrappers for data parallelism."""
+    while isinstance(model, DistributedDataParallel | nn.DataParallel):
+        model = model.module
+    return model
+
+
+def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mapping[str, str] = os.environ) -> "Attached":
+    """Return the workers that `model` and `optimizer` train with.
+
+    Raises BackendError where a launcher started several processes and the script has not connected them yet.
+    """
+    launcher = detect(environ)
+    horovod, distributed, mpi = _started_horovod(), _started_distributed(), _started_mpi()
+    if isinstance(model, DistributedDataParallel):
+        return _over_distributed(model, launcher.launcher, on_gpu=on_gpu)
+    if horovod is not None and (averages_in_synchronize(optimizer) or distributed is None):
+        return _over_horovod(horovod, optimizer, launcher.launcher, on_gpu=on_gpu)
+    if distributed is not None:
+        return _over_distributed(model, launcher.launcher, on_gpu=on_gpu)
+    if mpi is not None and (mpi.Get_size() > 1 or launcher.workers == 1):
+        alone = mpi.Get_size() == 1
+        return Attached(
+            backend="serial" if alone else "mpi",
+            transport="none" if alone else "mpi",
+            reduction="none" if alone else "own",
+            launcher=launcher.launcher,
+            rank=int(mpi.Get_rank()),
+            workers=int(mpi.Get_size()),
+            all_values=mpi.allgather,
+        )
+    if launcher.workers > 1:
+        raise BackendError(
+            f"{launcher.launcher} started {launcher.workers} processes, but this script has not connected them; call "
+            "hvd.init() or torch.distributed.init_process_group() before horovod_study.recorder()"
+        )
+    return Attached(
+        backend="serial",
+        transport="none",
+        reduction="none",
+        launcher=launcher.launcher,
+        rank=0,
+        workers=1,
+        all_values=lambda value: [value],
+    )
+
+
+def _started_horovod() -> Any:
+    """Return horovod.torch where the script has initialised it, else None."""
+    hvd = sys.modules.get("horovod.torch")
+    return hvd if hvd is not None and hvd.is_initialized() else None
+
+
+def _started_distributed() -> Any:
+    dist = torch.distributed
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+def _started_mpi() -> Any:
+    """Return MPI's communicator of all where the script has loaded mpi4py and MPI runs, else None."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi.COMM_WORLD if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
+def _over_horovod(hvd: Any, optimizer: object, launcher: str, *, on_gpu: bool) -> Attached:
+    def all_values(value: Any) -> list[Any]:
+        # Named, or it would bear the name of its type: a text here and None there would wait for ever.
+        return list(hvd.allgather_object(value, name="horovod_study.recorder"))
+
+    workers = int(hvd.size())
+    controller = "mpi" if hvd.mpi_enabled() else "gloo"
+    return Attached(
+        backend="horovod",
+        transport="nccl" if on_gpu and hvd.nccl_built() else controller,
+        reduction="none" if workers == 1 else "hooks" if averages_in_synchronize(optimizer) else "own",
+        launcher=launcher,
+        rank=int(hvd.rank()),
+        workers=workers,
+        all_values=all_values,
+    )
+
+
+def _over_distributed(model: nn.Module, launcher: str, *, on_gpu: bool) -> Attached:
+    dist = torch.distributed
+    wrapped = isinstance(model, DistributedDataParallel)
+    group = model.process_group if isinstance(model, DistributedDataParallel) else None
+    workers = int(dist.get_world_size(group))
+
+    def all_values(value: Any) -> list[Any]:
+        values: list[Any] = [None] * workers
+        dist.all_gather_object(values, value, group=group)
+        return values
+
+    named = str(dist.get_backend(group))
+    return Attached(
+        backend="ddp" if wrapped else "distributed",
+        # Started without a name it has one library for each kind of device.
+        transport=named if named in TRANSPORTS else "nccl" if on_gpu else "gloo",
+        reduction="none" if workers == 1 else "hooks" if wrapped else "own",
+        launcher=launcher,
+        rank=int(dist.get_rank(group)),
+        workers=workers,
+        all_values=all_values,
+    )

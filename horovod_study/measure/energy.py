@@ -1,0 +1,213 @@
+"""Energy of the timed window, by counter and by the integral of power, from the system samples of a host.
+
+The window is what `window_s` of the totals measures: the stretches of timed steps, without the evaluations, the
+checkpoints and the warm-up in between or before. A stretch begins and ends between two samples, so counters and power
+are interpolated there: linearly, which blurs each edge by at most one interval.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Stretches = Sequence[Sequence[float]]
+"""(begin, end) of each, in seconds on the axis of the samples."""
+
+DISAGREEMENT = 0.10
+"""A counter and an integral that are further apart than this are not both right."""
+UNCOVERED = 0.01
+"""Share of the window that may lie before the first or after the last sample."""
+UNSEEN = 0.10
+"""Share of the window without samples (gaps longer than two intervals) above which an integral is doubtful."""
+
+
+def since(stretches: Stretches, from_s: float) -> list[list[float]]:
+    """Return the part of the stretches after `from_s`, the begin of the first step of the window."""
+    return [[max(begin, from_s), end] for begin, end in stretches if end > from_s]
+
+
+def by_counter(at_s: Floats, energy_j: Floats, stretches: Stretches) -> float:
+    """Return the joules that a counter, shape (N,), grew by in the stretches; at_s (N,) ascending."""
+    begins, ends = np.array(stretches, dtype=np.float64).T
+    return float((np.interp(ends, at_s, energy_j) - np.interp(begins, at_s, energy_j)).sum())
+
+
+def by_integral(at_s: Floats, power_w: Floats, stretches: Stretches) -> float:
+    """Return the joules of power readings (N,) in the stretches, by the trapezoid rule over the true times (N,)."""
+    total = 0.0
+    for begin, end in stretches:
+        inside = at_s[(at_s > begin) & (at_s < end)]
+        times = np.concatenate([[begin], inside, [end]])
+        power = np.interp(times, at_s, power_w)
+        total += float(((power[1:] + power[:-1]) / 2 * np.diff(times)).sum())
+    return total
+
+
+def device_energy(
+    name: str,
+    at_s: Floats,
+    energy_j: Floats,
+    power_w: Floats,
+    stretches: Stretches,
+    *,
+    interval_s: float,
+    independent: bool = True,
+) -> dict[str, Any]:
+    """Return {"name", "counter_j", "integral_j", "reason", "doubt"} of one device; NaN in the readings is unknown.
+
+    at_s, energy_j, power_w: shape (N,), at_s ascending. None for what cannot be told, with the `reason`. Without
+    `independent` the power was derived from the counter, and its integral would only repeat it.
+    """
+    found: dict[str, Any] = {"name": name, "counter_j": None, "integral_j": None, "reason": "", "doubt": ""}
+    reasons = []
+    doubts = []
+    for key, readings, method in (("counter_j", energy_j, by_counter), ("integral_j", power_w, by_integral)):
+        what = "energy counter" if key == "counter_j" else "power reading"
+        if key == "integral_j" and not independent:
+            reasons.append("its power is derived from the counter, so there is no integral beside it")
+            continue
+        known = np.isfinite(readings)
+        if known.sum() < 2:
+            reasons.append(f"no {what}")
+            continue
+        times, values = at_s[known], readings[known]
+        if key == "counter_j" and (np.diff(values) < 0).any():
+            reasons.append("its energy counter went backwards")
+            continue
+        window_s = sum(end - begin for begin, end in stretches)
+        covered_s = sum(max(0.0, min(end, times[-1]) - max(begin, times[0])) for begin, end in stretches)
+        if covered_s < (1 - UNCOVERED) * window_s:
+            reasons.append(f"its {what}s cover {covered_s:.1f} s of the window's {window_s:.1f} s")
+            continue
+        found[key] = method(times, values, stretches)
+        if key == "integral_j":
+            unseen = _unseen_s(times, stretches, interval_s) / window_s
+            if unseen > UNSEEN:
+                doubts.append(f"no power reading in {100 * unseen:.0f} % of the window")
+    counter_j, integral_j = found["counter_j"], found["integral_j"]
+    if counter_j is not None and integral_j is not None and counter_j > 0:
+        gap = (integral_j - counter_j) / counter_j
+        if abs(gap) > DISAGREEMENT:
+            doubts.append(
+                f"its counter says {counter_j:.4g} J and the integral of its power {integral_j:.4g} J "
+                f"({100 * gap:+.0f} %)"
+            )
+    found["reason"], found["doubt"] = "; ".join(reasons), "; ".join(doubts)
+    return found
+
+
+def _unseen_s(times: Floats, stretches: Stretches, interval_s: float) -> float:
+    """Return how much of the stretches lies between samples that are further apart than two intervals."""
+    wide = np.flatnonzero(np.diff(times) > 2 * interval_s)
+    return float(
+        sum(
+            max(0.0, min(end, times[place + 1]) - max(begin, times[place]))
+            for place in wide
+            for begin, end in stretches
+        )
+    )
+
+
+def host_energy(
+    columns: Mapping[str, Any], devices: Mapping[str, str], stretches: Stretches, *, host: str, interval_s: float
+) -> list[dict[str, Any]]:
+    """Return `device_energy` of every device of a host, from the columns of its samples, all of one length.
+
+    Counters begin anew with each attempt of a run; each stretch lies in one.
+    """
+    found = []
+    part, attempt = np.asarray(columns["part"]), np.asarray(columns["attempt"])
+    for name, device in devices.items():
+        mine = part == name
+        at_s, energy_j, power_w = (
+            np.asarray(columns[each], dtype=np.float64)[mine] for each in ("at_s", "energy_j", "power_w")
+        )
+        energy_j = energy_j.copy()
+        for number in np.unique(attempt[mine])[1:]:
+            before, after = attempt[mine] < number, attempt[mine] == number
+            known = energy_j[before][np.isfinite(energy_j[before])]
+            energy_j[after] += known[-1] if len(known) else 0.0
+        told = device_energy(
+            f"{host}: {device} ({name})",
+            at_s,
+            energy_j,
+            power_w,
+            stretches,
+            interval_s=interval_s,
+            independent=not name.startswith("package"),
+        )
+        found.append({**told, "host": host, "part": name})
+    return found
+
+
+def total_energy(devices: Sequence[Mapping[str, Any]], missing: Sequence[str], *, samples: int) -> dict[str, Any]:
+    """Return the `energy` of the totals, over the devices of all hosts; `missing` says what has no sensor, and why.
+
+    `counter_j` and `integral_j` are sums where every device has one, `total_j` takes the counter where there is one and
+    the integral elsewhere, and is the numerator of `per_sample_j`. Nothing known is None with the `reason`, never 0.
+    """
+    best = [each["integral_j"] if each["counter_j"] is None else each["counter_j"] for each in devices]
+    known = [value for value in best if value is not None]
+    named = [each["name"] for each, value in zip(devices, best, strict=True) if value is not None]
+    without = [f"{each['name']}: {each['reason']}" for each, value in zip(devices, best, strict=True) if value is None]
+    total_j = math.fsum(known) if known else None
+
+    def whole(key: str) -> float | None:
+        values = [each[key] for each in devices]
+        return math.fsum(values) if values and None not in values else None
+
+    return {
+        "counter_j": whole("counter_j"),
+        "integral_j": whole("integral_j"),
+        "total_j": total_j,
+        "per_sample_j": total_j / samples if total_j is not None and samples else None,
+        "devices": named,
+        "per_device": [dict(each) for each in devices],
+        "reason": "; ".join([*without, *missing]),
+        "doubt": "; ".join(f"{each['name']}: {each['doubt']}" for each in devices if each["doubt"]),
+    }
+
+
+def host_summary(columns: Mapping[str, Any], stretches: Stretches) -> dict[str, Any]:
+    """Return means over the window and maxima over the run of one host, each as {rank or part: value}.
+
+    ranks_cpu_percent, gpu_percent and power_w (of each device with a reading) are means that weigh each sample with
+    the time it stands for inside the stretches; rss_mb_max and gpu_memory_mb_max are maxima. None where unknown.
+    """
+    part = np.asarray(columns["part"])
+    found: dict[str, dict[str, float | None]] = {
+        "ranks_cpu_percent": {},
+        "rss_mb_max": {},
+        "gpu_percent": {},
+        "gpu_memory_mb_max": {},
+        "power_w": {},
+    }
+    for name in dict.fromkeys(part.tolist()):
+        mine = {each: np.asarray(values)[part == name] for each, values in columns.items() if each != "part"}
+        at_s = mine["at_s"].astype(np.float64)
+        for key, column in (
+            ("ranks_cpu_percent", "cpu_percent"),
+            ("gpu_percent", "gpu_percent"),
+            ("power_w", "power_w"),
+        ):
+            if np.isfinite(mine[column]).any() and (key != "ranks_cpu_percent" or name.startswith("rank ")):
+                found[key][name.removeprefix("rank ")] = _weighted(at_s, mine[column], stretches)
+        for key, column in (("rss_mb_max", "rss_mb"), ("gpu_memory_mb_max", "gpu_memory_mb")):
+            known = mine[column][np.isfinite(mine[column])]
+            if len(known):
+                found[key][name.removeprefix("rank ")] = float(known.max())
+    return dict(found)
+
+
+def _weighted(at_s: Floats, values: Floats, stretches: Stretches) -> float | None:
+    """Return the mean of readings (N,), each of which stands for the time since the one before, in the stretches."""
+    before = np.concatenate([at_s[:1], at_s[:-1]])
+    weights = np.zeros(len(at_s))
+    for begin, end in stretches:
+        weights += np.clip(np.minimum(end, at_s) - np.maximum(begin, before), 0.0, None)
+    weights[~np.isfinite(values)] = 0.0
+    total = weights.sum()
+    return float((weights * np.nan_to_num(values)).sum() / total) if total > 0 else None

@@ -1,0 +1,429 @@
+"""Profilers, switched on for some steps after the timed window.
+
+    torch         torch.profiler: a trace of every operator and lap, and a table by operator
+    cprofile      Python's own profiler: a table by function
+    nsys          opens the window in which NVIDIA's nsys records, which was started outside
+    pyspy         py-spy, attached to this process from outside: a flame graph, the stacks, and a table by function
+    sync-points   calls at which the host waits for the device, with their source lines (sync_points.py)
+
+The steps are scratch steps: model and optimiser are put back afterwards. Every rank profiles itself and writes its own
+files, because the slow rank is the interesting one. A profiler that fails is a warning: the training is done, and must
+not be lost for it.
+"""
+
+import cProfile
+import ctypes
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from horovod_study import records
+from horovod_study.comm.base import Backend
+from horovod_study.config import RunConfig
+from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
+from horovod_study.measure import ranges
+from horovod_study.measure.clock import DeviceStamps, LapClock, now, sleep
+from horovod_study.measure.scratch import Scratch
+from horovod_study.measure.sync_points import Finder, NotInData
+from horovod_study.workload.room import amount
+
+SETTLING_STEPS = 5
+"""Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""
+
+SPY_RATE = 500
+"""Samples per second that py-spy is asked for."""
+
+LINES = 10
+"""So many findings are told on the terminal; the files hold all."""
+
+_NSYS = (
+    "nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME "
+    "<the command that starts the run>"
+)
+_NSYS_MARKS = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
+"""Variables that nsys gives to what it starts."""
+
+_PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
+_SPY_START_S = 20.0
+_FAILURES = (OSError, StudyError, RuntimeError, ValueError, subprocess.SubprocessError)
+
+Place = Callable[[str], Path]
+"""The ending of a file's name -> its path."""
+
+
+def require_possible(config: RunConfig, backend: Backend, device: torch.device) -> None:
+    """Raise StudyError before training for a profiler, ranges or a timeline that cannot work here."""
+    if reason := ranges.why_not(config.ranges):
+        raise BackendError(f"ranges {config.ranges} cannot be made: {reason}; leave ranges out, or use the other kind")
+    if config.timeline_steps:
+        if backend.name != "horovod":
+            raise ConfigError(
+                f"run: timeline_steps is {config.timeline_steps}, and the timeline is Horovod's own: backend "
+                f"{backend.name} has none; leave timeline_steps out, or use --backend horovod"
+            )
+        if backend.workers == 1:
+            raise ConfigError(
+                f"run: timeline_steps is {config.timeline_steps}, but one worker alone reduces nothing, and its "
+                "timeline is empty; start two workers or more, or leave timeline_steps out"
+            )
+    if config.profile == "nsys":
+        if device.type != "cuda":
+            raise BackendError(
+                "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile"
+            )
+        if not any(name in os.environ for name in _NSYS_MARKS):
+            raise BackendError(f"profile nsys was asked for, but nsys did not start this process; start it as: {_NSYS}")
+    if config.profile == "pyspy":
+        _require_spy()
+    if config.profile == "sync-points" and config.compile:
+        raise ConfigError(
+            "run: profile sync-points looks at each operation, and compiled ones are not seen; leave compile out"
+        )
+
+
+def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_step_s: float) -> list[str]:
+    """Make `steps` scratch steps under the profiler `kind` on every rank; return what there is to say.
+
+    Files are those of `records.profile_path`. `timed_step_s` is the median timed step of this rank, which the
+    profiled ones are compared with. Collective.
+    """
+
+    def place(ending: str) -> Path:
+        return records.profile_path(directory, kind, scratch.backend.rank, ending)
+
+    step_s: list[float] = []
+    notes: list[str] = []
+    problem = ""
+    with scratch.kept():
+        clock = _clock(scratch.device)
+        clock.start()
+        scratch.steps(SETTLING_STEPS, clock)
+        scratch.settle()
+        clock.drain()
+        for window in _windows(kind, scratch.device, steps, place, notes):
+            marked, manager = window
+            clock = _clock(scratch.device)
+            watched = ranges.Ranged(clock, marked) if marked else clock
+            scratch.backend.barrier()
+            failed = _entered(manager)
+            watched.start()
+            scratch.steps(steps, watched)
+            scratch.settle()
+            problem = problem or failed or _left(manager)
+            step_s.extend(watched.drain()["step_s"].tolist())
+    files = [] if problem else [str(path) for path in records.profile_paths(directory, kind, scratch.backend.rank)]
+    everybody = scratch.backend.gather(
+        {
+            "median_s": statistics.median(step_s),
+            "timed_s": timed_step_s,
+            "files": [(path, os.path.getsize(path)) for path in files],
+            "notes": notes,
+            "problem": problem,
+        }
+    )
+    return _lines(kind, steps, everybody)
+
+
+def _clock(device: torch.device) -> LapClock:
+    return LapClock(device=DeviceStamps() if device.type == "cuda" else None)
+
+
+def _entered(manager: AbstractContextManager[None]) -> str:
+    """Enter; return what stood in the way, empty if nothing did."""
+    try:
+        manager.__enter__()
+    except _FAILURES as error:
+        return _words(error)
+    return ""
+
+
+def _left(manager: AbstractContextManager[None]) -> str:
+    try:
+        manager.__exit__(None, None, None)
+    except _FAILURES as error:
+        return _words(error)
+    return ""
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _windows(
+    kind: str, device: torch.device, steps: int, place: Place, notes: list[str]
+) -> Iterator[tuple[ranges.Marker | None, AbstractContextManager[None]]]:
+    """Yield each stretch of steps that the profiler takes: where laps are shown as ranges, and what is switched on."""
+    if kind == "torch":
+        yield ranges.Records(), _torch(device, steps, place)
+    elif kind == "cprofile":
+        yield None, _cprofile(steps, place)
+    elif kind == "nsys":
+        nvtx = torch.cuda.nvtx
+        yield ranges.Calls(nvtx.range_push, nvtx.range_pop), _nsys(notes)
+    elif kind == "sync-points":
+        finder = Finder()
+        yield (NotInData(finder) if device.type == "cpu" else None), _sync_points(finder, device, steps, place, notes)
+    else:  # one format for each time that py-spy is attached
+        yield None, _spy("flamegraph", place("svg"), notes)
+        yield None, _spy("speedscope", place("json"), notes, place("csv"))
+
+
+def _lines(kind: str, steps: int, everybody: list[dict[str, Any]]) -> list[str]:
+    """Return what rank 0 says: how slow the profiled steps were, what was found, and where it is."""
+    slowest = max(everybody, key=lambda each: each["median_s"])
+    times = slowest["median_s"] / slowest["timed_s"] if slowest["timed_s"] > 0 else math.nan
+    who = " of the slowest rank" if len(everybody) > 1 else ""
+    compared = "" if math.isnan(times) else f", {times:.2f} times the {slowest['timed_s'] * 1e3:.2f} ms of timed ones"
+    lines = [
+        f"profile {kind}: {steps} scratch steps after the timed window, {slowest['median_s'] * 1e3:.2f} ms "
+        f"(median{who}){compared}; these steps are not the timed ones"
+    ]
+    for rank, each in enumerate(everybody):
+        rank_is = f"rank {rank}: " if len(everybody) > 1 else ""
+        if each["problem"]:
+            lines.append(f"warning: {rank_is}profile {kind} wrote nothing: {each['problem']}")
+        lines += [f"  {rank_is}{note}" for note in each["notes"]]
+    first: list[tuple[str, int]] = next((each["files"] for each in everybody if each["files"]), [])
+    if first:
+        names = ", ".join(f"{path} ({amount(size)})" for path, size in first)
+        others = sum(len(each["files"]) for each in everybody) - len(first)
+        lines.append(f"  wrote {names}" + (" and those of the other ranks" if others else ""))
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------- torch.profiler
+
+
+@contextmanager
+def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or its library prints lines that say nothing
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    profiler = torch.profiler.profile(activities=activities)
+    profiler.start()
+    try:
+        yield
+    finally:
+        profiler.stop()
+    profiler.export_chrome_trace(str(place("json.gz")))
+    rows = []
+    for each in profiler.key_averages():
+        row = {
+            "operator": each.key,
+            "calls": each.count,
+            "calls_per_step": each.count / steps,
+            "self_host_s": each.self_cpu_time_total / 1e6,
+            "total_host_s": each.cpu_time_total / 1e6,
+        }
+        if device.type == "cuda":
+            row |= {
+                "self_device_s": each.self_device_time_total / 1e6,
+                "total_device_s": each.device_time_total / 1e6,
+            }
+        rows.append(row)
+    by = "self_device_s" if device.type == "cuda" else "self_host_s"
+    records.write_profile_table(place("csv"), sorted(rows, key=lambda row: (-row[by], row["operator"])))
+
+
+# ----------------------------------------------------------------------------------------------------------- cProfile
+
+
+@contextmanager
+def _cprofile(steps: int, place: Place) -> Iterator[None]:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        yield
+    finally:
+        profiler.disable()
+    rows = []
+    for each in profiler.getstats():
+        code: Any = each.code
+        builtin = isinstance(code, str)
+        rows.append(
+            {
+                "function": code.strip("<>") if builtin else code.co_qualname,
+                "file": "" if builtin else code.co_filename,
+                "line": 0 if builtin else code.co_firstlineno,
+                "calls": each.callcount,
+                "calls_per_step": each.callcount / steps,
+                "self_s": each.inlinetime,
+                "total_s": each.totaltime,
+            }
+        )
+    rows.sort(key=lambda row: (-row["self_s"], row["function"], row["file"], row["line"]))
+    records.write_profile_table(place("csv"), rows)
+    lines = [f"{steps} steps; seconds are sums over them, self is without what a function calls", ""]
+    lines.append(f"{'self s':>10} {'total s':>10} {'calls/step':>11}  function")
+    for row in rows[:100]:
+        where = f"  {row['file']}:{row['line']}" if row["file"] else ""
+        lines.append(
+            f"{row['self_s']:10.6f} {row['total_s']:10.6f} {row['calls_per_step']:11.2f}  {row['function']}{where}"
+        )
+    records.write_profile_text(place("txt"), "\n".join(lines) + "\n")
+    try:
+        profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
+    except OSError as error:
+        raise RecordError(f"{place('prof')}: cannot be written ({error.strerror}); free space and run again") from None
+
+
+# --------------------------------------------------------------------------------------------------------------- nsys
+
+
+@contextmanager
+def _nsys(notes: list[str]) -> Iterator[None]:
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    notes.append("nsys writes its report when it ends; open it with nsys-ui, or read it with nsys stats")
+
+
+# -------------------------------------------------------------------------------------------------------- sync points
+
+
+@contextmanager
+def _sync_points(finder: Finder, device: torch.device, steps: int, place: Place, notes: list[str]) -> Iterator[None]:
+    with finder.watching(device):
+        yield
+    points = finder.points()
+    columns = ("operation", "file", "line", "function", "count", "per_step", "source")
+    rows = [
+        {name: each.count / steps if name == "per_step" else getattr(each, name) for name in columns} for each in points
+    ]
+    records.write_profile_table(place("csv"), rows, columns)
+    waits = "waits for the device" if device.type == "cuda" else "would wait on a GPU"
+    if not points:
+        notes.append(f"no call in a step {waits}")
+    for each in points[:LINES]:
+        notes.append(f"{each.count / steps:.3g} per step: {each} ({waits})")
+    if len(points) > LINES:
+        notes.append(f"and {len(points) - LINES} more places")
+
+
+# ------------------------------------------------------------------------------------------------------------- py-spy
+
+
+def _spy_program() -> str | None:
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _require_spy() -> None:
+    """Raise BackendError where py-spy is not installed or may not look into this process, which is tried."""
+    program = _spy_program()
+    if program is None:
+        raise BackendError(
+            "profile pyspy needs py-spy, which is not installed; pip install 'horovod_study[probes]', or use --profile "
+            "cprofile"
+        )
+    with _looking_permitted():
+        line = [program, "dump", "--pid", str(os.getpid())]
+        try:
+            tried = subprocess.run(line, capture_output=True, text=True, timeout=_SPY_START_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BackendError(f"profile pyspy: {program} does not start ({_words(error)}); install it again") from None
+    if tried.returncode:
+        why = next((text.strip() for text in reversed(tried.stderr.splitlines()) if text.strip()), "no reason given")
+        raise BackendError(
+            f"profile pyspy: py-spy may not look into this process ({why}); run as root, in a container with "
+            "--cap-add SYS_PTRACE, or use --profile cprofile"
+        )
+
+
+@contextmanager
+def _looking_permitted() -> Iterator[None]:
+    """Let py-spy, a child, look at this process where the system lets only parents look at their children (Yama)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 & (2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1)), 0, 0, 0)
+    try:
+        yield
+    finally:
+        if prctl is not None:
+            prctl(_PR_SET_PTRACER, 0, 0, 0, 0)
+
+
+@contextmanager
+def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> Iterator[None]:
+    """Attach py-spy for the time of the block; with `table`, sum up the stacks that it wrote."""
+    program = _spy_program()
+    if program is None:
+        raise BackendError("py-spy is not there any more; install it again")
+    with _looking_permitted():
+        line = [program, "record", "--pid", str(os.getpid()), "--rate", str(SPY_RATE)]
+        line += ["--format", form, "--output", str(path)]
+        spy = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        assert spy.stdout is not None
+        try:
+            told = _wait_until_sampling(spy, spy.stdout)
+            yield
+            spy.send_signal(signal.SIGINT)
+            told += spy.communicate(timeout=60)[0].decode(errors="replace")
+        finally:
+            if spy.poll() is None:
+                spy.kill()
+                spy.wait()
+            spy.stdout.close()
+    if spy.returncode or not path.exists():
+        raise RecordError(f"py-spy wrote nothing ({' '.join(told.split()) or spy.returncode}); make more steps")
+    if table is not None:
+        rows, samples = _sums(path)
+        records.write_profile_table(table, rows, ("function", "file", "line", "self_samples", "total_samples"))
+        notes.append(f"py-spy took {samples} samples" + ("; raise --profile-steps for more" if samples < 200 else ""))
+
+
+def _wait_until_sampling(spy: "subprocess.Popen[bytes]", output: IO[bytes]) -> str:
+    """Return what py-spy said until it samples; raise RecordError if it ends before, or takes too long."""
+    os.set_blocking(output.fileno(), False)
+    told, began = "", now()
+    while "Sampling process" not in told:
+        told += (output.read() or b"").decode(errors="replace")
+        if spy.poll() is not None or now() - began > _SPY_START_S:
+            raise RecordError(f"py-spy did not begin ({' '.join(told.split())}); use --profile cprofile")
+        sleep(0.002)
+    os.set_blocking(output.fileno(), True)
+    return told
+
+
+def _sums(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the samples of each function in a speedscope file, as the innermost and anywhere, and all samples."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    frames = content["shared"]["frames"]
+    own: Counter[tuple[str, str]] = Counter()
+    total: Counter[tuple[str, str]] = Counter()
+    lines: dict[tuple[str, str], int] = {}
+    samples = 0
+    for thread in content["profiles"]:
+        for stack in thread["samples"]:  # from the outermost frame to the innermost
+            names = [(frames[place]["name"], frames[place].get("file", "")) for place in stack]
+            for name, place in zip(names, stack, strict=True):
+                lines[name] = min(lines.get(name, sys.maxsize), frames[place].get("line", 0))
+            samples += 1
+            own[names[-1]] += 1
+            total.update(set(names))
+    rows = [
+        {
+            "function": name[0],
+            "file": name[1],
+            "line": lines[name],
+            "self_samples": own[name],
+            "total_samples": count,
+        }
+        for name, count in total.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["self_samples"], -row["total_samples"], row["function"])), samples

@@ -1,0 +1,134 @@
+"""Laps as named ranges, for a profiler that looks at the process from outside (nsys, VTune) or from inside (torch's).
+
+    step 17
+    |- data | forward | backward | sync | update
+
+A range must be named when it opens, a lap is named when it ends. So each range takes the name of the lap that comes
+next in LAPS, and `train.py` makes them in that order. Ranges are what the host's calls took: on a GPU the kernels of a
+range run later.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from horovod_study.config import LAPS
+from horovod_study.errors import BackendError
+from horovod_study.measure.clock import LapClock
+
+
+class Marker(Protocol):
+    """Where ranges go: the innermost one that is open is closed first."""
+
+    def push(self, name: str) -> None:
+        """Open a range."""
+
+    def pop(self) -> None:
+        """Close the range that was opened last."""
+
+
+class Ranged(LapClock):
+    """A lap clock that opens and closes ranges as it is called; its times are those of the clock inside it."""
+
+    def __init__(self, inner: LapClock, marker: Marker) -> None:
+        self._inner, self._marker = inner, marker
+        self.takes_stamps = inner.takes_stamps
+        self._step, self._lap, self._opened = 0, 0, 0
+
+    def start(self) -> None:
+        """Open a stretch of steps."""
+        self._inner.start()
+
+    def begin(self, at: Any = None) -> None:
+        """Begin a step: its range, and that of its first lap, open."""
+        self._inner.begin(at)
+        self._close()
+        self._marker.push(f"step {self._step}")
+        self._marker.push(LAPS[0])
+        self._step, self._lap, self._opened = self._step + 1, 0, 2
+
+    def lap(self, name: str, at: Any = None) -> None:
+        """Close the range of a lap and open the next; the last lap of LAPS closes that of its step too."""
+        self._inner.lap(name, at)
+        if name not in LAPS or self._opened < 2:  # "residual" has no range
+            return
+        self._marker.pop()
+        self._opened = 1
+        self._lap = LAPS.index(name) + 1
+        if self._lap == len(LAPS):
+            self._close()
+        else:
+            self._marker.push(LAPS[self._lap])
+            self._opened = 2
+
+    def mark(self) -> Any:
+        """Return a stamp of the clock inside."""
+        return self._inner.mark()
+
+    def drain(self) -> dict[str, np.ndarray]:
+        """Return and forget the steps so far, as the clock inside has them."""
+        columns = self._inner.drain()
+        self.span_s = self._inner.span_s
+        return columns
+
+    def _close(self) -> None:
+        while self._opened:
+            self._marker.pop()
+            self._opened -= 1
+
+
+class Calls:
+    """Ranges of a library that has a function to open one and a function to close one (NVTX, ITT)."""
+
+    def __init__(self, push: Callable[[str], object], pop: Callable[[], object]) -> None:
+        self._push, self._pop = push, pop
+
+    def push(self, name: str) -> None:
+        """Open a range."""
+        self._push(name)
+
+    def pop(self) -> None:
+        """Close the range that was opened last."""
+        self._pop()
+
+
+class Records:
+    """Ranges in the trace of torch.profiler."""
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+
+    def push(self, name: str) -> None:
+        """Open a range."""
+        self._open.append(torch.profiler.record_function(name))
+        self._open[-1].__enter__()
+
+    def pop(self) -> None:
+        """Close the range that was opened last."""
+        self._open.pop().__exit__(None, None, None)
+
+
+def why_not(kind: str) -> str:
+    """Return why ranges of this kind cannot be made here, empty where they can."""
+    if kind == "nvtx" and not torch.cuda.is_available():
+        return "NVTX ranges need a GPU and a CUDA build of PyTorch" + (
+            "" if torch.version.cuda else f", and this is {torch.__version__}"
+        )
+    if kind == "itt" and not torch.profiler.itt.is_available():  # type: ignore[no-untyped-call]
+        return f"this PyTorch ({torch.__version__}) was built without ITT"
+    return ""
+
+
+def ranged(clock: LapClock, kind: str) -> LapClock:
+    """Return `clock`, with ranges of `kind` (off, nvtx, itt) around its laps; with off it is the clock itself.
+
+    Raises BackendError where such ranges cannot be made.
+    """
+    if kind == "off":
+        return clock
+    if reason := why_not(kind):
+        raise BackendError(f"ranges {kind} cannot be made: {reason}; leave ranges out, or use the other kind")
+    module = torch.cuda.nvtx if kind == "nvtx" else torch.profiler.itt
+    return Ranged(clock, Calls(module.range_push, module.range_pop))

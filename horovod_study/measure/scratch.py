@@ -1,0 +1,156 @@
+"""Training steps after the timed window that leave no trace: model, optimiser and random numbers are put back.
+
+What is measured beside training (the parts of a synchronisation, steps without communication, profilers) takes place
+in such steps. They are those of the trainer, on the same objects: copies of a model in other places of the memory are
+not equally fast.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from horovod_study.comm.base import Backend, Optimizer
+from horovod_study.errors import BackendError
+from horovod_study.measure.clock import LapClock
+from horovod_study.workload.loaders import Batch, Loader
+from horovod_study.workload.optimizer import Arithmetic
+
+TrainStep = Callable[
+    [nn.Module, Optimizer, torch.Tensor, torch.Tensor, Backend, LapClock, Arithmetic],
+    torch.Tensor,
+]
+"""`train.train_step`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scratch:
+    """What makes a step of this job."""
+
+    backend: Backend
+    model: nn.Module  # what is called in training
+    bare_model: nn.Module  # the network itself
+    optimizer: Optimizer
+    arithmetic: Arithmetic
+    loader: Loader
+    device: torch.device
+    train_step: TrainStep
+    _stream: list[Iterator[Batch]] = field(default_factory=list)
+    _kept: list[Callable[[], None]] = field(default_factory=list)
+
+    def batch(self) -> Batch:
+        """Return the next local batch, curves (B, C, L) and targets (B, P); there is no last one."""
+        if not self._stream:
+            epochs = (self.loader.epoch(epoch) for epoch in itertools.count())
+            self._stream.append(itertools.chain.from_iterable(epochs))
+        return next(self._stream[0])
+
+    def steps(self, count: int, clock: LapClock, before: Callable[[int], None] | None = None) -> None:
+        """Make `count` training steps with laps on `clock`, which was started; `before(k)` is called before step k."""
+        for step in range(count):
+            if before is not None:
+                before(step)
+            clock.begin()
+            curves, targets = self.batch()
+            clock.lap("data")
+            self.train_step(self.model, self.optimizer, curves, targets, self.backend, clock, self.arithmetic)
+
+    def settle(self) -> None:
+        """Return when the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @contextmanager
+    def kept(self) -> Iterator[str]:
+        """Put model, optimiser, loss scaling and random numbers back at the end, and prove it by their SHA-256.
+
+        Yields the hash of what they were. Collective. Raises BackendError, on every rank, if they are not what they
+        were before, or not the same on all ranks; nothing is put back after an error.
+        """
+        before = self.fingerprint()
+        everybody = self.backend.gather(before)
+        if len(set(everybody)) > 1:
+            rank = next(rank for rank, each in enumerate(everybody) if each != everybody[0])
+            raise BackendError(
+                f"rank {rank} has other parameters or another optimiser than rank 0 at the end of training; do not use "
+                "this run, and report its settings"
+            )
+        self._kept.append(self._remember())
+        yield before
+        self.put_back()
+        self._kept.pop()
+        everybody = self.backend.gather(self.fingerprint())
+        if set(everybody) != {before}:
+            rank = next(rank for rank, each in enumerate(everybody) if each != before)
+            raise BackendError(
+                f"rank {rank} could not put its parameters and optimiser back after measuring; do not use its "
+                "checkpoint, and report the settings of this run"
+            )
+
+    def put_back(self) -> None:
+        """Put everything back to what it was at the begin of `kept`, inside of which it is called, as `kept` will."""
+        self._kept[-1]()
+
+    def _remember(self) -> Callable[[], None]:
+        """Return what puts everything back to what it is now, in the same places of the memory."""
+        model = {name: value.clone() for name, value in self.bare_model.state_dict().items()}
+        state = {
+            parameter: {name: each.clone() if torch.is_tensor(each) else each for name, each in slots.items()}
+            for parameter, slots in self.optimizer.state.items()
+        }
+        groups = [{name: each for name, each in g.items() if name != "params"} for g in self.optimizer.param_groups]
+        scaler = self.arithmetic.scaler.state_dict() if self.arithmetic.scaler else {}
+        random = torch.random.get_rng_state()
+        device_random = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+
+        def put_back() -> None:
+            with torch.no_grad():
+                for name, value in self.bare_model.state_dict().items():
+                    value.copy_(model[name])
+                for parameter, slots in list(self.optimizer.state.items()):
+                    if parameter not in state:
+                        del self.optimizer.state[parameter]
+                        continue
+                    for name in list(slots):
+                        if name not in state[parameter]:
+                            del slots[name]
+                    for name, each in state[parameter].items():
+                        if torch.is_tensor(each):  # in place: a captured graph knows the tensor, not its name
+                            slots[name].copy_(each)
+                        else:
+                            slots[name] = each
+            for group, kept in zip(self.optimizer.param_groups, groups, strict=True):
+                group.update(kept)
+            if self.arithmetic.scaler:
+                self.arithmetic.scaler.load_state_dict(scaler)
+            torch.random.set_rng_state(random)
+            if device_random is not None:
+                torch.cuda.set_rng_state(device_random, self.device)
+
+        return put_back
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the parameters, the optimiser's state and its settings, and the loss scaling."""
+        digest = hashlib.sha256()
+
+        def add(name: str, value: object) -> None:
+            digest.update(name.encode())
+            content = value.detach().cpu().contiguous().numpy().tobytes() if isinstance(value, torch.Tensor) else value
+            digest.update(content if isinstance(content, bytes) else repr(content).encode())
+
+        for name, value in self.bare_model.state_dict().items():
+            add(name, value)
+        for place, group in enumerate(self.optimizer.param_groups):
+            for name, value in sorted(group.items()):
+                if name != "params":
+                    add(f"{place} {name}", value)
+            for number, parameter in enumerate(group["params"]):
+                for name, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+                    add(f"{place} {number} {name}", value)
+        if self.arithmetic.scaler:
+            add("loss scaling", sorted(self.arithmetic.scaler.state_dict().items()))
+        return digest.hexdigest()

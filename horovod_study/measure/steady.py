@@ -1,0 +1,181 @@
+"""From which step on a run is steady, found in its step times.
+
+The first steps of a run are slower than the others, or faster: memory is touched for the first time, libraries choose
+their algorithms, connections are opened, a processor is still cool. How long that lasts differs between machines, and a
+number of steps chosen beforehand is a guess. Here the end of it is looked for in the run itself, by change-point
+detection on the level of the step time, as Barrett et al. do for virtual machines (Proc. ACM Program. Lang. 1, OOPSLA
+(2017) 52): the run is cut into segments of one level each, and the segments before the steady one are its warm-up.
+
+How the segments are found. The timed steps are cut into at most BLOCKS blocks of at least BLOCK_STEPS steps, and the
+median of each is taken, so that pauses of single steps count for nothing. The logarithms of the medians, y (n,), are
+divided into segments such that
+
+    sum over the segments of sum (y - mean of the segment)^2 / sigma^2  +  PENALTY log(n) for each change-point
+
+is smallest. This is optimal partitioning (Jackson et al., IEEE Signal Process. Lett. 12 (2005) 105), exact, by dynamic
+programming. sigma is the scatter of the blocks about their neighbours, from the median absolute second difference,
+which neither a few outliers nor a few changes of level move. Yao's penalty of 2 log(n) (Statist. Probab. Lett. 6
+(1988) 181) is that of independent normal noise. The noise of machines comes in spells, and such a penalty would find
+levels in it; the tests simulate that noise, and PENALTY is chosen to be right about it too.
+
+What is made of them. Of the segments that begin in the first third of the timed steps, the longest is the steady
+level. Segments before it that differ from it by LEVEL or more are the warm-up, from the first one on and as long as
+they follow each other: a slow spell after a good begin is none. Nor is a slow begin on a machine that has such spells:
+where a later segment differs as much, in the same direction and for half as long, the begin is nothing special, and
+nothing is cut. What differs later cuts nothing either, because nobody can say which of two levels is the true one; the
+change that moves the mean most is told as a doubt.
+
+The library ruptures has this partition too (KernelCPD with its linear kernel). It would take the place of the twenty
+lines of `segments`, and be one more package for every training; the rules about outliers, noise and what to cut would
+be ours all the same.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCKS = 512
+BLOCK_STEPS = 5
+"""Of at most so many blocks with at least so many steps: 2 of 5 steps may be outliers, and the median stands."""
+
+FEW_BLOCKS = 12
+"""With fewer there is nothing to be found."""
+
+LEVEL = 0.02
+"""Levels that differ by less than this part are one."""
+
+ALIKE = 0.8
+"""A later spell is like the begin from this part of its difference on."""
+
+PENALTY = 6.0
+REACH = 3
+"""The warm-up may last for the REACH-th part of the timed steps."""
+
+LASTING = 0.05
+MATTERS = 0.005
+"""A later level is told of if it lasts for this part of the window, and moves the window's mean by that part."""
+
+FIRST_STEPS = 10
+FIRST = 1.5
+"""Of the first so many steps of a run, those from the begin on that take so many times the steady one are warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steady:
+    """The first step of the timed window, and how it was found."""
+
+    step: int
+    declared: int
+    found_by: str  # change-point | no change-point | declared
+    doubt: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def declared(step: int, why: str = "") -> Steady:
+    """Return the window as it was declared, with the reason why nothing was looked for, if something should have."""
+    return Steady(step=step, declared=step, found_by="declared", doubt=why)
+
+
+def find_steady(step_s: NDArray[np.float64], declared_step: int) -> Steady:
+    """Return the step from which the run with step times `step_s`, shape (S,), is steady: `declared_step` or later.
+
+    All steps in order, those before `declared_step` included. Times must be known (no NaN) from there on.
+    """
+    timed = np.asarray(step_s, dtype=np.float64)[declared_step:]
+    length = max(BLOCK_STEPS, -(-len(timed) // BLOCKS))
+    count = len(timed) // length
+    if not np.isfinite(timed).all():
+        return declared(declared_step, "the times of some steps are not known: the window begins where it was declared")
+    if count < FEW_BLOCKS or timed.min() <= 0:
+        return declared(
+            declared_step,
+            f"{len(timed):,} timed steps are too few to find out whether they are steady (at least "
+            f"{FEW_BLOCKS * BLOCK_STEPS}): the window begins where it was declared",
+        )
+    medians = np.median(timed[: count * length].reshape(count, length), axis=1)  # (n,)
+    begins = segments(np.log(medians))
+    ends = [*begins[1:], count]
+    levels = [float(np.median(medians[a:b])) for a, b in zip(begins, ends, strict=True)]
+    steady = _longest_of_the_first(begins, ends, count)
+    lengths = [b - a for a, b in zip(begins, ends, strict=True)]
+    off = [level / levels[steady] - 1 for level in levels]
+
+    def usual(place: int) -> bool:
+        later = range(steady + 1, len(off))
+        return any(off[k] / off[place] >= ALIKE and lengths[k] >= lengths[place] / 2 for k in later)
+
+    cut = 0
+    while cut < steady and abs(off[cut]) >= LEVEL and not usual(cut):
+        cut += 1
+    first = begins[cut] * length
+    # A first step of half a second is one of its block, which does not show it: the very first are looked at singly.
+    slow = timed[first : max(first, FIRST_STEPS - declared_step)] > FIRST * levels[steady]
+    first += len(slow) if slow.all() else int(slow.argmin())
+    return Steady(
+        step=declared_step + first,
+        declared=declared_step,
+        found_by="change-point" if first else "no change-point",
+        doubt=_doubt(begins[cut:], ends[cut:], levels[cut:], length, declared_step),
+    )
+
+
+def segments(values: NDArray[np.float64]) -> list[int]:
+    """Return where the segments of equal level in `values`, shape (n,), begin; the first begins at 0."""
+    count = len(values)
+    sigma2 = _noise(values) ** 2
+    sums = np.concatenate([[0.0], np.cumsum(values - values[0])])
+    squares = np.concatenate([[0.0], np.cumsum((values - values[0]) ** 2)])
+    penalty = PENALTY * np.log(count) * sigma2
+    best = np.empty(count + 1)  # the smallest cost of the first k values
+    best[0] = -penalty
+    before = np.zeros(count + 1, dtype=np.intp)  # where their last segment begins
+    for k in range(1, count + 1):
+        begins = np.arange(k)
+        costs = squares[k] - squares[:k] - (sums[k] - sums[:k]) ** 2 / (k - begins)
+        totals = best[:k] + costs + penalty
+        before[k] = int(totals.argmin())
+        best[k] = totals[before[k]]
+    found, k = [], count
+    while k:
+        k = int(before[k])
+        found.append(k)
+    return found[::-1]
+
+
+def _noise(values: NDArray[np.float64]) -> float:
+    """Return the standard deviation of `values` about their neighbours; not less than the rounding of a clock."""
+    bends = values[2:] - 2 * values[1:-1] + values[:-2]  # variance 6 sigma^2 where they are independent
+    return max(float(np.median(np.abs(bends))) * 1.4826 / math.sqrt(6.0), 1e-4)
+
+
+def _longest_of_the_first(begins: list[int], ends: list[int], count: int) -> int:
+    """Return which segment is the longest of those that begin in the first third."""
+    candidates = [place for place, begin in enumerate(begins) if begin * REACH <= count]
+    return max(candidates, key=lambda place: ends[place] - begins[place])
+
+
+def _doubt(begins: list[int], ends: list[int], levels: list[float], length: int, offset: int) -> str:
+    """Return what is to be said of the largest later change of level, or ''; the first segment is the steady one."""
+    whole = ends[-1] - begins[0]
+    shares = [(end - begin) / whole for begin, end in zip(begins, ends, strict=True)]
+    changes = [level / levels[0] - 1 for level in levels]
+    told = [
+        place
+        for place in range(1, len(begins))
+        if shares[place] >= LASTING and abs(changes[place]) >= LEVEL and shares[place] * abs(changes[place]) >= MATTERS
+    ]
+    if not told:
+        return ""
+    place = max(told, key=lambda each: shares[each] * abs(changes[each]))
+    until = "on" if place == len(begins) - 1 else f"to {offset + ends[place] * length:,}"
+    return (
+        f"the run is not steady: from step {offset + begins[place] * length:,} {until} a step takes "
+        f"{abs(changes[place]):.1%} {'longer' if changes[place] > 0 else 'less'} "
+        f"({levels[0] * 1e3:.3g} -> {levels[place] * 1e3:.3g} ms); the window holds both"
+    )

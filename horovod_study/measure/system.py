@@ -1,0 +1,395 @@
+"""The sampler of a host: a program of its own beside the ranks, and how the trainer starts and stops it.
+
+A thread inside a rank would hold that rank's interpreter while it reads; a process of its own costs the host less than
+a hundredth of a core and the ranks nothing. The first rank of each host starts it:
+
+    python -m horovod_study.measure.system
+
+They talk in lines over its standard input and output. "job {...}" tells the sampler whom to watch, how often, and
+where to write; it answers "ready" after its first sample. "zero SECONDS" tells it the zero of the run's times, on the
+clock that all processes of a host share, and opens the file. "stop" ends it, and it answers with one line of JSON. It
+also ends when its input closes, when its parent changes or when no rank is left: it never outlives the job. Signals
+that end a job go to all of its processes, so the sampler ignores them and samples until the ranks have ended.
+"""
+
+import json
+import math
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from horovod_study import records
+from horovod_study.errors import StudyError
+from horovod_study.measure import energy
+from horovod_study.measure.clock import now
+from horovod_study.measure.sensors import Gpus, Host, Packages, Rows, Trees
+
+READY_S = 15.0
+ANSWER_S = 10.0
+FLUSH_S = 10.0
+_LOOK_S = 1.0
+"""How often the sampler looks whether the job is still there, when its samples are further apart."""
+
+
+class Sampling:
+    """Reads all sensors of a host and appends what they say to its file; the inside of the program."""
+
+    def __init__(self, told: Mapping[str, Any], *, sensors: Sequence[Any] | None = None) -> None:
+        """`told`: directory, host, ranks {rank: pid}, gpus [uuid], interval_s, resumed.
+
+        `sensors` stand in for those of the host: each has `missing` and `read`.
+        """
+        self._directory, self._host = Path(told["directory"]), str(told["host"])
+        self._ranks = {int(rank): int(pid) for rank, pid in told["ranks"].items()}
+        self.interval_s, self._resumed = float(told["interval_s"]), bool(told["resumed"])
+        self.trees = Trees(self._ranks)
+        own: list[Any] = [self.trees, Host(), Gpus(told["gpus"]), Packages()] if sensors is None else list(sensors)
+        self._sensors = own
+        self._zero: float | None = None
+        self._writer: Any = None
+        self._rows: list[dict[str, Any]] = []
+        self._flushed = now()
+        self.samples = 0
+        self.ended = ""  # why there are no more samples
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self._start_cpu_s = used.ru_utime + used.ru_stime
+        self._began = self._before = now()
+        self._before_cpu_s = self._start_cpu_s
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """What cannot be read, with the reasons."""
+        found: dict[str, str] = {}
+        for sensor in self._sensors:
+            found |= sensor.missing
+        return found
+
+    def sample(self) -> None:
+        """Read everything once."""
+        if self.ended:
+            return
+        at = now()
+        found: Rows = {}
+        for sensor in self._sensors:
+            found |= sensor.read(at)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = used.ru_utime + used.ru_stime
+        if "host" in found and at > self._before:
+            found["host"]["sampler_cpu_percent"] = 100 * (cpu_s - self._before_cpu_s) / (at - self._before)
+        self._rows += [{"at_s": at, "part": part, **columns} for part, columns in found.items()]
+        self._before, self._before_cpu_s = at, cpu_s
+        self.samples += 1
+        if self._writer is not None and at - self._flushed >= FLUSH_S:
+            self.flush()
+
+    def open(self, zero: float) -> None:
+        """Begin the file; what was sampled before `zero` has negative times."""
+        self._zero = zero
+        first_s = self._rows[0]["at_s"] - zero if self._rows else now() - zero
+        devices: dict[str, str] = {}
+        for sensor in self._sensors:
+            devices |= getattr(sensor, "devices", {})
+        meta = {
+            "interval_s": self.interval_s,
+            "ranks": {str(rank): pid for rank, pid in self._ranks.items()},
+            "devices": devices,
+            "missing": self.missing,
+            "cores": os.cpu_count(),
+        }
+        try:
+            self._writer = records.SystemWriter(
+                self._directory, self._host, meta, keep_before_s=first_s if self._resumed else None
+            )
+        except StudyError as error:
+            self.ended = str(error)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what was sampled; a file without room ends the sampling, and nothing else."""
+        if self._writer is None or not self._rows:
+            return
+        assert self._zero is not None
+        rows, self._rows, self._flushed = self._rows, [], now()
+        if self.ended:
+            return
+        try:
+            self._writer.append([{**row, "at_s": row["at_s"] - self._zero} for row in rows])
+        except StudyError as error:
+            self.ended = str(error)
+
+    def close(self) -> dict[str, Any]:
+        """Write the rest, end the file, and return what the trainer is to know."""
+        self.flush()
+        if self._writer is not None:
+            self._writer.close()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        wall_s, cpu_s = now() - self._began, used.ru_utime + used.ru_stime - self._start_cpu_s
+        return {
+            "samples": self.samples,
+            "missing": self.missing,
+            "ended": self.ended,
+            "cost_of_sampling": {
+                "cpu_s": cpu_s,
+                "wall_s": wall_s,
+                "share_of_core": cpu_s / wall_s if wall_s else None,
+                "start_cpu_s": self._start_cpu_s,
+            },
+        }
+
+
+def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
+    """Sample and obey the lines from the file descriptor `commands`; return the sampling, and whether "stop" ended it.
+
+    `parent` is the process that is to be there: without it, and without ranks, nobody needs samples.
+    """
+    sampling: Sampling | None = None
+    text, due = b"", math.inf
+    while True:
+        if sampling is not None and now() >= due:
+            sampling.sample()
+            due += sampling.interval_s * max(1, math.ceil((now() - due) / sampling.interval_s))
+        if select.select([commands], [], [], max(0.0, min(due - now(), _LOOK_S)))[0]:
+            chunk = os.read(commands, 65536)
+            if not chunk:
+                return sampling, False
+            *lines, text = (text + chunk).split(b"\n")
+            for line in lines:
+                word, _, rest = line.decode().partition(" ")
+                if word == "job":
+                    sampling = Sampling(json.loads(rest))
+                    sampling.sample()
+                    due = now() + sampling.interval_s
+                    print("ready", flush=True)
+                    with suppress(OSError):
+                        os.nice(5)  # not before: on a busy host the trainer would wait for the imports
+                elif word == "zero" and sampling is not None:
+                    sampling.open(float(rest))
+                elif word == "stop" and sampling is not None:
+                    sampling.sample()
+                    return sampling, True
+        if os.getppid() != parent or (sampling is not None and not sampling.trees.alive):
+            return sampling, False
+
+
+def main() -> int:
+    """Be the sampler; see the head of this file."""
+    parent = os.getppid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):  # not on the core of the rank that started it, where there are others
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    # Before the timed window, not when the first sample is taken or the file is opened.
+    import psutil  # noqa: F401
+    import pyarrow  # noqa: F401
+
+    sampling, stopped = serve(sys.stdin.fileno(), parent)
+    answer = None if sampling is None else sampling.close()
+    if stopped:
+        with suppress(OSError):
+            print(json.dumps(answer, allow_nan=False), flush=True)
+    os._exit(0)  # everything is written, and taking the interpreter down keeps the trainer waiting
+
+
+def told(directory: Path, sampler: "Sampler", stretches: energy.Stretches) -> dict[str, Any]:
+    """Return what the sampler, which was stopped, saw of its host in the stretches of the window, for `totals`."""
+    answer = sampler.stop()
+    found: dict[str, Any] = {"host": sampler.host, "energy": [], **answer}
+    try:
+        columns, meta = records.system_columns(directory, sampler.host)
+    except StudyError as error:
+        return {**found, "reason": answer.get("reason") or answer.get("ended") or str(error)}
+    interval_s = float(meta["interval_s"])
+    if stretches:
+        found["energy"] = energy.host_energy(
+            columns, meta["devices"], stretches, host=sampler.host, interval_s=interval_s
+        )
+    found.setdefault("missing", meta["missing"])
+    return {**found, "interval_s": interval_s, **energy.host_summary(columns, stretches)}
+
+
+def totals(hosts: Sequence[Mapping[str, Any] | None], *, samples: int) -> dict[str, Any]:
+    """Return `system` and `energy` of the totals from what the first rank of each host `told` (None of the others).
+
+    `samples`: curves trained on in the window.
+    """
+    known = [each for each in hosts if each is not None]
+    if not known:
+        reason = "nothing was sampled: system_interval_s is 0"
+        return {"system": {"hosts": {}, "reason": reason}, "energy": energy.total_energy([], [reason], samples=samples)}
+    devices = [device for each in known for device in each["energy"]]
+    without = [
+        f"{each['host']}: {text}"
+        for each in known
+        for text in ([each["reason"]] if each.get("reason") else [])
+        + [f"{name}: {why}" for name, why in each.get("missing", {}).items() if name.split()[0] in ("gpu", "package")]
+    ]
+    return {
+        "system": {
+            "hosts": {
+                each["host"]: {name: value for name, value in each.items() if name not in ("host", "energy")}
+                for each in known
+            },
+            "reason": "; ".join(f"{each['host']}: {each['reason']}" for each in known if each.get("reason")),
+        },
+        "energy": energy.total_energy(devices, without, samples=samples),
+    }
+
+
+class Sampler:
+    """The sampler as seen by the rank that started it. Nothing here raises: training does not depend on it."""
+
+    def __init__(self, host: str) -> None:
+        """Start the program, which at first only imports what it needs."""
+        self.host = host
+        self.reason = ""  # why there are no samples
+        self._text = b""
+        self._answer: dict[str, Any] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "horovod_study.measure.system"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            )
+        except OSError as error:
+            self.reason = f"the sampler could not be started ({error.strerror or error})"
+
+    def watch(
+        self,
+        directory: Path,
+        *,
+        ranks: Mapping[int, int],
+        gpus: Sequence[str],
+        interval_s: float,
+        resumed: bool = False,
+    ) -> None:
+        """Tell what to sample; `ranks`: {rank: pid} of this host, `gpus`: the UUIDs of the GPUs they use."""
+        job = {
+            "directory": str(directory),
+            "host": self.host,
+            "ranks": {str(rank): pid for rank, pid in ranks.items()},
+            "gpus": list(gpus),
+            "interval_s": interval_s,
+            "resumed": resumed,
+        }
+        self._tell(f"job {json.dumps(job)}\n")
+
+    def watch_ranks(
+        self, directory: Path, ranks: Sequence[Mapping[str, Any]], *, interval_s: float, resumed: bool
+    ) -> None:
+        """Tell what to sample; `ranks`: the entries of all ranks in the record, see measure/evidence.py."""
+        here = {number: rank for number, rank in enumerate(ranks) if rank["host"] == self.host}
+        self.watch(
+            directory,
+            ranks={number: rank["pid"] for number, rank in here.items()},
+            gpus=[rank["gpu"]["uuid"] for rank in here.values() if rank["gpu"] and rank["gpu"]["uuid"]],
+            interval_s=interval_s,
+            resumed=resumed,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the sampler's process, None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Return when the sampler has imported what it needs, or will not."""
+        heard, until = "", now() + timeout_s
+        while self._process is not None:
+            line = self._line(until - now())
+            if line == "ready":
+                return
+            if line is None:
+                problem = heard or f"nothing heard within {timeout_s:g} s"
+                self._give_up(f"the sampler did not start ({problem})")
+                return
+            heard = line or heard  # of an error, the last line says what it was
+
+    def begin(self, zero: float) -> None:
+        """Tell the zero of the run's times: what was sampled since the start goes to the file, and what follows."""
+        self._tell(f"zero {zero!r}\n")
+
+    def stop(self) -> dict[str, Any]:
+        """End the sampling after a last sample; return what the sampler says of itself, or {"reason": why nothing}.
+
+        Once stopped, it gives the same answer again.
+        """
+        if self._answer is not None:
+            return self._answer
+        self._answer = self._ask()
+        return self._answer
+
+    def _ask(self) -> dict[str, Any]:
+        self._tell("stop\n")
+        if self._process is None:
+            return {"reason": self.reason}
+        line = self._line(ANSWER_S)
+        if line is None:
+            code = self._process.poll()
+            ended = f"no answer within {ANSWER_S:g} s" if code is None else f"exit code {code}"
+            self._give_up(f"the sampler did not live to the end ({ended})")
+            return {"reason": self.reason}
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            self._give_up(f"the sampler failed ({line})")
+            return {"reason": self.reason}
+        self.close()
+        return answer
+
+    def close(self) -> None:
+        """End the sampler if it is still there; calling it again changes nothing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin and process.stdout
+        with suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(ANSWER_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        if self._process is not None:
+            self._process.kill()
+        self.close()
+
+    def _tell(self, line: str) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        with suppress(OSError):  # it has ended; `stop` says so
+            self._process.stdin.write(line.encode())
+
+    def _line(self, timeout_s: float) -> str | None:
+        """Return the next line the sampler says; None if it has ended, or the time is over."""
+        assert self._process is not None and self._process.stdout is not None
+        descriptor, until = self._process.stdout.fileno(), now() + timeout_s
+        while b"\n" not in self._text:
+            if not select.select([descriptor], [], [], max(0.0, until - now()))[0]:
+                return None
+            chunk = os.read(descriptor, 4096)
+            if not chunk:
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(1.0)
+                return None
+            self._text += chunk
+        line, _, self._text = self._text.partition(b"\n")
+        return line.decode(errors="replace").strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

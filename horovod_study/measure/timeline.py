@@ -1,0 +1,83 @@
+"""Horovod's own timeline of some steps after the timed window.
+
+Horovod writes it from a thread of rank 0 that never sleeps, from the moment it is told at its start that there may be a
+timeline. So that no timed step knows of it, Horovod is not told: it is stopped after the timed window and started once
+more. What follows are scratch steps, the first of them before the recording, because they negotiate anew. Nothing is to
+be measured after it: the thread stays until the end.
+"""
+
+import statistics
+from pathlib import Path
+
+from horovod_study import records
+from horovod_study.comm.base import agreed
+from horovod_study.comm.horovod import HorovodBackend
+from horovod_study.errors import RecordError
+from horovod_study.measure.clock import DeviceStamps, LapClock
+from horovod_study.measure.scratch import Scratch
+from horovod_study.workload.room import amount
+
+SETTLING_STEPS = 10
+"""Scratch steps before the recording begins, in which Horovod remembers what it negotiated."""
+
+LIMIT_BYTES = 64_000_000
+"""Recording ends early when the file has so many bytes."""
+
+
+def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float) -> list[str]:
+    """Write the timeline of `steps` scratch steps into the run directory; return what there is to say. Collective.
+
+    `timed_step_s` is the median timed step of this rank. Raises RecordError, on all ranks, if Horovod wrote no file.
+    """
+    backend = scratch.backend
+    assert isinstance(backend, HorovodBackend)
+    path = records.timeline_path(directory.absolute())
+    writes = backend.rank == 0
+    ended_at: list[int] = []
+
+    def watch_size(step: int) -> None:
+        if writes and not ended_at and path.exists() and path.stat().st_size > LIMIT_BYTES:
+            backend.stop_timeline()
+            ended_at.append(step)
+
+    with agreed(backend):
+        if writes:
+            _remove(path)
+    with scratch.kept():
+        backend.restart_with_timeline()
+        clock = LapClock(device=DeviceStamps() if scratch.device.type == "cuda" else None)
+        clock.start()
+        scratch.steps(SETTLING_STEPS, clock)
+        scratch.settle()
+        clock.drain()
+        backend.barrier()
+        if writes:
+            backend.start_timeline(path)
+        backend.barrier()
+        clock.start()
+        scratch.steps(steps, clock, before=watch_size)
+        scratch.settle()
+        step_s = statistics.median(clock.drain()["step_s"].tolist())
+        if writes and not ended_at:
+            backend.stop_timeline()
+    with agreed(backend):
+        if writes and not path.exists():
+            raise RecordError(f"{path}: Horovod wrote no timeline; make the run directory writable for rank 0")
+    everybody = backend.gather((step_s, timed_step_s))
+    slow_s, timed_s = max(everybody)
+    size = path.stat().st_size if writes else 0
+    made = ended_at[0] if ended_at else steps
+    return [
+        f"timeline: {made} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median of the slowest rank), "
+        f"{slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones; these steps are not the timed ones",
+        *([f"warning: the timeline ends after {made} of {steps} steps, at {amount(LIMIT_BYTES)}"] if ended_at else []),
+        f"  wrote {path} ({amount(size)}); read it with horovod-study timeline {directory}",
+    ]
+
+
+def _remove(path: Path) -> None:
+    """Remove the timeline of an earlier attempt, which would be taken for this one's."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be replaced ({error.strerror}); move it away") from None

@@ -1,0 +1,442 @@
+"""What measuring itself costs: the same training steps in every timer mode, taking turns in one process.
+
+    python -m horovod_study.measure.timers PLAN.json        on every rank, under a launcher; rank 0 answers
+
+Two processes of the same program differ by more than what is looked for here, and so do two models in one process:
+their memory lies elsewhere. So there is one model, one optimiser and one stream of batches, and blocks of a few steps
+take turns, one of each way in a round, in an order shuffled anew in every round. What the machine does within a second
+hits all blocks of a round alike, and only blocks of one round are compared (analysis/timers.py).
+
+A way is what is different: the clock that training has in a timer mode with a recorder of its own that writes rows to a
+file of its own, or a profiler around the step. `off` is there twice: the second one, `control`, shows what the method
+finds where there is nothing to be found.
+
+Rows are written between the blocks, as rarely as in training, and that is timed by itself: a block that happens to
+contain the writing would stand out, and be taken for a disturbance.
+"""
+
+import cProfile
+import itertools
+import json
+import math
+import os
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+import torch
+from torch import nn
+
+from horovod_study import records
+from horovod_study.cluster.bench import leave
+from horovod_study.cluster.ranks import answer
+from horovod_study.cluster.timers import ROWS
+from horovod_study.comm import Backend, agreed, detect, open_backend
+from horovod_study.config import LAPS, TIMER_MODES, RunConfig, parse_widths, run_config
+from horovod_study.errors import ConfigError, StudyError
+from horovod_study.measure import environment
+from horovod_study.measure.clock import LapClock, now, sleep, utc_now
+from horovod_study.measure.recorder import Recorder
+from horovod_study.progress import say
+from horovod_study.train import DRAIN_S, DRAIN_STEPS, open_clock, train_step
+from horovod_study.workload import dataset as data
+from horovod_study.workload.allocator import keep_freed_memory
+from horovod_study.workload.loaders import Batch, Loader, open_loader
+from horovod_study.workload.model import StressCNN
+from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+
+CONTROL = "control"
+BESIDE = ("nothing", "torch.profiler", "cProfile", "module hooks")
+"""What a user would do otherwise; `nothing` keeps not even the losses, to see what mode off costs."""
+
+BLOCK_S = 0.012
+"""How long a block is where --steps-per-block is not given, about, and 2 steps at least.
+
+Short, so that the blocks of a round are neighbours. Steps of 2.8 ms recorded for 25 s on a busy machine and cut into
+blocks of 1, 5, 15 and 50 steps give intervals of +-0.13, 0.15, 0.28 and 0.51 % where there is nothing to be found.
+"""
+
+LEAD_STEPS = 1
+"""Steps at the begin of each block that are not timed: they follow steps of another way, and a barrier."""
+
+BESIDE_STEPS = 20
+BESIDE_EVERY = 5
+"""Profilers come in every so many rounds, for longer blocks: they cost so much that a few are enough."""
+
+WARMUP_STEPS = 20
+CALLS = 2000
+"""Steps without any work that are recorded to see what the calls take by themselves."""
+
+MOST_ROUNDS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What one launch of ranks measures: `rounds` of blocks, or as many as fit into `seconds`."""
+
+    dataset: str
+    seconds: float
+    rounds: int | None = None
+    steps_per_block: int | None = None
+    beside: bool = False
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for option, value, low in (
+            ("rounds", self.rounds, 3),
+            ("steps-per-block", self.steps_per_block, 1),
+            ("seed", self.seed, 0),
+        ):
+            if value is not None and value < low:
+                raise ConfigError(f"bench timers: --{option} is {value}; it must be at least {low}")
+        if self.rounds is not None and self.rounds > MOST_ROUNDS:
+            raise ConfigError(f"bench timers: --rounds is {self.rounds}; at most {MOST_ROUNDS:,} rounds are kept")
+        if not (self.seconds > 0 and math.isfinite(self.seconds)):
+            raise ConfigError(f"bench timers: --seconds is {self.seconds:g}; it must be greater than 0")
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """All ways that take turns."""
+        return (*TIMER_MODES, CONTROL, *(BESIDE if self.beside else ()))
+
+    def every(self, way: str) -> int:
+        """Return 1 for a way that is in every round, k for one in every k-th from the first on."""
+        return BESIDE_EVERY if way in BESIDE else 1
+
+
+@dataclass(kw_only=True)
+class _Way:
+    """One way to make a step: its clock and recorder, what goes around a block, and what was found."""
+
+    clock: LapClock
+    steps: int = 0  # of a block that are timed
+    writer: records.StepWriter | None = None
+    recorder: Recorder | None = None
+    around: Callable[[], AbstractContextManager[Any]] | None = None  # of a block, its untimed steps included
+    block_s: list[float] = field(default_factory=list)  # of the timed steps
+    around_s: list[float] = field(default_factory=list)  # entering and leaving `around`
+    drains: list[tuple[int, float]] = field(default_factory=list)  # rows, seconds
+
+
+def measure(
+    plan: Plan, config: RunConfig, backend: Backend, folder: Path, tell: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Return what was measured on all ranks; collective, and the same on all of them.
+
+    `block_s`: for each way one number per round, or per `every`-th round, the first one included: the seconds of the
+    slowest rank for so many `steps`.
+    `drains`: for each way what writing rows took, [rows, seconds]. `around_s`: starting and stopping of what is around
+    a block. `calls_s`: for each timer mode the seconds that recording one step takes where there is no step, writing
+    included. Files are written into `folder`.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(config.threads)
+    device = _device(config, backend)
+    load_before = os.getloadavg()[0]
+    with agreed(backend):
+        dataset = data.open_dataset(Path(plan.dataset))
+        batches = data.Batches(
+            dataset.train_size, batch=config.batch, rank=backend.rank, workers=backend.workers, seed=config.seed
+        )
+        stream = _Stream(open_loader(config, dataset, batches, device), batches.steps_per_epoch)
+        steps = _Steps(config, backend, device, stream)
+        ways = _open_ways(plan, config, backend, device, steps.bare_model, folder)
+    try:
+        rows_per_drain = _calibrate(plan, backend, steps, ways)
+        shuffle = random.Random(plan.seed)
+        began = now()
+        for done in itertools.count(1):
+            here = [name for name in plan.ways if (done - 1) % plan.every(name) == 0]
+            for name in shuffle.sample(here, len(here)):
+                steps.block(ways[name])
+                if (recorder := ways[name].recorder) is not None and len(recorder) >= rows_per_drain:
+                    _drain(ways[name])
+            spent_s = backend.maximum(now() - began)
+            if tell:
+                whole = spent_s / plan.seconds if plan.rounds is None else done / plan.rounds
+                step_ms = ways["off"].block_s[-1] / ways["off"].steps * 1e3
+                tell(f"round {done}, {step_ms:.2f} ms a step, {min(1.0, whole):.0%}")
+            if done >= (plan.rounds or MOST_ROUNDS) or (plan.rounds is None and done >= 3 and spent_s >= plan.seconds):
+                break
+        for way in ways.values():
+            if way.recorder is not None and len(way.recorder) and not way.drains:  # too short for a full one
+                _drain(way)
+        calls_s = {mode: _calls(ways[mode], steps.loss, rows_per_drain) for mode in TIMER_MODES}
+    finally:
+        stream.close()
+        for way in ways.values():
+            if way.writer is not None:
+                way.writer.close()
+    everybody = backend.gather(
+        {
+            "block_s": {name: way.block_s for name, way in ways.items()},
+            "around_s": {name: way.around_s for name, way in ways.items() if way.around_s},
+            "drains": {name: way.drains for name, way in ways.items() if way.recorder is not None},
+            "calls_s": calls_s,
+            "host": os.uname().nodename,
+        }
+    )
+    return {
+        "backend": backend.name,
+        "transport": backend.transport,
+        "reduction": backend.reduction,
+        "workers": backend.workers,
+        "hosts": [rank["host"] for rank in everybody],
+        "batch": config.batch,
+        "threads": config.threads,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "plan": asdict(plan),
+        "ways": list(plan.ways),
+        "steps": {name: way.steps for name, way in ways.items()},
+        "every": {name: plan.every(name) for name in ways},
+        "lead_steps": LEAD_STEPS,
+        "rows_per_drain": rows_per_drain,
+        "seconds": now() - began,
+        "block_s": _slowest([rank["block_s"] for rank in everybody]),
+        "around_s": _slowest([rank["around_s"] for rank in everybody]),
+        "drains": {
+            name: [
+                [rows, max(rank["drains"][name][place][1] for rank in everybody)]
+                for place, (rows, _) in enumerate(drains)
+            ]
+            for name, drains in everybody[0]["drains"].items()
+        },
+        "calls_s": {mode: max(rank["calls_s"][mode] for rank in everybody) for mode in TIMER_MODES},
+        "measured": utc_now(),
+        "load_before": load_before,
+        "cores": psutil.cpu_count(),
+        "environment": environment.describe(),
+    }
+
+
+def _slowest(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Return for each way the numbers of the rank that took longest, block by block."""
+    return {name: [max(values) for values in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+
+
+def _device(config: RunConfig, backend: Backend) -> torch.device:
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    hosts = backend.gather(os.uname().nodename)
+    device = torch.device("cuda", hosts[: backend.rank].count(hosts[backend.rank]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+class _Stream:
+    """Batches without end. The order of an epoch is drawn when it begins, and that is kept out of the blocks."""
+
+    def __init__(self, loader: Loader, steps_per_epoch: int) -> None:
+        self._loader, self._per_epoch = loader, steps_per_epoch
+        self._epoch, self._left = 0, 0
+        self._batches: Iterator[Batch] = iter(())
+
+    def ready(self, steps: int) -> None:
+        """Begin another epoch if this one has not so many steps left."""
+        if self._left < min(steps, self._per_epoch):
+            self._begin()
+
+    def __next__(self) -> Batch:
+        if not self._left:
+            self._begin()
+        self._left -= 1
+        return next(self._batches)
+
+    def _begin(self) -> None:
+        self._batches, self._left = self._loader.epoch(self._epoch), self._per_epoch
+        self._epoch += 1
+
+    def close(self) -> None:
+        """Give the loader back."""
+        self._loader.close()
+
+
+class _Steps:
+    """The trainer's step on one model, in blocks."""
+
+    def __init__(self, config: RunConfig, backend: Backend, device: torch.device, stream: _Stream) -> None:
+        self._backend, self._device, self._stream = backend, device, stream
+        torch.manual_seed(config.seed)
+        self._arithmetic = Arithmetic(config, device)
+        self.bare_model = StressCNN(
+            widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
+        ).to(device)
+        bare_optimizer, _ = make_optimizer(config, self.bare_model.parameters(), workers=backend.workers)
+        called = accelerate(self.bare_model, config, device, self._arithmetic)
+        self._model, self._optimizer = backend.bind(called, bare_optimizer)
+        self._step = 0
+        self.loss = torch.zeros((), device=device)
+
+    def block(self, way: _Way) -> None:
+        """Make a block of steps `way`, untimed ones first, and note the seconds of the others on this rank."""
+        self._stream.ready(LEAD_STEPS + way.steps)
+        self._backend.barrier()
+        with ExitStack() as stack:
+            entered = now()
+            if way.around is not None:
+                stack.enter_context(way.around())
+            began = now()
+            self._make(way, LEAD_STEPS)
+            self._settle()
+            opened = now()
+            self._make(way, way.steps)
+            self._settle()
+            closed = now()
+            way.block_s.append(closed - opened)
+            stack.close()
+            if way.around is not None:
+                way.around_s.append(now() - closed + began - entered)
+
+    def _make(self, way: _Way, count: int) -> None:
+        clock, recorder, stream, step = way.clock, way.recorder, self._stream, self._step
+        model, optimizer, backend, arithmetic = self._model, self._optimizer, self._backend, self._arithmetic
+        # The lines of the training loop: the batch, the step, and what is kept of it.
+        for _ in range(count):
+            clock.begin()
+            curves, targets = next(stream)  # (B, C, L), (B, P)
+            clock.lap("data")
+            loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
+            if recorder is not None:
+                recorder.add(step, 0, loss, None if arithmetic.scaler else backend.local_norm2)
+            step += 1
+        self._step, self.loss = step, loss
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _open_ways(
+    plan: Plan, config: RunConfig, backend: Backend, device: torch.device, model: nn.Module, folder: Path
+) -> dict[str, _Way]:
+    """Return the ways by name; those with a recorder write into folders of their own."""
+    around: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "torch.profiler": torch.profiler.profile,
+        "cProfile": cProfile.Profile,
+        "module hooks": lambda: _module_hooks(model),
+    }
+    ways = {}
+    for name in plan.ways:
+        way = _Way(clock=_clock(name if name in TIMER_MODES else "off", config, device), around=around.get(name))
+        if name != "nothing":
+            own = folder / name.replace(" ", "-")
+            own.mkdir(parents=True, exist_ok=True)
+            way.writer = records.StepWriter(own, backend.rank)
+            way.recorder = Recorder(way.writer, config.batch, rank=backend.rank)
+        ways[name] = way
+    return ways
+
+
+def _clock(mode: str, config: RunConfig, device: torch.device) -> LapClock:
+    """Return the clock that training has in a timer mode, in an endless stretch."""
+    clock = open_clock(replace(config, timer_mode=mode), device)
+    clock.start()
+    return clock
+
+
+@contextmanager
+def _module_hooks(model: nn.Module) -> Iterator[None]:
+    """Stamp the begin and the end of every layer's forward and backward, as hand-made timers do."""
+    stamps: list[tuple[str, float]] = []
+    hooks = []
+    for name, layer in model.named_modules():
+        if next(layer.children(), None) is not None:
+            continue
+
+        def stamp(*_: Any, name: str = name) -> None:
+            stamps.append((name, now()))
+
+        hooks += [layer.register_forward_pre_hook(stamp), layer.register_forward_hook(stamp)]
+        if next(layer.parameters(), None) is not None:
+            hooks += [layer.register_full_backward_pre_hook(stamp), layer.register_full_backward_hook(stamp)]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")  # of the first layer
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _calibrate(plan: Plan, backend: Backend, steps: _Steps, ways: Mapping[str, _Way]) -> int:
+    """Warm up every way and choose its steps; return the rows at which training writes. Equal on all ranks."""
+    off = ways["off"]
+    off.steps = WARMUP_STEPS
+    for _ in range(2):  # the first one is slow
+        steps.block(off)
+    step_s = backend.maximum(min(off.block_s) / WARMUP_STEPS)
+    count = plan.steps_per_block or max(2, round(BLOCK_S / step_s))
+    for name, way in ways.items():
+        way.steps = max(count, BESIDE_STEPS) if name in BESIDE else count
+        steps.block(way)
+        if way.recorder is not None:
+            _drain(way)
+        way.block_s, way.around_s, way.drains = [], [], []
+    return max(1, min(DRAIN_STEPS, round(DRAIN_S / step_s)))
+
+
+def _drain(way: _Way) -> None:
+    assert way.recorder is not None
+    rows, began = len(way.recorder), now()
+    way.recorder.drain(way.clock)
+    way.drains.append((rows, now() - began))
+
+
+def _calls(way: _Way, loss: torch.Tensor, rows_per_drain: int) -> float:
+    """Return the seconds that recording a step takes where there is none: the calls one after the other, and writing.
+
+    Everything they need is in the processor's cache then, which it need not be in training.
+    """
+    clock, recorder = way.clock, way.recorder
+    assert recorder is not None
+    recorder.drain(clock)
+    began = now()
+    for step in range(CALLS):
+        clock.begin()
+        for lap in LAPS:
+            clock.lap(lap)
+        recorder.add(step, 0, loss, None)
+        if len(recorder) >= rows_per_drain:
+            recorder.drain(clock)
+    recorder.drain(clock)
+    return (now() - began) / CALLS
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Measure what a plan file says; rank 0 answers."""
+    (path,) = sys.argv[1:] if arguments is None else arguments
+    launch = detect(os.environ)
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        plan, config = Plan(**content["plan"]), run_config(content["config"], source="bench timers")
+        backend = open_backend(config, launch)
+        last = now() - 1.0
+
+        def tell(text: str) -> None:
+            nonlocal last
+            if backend.rank == 0 and now() - last > 0.2:
+                last = now()
+                say(text)
+
+        result = measure(plan, config, backend, Path(path).parent / ROWS, tell=tell)
+        backend.close()
+    except StudyError as error:
+        if launch.rank:
+            sleep(2.0)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
+        leave(2, f"error: {error}")
+    except Exception:
+        leave(1, traceback.format_exc())
+    if launch.rank == 0:
+        answer(records.finite(result))
+    leave(0)  # libraries' exit handlers wait for ranks that are gone, and now and then abort a good run
+
+
+if __name__ == "__main__":
+    main()

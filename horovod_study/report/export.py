@@ -1,0 +1,206 @@
+"""Recorded runs as files of other programs: Chrome traces, TensorBoard, Weights & Biases offline, MLflow.
+
+Each tracker's own package writes its files (`pip install .[export]`, or `make extras`); nothing is sent anywhere.
+"""
+
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_study.errors import ConfigError, RecordError
+from horovod_study.records import RunRecord, atomic_write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pandas as pd
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One run as trackers want it."""
+
+    name: str
+    record: RunRecord
+    history: "pd.DataFrame"  # columns of analysis/history.py
+
+    @property
+    def started_s(self) -> float:
+        """Begin of the run in seconds since 1970, UTC."""
+        return datetime.fromisoformat(self.record.started).timestamp()
+
+    @property
+    def settings(self) -> dict[str, str | int | float | bool | None]:
+        """What the run was asked for and what it was, flat: `requested.batch`, `effective.lr`, `environment.torch`."""
+        found: dict[str, str | int | float | bool | None] = {"status": self.record.state()}
+        for group in ("requested", "effective", "environment"):
+            for name, value in getattr(self.record, group).items():
+                if value is None or isinstance(value, str | int | float | bool):
+                    found[f"{group}.{name}"] = value
+        return found
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The numbers of the timed window, empty before the run is done."""
+        numbers = {name: value for name, value in self.record.totals.items() if not isinstance(value, bool)}
+        return {
+            name: float(value)
+            for name, value in numbers.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+
+
+def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mapping[str, Any]) -> Path:
+    """Write `events` of analysis/trace.py as one JSON file for ui.perfetto.dev or chrome://tracing; return its path.
+
+    `about` is stored as the trace's metadata. Raises RecordError when it cannot be written.
+    """
+    content = {"traceEvents": list(events), "displayTimeUnit": "ms", "metadata": dict(about)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --out") from None
+    return path
+
+
+def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> list[Path]:
+    """Write `runs` as files of `tracker`, one of TRACKERS, into `directory`, which must be new or empty.
+
+    Returns what was written: for each run its folder (tensorboard, wandb), or the one database (mlflow).
+    Raises ConfigError if the tracker's package is not installed, RecordError if the folder is not empty or cannot be
+    written.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise RecordError(f"{directory}: is not empty; the same run twice would look like two, choose another --out")
+    write = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}[tracker]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return write(runs, directory)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"export to {tracker} needs the package {error.name}, which is not installed; run `make extras`, or "
+            "pip install horovod_study[export]"
+        ) from None
+    except OSError as error:
+        raise RecordError(
+            f"{directory}: cannot be written ({error.strerror or error}); choose a writable --out"
+        ) from None
+
+
+def _tensorboard(runs: Sequence[Recorded], directory: Path) -> list[Path]:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import summary_v2
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    paths = []
+    for run in runs:
+        paths.append(directory / run.name)
+        writer = EventFileWriter(str(paths[-1]))
+        # Settings and totals become a row of TensorBoard's table of hyper-parameters.
+        settings = {name: "" if value is None else value for name, value in run.settings.items()}
+        hparams = summary_v2.hparams_pb(settings, trial_id=run.name, start_time_secs=run.started_s)
+        writer.add_event(Event(wall_time=run.started_s, summary=hparams))
+        for tag, step, at_s, value in run.history.itertuples(index=False):
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(wall_time=run.started_s + at_s, step=int(step), summary=summary))
+        for name, value in run.totals.items():
+            summary = Summary(value=[Summary.Value(tag=f"totals/{name}", simple_value=value)])
+            writer.add_event(Event(wall_time=run.started_s, step=0, summary=summary))
+        writer.close()
+    return paths
+
+
+def _wandb(runs: Sequence[Recorded], directory: Path) -> list[Path]:
+    import wandb
+
+    paths = []
+    for run in runs:
+        # Offline, and nothing of this process or machine is looked at: it is not the one that trained.
+        settings = wandb.Settings(
+            mode="offline",
+            root_dir=str(directory),
+            console="off",
+            silent=True,
+            disable_git=True,
+            disable_code=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+        )
+        tracked = wandb.init(project=run.record.study, name=run.name, config=run.settings, settings=settings)
+        paths.append(Path(tracked.dir).parent)
+        for _, values in run.history.groupby("step", sort=True):
+            row = dict(zip(values["tag"], values["value"], strict=True))
+            tracked.log(
+                {**row, "_timestamp": run.started_s + float(values["at_s"].max())}, step=int(values["step"].iloc[0])
+            )
+        tracked.summary.update({f"totals/{name}": value for name, value in run.totals.items()})
+        tracked.finish(exit_code=0 if run.record.state() == "done" else 1)
+    return paths
+
+
+def _mlflow(runs: Sequence[Recorded], directory: Path) -> list[Path]:
+    with _quiet_mlflow():
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        # MLflow's folders of plain files are in maintenance mode; a file of SQLite is what it recommends instead.
+        database = directory.resolve() / "mlflow.db"
+        client = MlflowClient(tracking_uri=f"sqlite:///{database}")
+        experiments: dict[str, str] = {}
+        for run in runs:
+            study = run.record.study
+            if study not in experiments:
+                kept = (directory / "artifacts").resolve().as_uri()
+                experiments[study] = client.create_experiment(study, artifact_location=kept)
+            began_ms = round(run.started_s * 1e3)
+            tracked = client.create_run(experiments[study], start_time=began_ms, run_name=run.name).info.run_id
+            metrics = [
+                Metric(tag, value, began_ms + round(at_s * 1e3), int(step))
+                for tag, step, at_s, value in run.history.itertuples(index=False)
+            ]
+            metrics += [Metric(f"totals/{name}", value, began_ms, 0) for name, value in run.totals.items()]
+            params = [Param(name, str(value)[:6000]) for name, value in run.settings.items()]
+            for first in range(0, len(params), 100):  # MLflow takes so many in one call
+                client.log_batch(tracked, params=params[first : first + 100])
+            for first in range(0, len(metrics), 1000):
+                client.log_batch(tracked, metrics=metrics[first : first + 1000])
+            status = {"done": "FINISHED", "running": "RUNNING"}.get(run.record.state(), "FAILED")
+            ended = run.record.finished
+            end_ms = round(datetime.fromisoformat(ended).timestamp() * 1e3) if ended else None
+            client.set_terminated(tracked, status, end_time=end_ms)
+    return [database]
+
+
+@contextmanager
+def _quiet_mlflow() -> "Iterator[None]":
+    """Keep MLflow from telling of its database, of what is deprecated in it, and from sending usage statistics."""
+    names = ("mlflow", "alembic")
+    levels = [logging.getLogger(name).level for name in names]
+    before = {name: os.environ.get(name) for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_CONFIGURE_LOGGING")}
+    os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", MLFLOW_CONFIGURE_LOGGING="false")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in names:
+                logging.getLogger(name).setLevel(logging.ERROR)
+            yield
+    finally:
+        for name, level in zip(names, levels, strict=True):
+            logging.getLogger(name).setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

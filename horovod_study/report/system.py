@@ -1,0 +1,208 @@
+"""Figures of what the sensors of a host said over the time of a run, and of power and energy against workers."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from horovod_study.analysis.system import PHASES, Panel, panels, phases, summary
+from horovod_study.records import SystemSamples
+from horovod_study.report.files import write_result
+from horovod_study.report.style import GRID, INK, PRINT_WIDTH_IN, QUIET, SHADE, looks_in_order, way
+
+NAME = "system"
+
+_SHADES = {
+    "start-up": (SHADE, ""),
+    "warm-up": (GRID, ""),
+    "timed steps": ("none", ""),
+    "evaluation": ("#f4e4bf", ""),
+    "break": ("#e9cdd8", ""),
+    "end": (SHADE, "////"),
+}
+_ROW_IN = 0.78
+_LEGEND_ROWS = 5
+
+
+def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = PRINT_WIDTH_IN) -> Figure:
+    """Return the figure of one host over time, phases of the run (`analysis.system.phases`) shaded; inside style()."""
+    drawn = panels(samples)
+    height_in = max(1, len(drawn)) * _ROW_IN + 0.75
+    canvas = Figure(figsize=(width_in, height_in), layout="constrained")
+    rows = canvas.subplots(max(1, len(drawn)), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(rows, drawn, strict=False):
+        _draw(axes, panel, table)
+    low, high = _span(samples, table)
+    rows[-1].set_xlim(low, high)
+    rows[-1].set_xlabel("Seconds since the first step")
+    present = [phase for phase in PHASES if (table["phase"] == phase).any()]
+    canvas.legend(
+        handles=[
+            Patch(facecolor=_SHADES[phase][0], edgecolor=QUIET, linewidth=0.5, hatch=_SHADES[phase][1], label=phase)
+            for phase in present
+        ],
+        loc="outside upper left",
+        ncols=len(present) or 1,
+        handlelength=1.2,
+        columnspacing=1.0,
+    )
+    canvas.align_ylabels(list(rows))
+    return canvas
+
+
+def _span(samples: SystemSamples, table: pd.DataFrame) -> tuple[float, float]:
+    times = [samples.rows["at_s"].min(), samples.rows["at_s"].max(), table["begin_s"].min(), table["end_s"].max()]
+    known = [float(each) for each in times if np.isfinite(each)]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    return low, high if high > low else low + 1.0
+
+
+def _draw(axes: Axes, panel: Panel, table: pd.DataFrame) -> None:
+    for each in table.to_dict("records"):
+        color, hatch = _SHADES[each["phase"]]
+        if color != "none":
+            axes.axvspan(
+                each["begin_s"], each["end_s"], facecolor=color, edgecolor=GRID, linewidth=0, hatch=hatch, zorder=0
+            )
+    loud = [trace for trace in panel.traces if not trace.quiet]
+    looks = dict(zip((trace.label for trace in loud), looks_in_order([trace.label for trace in loud]), strict=True))
+    for trace in panel.traces:
+        look = looks.get(trace.label)
+        single = int(np.isfinite(trace.values).sum()) == 1
+        axes.plot(
+            trace.at_s,
+            trace.values,
+            drawstyle="steps-pre" if trace.over_interval else "default",
+            color=QUIET if look is None else look.color,
+            linestyle=(0, (1.2, 1.2)) if look is None else look.dash,
+            linewidth=1.0 if look is None else 1.3,
+            marker="." if single else None,
+            label=trace.label,
+            zorder=2 if look is None else 3,
+        )
+    axes.margins(y=0.12)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(panel.label, rotation=0, ha="right", va="center")
+    axes.locator_params(axis="y", nbins=3)
+    crowd = len(panel.traces) > _LEGEND_ROWS
+    axes.legend(
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        handlelength=1.2 if crowd else 1.6,
+        ncols=1 + (len(panel.traces) - 1) // _LEGEND_ROWS,
+        columnspacing=0.8,
+        fontsize=6.5 if crowd else None,
+        labelcolor=INK,
+    )
+
+
+def caption(samples: SystemSamples) -> str:
+    """Return what a reader of the figure must know: where from, how often, and which sensors are missing and why."""
+    meta = samples.meta
+    ranks, interval_s = len(meta["ranks"]), float(meta["interval_s"])
+    reasons: dict[str, list[str]] = {}
+    for name, reason in meta["missing"].items():
+        reasons.setdefault(str(reason), []).append(_WORDS.get(name, name))
+    missing = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+    devices = ", ".join(f"{part}: {name}" for part, name in meta["devices"].items())
+    return " ".join(
+        [
+            f"Host {samples.host} during the run, sampled every {interval_s:g} s: the process trees of {ranks} "
+            f"rank{'s' * (ranks != 1)} and the host as a whole. CPU is in per cent of one core, MB are 1e6 bytes. "
+            "Stepped lines are means since the sample before, straight ones readings of a moment.",
+            *([f"Devices: {devices}."] if devices else []),
+            *([f"Not shown, for want of a sensor: {missing}."] if missing else []),
+        ]
+    )
+
+
+_WORDS = {
+    "rdma": "InfiniBand traffic",
+    "gpu": "GPU use, memory, power and clocks",
+    "package": "energy and power of the processors",
+    "pss_mb": "proportional memory",
+    "disk": "disk bytes",
+    "children": "child processes",
+}
+
+
+def write_system(
+    directory: Path,
+    samples: Mapping[str, SystemSamples],
+    steps: pd.DataFrame,
+    evaluations: Sequence[Mapping[str, float]],
+    *,
+    first_timed: int,
+) -> list[Path]:
+    """Write one figure per host (system-HOST.pdf, .svg, .png), its caption (.txt) and the table of all (system.csv)."""
+    paths = []
+    for host, each in samples.items():
+        at_s = each.rows["at_s"]
+        table = phases(steps, evaluations, first_timed=first_timed, first_s=float(at_s.min()), last_s=float(at_s.max()))
+        name = f"{NAME}-{host}"
+        texts = {
+            f"{name}.txt": caption(each) + "\n",
+            f"{name}.csv": summary({host: each}, table).to_csv(index=False, lineterminator="\n"),
+        }
+        paths += write_result(directory, figures={name: partial(figure, each, table)}, texts=texts)
+    return paths
+
+
+_AGAINST = (
+    ("cpu_percent_per_rank_median", "CPU per rank\n% of a core"),
+    ("gpu_percent_median", "GPU use\n%"),
+    ("gpu_power_w_median", "power of all GPUs\nW"),
+    ("package_power_w_median", "power of all\nprocessors, W"),
+    ("per_sample_j_median", "energy per curve\nJ"),
+)
+
+
+def against_workers_figure(table: pd.DataFrame, width_in: float = PRINT_WIDTH_IN) -> Figure:
+    """Return use, power and energy against workers from `analysis.system.against_workers`; inside style().
+
+    A panel for each quantity that any run has; batches of one way of talking are lines of their own.
+    """
+    drawn = [(column, label) for column, label in _AGAINST if table[column].notna().any()]
+    canvas = Figure(figsize=(width_in, max(1, len(drawn)) * 1.15 + 0.75), layout="constrained")
+    rows = canvas.subplots(max(1, len(drawn)), 1, sharex=True, squeeze=False)[:, 0]
+    several = len({(p, b) for p, b in zip(table["partition"], table["batch"], strict=True)}) > 1
+    groups = list(table.groupby(["partition", "backend", "transport", "batch"], sort=True))
+    labels = [way(str(key[1]), str(key[2])) + (f", {key[0]}, batch {key[3]}" if several else "") for key, _ in groups]
+    for axes, (column, label) in zip(rows, drawn, strict=False):
+        for look, (_, cell) in zip(looks_in_order(labels), groups, strict=True):
+            known = cell[["workers", column]].dropna().sort_values("workers")
+            axes.plot(
+                known["workers"],
+                known[column],
+                color=look.color,
+                marker=look.marker,
+                markersize=4,
+                markerfacecolor=look.color if look.filled else "none",
+                linestyle=look.dash,
+                linewidth=1.3,
+                label=look.label,
+            )
+        axes.margins(y=0.12)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(label, rotation=0, ha="right", va="center")
+    rows[-1].set_xlabel("Workers")
+    rows[-1].set_xticks(sorted({int(count) for count in table["workers"]}))
+    handles, words = rows[0].get_legend_handles_labels()
+    if handles:
+        canvas.legend(handles, words, loc="outside upper left", ncols=3)
+    canvas.align_ylabels(list(rows))
+    return canvas
+
+
+def write_against_workers(directory: Path, table: pd.DataFrame) -> list[Path]:
+    """Write use, power and energy against workers: the figure (power.pdf, .svg, .png) and the table (power.csv)."""
+    return write_result(
+        directory,
+        figures={"power": lambda: against_workers_figure(table)},
+        texts={"power.csv": table.to_csv(index=False, lineterminator="\n")},
+    )

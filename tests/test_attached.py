@@ -1,0 +1,189 @@
+"""To whom a script's process belongs, read from what the script has started, with nothing started here."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from horovod_study.comm.attached import Waiting, attach, averages_in_backward, averages_in_synchronize, bare
+from horovod_study.errors import BackendError
+
+
+def fake_horovod(*, size: int = 2, rank: int = 1, mpi: bool = True, nccl: bool = False, started: bool = True) -> Any:
+    def allgather_object(value: Any, name: str) -> list[Any]:
+        assert name == "horovod_study.recorder"
+        return [value] * size
+
+    return SimpleNamespace(
+        is_initialized=lambda: started,
+        size=lambda: size,
+        rank=lambda: rank,
+        mpi_enabled=lambda: mpi,
+        nccl_built=lambda: nccl,
+        allgather_object=allgather_object,
+    )
+
+
+def fake_mpi(*, size: int, rank: int = 0, started: bool = True) -> Any:
+    world = SimpleNamespace(Get_size=lambda: size, Get_rank=lambda: rank, allgather=lambda value: [value] * size)
+    return SimpleNamespace(COMM_WORLD=world, Is_initialized=lambda: started, Is_finalized=lambda: False)
+
+
+HOROVODS_OPTIMIZER = SimpleNamespace(synchronize=lambda: None, skip_synchronize=lambda: None)
+PLAIN = nn.Linear(1, 1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "horovod.torch", raising=False)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+
+
+@pytest.fixture
+def gloo(tmp_path: Path) -> Any:
+    """torch.distributed over Gloo, with one worker."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def found(
+    model: nn.Module = PLAIN, optimizer: object = None, *, on_gpu: bool = False, **environ: str
+) -> tuple[Any, ...]:
+    it = attach(model, optimizer, on_gpu=on_gpu, environ=environ)
+    return it.backend, it.transport, it.reduction, it.rank, it.workers
+
+
+def test_a_process_of_its_own_is_one_plain_worker() -> None:
+    it = attach(PLAIN, None, on_gpu=False, environ={})
+    it.barrier()
+
+    assert found() == ("serial", "none", "none", 0, 1)
+    assert it.gather("me") == ["me"] and it.sync_seen
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun"),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, "mpirun"),
+    ],
+)
+def test_processes_that_nobody_has_connected_are_refused(environ: dict[str, str], launcher: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        attach(PLAIN, None, on_gpu=False, environ=environ)
+
+    assert str(caught.value) == (
+        f"{launcher} started {environ.get('WORLD_SIZE', '4')} processes, but this script has not connected them; call "
+        "hvd.init() or torch.distributed.init_process_group() before horovod_study.recorder()"
+    )
+
+
+def test_a_launcher_of_one_process_is_one_plain_worker() -> None:
+    assert found(RANK="0", WORLD_SIZE="1") == ("serial", "none", "none", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("horovod", "optimizer", "on_gpu", "expected"),
+    [
+        ({}, HOROVODS_OPTIMIZER, False, ("horovod", "mpi", "hooks", 1, 2)),
+        ({"mpi": False}, HOROVODS_OPTIMIZER, False, ("horovod", "gloo", "hooks", 1, 2)),
+        ({"nccl": True}, HOROVODS_OPTIMIZER, False, ("horovod", "mpi", "hooks", 1, 2)),
+        ({"nccl": True}, HOROVODS_OPTIMIZER, True, ("horovod", "nccl", "hooks", 1, 2)),
+        ({}, None, False, ("horovod", "mpi", "own", 1, 2)),
+        ({"size": 1, "rank": 0}, HOROVODS_OPTIMIZER, False, ("horovod", "mpi", "none", 0, 1)),
+        ({"started": False}, None, False, ("serial", "none", "none", 0, 1)),
+    ],
+)
+def test_horovod_that_runs_is_attached_to(
+    horovod: dict[str, Any],
+    optimizer: object,
+    on_gpu: bool,
+    expected: tuple[Any, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "horovod.torch", fake_horovod(**horovod))
+
+    assert found(optimizer=optimizer, on_gpu=on_gpu) == expected
+
+
+@pytest.mark.parametrize(
+    ("mpi", "expected"),
+    [
+        ({"size": 3, "rank": 2}, ("mpi", "mpi", "own", 2, 3)),
+        ({"size": 1}, ("serial", "none", "none", 0, 1)),
+        ({"size": 3, "started": False}, ("serial", "none", "none", 0, 1)),
+    ],
+)
+def test_mpi_that_runs_is_attached_to(
+    mpi: dict[str, Any], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi(**mpi))
+
+    assert found() == expected
+
+
+def test_mpi_of_one_process_does_not_hide_that_torchrun_started_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpi4py was imported by some library, and knows nothing of the others."""
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi(size=1))
+
+    with pytest.raises(BackendError, match="torchrun started 2 processes"):
+        found(RANK="0", WORLD_SIZE="2")
+
+
+def test_torch_distributed_is_attached_to(gloo: None) -> None:
+    it = attach(PLAIN, None, on_gpu=False, environ={})
+
+    assert found() == ("distributed", "gloo", "none", 0, 1)
+    assert it.gather({"a": 1}) == [{"a": 1}]
+
+
+def test_the_model_and_the_optimizer_say_over_what_they_average(gloo: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a script has started both, as some do for their data loading."""
+    monkeypatch.setitem(sys.modules, "horovod.torch", fake_horovod())
+    wrapped = DistributedDataParallel(nn.Linear(1, 1))
+
+    assert found(wrapped)[0] == "ddp"
+    assert found(PLAIN, HOROVODS_OPTIMIZER)[0] == "horovod"
+    assert found(PLAIN)[0] == "distributed"
+
+
+def test_what_averages_is_told_from_what_does_not(gloo: None) -> None:
+    inner = nn.Linear(1, 1)
+    wrapped = DistributedDataParallel(inner)
+    with wrapped.no_sync():
+        inside = averages_in_backward(wrapped)
+
+    assert (averages_in_backward(wrapped), inside, averages_in_backward(inner)) == (True, False, False)
+    assert averages_in_synchronize(HOROVODS_OPTIMIZER)
+    assert not averages_in_synchronize(torch.optim.SGD(inner.parameters(), lr=0.1))
+    assert bare(wrapped) is inner and bare(inner) is inner
+
+
+def test_somebody_who_waits_is_told_for_what(capsys: pytest.CaptureFixture[str]) -> None:
+    with Waiting("every rank must enter", patience_s=0.01):
+        time.sleep(0.1)
+    with Waiting("nobody reads this", patience_s=30):
+        pass
+
+    assert capsys.readouterr().err == "still waiting for the other ranks: every rank must enter\n"
+
+
+def test_no_library_is_loaded_by_attaching() -> None:
+    program = """
+import sys
+from torch import nn
+from horovod_study.comm.attached import attach
+attach(nn.Linear(1, 1), None, on_gpu=False, environ={})
+sys.exit(str({"horovod", "mpi4py"} & set(sys.modules) or ""))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+
+    assert done.stderr.strip() == ""

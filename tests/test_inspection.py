@@ -1,0 +1,331 @@
+"""One run in detail: what the verb prints and writes, finished or killed, and what it refuses in one line."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_rows import noise, rows_of
+
+from horovod_study import cli, records
+from horovod_study.analysis.inspection import BINS, Inspection, course, inspect
+from horovod_study.analysis.rank_steps import align
+from horovod_study.errors import AnalysisError
+from horovod_study.report.inspection import draw_ranks, draw_steps, headline, result_lines
+from horovod_study.report.style import PRINT_WIDTH_IN, style, to_bytes
+
+EFFECTIVE = {
+    "backend": "horovod",
+    "transport": "mpi",
+    "reduction": "flat",
+    "batch": 75,
+    "device": "cpu",
+    "warmup_steps": 50,
+    "steps_per_epoch": 100,
+    "timer_mode": {"value": "light", "note": ""},
+}
+
+
+def recorded(
+    directory: Path,
+    rows: Mapping[int, Mapping[str, Any]],
+    *,
+    workers: int | None = None,
+    status: str = "done",
+    totals: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Path:
+    """Write a run with these rows and return its directory."""
+    ranks = len(rows) if workers is None else workers
+    record = records.RunRecord(
+        study="test",
+        key=directory.name,
+        repeat=0,
+        partition="local",
+        status="running",
+        started="2026-03-14T09:26:53+00:00",
+        host="node0",
+        pid=os.getpid(),
+        requested={"workers": ranks, "evaluate_every": 1.0, "system_interval_s": 1.0},
+        effective={
+            **EFFECTIVE,
+            "workers": ranks,
+            "ranks": [{"host": f"node{rank}"} for rank in range(ranks)],
+            **changes,
+        },
+        environment={},
+    )
+    records.create_run(directory, record)
+    for rank, columns in rows.items():
+        writer = records.StepWriter(directory, rank)
+        writer.append({name: np.ma.masked_invalid(values) for name, values in columns.items()})
+        writer.close()
+    if status != "running":
+        records.finish_run(
+            directory, record, status=status, finished="2026-03-14T09:36:53+00:00", totals=totals or {}, reason=""
+        )
+    return directory
+
+
+def slow_rows(steps: int = 400, ranks: int = 2, **how: Any) -> dict[int, dict[str, Any]]:
+    """Return rows in which rank 1 sleeps 5 ms."""
+    extra = np.where(np.arange(ranks) == 1, 5e-3, 0.0) * np.ones((steps, 1))
+    return rows_of(noise(1, steps, ranks), extra_s={"data": extra}, per_epoch=100, **how)
+
+
+def seen(directory: Path) -> Inspection:
+    return inspect(records.recorded_run(directory), records.recorded_beside(directory))
+
+
+# ----------------------------------------------------------------------------------------------------- what is said
+
+
+def test_a_run_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = recorded(tmp_path / "run", slow_rows(), totals={"samples_per_s": 18_000.0})
+    assert cli.main(["inspect", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    text = " ".join(" ".join(lines).split())
+    assert lines[0].startswith("run: done, 2 workers, Horovod/MPI (flat), on 2 hosts, batch 75 each, cpu, 18,000")
+    assert "350 steps from step 50 on are looked at; 50 before them are excluded (declared as warm-up)." in text
+    assert "Closure: the laps add up to the step on every rank; up to 0.7 % of it are outside all laps" in text
+    assert "Stragglers: Rank 1 on node1 is slower than the other rank by 5.0" in text
+    assert "is the last one in 100 % of the steps (50 % by chance). It loses them loading its batch (data +5.0" in text
+    assert "Parallel efficiency" in text
+    assert "Pauses: no step took more than" in text
+    head = next(line for line in lines if line.startswith("  rank"))
+    assert head.split("  ")[1:][0] == "rank"
+    assert [word for word in head.split() if word not in ("for", "last")] == [
+        *("rank", "host", "data", "forward", "backward", "sync", "update", "unexplained", "step", "own", "wait")
+    ]
+    values = {line.split()[0]: line.split() for line in lines if line.startswith(("  0 ", "  1 "))}
+    assert values["1"][1] == "node1"
+    assert float(values["1"][2]) - float(values["0"][2]) == pytest.approx(5, abs=0.02)
+    assert values["0"][8] == values["1"][8]  # the steps are equally long
+
+
+def test_equal_ranks_are_said_to_be_equal(tmp_path: Path) -> None:
+    found = seen(recorded(tmp_path / "run", rows_of(noise(1, 400, 2))))
+    text = " ".join(result_lines(found))
+    assert (
+        f"Stragglers: no rank is slower than the others (resolution {found.stragglers.resolution_s * 1e3:.3f}" in text
+    )
+
+
+def test_all_ranks_of_a_host_are_a_host(tmp_path: Path) -> None:
+    extra = np.where(np.arange(4) >= 2, 5e-3, 0.0) * np.ones((300, 1))
+    hosts = [{"host": f"node{rank // 2}"} for rank in range(4)]
+    run = recorded(tmp_path / "run", rows_of(noise(1, 300, 4), extra_s={"forward": extra}), ranks=hosts)
+    text = " ".join(result_lines(seen(run)))
+    assert "All ranks of node1 are slow: look at the host rather than at one process." in text
+
+
+def test_json_has_every_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = recorded(tmp_path / "run", slow_rows()), tmp_path / "out"
+    assert cli.main(["inspect", str(run), "--json", "--out", str(out)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    files = printed.pop("files")
+    assert printed == json.loads((out / "inspect.json").read_text())
+    assert printed["stragglers"]["slow"] == [1]
+    assert printed["stragglers"]["ranks"][1]["cause"] == "data"
+    assert printed["window"] == {"first_step": 50, "by": "declared as warm-up", "excluded": 50, "steps": 350}
+    assert set(printed["ranks"][0]["laps_s"]) == {"data", "forward", "backward", "sync", "update", "residual"}
+    assert printed["pop"]["parallel"] < 1
+    names = [Path(path).name for path in files]
+    assert names == [
+        *(f"inspect_steps.{form}" for form in ("pdf", "svg", "png")),
+        *(f"inspect_ranks.{form}" for form in ("pdf", "svg", "png")),
+        *("inspect.json", "inspect.txt"),
+    ]
+    assert all(Path(path).stat().st_size for path in files)
+    assert "inspect_ranks: left, by how much each rank is later" in (out / "inspect.txt").read_text()
+
+
+def test_one_worker_has_no_stragglers_but_all_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = rows_of(noise(1, 300, 1), transfer_s=0.0)
+    run, out = recorded(tmp_path / "run", rows, backend="serial", transport="none"), tmp_path / "out"
+    assert cli.main(["inspect", str(run), "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "Stragglers: one worker has nobody to wait for." in text
+    assert "Closure: the laps add up" in text
+    assert (out / "inspect_steps.png").exists()
+    assert not (out / "inspect_ranks.png").exists()
+
+
+def test_pauses_are_marked_and_told(tmp_path: Path) -> None:
+    extra = np.zeros((3000, 2))
+    extra[512::512] = 6e-3
+    run = recorded(tmp_path / "run", rows_of(noise(1, 3000, 2), extra_s={"residual": extra}))
+    text = " ".join(" ".join(result_lines(seen(run))).split())
+    assert re.search(
+        r"About every 512 steps \(1\.6\d s\): (5\.9|6\.0)\d ms outside all laps \(residual\) on all ranks at once", text
+    )
+    assert (
+        "outside all laps (residual) on all ranks at once, 5 times from step 512 on: as often as the recorder" in text
+    )
+    assert re.search(r"2,560: [56]\.\d\d ms, outside all laps", text)
+
+
+# -------------------------------------------------------------------------------------------- runs that are not whole
+
+
+def test_a_killed_rank_is_said_and_the_others_are_compared(tmp_path: Path) -> None:
+    rows = slow_rows(ranks=3)
+    rows[2] = {name: values[:150] for name, values in rows[2].items()}
+    run = recorded(tmp_path / "run", rows, status="failed")
+    found = seen(run)
+    assert found.stragglers.slow == (1,)
+    assert found.doubts == (
+        "the run is failed: its rows end early",
+        "rank 2 has up to 250 steps fewer than the others: only the 100 steps that all have are compared",
+    )
+    assert "Doubt: the run is failed: its rows end early." in result_lines(found)
+
+
+def test_a_torn_file_and_a_missing_rank(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", slow_rows(ranks=3), workers=4, status="stopped")
+    (run / "steps-00002.arrows").write_bytes(b"")
+    found = seen(run)
+    assert found.stragglers.slow == (1,)
+    assert [each.rank for each in found.ranks] == [0, 1]
+    assert found.doubts[1:] == (
+        "rank 2 recorded no step and is left out",
+        "rank 3 has no file of steps and is left out",
+    )
+
+
+def test_a_run_that_ended_in_its_warm_up_is_looked_at_all_the_same(tmp_path: Path) -> None:
+    rows = {rank: {name: values[:40] for name, values in columns.items()} for rank, columns in slow_rows().items()}
+    found = seen(recorded(tmp_path / "run", rows, status="failed"))
+    assert found.stragglers.slow == (1,)
+    assert (found.first_step, found.excluded, found.steps) == (0, 0, 40)
+    assert found.doubts[1] == "no step from step 50 on was recorded, so that the warm-up is looked at too"
+
+
+def test_lost_rows_and_doubts_about_the_steady_state_are_passed_on(tmp_path: Path) -> None:
+    totals = {"rows_lost": [0, 20], "steady": {"step": 120, "found_by": "change-point", "doubt": "it drifts"}}
+    found = seen(recorded(tmp_path / "run", slow_rows(), totals=totals))
+    assert (found.first_step, found.excluded) == (120, 120)
+    assert found.doubts == ("20 rows were lost to a full disk", "it drifts")
+    assert found.to_dict()["rows_lost"] == [0, 20]
+
+
+def test_what_cannot_be_looked_at_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = recorded(tmp_path / "empty", {}, workers=2, status="failed")
+    untimed = slow_rows()
+    for columns in untimed.values():
+        for name in columns:
+            if name.endswith("_s"):
+                columns[name] = np.full(400, np.nan)
+    off = recorded(tmp_path / "off", untimed)
+    for directory, text in (
+        (
+            empty,
+            "holds no step rows (rank 0 has no file of steps; rank 1 has no file of steps); name a run that made steps",
+        ),
+        (off, "its steps were not timed (--timer-mode off); record it again with --timer-mode light"),
+        (tmp_path / "none", None),
+    ):
+        assert cli.main(["inspect", str(directory)]) == 2
+        said = capsys.readouterr().err
+        expected = (
+            f"{directory}: {text}"
+            if text
+            else (f"{directory / 'run.json'}: cannot be read (No such file or directory); name a run directory")
+        )
+        assert said == f"error: {expected}\n"
+
+
+def test_laps_that_do_not_add_up_are_said(tmp_path: Path) -> None:
+    rows = slow_rows()
+    rows[1]["step_s"] = rows[1]["step_s"].copy()
+    rows[1]["step_s"][200] *= 1.05
+    text = " ".join(result_lines(seen(recorded(tmp_path / "run", rows))))
+    assert "the laps miss the step by up to 4.8 % (rank 1): do not quote their shares" in text
+
+
+def test_a_script_without_laps_has_steps_and_pauses(tmp_path: Path) -> None:
+    rows = slow_rows()
+    for columns in rows.values():
+        for lap in ("data", "forward", "backward", "update", "sync", "residual"):
+            columns[f"{lap}_s"] = np.full(400, np.nan)
+    found = seen(recorded(tmp_path / "run", rows))
+    text = " ".join(result_lines(found))
+    assert "Laps: the steps of this run have none" in text
+    assert "Stragglers: the wait for the others is not visible, and no lap lies surely before it." in text
+    with style():
+        assert to_bytes(draw_steps(found, PRINT_WIDTH_IN), "png")
+
+
+def test_other_recordings_are_named(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", slow_rows())
+    (run / "timeline.json").write_text("[]")
+    (run / "profile").mkdir()
+    (run / "profile" / "torch-00000.txt").write_text("table")
+    found = seen(run)
+    text = "\n".join(result_lines(found))
+    assert f"horovod-study timeline {run}" in text.replace("\n", " ")
+    assert "torch-00000.txt" in text
+    assert found.to_dict()["recorded_beside"] == {
+        "timeline": [str(run / "timeline.json")],
+        "profile": [str(run / "profile" / "torch-00000.txt")],
+    }
+    assert found.system.why_not == "the run recorded no system samples"
+
+
+def test_damaged_system_samples_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", slow_rows())
+    (run / "system-node0.arrows").write_bytes(b"nothing")
+    found = seen(run)
+    assert found.system.rows == ()
+    assert "holds no readable system samples" in found.system.why_not
+    assert any("holds no readable system samples" in doubt for doubt in found.doubts)
+
+
+# ----------------------------------------------------------------------------------------------------- the course
+
+
+def test_the_course_of_a_short_run_is_its_steps() -> None:
+    rows = align(rows_of(noise(1, 100, 2)), workers=2)
+    drawn = course(rows)
+    assert drawn.first.tolist() == drawn.last.tolist() == list(range(100))
+    assert np.allclose(drawn.middle_s, rows.step_s.mean(axis=1))
+    assert np.array_equal(drawn.low_s, drawn.high_s)
+
+
+def test_the_laps_of_a_bin_add_up_and_its_range_hides_nothing() -> None:
+    extra = np.zeros((5000, 2))
+    extra[3333] = 0.5
+    rows = align(rows_of(noise(1, 5000, 2), extra_s={"data": extra}), workers=2)
+    drawn = course(rows)
+    assert len(drawn.first) <= BINS
+    assert len(set((drawn.last - drawn.first).tolist()[:-1])) == 1
+    assert np.allclose(sum(drawn.laps_s.values()), drawn.middle_s)
+    assert drawn.high_s.max() == pytest.approx(0.5, abs=0.01)
+    assert drawn.middle_s.max() < 5e-3  # one step does not move the middle of its bin
+    assert (drawn.low_s <= drawn.middle_s).all()
+    assert (drawn.middle_s <= drawn.high_s).all()
+
+
+def test_many_ranks_are_drawn_and_printed_in_part(tmp_path: Path) -> None:
+    found = seen(recorded(tmp_path / "run", slow_rows(150, 40)))
+    lines = result_lines(found)
+    assert "  the 16 of 40 ranks that are later or earlier than the others by most" in lines
+    assert any(line.split()[:2] == ["1", "node1"] for line in lines)
+    with style():
+        assert len(draw_ranks(found, PRINT_WIDTH_IN).axes[0].get_yticks()) == 16
+
+
+def test_nothing_is_read_from_a_run_that_is_not_there() -> None:
+    with pytest.raises(AnalysisError, match="no rank has 1 recorded steps"):
+        align({}, workers=2)
+
+
+def test_the_headline_of_one_host(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", slow_rows(), ranks=[{"host": "vm"}, {"host": "vm"}])
+    assert headline(seen(run)) == (
+        "run: done, 2 workers, Horovod/MPI (flat), on vm, batch 75 each, cpu, started 2026-03-14T09:26:53+00:00"
+    )

@@ -1,0 +1,420 @@
+"""Horovod's timeline: taken apart, told, drawn, and recorded for real."""
+
+import copy
+import json
+import math
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import Launch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_study import cli, records
+from horovod_study.analysis.timeline import PHASES, Timeline, parse_events, take_apart
+from horovod_study.comm.horovod import kept_mpi
+from horovod_study.comm.priority import busiest_thread
+from horovod_study.errors import AnalysisError, BackendError, RecordError
+from horovod_study.report.timeline import caption, lines, sentence
+
+DATA = Path(__file__).parent / "data"
+FLAT = DATA / "timeline-gloo-flat.json"  # train --reduction flat --timeline-steps 5, over Gloo
+HOOKS = DATA / "timeline-mpi-hooks-uncached.json"  # --reduction hooks --cache-capacity 0 --timeline-steps 3, over MPI
+
+
+def read(path: Path) -> Timeline:
+    events, doubts = parse_events(path.read_text(encoding="utf-8"), source=path.name)
+    return take_apart(events, source=path.name, doubts=doubts)
+
+
+def name(pid: int, text: str) -> dict[str, Any]:
+    return {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": text}}
+
+
+def begin(pid: int, what: str, at: float) -> dict[str, Any]:
+    return {"ph": "B", "name": what, "ts": at, "pid": pid}
+
+
+def end(pid: int, at: float) -> dict[str, Any]:
+    return {"ph": "E", "ts": at, "pid": pid}
+
+
+def ready(pid: int, rank: int, at: float) -> dict[str, Any]:
+    return {"ph": "X", "name": str(rank), "ts": at, "pid": pid, "dur": 0}
+
+
+def allreduce(pid: int, at: float, *, rank_last: int = 1, activity: str = "MPI_ALLREDUCE") -> list[dict[str, Any]]:
+    """One collective of 1 ms: 100 us negotiation, 50 queue, 20 rest, 200 copy, 500 operation, 100 copy, 30 rest."""
+    return [
+        begin(pid, "NEGOTIATE_ALLREDUCE", at),
+        ready(pid, 1 - rank_last, at + 1),
+        ready(pid, rank_last, at + 99),
+        end(pid, at + 100),
+        begin(pid, "ALLREDUCE", at + 150),
+        begin(pid, "MEMCPY_IN_FUSION_BUFFER", at + 170),
+        end(pid, at + 370),
+        begin(pid, activity, at + 370),
+        end(pid, at + 870),
+        begin(pid, "MEMCPY_OUT_FUSION_BUFFER", at + 870),
+        end(pid, at + 970),
+        end(pid, at + 1000),
+    ]
+
+
+KNOWN = {
+    "negotiation": 1e-4,
+    "queue": 5e-5,
+    "copy": 3e-4,
+    "operation": 5e-4,
+    "other": 0.0,
+    "rest": 5e-5,
+}
+
+
+# ------------------------------------------------------------------------------------------------------ taken apart
+
+
+def test_one_tensor_of_known_times() -> None:
+    events = [name(1, "grad"), *allreduce(1, 0), *allreduce(1, 2000)]
+    found = take_apart(events, source="made")
+    assert (found.steps, found.collectives, found.operations) == (2, 2, {"MPI_ALLREDUCE": 2})
+    assert found.together == pytest.approx(KNOWN)
+    assert found.busy_s == pytest.approx(1e-3)
+    assert found.last == {1: 2}
+    assert found.doubts == ()
+    row = found.table[found.table["activity"] == "MPI_ALLREDUCE"].iloc[0].to_dict()
+    assert row == {
+        "tensor": "grad",
+        "collective": "ALLREDUCE",
+        "phase": "operation",
+        "activity": "MPI_ALLREDUCE",
+        "count": 2,
+        "mean_s": pytest.approx(5e-4),
+        "median_s": pytest.approx(5e-4),
+        "p90_s": pytest.approx(5e-4),
+        "total_s": pytest.approx(1e-3),
+        "per_step_s": pytest.approx(5e-4),
+        "share": pytest.approx(0.5),
+    }
+    assert list(found.table["phase"].unique()) == ["negotiation", "queue", "copy", "operation", "rest"]
+
+
+def test_tensors_that_go_together_are_not_counted_twice() -> None:
+    names = [name(pid, f"t{pid}") for pid in (1, 2, 3)]
+    one_by_one = [allreduce(pid, 0) for pid in (1, 2, 3)]
+    merged = sorted((event for events in one_by_one for event in events), key=lambda event: event["ts"])
+    found = take_apart([*names, *merged], source="made")
+    assert found.together == pytest.approx(KNOWN)
+    assert (found.steps, found.collectives, found.operations) == (1, 3, {"MPI_ALLREDUCE": 1})
+    assert list(found.tensors["tensor"]) == ["t1", "t2", "t3"]
+    assert found.tensors["operation_s"].tolist() == pytest.approx([5e-4] * 3)
+
+
+def test_a_moment_counts_for_the_phase_furthest_on() -> None:
+    events = [name(1, "a"), name(2, "b"), *allreduce(1, 0)]
+    events += [begin(2, "NEGOTIATE_ALLREDUCE", 500), end(2, 1200), begin(2, "ALLREDUCE", 1200), end(2, 1300)]
+    found = take_apart(sorted(events, key=lambda event: event.get("ts", -1)), source="made")
+    # b negotiates for 700 us, 200 of them alone; then 100 us that belong to no activity.
+    assert found.together == pytest.approx({**KNOWN, "negotiation": 3e-4, "rest": 1.5e-4})
+
+
+def test_an_activity_of_an_unknown_name_keeps_it() -> None:
+    found = take_apart([name(1, "g"), *allreduce(1, 0, activity="WARP_DRIVE")], source="made")
+    row = found.table[found.table["activity"] == "WARP_DRIVE"].iloc[0]
+    assert (row["phase"], row["mean_s"]) == ("other", pytest.approx(5e-4))
+    assert found.together["other"] == pytest.approx(5e-4)
+    assert "50\u202f% other activities (WARP_DRIVE)" in sentence(found)
+
+
+@pytest.mark.parametrize(
+    ("activity", "phase"),
+    [
+        ("NCCL_ALLREDUCE", "operation"),
+        ("GLOO_BCAST", "operation"),
+        ("MPI_ADASUM_ALLREDUCE", "operation"),
+        ("NCCL_REDUCESCATTER", "operation"),
+        ("MPI_CROSS_ALLGATHER", "operation"),
+        ("QUEUE", "queue"),
+        ("WAIT_FOR_OTHER_TENSOR_DATA", "queue"),
+        ("MEMCPY_IN_HOST_BUFFER", "copy"),
+        ("COPY_ALLGATHER_OUTPUT", "copy"),
+        ("INIT_NCCL", "other"),
+        ("ALLOCATE_OUTPUT", "other"),
+    ],
+)
+def test_activities_of_horovod_are_known(activity: str, phase: str) -> None:
+    found = take_apart([name(1, "g"), *allreduce(1, 0, activity=activity)], source="made")
+    assert list(found.table.loc[found.table["activity"] == activity, "phase"]) == [phase]
+
+
+def test_which_rank_came_last() -> None:
+    events = [name(1, "g"), *allreduce(1, 0), *allreduce(1, 2000, rank_last=0), *allreduce(1, 4000)]
+    found = take_apart(events, source="made")
+    assert found.last == {0: 1, 1: 2}
+    assert "Rank 1 announced its tensor last in 2 of 3 negotiations." in sentence(found)
+
+
+def test_a_barrier_is_listed_but_is_no_collective_that_moves_anything() -> None:
+    barrier = [begin(9, "NEGOTIATE_BARRIER", 0), ready(9, 0, 1), ready(9, 1, 80), end(9, 80), end(9, 90)]
+    found = take_apart([name(9, "barrier.noname"), *barrier, name(1, "g"), *allreduce(1, 200)], source="made")
+    assert found.together == pytest.approx(KNOWN)
+    assert found.last == {1: 1}
+    assert list(found.tensors["tensor"]) == ["g"]
+    assert list(found.table["collective"].unique()) == ["ALLREDUCE", "BARRIER"]
+
+
+def test_what_is_cut_off_is_left_out_and_told() -> None:
+    whole = [name(1, "g"), end(1, 5), *allreduce(1, 100)]
+    found = take_apart([*whole, begin(1, "NEGOTIATE_ALLREDUCE", 3000), {"ph": "C", "ts": 1}], source="made")
+    assert found.collectives == 1
+    assert found.doubts == (
+        "left out: 1 collective or negotiation that the end of the file cuts",
+        "left out: 1 end of what began before the file",
+        "left out: 1 event of a kind that Horovod 0.28 does not write",
+    )
+
+
+def test_a_collective_without_its_negotiation_is_told() -> None:
+    found = take_apart([name(1, "g"), *allreduce(1, 0)[4:]], source="made")
+    assert found.together["negotiation"] == 0
+    assert found.doubts == ("without a negotiation in the file, which counts as 0: 1 of 1 collective",)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(0, 20_000), st.sampled_from(["MPI_ALLREDUCE", "QUEUE", "X"])),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_phases_tile_each_collective_and_the_whole(starts: list[tuple[int, int, str]]) -> None:
+    at: dict[int, int] = {}
+    events: list[dict[str, Any]] = []
+    for pid, gap, activity in starts:
+        begins = at.get(pid, 0) + gap
+        events += allreduce(pid, begins, activity=activity)
+        at[pid] = begins + 1000
+    events.sort(key=lambda event: event["ts"])  # stable: those of one tensor stay in order
+    before = copy.deepcopy(events)
+    found = take_apart(events, source="made")
+    assert events == before
+    assert found.collectives == len(starts)
+    assert found.table["total_s"].sum() == pytest.approx(1e-3 * len(starts))
+    assert found.table.groupby("tensor")["share"].sum().tolist() == pytest.approx([1.0] * len(at))
+    columns = [f"{phase}_s" for phase in PHASES]
+    assert (found.tensors[columns].sum(axis=1) * found.tensors["collectives"]).sum() == pytest.approx(
+        1e-3 * len(starts)
+    )
+    spans = sorted((event["ts"], event["ts"] + 1000) for event in events if event.get("name") == "NEGOTIATE_ALLREDUCE")
+    union, reached = 0.0, -math.inf
+    for first, last in spans:
+        union += max(0, last - max(first, reached))
+        reached = max(reached, last)
+    assert found.busy_s * found.steps == pytest.approx(union / 1e6)
+
+
+# --------------------------------------------------------------------------------------------------- files of Horovod
+
+
+def test_one_buffer_over_gloo() -> None:
+    found = read(FLAT)
+    assert (found.steps, found.collectives, found.operations) == (5, 5, {"GLOO_ALLREDUCE": 5})
+    assert list(found.tensors["tensor"]) == ["allreduce.gradients"]
+    assert found.last is None
+    assert "then notes neither which rank came last" in sentence(found)
+    assert found.cycles["count"] == 5
+    assert found.doubts == ()
+
+
+def test_hooks_over_mpi_without_remembered_negotiations() -> None:
+    found = read(HOOKS)
+    assert (found.steps, found.collectives) == (3, 24)
+    assert len(found.tensors) == 8
+    assert found.operations == {"MPI_ALLREDUCE": 7}
+    assert found.last is not None
+    assert sum(found.last.values()) == 24
+    assert "24 collectives went in 7 operations: Horovod joined tensors." in sentence(found)
+    shares = found.to_dict()["together"]
+    assert sum(each["share"] for each in shares.values()) == pytest.approx(1)
+    assert found.table[found.table["tensor"] == "allreduce.fc1.weight"]["share"].sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("cut", [200, 900, 2000, 2790])
+def test_a_truncated_file_is_read_to_where_it_breaks(cut: int) -> None:
+    text = FLAT.read_text(encoding="utf-8")[:cut]
+    events, doubts = parse_events(text, source="cut.json")
+    assert doubts[0].startswith("the file breaks off or is damaged at character ")
+    assert f"the {len(events)} events before it are used" in doubts[0]
+    everything, none = parse_events(FLAT.read_text(encoding="utf-8"), source="whole.json")
+    assert (events, none) == (everything[: len(events)], [])
+
+
+def test_the_missing_bracket_alone_loses_nothing() -> None:
+    text = FLAT.read_text(encoding="utf-8").rstrip().removesuffix("]")
+    events, _ = parse_events(text, source="open.json")
+    assert events == parse_events(FLAT.read_text(encoding="utf-8"), source="whole.json")[0]
+
+
+def test_chromes_other_form_is_read() -> None:
+    events = json.loads(FLAT.read_text(encoding="utf-8"))
+    assert parse_events(json.dumps({"traceEvents": events}), source="chrome.json") == (events, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x.json: is empty: Horovod recorded no event; record it again with train --timeline-steps 50, "),
+        ("  \n", "x.json: is empty"),
+        ("no timeline at all", "x.json: is not JSON (from character 1 on); record it again"),
+        ('{"a": 1}', "x.json: is JSON, but no list of events, as a timeline is; record it again"),
+        ("[1, 2]", "x.json: is JSON, but no list of events"),
+        ("7", "x.json: is JSON, but no list of events"),
+    ],
+)
+def test_what_is_no_timeline(text: str, message: str) -> None:
+    with pytest.raises(AnalysisError) as error:
+        parse_events(text, source="x.json")
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_without_collectives_is_refused() -> None:
+    with pytest.raises(AnalysisError, match=r"^x.json: holds 1 event, but no whole collective; record more steps"):
+        take_apart([name(1, "g")], source="x.json")
+
+
+# ------------------------------------------------------------------------------------------------------------ told
+
+
+def test_the_text() -> None:
+    found = take_apart([name(1, "grad"), *allreduce(1, 0), *allreduce(1, 2000)], source="made")
+    text = lines(found, source="made.json")
+    assert text[:2] == ["made.json", "2 steps, 2 collectives of 1 tensor, 0 cycles"]
+    assert "operation            0.500   50.0\u202f%" in text
+    assert "together             1.000" in text
+    assert text[-1] == (
+        "In each step a tensor is under way for 1 ms: 50\u202f% the transfer itself (MPI_ALLREDUCE), 30\u202f% copying "
+        "into and out of the fusion buffer, 10\u202f% negotiation (waiting until every rank has announced the tensor), "
+        "5\u202f% waiting for the operation to begin and 5\u202f% the runtime's own work. Each of the 2 collectives "
+        "was an operation of its own. Rank 1 announced its tensor last in 2 of 2 negotiations."
+    )
+    assert caption(found).endswith("Mean of 2 steps; the steps are not timed ones.")
+
+
+def test_many_tensors_are_cut_in_the_text_and_whole_in_the_table() -> None:
+    pids = range(1, 41)
+    events = [name(pid, f"tensor.{pid}" + "x" * 60) for pid in pids] + [e for pid in pids for e in allreduce(pid, pid)]
+    found = take_apart(events, source="made")
+    text = lines(found, source="made.json")
+    assert "and 25 other tensors, see timeline.csv" in text
+    assert max(len(line) for line in text[:-1]) < 160
+    assert found.table["tensor"].nunique() == 40
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["timeline", str(HOOKS), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "3 steps, 24 collectives of 8 tensors" in printed.out
+    assert printed.out.rstrip().endswith(f"figure: {tmp_path / 'out' / 'timeline.png'}")
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {f"timeline.{ending}" for ending in ("csv", "json", "txt", "pdf", "svg", "png")}
+    table = pd.read_csv(tmp_path / "out" / "timeline.csv")
+    assert table["tensor"].nunique() == 9  # the barrier is one
+
+    assert cli.main(["timeline", str(HOOKS), "--out", str(tmp_path / "out"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["source"], document["steps"]) == (str(HOOKS), 3)
+    assert document["last_rank"].keys() == {"0", "1"}
+
+
+def test_the_verb_says_what_is_doubtful(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn = tmp_path / "torn.json"
+    torn.write_text(FLAT.read_text(encoding="utf-8")[:2000], encoding="utf-8")
+    assert cli.main(["timeline", str(torn)]) == 0
+    assert capsys.readouterr().err.startswith("doubt: the file breaks off or is damaged at character ")
+    assert (tmp_path / "timeline" / "timeline.png").exists()
+
+
+def test_the_verb_on_what_has_no_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["timeline", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path / 'timeline.json'}: this run has no timeline; record one with train --timeline-steps 50, "
+        "over Horovod\n"
+    )
+    assert cli.main(["timeline", str(tmp_path / "nowhere.json")]) == 2
+    assert "nowhere.json: no such file; record one" in capsys.readouterr().err
+
+
+def test_a_timeline_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "TIMELINE_READ_BYTES", 1000)
+    with pytest.raises(RecordError, match=r"has 0 MB, and at most 0 MB are read; record fewer steps"):
+        records.read_timeline(FLAT)
+
+
+# ---------------------------------------------------------------------------------------------------------- for real
+
+RUN = ("--dataset", "400", "--batch", "20", "--steps", "8", "--warmup-steps", "4", "--json")
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_horovod_writes_it_after_the_timed_window_and_training_knows_nothing_of_it(
+    launch: Launch, tmp_path: Path
+) -> None:
+    options = ("--reduction", "hooks", *RUN)
+    plain = launch("mpirun", 2, *options, "--out", str(tmp_path / "plain"))
+    done = launch("mpirun", 2, *options, "--timeline-steps", "6", "--out", str(tmp_path / "run"))
+    assert (plain.returncode, done.returncode) == (0, 0), plain.stderr + done.stderr
+    assert "timeline: 6 scratch steps after the timed window" in done.stderr
+    assert "these steps are not the timed ones" in done.stderr
+    found = read(tmp_path / "run" / "timeline.json")
+    assert (found.steps, len(found.tensors), list(found.operations)) == (6, 8, ["MPI_ALLREDUCE"])
+    assert found.doubts == ()
+    for rank in (0, 1):
+        steps = [records.read_steps(tmp_path / run, rank).select(["step", "loss"]) for run in ("plain", "run")]
+        assert steps[0].equals(steps[1])
+    hashes = {records.read_run(tmp_path / run).totals["parameter_sha256"] for run in ("plain", "run")}
+    assert len(hashes) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_over_gloo_horovod_starts_again_too(launch: Launch, tmp_path: Path) -> None:
+    done = launch("horovodrun --gloo", 2, *RUN, "--timeline-steps", "6", "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    found = read(tmp_path / "run" / "timeline.json")
+    assert (found.steps, found.operations) == (6, {"GLOO_ALLREDUCE": 6})
+
+
+def test_a_timeline_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_TIMELINE", os.devnull)
+    with pytest.raises(BackendError, match=r"^HOROVOD_TIMELINE is set, so Horovod would write a timeline in the timed"):
+        kept_mpi("gloo")
+
+
+def test_over_gloo_mpi_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOROVOD_TIMELINE", raising=False)
+    assert kept_mpi("gloo") is None
+
+
+def test_the_thread_that_computes_is_told_from_those_that_sleep() -> None:
+    stop = threading.Event()
+
+    def compute() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    threads = [threading.Thread(target=stop.wait), threading.Thread(target=compute)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert busiest_thread() == threads[1].native_id
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

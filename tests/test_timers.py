@@ -1,0 +1,320 @@
+"""`bench timers`: the statistics on simulated blocks, the blocks themselves, and the verb."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from horovod_study import cli
+from horovod_study.analysis.timers import interval, quantile, summary, timer_cost, trimmed
+from horovod_study.cluster.timers import measure_timers
+from horovod_study.comm import detect, open_backend
+from horovod_study.config import RunConfig
+from horovod_study.errors import ConfigError
+from horovod_study.measure import timers
+from horovod_study.measure.clock import LapClock
+from horovod_study.measure.timers import BESIDE, Plan, measure
+from horovod_study.report.style import style
+from horovod_study.report.timers import caption, draw, text
+from horovod_study.workload import dataset as data
+
+STEP_S = 2.5e-3
+
+
+# ------------------------------------------------------------------------------------------------------ statistics
+
+
+def case(
+    *,
+    rounds: int = 200,
+    light_percent: float = 0.1,
+    scatter: float = 0.02,
+    control_percent: float = 0.0,
+    drain_s: float = 0.0,
+    seed: int = 1,
+    load: float = 0.0,
+) -> dict[str, Any]:
+    """Return what `measure` gives for blocks of 5 steps on a machine that drifts by 30 % and is disturbed at times."""
+    rng = np.random.default_rng(seed)
+    drift = 1 + 0.3 * np.sin(np.arange(rounds) / 20)
+
+    def blocks(percent: float) -> list[float]:
+        noise = np.exp(scatter * rng.normal(size=rounds)) * np.where(rng.random(rounds) < 0.05, 1.5, 1.0)
+        return (5 * STEP_S * drift * noise * (1 + percent / 100)).tolist()
+
+    ways = {"off": 0.0, "light": light_percent, "strict": 1.0, "control": control_percent}
+    return {
+        "runtime": "serial",
+        "workers": 1,
+        "batch": 75,
+        "device": "cpu",
+        "ways": list(ways),
+        "steps": dict.fromkeys(ways, 5),
+        "every": dict.fromkeys(ways, 1),
+        "block_s": {name: blocks(percent) for name, percent in ways.items()},
+        "around_s": {},
+        "drains": {name: [[512, drain_s if name != "light" else 3 * drain_s]] * 4 for name in ways},
+        "calls_s": {"off": 1e-7, "light": 2e-6, "strict": 2.5e-6},
+        "seconds": 60.0,
+        "load_before": load,
+        "measured": "2026-01-01T00:00:00+00:00",
+        "environment": {"cpu_model": "a processor", "cores": 2, "torch": "2"},
+    }
+
+
+def test_the_mean_without_the_fifths_and_its_error_are_those_of_tukey_and_mclaughlin() -> None:
+    """Worked by hand: of 1..9 and 100 the two smallest and largest go; winsorised they are 3 3 3 4 5 6 7 8 8 8."""
+    mean, error = trimmed(np.array([100.0, 1, 2, 3, 4, 5, 6, 7, 8, 9]))
+    deviations = np.array([3, 3, 3, 4, 5, 6, 7, 8, 8, 8]) - 5.5
+
+    assert mean == 5.5
+    assert error == pytest.approx(np.sqrt((deviations**2).sum() / 9) / (0.6 * np.sqrt(10)))
+    assert quantile(10) == pytest.approx(2.5706, abs=1e-4), "Student's t with 10 - 4 - 1 degrees of freedom"
+    assert trimmed(np.array([3.0])) == (3.0, 0.0)
+
+
+@pytest.mark.parametrize("rounds", [12, 60])
+def test_the_interval_holds_the_truth_as_often_as_it_says(rounds: int) -> None:
+    hits = 0
+    for seed in range(300):
+        light = timer_cost(case(rounds=rounds, light_percent=0.7, seed=seed)).way("light")
+        assert light.low is not None and light.high is not None
+        hits += light.low <= 0.7 <= light.high
+
+    assert 0.91 <= hits / 300 <= 0.985
+
+
+def test_what_costs_half_a_per_cent_is_resolved_under_drift_and_disturbances() -> None:
+    """1000 rounds of 4 blocks of 5 steps of 2.5 ms are 50 s."""
+    cheap = timer_cost(case(rounds=1000, light_percent=0.05))
+    dear = timer_cost(case(rounds=1000, light_percent=1.0))
+
+    assert cheap.resolution is not None and cheap.resolution < 0.25
+    assert "below 0.5 %: yes" in cheap.verdict
+    assert "below 0.5 %: no;" in dear.verdict
+    assert (cheap.exceeds(0.5), dear.exceeds(0.5), dear.exceeds(1.0)) == (False, True, False)
+
+
+def test_a_verdict_that_cannot_be_given_says_how_long_it_would_take() -> None:
+    cost = timer_cost(case(rounds=30, light_percent=0.45))
+
+    assert "below 0.5 %: not resolved (with this noise it takes about " in cost.verdict
+    assert "the calls alone take 2.0 us, 0.0" in cost.verdict
+    assert not cost.exceeds(0.5)
+
+
+def test_writing_is_added_to_every_mode() -> None:
+    """Mode off writes 512 rows in 1.28 ms, 2.5 us a step; light takes three times as long: 5 us, 0.2 %, more."""
+    plain, writing = (timer_cost(case(rounds=1000, drain_s=seconds)) for seconds in (0.0, 1.28e-3))
+    base_s = np.exp(trimmed(np.log(np.array(case(rounds=1000)["block_s"]["off"]) / 5))[0])
+
+    assert writing.way("light").writing_percent == pytest.approx(100 * 5e-6 / base_s)
+    assert writing.way("light").percent - plain.way("light").percent == pytest.approx(100 * 5e-6 / base_s)
+    assert writing.way("strict").percent == plain.way("strict").percent
+    assert writing.off_step_s - plain.off_step_s == pytest.approx(2.5e-6)
+
+
+def test_a_control_that_is_not_zero_and_a_busy_machine_are_doubts() -> None:
+    doubts = timer_cost(case(rounds=300, control_percent=3.0, load=1.5)).doubts
+
+    assert doubts[0].startswith("the control, mode off against itself, differs by ")
+    assert "other programs were running: load 1.5 before the start" in doubts
+    assert timer_cost(case(rounds=10)).doubts[0].startswith("only 10 rounds")
+    assert timer_cost(case(rounds=1000)).doubts == ()
+
+
+def test_fewer_than_five_rounds_have_no_interval() -> None:
+    light = timer_cost(case(rounds=3)).way("light")
+
+    assert (light.low, light.high, light.verdict(0.5)) == (None, None, "not resolved")
+    assert interval(light) == f"{light.percent:.2f} %"
+
+
+def test_a_way_that_is_only_in_some_rounds_is_compared_with_off_in_those() -> None:
+    found = case(rounds=20, scatter=0.0, seed=3)
+    found["ways"].append("cProfile")
+    found["steps"]["cProfile"], found["every"]["cProfile"] = 20, 5
+    found["block_s"]["cProfile"] = [4 * 1.06 * seconds for seconds in found["block_s"]["off"][::5]]
+    found["around_s"]["cProfile"] = [0.5 * seconds for seconds in found["block_s"]["off"][::5]]
+    way = timer_cost(found).way("cProfile")
+
+    assert way.percent == pytest.approx(6.0)
+    assert way.edges_percent == pytest.approx(6.0 + 12.5), "half a block of 5 steps more in 20 steps"
+    assert way.edges_steps == 20
+
+
+# ---------------------------------------------------------------------------------------------------------- report
+
+
+def test_the_table_and_the_figure_tell_the_same() -> None:
+    cases = [case(rounds=60), {**case(rounds=60, seed=2), "batch": 1024}]
+    costs = [timer_cost(each) for each in cases]
+    table = text(costs, cases)
+
+    assert "batch 75, 1 worker (serial), cpu: 60 rounds of 5 steps each, 60 s" in table
+    assert table.count("off again (control)") == 2
+    assert table.endswith("\n".join(summary(costs)))
+    assert costs[1].verdict in caption(costs)
+    with style():
+        assert len(draw(costs, 5.9).axes) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- blocks
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("timers") / "data"
+    data.generate(path, 400, seed=3)
+    return path
+
+
+def measured(dataset: Path, folder: Path, **values: Any) -> dict[str, Any]:
+    plan = Plan(**{"dataset": str(dataset), "seconds": 1.0, "rounds": 5, "steps_per_block": 2, **values})
+    config = RunConfig(backend="serial", batch=10, device="cpu")
+    threads = torch.get_num_threads()
+    try:
+        return measure(plan, config, open_backend(config, detect({})), folder)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_all_ways_take_turns_on_one_model(dataset: Path, tmp_path: Path) -> None:
+    found = measured(dataset, tmp_path, beside=True, rounds=6)
+
+    assert found["ways"] == ["off", "light", "strict", "control", *BESIDE]
+    assert {name: len(blocks) for name, blocks in found["block_s"].items()} == {
+        **dict.fromkeys(("off", "light", "strict", "control"), 6),
+        **dict.fromkeys(BESIDE, 2),
+    }
+    assert set(found["around_s"]) == set(BESIDE) - {"nothing"}
+    assert "nothing" not in found["drains"], "it keeps nothing"
+    assert all(seconds > 0 for blocks in found["block_s"].values() for seconds in blocks)
+    assert 0 < found["calls_s"]["off"] < 1e-3 and 0 < found["calls_s"]["light"] < 1e-3
+    cost = timer_cost({"runtime": "serial", **found})
+    assert [each.way for each in cost.ways] == ["light", "strict", *BESIDE]
+    json.dumps(cost.to_dict(), allow_nan=False)
+
+
+def test_the_order_is_shuffled_anew_in_every_round(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[int] = []
+    block = timers._Steps.block
+    monkeypatch.setattr(timers._Steps, "block", lambda self, way: (order.append(id(way)), block(self, way))[1])
+    measured(dataset, tmp_path, rounds=20)
+    rounds = np.array(order[-80:]).reshape(20, 4)
+
+    assert all(len(set(row)) == 4 for row in rounds.tolist())
+    assert len({tuple(row) for row in rounds.tolist()}) > 8
+
+
+def test_what_a_mode_costs_is_found(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only moves when a step is made, 2.5 ms, or mode light stamps its begin, which takes 0.1 ms."""
+    moment = 0.0
+
+    def spend(seconds: float) -> None:
+        nonlocal moment
+        moment += seconds
+
+    class Slow(LapClock):
+        def begin(self) -> None:
+            spend(1e-4)
+            super().begin()
+
+    step, opened = timers.train_step, timers.open_clock
+    monkeypatch.setattr(timers, "now", lambda: moment)
+    monkeypatch.setattr(timers, "train_step", lambda *values: (spend(STEP_S), step(*values))[1])
+    monkeypatch.setattr(
+        timers, "open_clock", lambda config, device: Slow() if config.timer_mode == "light" else opened(config, device)
+    )
+    cost = timer_cost({"runtime": "serial", **measured(dataset, tmp_path, rounds=6)})
+
+    assert cost.off_step_s == pytest.approx(STEP_S)
+    assert (cost.control.percent, cost.way("strict").percent) == pytest.approx((0.0, 0.0), abs=1e-9)
+    assert cost.way("light").percent == pytest.approx(4.0), "0.1 of 2.5 ms"
+    assert cost.way("light").calls_us == pytest.approx(100.0)
+    assert cost.exceeds(3.9) and not cost.exceeds(4.1)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rounds": 2}, "bench timers: --rounds is 2; it must be at least 3"),
+        ({"rounds": 50_000}, "bench timers: --rounds is 50000; at most 20,000 rounds are kept"),
+        ({"steps_per_block": 0}, "bench timers: --steps-per-block is 0; it must be at least 1"),
+        ({"seconds": 0.0}, "bench timers: --seconds is 0; it must be greater than 0"),
+    ],
+)
+def test_a_plan_that_measures_nothing_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Plan(**{"dataset": "x", "seconds": 1.0, **values})
+
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("workers", "over", "message"),
+    [
+        ([1000], "horovod/mpi", "bench timers: --workers 1000 on "),
+        ([1], "serial", "bench timers: --over 'serial' is not known"),
+        ([1], "ddp/glo", "bench timers: --over 'ddp/glo' is not known (did you mean 'ddp/gloo'?); allowed: "),
+    ],
+)
+def test_what_cannot_be_measured_here_is_refused(
+    tmp_path: Path, workers: Sequence[int], over: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        measure_timers(
+            dataset=tmp_path, batches=[75], workers=workers, over=over, widths="15-38-197", device="cpu", threads=1,
+            seconds=1.0, rounds=3, steps_per_block=2, beside=False, seed=1, out=tmp_path, tell=print,
+        )  # fmt: skip
+
+    assert str(caught.value).startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launch_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="started 2 ranks of it, but it starts its own; start it alone, with --work"):
+        measure_timers(
+            dataset=tmp_path, batches=[75], workers=[1], over="ddp/gloo", widths="15-38-197", device="cpu", threads=1,
+            seconds=1.0, rounds=3, steps_per_block=2, beside=False, seed=1, out=tmp_path, tell=print,
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ verb
+
+
+@pytest.mark.horovod
+def test_the_verb_measures_one_worker_and_two(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    line = ["bench", "timers", "--dataset", str(dataset), "--workers", "1", "2", "--batch", "10", "--out", str(out)]
+    code = cli.main([*line, "--rounds", "5", "--steps-per-block", "2", "--json", "--fail-above", "100000"])
+    printed = json.loads(capsys.readouterr().out)
+
+    assert code == 0
+    assert [(each["runtime"], each["workers"]) for each in printed["cases"]] == [("serial", 1), ("horovod/mpi", 2)]
+    assert [len(each["hosts"]) for each in printed["measured"]] == [1, 2]
+    names = ["timers.caption.txt", "timers.json", "timers.pdf", "timers.png", "timers.svg", "timers.txt"]
+    assert sorted(path.name for path in out.iterdir()) == ["jobs", *names]
+    assert list(out.glob("jobs/*/rows")) == []
+
+
+def test_the_verb_fails_above_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("horovod_study.cluster.timers.measure_timers", lambda **_: [case(light_percent=3.0)])
+    line = ["bench", "timers", "--dataset", "400", "--out", str(tmp_path)]
+
+    assert cli.main([*line, "--fail-above", "2"]) == 1
+    assert "below 2 %: no;" in capsys.readouterr().out
+    assert cli.main([*line, "--fail-above", "4"]) == 0
+    assert cli.main(line) == 0
