@@ -11,6 +11,7 @@
       profile/               what a profiler wrote, per rank, with --profile (measure/profiling.py)
       timeline.json          Horovod's own timeline of some steps, with --timeline-steps (measure/timeline.py)
       checkpoints/           the newest two states of the run, see workload/checkpoint.py
+      .reserve               while it runs: room for its end on a disk that is full by then
 
 History of the schema number in run.json:
     1   first form
