@@ -97,7 +97,9 @@ SET_BY_TUNE = (
 )
 """Options of a run that have no place where its way of talking is tuned."""
 
-SET_BY_RANGE_TEST = (*("schedule", "lr", "lr_end", "lr_warmup_steps", "target_mse", "seconds", "backend", "transport", *_BESIDE),)
+SET_BY_RANGE_TEST = (
+    *("schedule", "lr", "lr_end", "lr_warmup_steps", "target_mse", "seconds", "backend", "transport", *_BESIDE),
+)
 """Options of a run that have no place in a learning-rate range test."""
 
 SET_BY_COMPARE = (

@@ -633,47 +633,18 @@ def _train(
     progress.close()
     if sampler is not None:  # what follows is beside the training
         sampler.stop()
-    scratch = Scratch(
-        backend=backend,
-        model=model,
-        bare_model=bare_model,
-        optimizer=optimizer,
-        arithmetic=arithmetic,
-        loader=loader,
-        device=device,
-        train_step=train_step,
-    )
-    if config.measure_sync and workers > 1 and not stopped:
-        repeats = min(synchronisation.REPEATS, step)
-        found = synchronisation.measure(scratch, repeats=repeats)
-        with agreed(backend):
-            if leads:
-                records.write_synchronisation(directory, found)
-    if config.measure_ablation and not stopped:
-        if workers > 1:
-            found = ablation.measure(scratch, seed=config.seed, made=step)
-            with agreed(backend):
-                if leads:
-                    records.write_ablation(directory, found)
-                    say(ablation.summary(found))
-        else:
-            say("note: measure_ablation is left out: one worker has nobody to communicate with")
-    if config.profile and not stopped:
-        told = profiling.profile(
-            scratch,
-            kind=config.profile,
-            steps=config.profile_steps,
-            directory=directory,
-            timed_step_s=recorder.recent_step_s,
+    if not stopped:
+        scratch = Scratch(
+            backend=backend,
+            model=model,
+            bare_model=bare_model,
+            optimizer=optimizer,
+            arithmetic=arithmetic,
+            loader=loader,
+            device=device,
+            train_step=train_step,
         )
-        if leads:
-            say("\n".join(told))
-    if config.timeline_steps and not stopped:  # the last of all: Horovod is not what it was afterwards
-        told = timeline.record(
-            scratch, steps=config.timeline_steps, directory=directory, timed_step_s=recorder.recent_step_s
-        )
-        if leads:
-            say("\n".join(told))
+        _measure_beside(config, scratch, directory, made=step, timed_step_s=recorder.recent_step_s)
     loader.close()
     if stopped:
         name = signal_name(int(backend.maximum(stop.number)))
@@ -721,6 +692,37 @@ def _train(
         ),
         "parameter_sha256": hashes[0],
     }
+
+
+def _measure_beside(config: RunConfig, scratch: Scratch, directory: Path, *, made: int, timed_step_s: float) -> None:
+    """Make the measurements that were asked for, in steps beside the training; `made` is the number of its own.
+
+    Collective. Rank 0 writes and tells what is found.
+    """
+    backend = scratch.backend
+    leads = backend.rank == 0
+    if config.measure_sync and backend.workers > 1:
+        found = synchronisation.measure(scratch, repeats=min(synchronisation.REPEATS, made))
+        with agreed(backend):
+            if leads:
+                records.write_synchronisation(directory, found)
+    if config.measure_ablation and backend.workers == 1:
+        say("note: measure_ablation is left out: one worker has nobody to communicate with")
+    elif config.measure_ablation:
+        found = ablation.measure(scratch, seed=config.seed, made=made)
+        with agreed(backend):
+            if leads:
+                records.write_ablation(directory, found)
+                say(ablation.summary(found))
+    told: list[str] = []
+    if config.profile:
+        told += profiling.profile(
+            scratch, kind=config.profile, steps=config.profile_steps, directory=directory, timed_step_s=timed_step_s
+        )
+    if config.timeline_steps:  # the last of all: Horovod is not what it was afterwards
+        told += timeline.record(scratch, steps=config.timeline_steps, directory=directory, timed_step_s=timed_step_s)
+    if leads and told:
+        say("\n".join(told))
 
 
 def _name_broken(backend: Backend, recorder: Recorder, dataset: data.Dataset, batches: data.Batches) -> None:

@@ -223,6 +223,7 @@ def _system(run: RecordedRun, beside: RecordedBeside) -> tuple[SystemUse, list[s
             {str(k): v for k, v in row.items()} for row in system.summary({host: samples}, table).to_dict("records")
         ]
         told += system.doubts({host: samples}, table)
+    told += system.doubts({}, pd.DataFrame(), run.record.totals)
     return SystemUse(rows=tuple(rows)), [text.rstrip(".") for text in told]
 
 
