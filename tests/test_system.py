@@ -688,6 +688,10 @@ def test_another_load_on_the_host_is_doubted() -> None:
     assert doubts(every_second(5, host=180.0)) == []  # too few samples
 
 
+def test_memory_that_is_taken_once_and_kept_is_not_doubted() -> None:
+    assert doubts(every_second(20, own_mb=lambda at: 200.0 if at < 9 else 260.0)) == []
+
+
 def test_growing_memory_is_doubted() -> None:
     assert doubts(every_second(20, own_mb=lambda at: 200.0 + 5.0 * at)) == [
         "n1: the own memory of rank 0 grew from 210 to 285 MB during the timed steps; a longer run may not fit."

@@ -61,6 +61,8 @@ BREAK_S = 0.05
 GAP_INTERVALS = 2.0
 OTHERS_PERCENT = 25.0
 GROWTH, GROWTH_MB = 0.05, 20.0
+GOES_ON = 0.1
+"""Memory grows on if it does so by this part of the whole from each quarter of the run to the next."""
 COST_PERCENT = 1.0
 _ENOUGH = 8
 """With fewer samples in the timed steps, means are too uncertain for a doubt."""
@@ -226,9 +228,11 @@ def doubts(
                 )
         for part, frame in ranks.items():
             if len(frame) >= _ENOUGH:
-                quarter = len(frame) // 4
-                before, after = frame["own_mb"][:quarter].median(), frame["own_mb"][-quarter:].median()
-                if after - before > max(GROWTH_MB, GROWTH * before):
+                quarters = [float(np.median(part)) for part in np.array_split(frame["own_mb"].to_numpy(float), 4)]
+                before, after = quarters[0], quarters[-1]
+                # Growth that goes on, and not one step of it: the first evaluation takes memory and keeps it.
+                goes_on = min(np.diff(quarters)) > GOES_ON * (after - before)
+                if goes_on and after - before > max(GROWTH_MB, GROWTH * before):
                     found.append(
                         f"{host}: the own memory of {part} grew from {before:,.0f} to {after:,.0f} MB during the timed "
                         "steps; a longer run may not fit."
