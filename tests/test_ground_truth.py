@@ -257,7 +257,17 @@ def test_the_wait_for_a_slow_rank_is_sync_where_the_library_waits_inside_backwar
     line = [part.format(workers=2) if isinstance(part, str) else str(part) for part in LAUNCHERS["torchrun"]]
     options = ("--dataset", "4000", "--warmup-steps", "5", "--steps", "40", "--no-checkpoint-at-end", "--out")
     done = subprocess.run(
-        [*line, slow, "1", "0.020", *options, str(tmp_path / "r"), "--system-interval-s", "0"],
+        [
+            *line,
+            slow,
+            "1",
+            "0.020",
+            str(tmp_path / "slept.json"),
+            *options,
+            str(tmp_path / "r"),
+            "--system-interval-s",
+            "0",
+        ],
         capture_output=True,
         text=True,
         timeout=180,

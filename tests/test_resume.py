@@ -26,7 +26,10 @@ from horovod_study.workload import resume
 from horovod_study.workload.checkpoint import load_newest
 
 # 450 training curves: 18 steps per epoch, 36 in all, 5 of them before the timed window.
-SMALL = ("--dataset", "600", "--batch", "25", "--widths", "3-4-6", "--warmup-steps", "5", "--epochs", "2")
+SMALL = (
+    *("--steady", "declared"),  # as a resumed run has it: the windows are to be the same
+    *("--dataset", "600", "--batch", "25", "--widths", "3-4-6", "--warmup-steps", "5", "--epochs", "2"),
+)
 MOVING = ("--schedule", "cosine", "--lr-warmup-steps", "8", "--lr", "2e-3", "--evaluate-every", "0.5")
 LAST = 36
 TIMES = ("train_s", "wall_s")
@@ -508,7 +511,10 @@ def test_what_cannot_be_resumed_says_so(
 
 # ---------------------------------------------------------------------------------------------------- two workers
 
-TWO = ("--dataset", "4000", "--batch", "10", "--widths", "8-16-32", "--warmup-steps", "5", "--epochs", "2", *MOVING[:6])
+TWO = (
+    *("--dataset", "4000", "--batch", "10", "--widths", "8-16-32", "--epochs", "2", *MOVING[:6]),
+    *("--warmup-steps", "5", "--steady", "declared"),
+)
 TWO_LAST = 2 * 150
 
 

@@ -96,6 +96,7 @@ def test_make_alone_lists_the_targets():
     assert [line.split()[1] for line in listed.splitlines()] == [
         "help",
         "setup",
+        "extras",
         "study",
         "check",
         "test",
