@@ -635,7 +635,8 @@ def test_views_that_differ_say_by_how_much(tmp_path: Path) -> None:
     assert found["ablation", accounting.IN_BLOCKS].difference.value == pytest.approx(0.4e-3, rel=0.05)
     assert found["timer", "micro-benchmark"].verdict == "differ"
     interval = r"\+0\.\d+ \[\+0\.\d+ to \+0\.\d+\] ms"
-    words = f"Ablation and timer in the same blocks do not agree: the first less the second is {interval}."
+    words = f"Ablation and timer in the same blocks do not agree: the first less the second is {interval}; "
+    words += r"it lies in backward \(\+0\.\d+ ms\)\."  # where left_out puts it
     assert re.search(words, report.agreement(views))
 
 

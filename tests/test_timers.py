@@ -36,7 +36,7 @@ def case(
     control_percent: float = 0.0,
     drain_s: float = 0.0,
     seed: int = 1,
-    load: float = 0.0,
+    others: float | None = 0.0,
 ) -> dict[str, Any]:
     """Return what `measure` gives for blocks of 5 steps on a machine that drifts by 30 % and is disturbed at times."""
     rng = np.random.default_rng(seed)
@@ -60,7 +60,7 @@ def case(
         "drains": {name: [[512, drain_s if name != "light" else 3 * drain_s]] * 4 for name in ways},
         "calls_s": {"off": 1e-7, "light": 2e-6, "strict": 2.5e-6},
         "seconds": 60.0,
-        "load_before": load,
+        "other_cores": others,
         "measured": "2026-01-01T00:00:00+00:00",
         "environment": {"cpu_model": "a processor", "cores": 2, "torch": "2"},
     }
@@ -119,10 +119,10 @@ def test_writing_is_added_to_every_mode() -> None:
 
 
 def test_a_control_that_is_not_zero_and_a_busy_machine_are_doubts() -> None:
-    doubts = timer_cost(case(rounds=300, control_percent=3.0, load=1.5)).doubts
+    doubts = timer_cost(case(rounds=300, control_percent=3.0, others=1.5)).doubts
 
     assert doubts[0].startswith("the control, mode off against itself, differs by ")
-    assert "other programs were running: load 1.5 before the start" in doubts
+    assert "other programs used 1.5 cores meanwhile: measure again when the machine is quiet" in doubts
     assert timer_cost(case(rounds=10)).doubts[0].startswith("only 10 rounds")
     assert timer_cost(case(rounds=1000)).doubts == ()
 

@@ -13,7 +13,7 @@ to read all of it.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -380,12 +380,14 @@ class Comparison:
     second: str
     difference: Estimate
     verdict: str  # agree | differ | not resolved
+    laps_s: Mapping[str, float] = field(default_factory=dict)  # the laps that most of the difference lies in
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
         return {
             **{name: getattr(self, name) for name in ("first", "second", "verdict")},
             "difference_s": self.difference.to_dict(),
+            "laps_s": dict(self.laps_s),
         }
 
 
@@ -586,7 +588,8 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
     within = [each.difference_s for each in left_out if each.difference_s is not None]
     timed = [each.timer_s for each in left_out if each.timer_s is not None]
     if blocks.estimate is not None and len(within) == len(left_out):
-        comparisons.append(_compared("ablation", IN_BLOCKS, blocks.estimate, _over_answers(within)))
+        compared = _compared("ablation", IN_BLOCKS, blocks.estimate, _over_answers(within))
+        comparisons.append(replace(compared, laps_s=_outside(left_out, compared.difference.value)))
     if sync is not None and alone is not None and bench.estimate is not None:
         apart = [Part(value=a.value - b.value, draws=a.draws - b.draws) for a, b in zip(sync, alone, strict=True)]
         comparisons.append(_compared("timer", "micro-benchmark", bench.estimate, _over_runs(apart)))
@@ -605,6 +608,20 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
         block_timer=_over_answers(timed) if timed and len(timed) == len(left_out) else None,
         comparisons=tuple(comparisons),
     )
+
+
+def _outside(answers: Sequence[ablation.Answer], difference_s: float) -> dict[str, float]:
+    """Return by how much the laps but sync are longer with communication, the largest first: those that hold more than
+    a tenth of the difference between ablation and timer, and go its way."""
+    kept = {}
+    for lap in ablation.PARTS:
+        found = [each.laps_s[lap] for each in answers]
+        values = [each.value for each in found if each is not None]
+        if lap != "sync" and len(values) == len(found) and difference_s:
+            value = float(np.mean(values))
+            if value / difference_s > 0.1:
+                kept[lap] = value
+    return dict(sorted(kept.items(), key=lambda item: -abs(item[1])))
 
 
 def _all(parts: Sequence[Mapping[str, Part]], name: str) -> list[Part] | None:

@@ -221,9 +221,14 @@ def _recording(good: pd.DataFrame) -> list[str]:
             )
     if "steady_doubt" in good.columns:
         texts = good["steady_doubt"].fillna("").astype(str)
-        for text in sorted(set(texts) - {""}):
-            for series, rows in good[texts == text].groupby("series", sort=False):
-                found.append(f"{series}: {_runs(rows)} at {worker_counts(rows['workers'])}: {text.rstrip('.')}.")
+        for series, rows in good[texts != ""].groupby("series", sort=False):
+            told = texts[rows.index].iloc[0].rstrip(".")
+            if len(rows) > 1:
+                whole = int((good["series"] == series).sum())
+                told = f"the level of their steps is doubtful (steady_doubt in runs.csv; the first: {told})"
+                found.append(f"{series}: {len(rows)} of {whole} runs at {worker_counts(rows['workers'])}: {told}.")
+            else:
+                found.append(f"{series}: 1 run at {worker_counts(rows['workers'])}: {told}.")
     return found
 
 

@@ -27,6 +27,9 @@ LIMIT_PERCENT = 0.5
 """What measuring may cost."""
 
 FEW_ROUNDS = 20
+OTHER_CORES = 0.1
+"""Cores used by other programs from which on they are told of."""
+
 OFF, CONTROL = "off", "control"
 
 
@@ -196,8 +199,9 @@ def _doubts(case: Mapping[str, Any], control: Overhead, limit_percent: float) ->
             found.append(
                 f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine"
             )
-    if case["load_before"] > 0.5:
-        found.append(f"other programs were running: load {case['load_before']:.2g} before the start")
+    others = case["other_cores"]  # None: the system does not tell
+    if others is not None and others > OTHER_CORES:
+        found.append(f"other programs used {others:.2g} cores meanwhile: measure again when the machine is quiet")
     fewest = min((len(drains) for name, drains in case["drains"].items() if name in ("off", "light")), default=0)
     if fewest < 3:
         found.append(f"writing was timed {fewest} time{'s' * (fewest != 1)} per mode: its share is rough")

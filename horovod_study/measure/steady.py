@@ -55,7 +55,7 @@ REACH = 3
 """The warm-up may last for the REACH-th part of the timed steps."""
 
 LASTING = 0.05
-MATTERS = 0.005
+MATTERS = 0.02
 """A later level is told of if it lasts for this part of the window, and moves the window's mean by that part."""
 
 FIRST_STEPS = 10

@@ -41,7 +41,7 @@ from horovod_study.cluster.timers import ROWS
 from horovod_study.comm import Backend, agreed, detect, open_backend
 from horovod_study.config import LAPS, TIMER_MODES, RunConfig, parse_widths, run_config
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.measure import environment
+from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import LapClock, now, sleep, utc_now
 from horovod_study.measure.recorder import Recorder
 from horovod_study.progress import say
@@ -139,7 +139,9 @@ def measure(
     keep_freed_memory()
     torch.set_num_threads(config.threads)
     device = _device(config, backend)
-    load_before = os.getloadavg()[0]
+    places = backend.gather((os.uname().nodename, environment.affinity()))
+    here = places[backend.rank][0]
+    load = evidence.OtherLoad(sorted({core for host, cores in places if host == here for core in cores}))
     with agreed(backend):
         dataset = data.open_dataset(Path(plan.dataset))
         batches = data.Batches(
@@ -153,8 +155,8 @@ def measure(
         shuffle = random.Random(plan.seed)
         began = now()
         for done in itertools.count(1):
-            here = [name for name in plan.ways if (done - 1) % plan.every(name) == 0]
-            for name in shuffle.sample(here, len(here)):
+            due = [name for name in plan.ways if (done - 1) % plan.every(name) == 0]
+            for name in shuffle.sample(due, len(due)):
                 steps.block(ways[name])
                 if (recorder := ways[name].recorder) is not None and len(recorder) >= rows_per_drain:
                     _drain(ways[name])
@@ -174,13 +176,14 @@ def measure(
         for way in ways.values():
             if way.writer is not None:
                 way.writer.close()
+    samples = backend.gather(load.sample(at_least_s=0.0))
+    others = evidence.other_cores(samples, [{"host": host} for host, _ in places])
     everybody = backend.gather(
         {
             "block_s": {name: way.block_s for name, way in ways.items()},
             "around_s": {name: way.around_s for name, way in ways.items() if way.around_s},
             "drains": {name: way.drains for name, way in ways.items() if way.recorder is not None},
             "calls_s": calls_s,
-            "host": os.uname().nodename,
         }
     )
     return {
@@ -188,7 +191,7 @@ def measure(
         "transport": backend.transport,
         "reduction": backend.reduction,
         "workers": backend.workers,
-        "hosts": [rank["host"] for rank in everybody],
+        "hosts": [host for host, _ in places],
         "batch": config.batch,
         "threads": config.threads,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -210,7 +213,7 @@ def measure(
         },
         "calls_s": {mode: max(rank["calls_s"][mode] for rank in everybody) for mode in TIMER_MODES},
         "measured": utc_now(),
-        "load_before": load_before,
+        "other_cores": max((each for each in others.values() if each is not None), default=None),
         "cores": psutil.cpu_count(),
         "environment": environment.describe(),
     }

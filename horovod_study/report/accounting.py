@@ -227,7 +227,8 @@ def _compared(each: Comparison) -> str:
     if each.verdict == AGREE:
         return f"{both} agree: {apart}, which contains 0."
     if each.verdict == DIFFER:
-        return f"{both} do not agree: {apart}."
+        laps = ", ".join(f"{lap} ({_ms(value, sign=True)} ms)" for lap, value in each.laps_s.items())
+        return f"{both} do not agree: {apart}" + (f"; it lies in {laps}." if laps else ".")
     return f"Whether {each.first} and {each.second} agree is not resolved: {apart}, an interval wider than the cost."
 
 
