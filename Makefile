@@ -45,7 +45,7 @@ study: setup  ## set up, then run the laptop study: data, baselines, 1..cores wo
 
 LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy --strict horovod_study
 
-check: setup  ## quick checks before each commit: format, lint, types, fast tests
+check: extras  ## quick checks before each commit: format, lint, types, fast tests
 	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod")
 
 test: extras  ## everything: checks, all tests with real Horovod on 2 workers, coverage

@@ -973,6 +973,12 @@ def rows_lost(record: RunRecord) -> int:
     return sum(lost) if isinstance(lost, Sequence) else int(lost or 0)
 
 
+def _declared(record: RunRecord) -> int | None:
+    """Return how many steps were declared as warm-up; `train_s` of epochs.csv counts from there."""
+    declared = record.effective.get("warmup_steps", record.requested.get("warmup_steps"))
+    return declared if isinstance(declared, int) else None
+
+
 def _steady_doubt(record: RunRecord) -> str:
     steady = record.totals.get("steady")
     return str(steady.get("doubt") or "") if isinstance(steady, Mapping) else ""
@@ -1260,6 +1266,7 @@ def run_table(root: Path) -> "pd.DataFrame":
                 **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
                 "rows_lost": rows_lost(record),
                 "excluded_by": timed_from(record)[1],
+                "warmup_steps": _declared(record),
                 "steady_doubt": _steady_doubt(record),
                 "host": record.host,
                 **{name: record.environment.get(name) for name in _ENVIRONMENT},
@@ -1269,7 +1276,7 @@ def run_table(root: Path) -> "pd.DataFrame":
     if not rows:
         raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
     table = pd.DataFrame(rows)
-    for column in (*_TOTALS, "floor_mse"):
+    for column in (*_TOTALS, "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
     return table
 

@@ -195,7 +195,8 @@ def _run(row: Mapping[Any, Any], evaluations: pd.DataFrame) -> _Run:
         for name in ("epoch", "steps", "samples", "train_s", "wall_s", "train_mse", "test_mse")
     }
     values["test_mse"] = np.where(np.isfinite(values["test_mse"]), values["test_mse"], np.inf)
-    excluded = row.get("excluded_steps", math.nan)
+    # The seconds of an evaluation count from the declared warm-up, wherever the steady state begins.
+    excluded = row.get("warmup_steps", row.get("excluded_steps", math.nan))
     seed = row.get("seed")
     return _Run(
         seed=math.nan if seed is None else float(seed),
