@@ -751,26 +751,31 @@ def read_steps(directory: Path, rank: int) -> "pa.Table":
     import pyarrow as pa
 
     path = directory / f"steps-{rank:05d}.arrows"
-    batches: list[pa.RecordBatch] = []
     if path.exists() and path.stat().st_size == 0:
         return step_schema().empty_table()  # the process died before the first batch
     try:
-        with pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
-            schema = reader.schema
-            try:
-                for batch in reader:
-                    batches.append(batch)
-            except (pa.ArrowInvalid, OSError):
-                pass  # the last batch is torn: the process died while it was written
+        table = _whole_batches(path)
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; rank {rank} recorded no steps") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
-    table = pa.Table.from_batches(batches, schema=schema)
-    missing = [each for each in step_schema() if each.name not in schema.names]  # rows of an older program
+    missing = [each for each in step_schema() if each.name not in table.column_names]  # rows of an older program
     for each in missing:
         table = table.append_column(each, pa.nulls(len(table), each.type))
     return table.select(step_schema().names) if missing else table
+
+
+def _whole_batches(path: Path) -> "pa.Table":
+    """Return an Arrow stream up to its last whole batch: what comes after it was torn when its writer was killed, or
+    found no room. Raises OSError and ArrowInvalid where not even its schema can be read."""
+    import pyarrow as pa
+
+    batches: list[pa.RecordBatch] = []
+    with pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
+        with suppress(pa.ArrowInvalid, OSError):
+            for batch in reader:
+                batches.append(batch)
+        return pa.Table.from_batches(batches, schema=reader.schema)
 
 
 def read_step_column(path: Path, name: str) -> "np.ndarray":
@@ -1057,15 +1062,8 @@ def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, A
 
     path = system_path(directory, host)
     again = "move it away, or record the run again"
-    batches: list[pa.RecordBatch] = []
     try:
-        with pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
-            schema = reader.schema
-            try:
-                for batch in reader:
-                    batches.append(batch)
-            except (pa.ArrowInvalid, OSError):
-                pass  # the last batch is torn: the sampler was killed while it wrote, or the disk was full
+        table = _whole_batches(path)
     except FileNotFoundError:
         raise RecordError(
             f"{path}: no such file; the run recorded no system samples of {host} (--system-interval-s 0?)"
@@ -1073,17 +1071,17 @@ def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, A
     except (pa.ArrowInvalid, OSError) as error:
         raise RecordError(f"{path}: holds no readable system samples ({error}); {again}") from None
     try:
-        meta = json.loads((schema.metadata or {})[_SYSTEM_META])
+        meta = json.loads((table.schema.metadata or {})[_SYSTEM_META])
     except (KeyError, ValueError):
         raise RecordError(f"{path}: does not say what its sensors are; {again}") from None
     if meta.get("schema", 0) > SYSTEM_SCHEMA:
         raise RecordError(
             f"{path}: has schema {meta['schema']}, newer than this program's {SYSTEM_SCHEMA}; update horovod_study"
         )
-    missing = [each.name for each in system_schema() if each.name not in schema.names]
+    missing = [each.name for each in system_schema() if each.name not in table.column_names]
     if missing:
         raise RecordError(f"{path}: column {missing[0]} is missing; {again}")
-    return pa.Table.from_batches(batches, schema=schema).replace_schema_metadata(None), meta
+    return table.replace_schema_metadata(None), meta
 
 
 def system_columns(directory: Path, host: str) -> "tuple[dict[str, np.ndarray], dict[str, Any]]":
