@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study import __version__
-from horovod_study.config import available_cores, load_study
+from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, DataError, RecordError, StudyError
 from horovod_study.options import (
     SET_BY_ATTRIBUTION,
@@ -274,6 +274,7 @@ def _train(words: list[str]) -> int:
 def run(options: argparse.Namespace) -> int:
     """Run what is missing of a study, then analyse and report it."""
     from horovod_study.cluster.runner import run_study
+    from horovod_study.cluster.study_file import load_study
 
     study = load_study(options.study)
     elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
@@ -291,6 +292,7 @@ def run(options: argparse.Namespace) -> int:
 def status(options: argparse.Namespace) -> int:
     """Say where a study stands."""
     from horovod_study.cluster.ledger import read_ledger
+    from horovod_study.cluster.study_file import load_study
 
     ledger = read_ledger(load_study(options.study), options.runs)
     if options.json:

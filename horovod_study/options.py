@@ -83,7 +83,7 @@ GROUPS = {
         *("timer_mode", "steady", "system_interval_s", "disk_full"),
         *("measure_sync", "measure_ablation", "profile", "profile_steps", "timeline_steps", "ranges"),
     ),
-    "naming": ("study", "partition", "repeat"),
+    "naming": ("study", "partition", "placement", "workers_per_node", "repeat"),
 }
 """The fields of RunConfig under the headings of `--help`."""
 

@@ -15,7 +15,8 @@ from horovod_study.analysis import convergence as learned
 from horovod_study.analysis.points import scaling_points
 from horovod_study.analysis.study import TABLES, Analysis, analyze
 from horovod_study.cli import main
-from horovod_study.config import SWEEPABLE, load_study
+from horovod_study.cluster.study_file import load_study
+from horovod_study.config import SWEEPABLE
 from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.report import convergence as figures
 from horovod_study.report import html, wording

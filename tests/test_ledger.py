@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from horovod_study import records
 from horovod_study.cluster import ledger
 from horovod_study.cluster.progress import Estimate
-from horovod_study.config import RUNTIMES, STUDY_KEYS, SWEEP_KEYS, RunConfig, StudyConfig, load_study
+from horovod_study.cluster.study_file import STUDY_KEYS, SWEEP_KEYS, StudyConfig, load_study
+from horovod_study.config import RUNTIMES, RunConfig
 from horovod_study.errors import RecordError, StudyError
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"

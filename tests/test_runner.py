@@ -20,7 +20,8 @@ from horovod_study.cluster import ledger, runner
 from horovod_study.cluster.process import marked_processes, stop_marked
 from horovod_study.cluster.progress import Estimate, TimeLeft, duration
 from horovod_study.cluster.reason import failure_reason
-from horovod_study.config import RunConfig, StudyConfig, load_yaml, run_config
+from horovod_study.cluster.study_file import StudyConfig
+from horovod_study.config import RunConfig, load_yaml, run_config
 from horovod_study.errors import StudyError
 
 COMMAND = "horovod-study run tiny.yaml"

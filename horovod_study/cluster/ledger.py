@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import COMMUNICATION, Cell, StudyConfig, matters
+from horovod_study.cluster.study_file import StudyConfig
+from horovod_study.config import COMMUNICATION, Cell, matters
 from horovod_study.errors import StudyError
 from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run
 

@@ -38,7 +38,8 @@ from horovod_study.cluster.ledger import (
 from horovod_study.cluster.process import GRACE_S, CellProcess, stop_marked
 from horovod_study.cluster.progress import Display, Estimate, TimeLeft, say
 from horovod_study.cluster.reason import failure_reason, is_follow_on
-from horovod_study.config import Cell, StudyConfig, available_cores
+from horovod_study.cluster.study_file import StudyConfig
+from horovod_study.config import Cell, available_cores
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.records import (
