@@ -7,7 +7,7 @@
 # What was chosen once stays until the other is asked for.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras study check test bench lock clean
+.PHONY: help setup extras hosts study check test bench lock clean
 MAKEFLAGS += --no-print-directory
 
 RECENT = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -40,16 +40,19 @@ setup:  ## make .venv ready: pinned packages, Open MPI, Horovod, this project
 extras: setup  ## add what exporting to trackers and recording Lightning need (requirements.extras.lock)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements.extras.lock
 
+hosts:  ## install the Debian packages that tests with several hosts and Slurm need (as root)
+	@"$(PYTHON)" scripts/debian.py
+
 study: setup  ## set up, then run the laptop study: data, baselines, 1..cores workers, report
 	@$(call TIMED,$(BIN)/horovod-study run experiments/laptop.yaml)
 
 LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy --strict horovod_study
 
 check: extras  ## quick checks before each commit: format, lint, types, fast tests
-	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod")
+	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod and not cluster")
 
 test: extras  ## everything: checks, all tests with real Horovod on 2 workers, coverage
-	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered)
+	@$(call TIMED,$(BIN)/python scripts/debian.py --test && $(LINT) && $(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered)
 
 bench: setup  ## the project's performance tables, side by side with the usual ways (BENCH='data step' for some)
 	@$(call TIMED,failed=; for name in $(BENCH); do echo "--- $$name"; $(BIN)/python benchmarks/$$name.py || failed="$$failed $$name"; done; \

@@ -10,7 +10,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -271,35 +271,130 @@ def _train(words: list[str]) -> int:
     return train.main(words)
 
 
+def plan(options: argparse.Namespace) -> int:
+    """Say what a study would run, and what it would cost; nothing is run."""
+    from horovod_study.cluster.ledger import past_durations
+    from horovod_study.cluster.plan import plan_study
+
+    study = _study(options)
+    ledger = _ledger(options, study)
+    planned = plan_study(study, ledger, past=past_durations(ledger.directory), retry=options.retry)
+    if options.json:
+        print(json.dumps(planned.to_dict()))
+    else:
+        print(*planned.lines(), sep="\n")
+    return 0
+
+
 def run(options: argparse.Namespace) -> int:
     """Run what is missing of a study, then analyse and report it."""
-    from horovod_study.cluster.runner import run_study
-    from horovod_study.cluster.study_file import load_study
+    if options.plan:
+        options.json = False
+        return plan(options)
+    study, command = _study(options), _command(options)
+    if options.here:
+        from horovod_study.cluster.job import run_here
 
-    study = load_study(options.study)
+        result = run_here(study, options.runs, command=command + " --here", retry=options.retry)
+    else:
+        from horovod_study.cluster.runner import run_study
+
+        how = _how_to_run(options)
+        result = run_study(study, options.runs, command=command, retry=options.retry, dry_run=options.dry_run, **how)
+    return _conclude(options, study, command, result)
+
+
+def retry(options: argparse.Namespace) -> int:
+    """Run those cells again that failed, timed out, were cancelled or pre-empted."""
+    from horovod_study.cluster.runner import retry_cells
+
+    study, command = _study(options), _command(options)
+    result = retry_cells(study, options.runs, command=command, which=options.cells, **_how_to_run(options))
+    return _conclude(options, study, command, result)
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return what to type to go on."""
     elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
-    command = shlex.join(["horovod-study", "run", str(options.study), *elsewhere])
-    result = run_study(study, options.runs, command=command, only_plan=options.plan, retry=options.retry)
+    hosts = ["--hosts", options.hosts] if options.hosts else []
+    return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts])
+
+
+def _how_to_run(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("yes", "oversubscribe", "smoke", "pin", "wait")}
+
+
+def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:
+    """Report the study if any of it is done, and return the exit code."""
     if result.planned_only or result.interrupted or not result.ledger.count("done"):
-        return result.exit_code
+        return int(result.exit_code)
     directory = options.runs / study.name
-    written = _analyze(directory, directory / "analysis", commands=[command], targets=study.targets)
+    current = result.ledger.current_directories()
+    written = _analyze(directory, directory / "analysis", commands=[command], targets=study.targets, only=current)
     _report(directory / "analysis")
     print(f"report: {directory / 'analysis' / 'report.html'}  (tables: {', '.join(path.name for path in written)})")
-    return result.exit_code
+    return int(result.exit_code)
 
 
 def status(options: argparse.Namespace) -> int:
     """Say where a study stands."""
-    from horovod_study.cluster.ledger import read_ledger
-    from horovod_study.cluster.study_file import load_study
+    study = _study(options)
+    if options.watch:
+        from horovod_study.cluster.watch import watch
 
-    ledger = read_ledger(load_study(options.study), options.runs)
+        return watch(study, options.runs)
+    ledger = _ledger(options, study)
     if options.json:
         print(json.dumps(ledger.to_dict()))
     else:
         print(*ledger.lines(), "", ledger.summary(), sep="\n")
     return 0
+
+
+def cancel(options: argparse.Namespace) -> int:
+    """End cells that are running or queued; a running one writes a checkpoint first."""
+    from horovod_study.cluster.runner import cancel_cells
+
+    cancel_cells(_study(options), options.runs, which=options.cells)
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Examine this machine, other hosts or a partition: what is installed, what fits, what to do about the rest."""
+    from rich.console import Console
+
+    from horovod_study.cluster.doctor import examine, exit_code, to_dict
+    from horovod_study.cluster.partitions import find_partition
+    from horovod_study.report.doctor import show
+
+    partition = find_partition(options.partition) if options.partition else None
+    found = examine(hosts=_hosts(options), partition=partition, runs=options.runs, quick=options.quick)
+    if options.json:
+        print(json.dumps(to_dict(found)))
+    else:
+        show(found, Console())
+    return exit_code(found)
+
+
+def _study(options: argparse.Namespace) -> Any:
+    from horovod_study.cluster.runner import on_hosts
+    from horovod_study.cluster.study_file import load_study
+
+    study = load_study(options.study)
+    return on_hosts(study, _hosts(options)) if options.hosts else study
+
+
+def _ledger(options: argparse.Namespace, study: Any) -> Any:
+    from horovod_study.cluster.jobs import JobBook
+    from horovod_study.cluster.ledger import read_ledger
+
+    return read_ledger(study, options.runs, jobs=JobBook(options.runs / study.name))
+
+
+def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
+    from horovod_study.cluster.runner import parse_hosts
+
+    return parse_hosts(options.hosts) if options.hosts else ()
 
 
 def search(options: argparse.Namespace) -> int:
@@ -541,13 +636,20 @@ def analyze(options: argparse.Namespace) -> int:
     return 0
 
 
-def _analyze(runs: Path, out: Path, *, commands: list[str] | None, targets: Sequence[float]) -> list[Path]:
+def _analyze(
+    runs: Path,
+    out: Path,
+    *,
+    commands: list[str] | None,
+    targets: Sequence[float],
+    only: Collection[str] | None = None,
+) -> list[Path]:
     from horovod_study import records
     from horovod_study.analysis.accounting import account as account_all
     from horovod_study.analysis.accounting import account_run
     from horovod_study.analysis.study import analyze as analyze_runs
 
-    (table, recorded), evaluations = records.recorded_runs([runs]), records.epoch_table(runs)
+    (table, recorded), evaluations = records.recorded_runs([runs], only=only), records.epoch_table(runs, only=only)
     accounting = account_all(table, [account_run(run) for run in recorded], views=False)
     result = analyze_runs(table, evaluations, targets=targets, accounting=accounting, commands=commands)
     for doubt in result.provenance["doubts"]:
@@ -893,18 +995,7 @@ def _parser() -> Parser:
     )
     add_read_options(find.add_argument_group("reading the curves"))
 
-    start = _verb(verbs, "run", run.__doc__, run)
-    state = _verb(verbs, "status", status.__doc__, status)
-    for each in (start, state):
-        each.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study file")
-        each.add_argument(
-            "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
-        )
-    start.add_argument("--plan", action="store_true", help="only print what would run, in which order")
-    start.add_argument(
-        "--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)"
-    )
-    state.add_argument("--json", action="store_true", help="print one line of JSON")
+    _study_verbs(verbs)
 
     best = _verb(verbs, "search", search.__doc__, search)
     best.add_argument(
@@ -1236,6 +1327,55 @@ def _parser() -> Parser:
     way.add_argument("--flops-per-s", type=float, metavar="X", help="or: training FLOP per second of a worker")
     way.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
+
+
+def _study_verbs(verbs: Any) -> None:
+    look = _verb(verbs, "plan", plan.__doc__, plan)
+    start = _verb(verbs, "run", run.__doc__, run)
+    state = _verb(verbs, "status", status.__doc__, status)
+    again = _verb(verbs, "retry", retry.__doc__, retry)
+    end = _verb(verbs, "cancel", cancel.__doc__, cancel)
+    for each in (look, start, state, again, end):
+        each.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study file")
+    for each in (again, end):
+        each.add_argument("cells", nargs="*", metavar="CELL", help="keys or names of cells (default: all there are)")
+    examined = _verb(verbs, "doctor", doctor.__doc__, doctor)
+    examined.add_argument("--partition", metavar="NAME|FILE.yaml", help="a partition, held against its file")
+    examined.add_argument("--quick", action="store_true", help="only what takes a moment")
+    for each in (look, start, state, again, end, examined):
+        each.add_argument(
+            "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
+        )
+    for each in (look, start, state, again, end, examined):
+        each.add_argument("--hosts", metavar="HOST:N,...", help="machines over ssh, and how many workers each takes")
+    for each in (look, start):
+        each.add_argument(
+            "--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)"
+        )
+    start.add_argument("--plan", action="store_true", help="only print the plan, as the verb plan does")
+    start.add_argument("--dry-run", action="store_true", help="print job scripts and launch lines, and start nothing")
+    start.add_argument("--here", action="store_true", help="Slurm: run in the allocation this is typed in (salloc)")
+    for each in (start, again):
+        each.add_argument("--wait", action="store_true", help="Slurm: stay until all jobs have ended, then report")
+        each.add_argument("--yes", action="store_true", help="do not ask before a study that is large")
+        each.add_argument(
+            "--oversubscribe", action="store_true", help="allow workers to share cores or GPUs; times then mean little"
+        )
+        each.add_argument(
+            "--smoke",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="try each runtime with two workers for a few seconds first (default: yes)",
+        )
+        each.add_argument(
+            "--pin",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="keep each cell on the same cores in every repeat (default: yes)",
+        )
+    state.add_argument("--watch", action="store_true", help="stay, and show how the cells get on")
+    for each in (look, state, examined):
+        each.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
 def _verb(verbs: Any, name: str, text: str | None, call: Any) -> Parser:

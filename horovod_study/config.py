@@ -305,6 +305,10 @@ class RunConfig:
                 "run", each.name, getattr(self, each.name), each.metadata, optional=each.default is None
             )
             object.__setattr__(self, each.name, value)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise ConfigError for values that are right each and do not fit together."""
         budgets = [name for name in ("epochs", "seconds", "steps") if getattr(self, name) is not None]
         if len(budgets) > 1:
             raise ConfigError(f"run: {' and '.join(budgets)} are both given; give one of epochs, seconds, steps")
@@ -372,6 +376,21 @@ def run_config(values: Mapping[str, Any], *, source: str = "run") -> RunConfig:
         return RunConfig(**values)
     except ConfigError as error:
         raise ConfigError(str(error).replace("run:", f"{source}:", 1)) from None
+
+
+def changed(config: RunConfig, **values: Any) -> RunConfig:
+    """Return `config` with some values changed; only these are checked, so that thousands of cells are soon made."""
+    made = object.__new__(RunConfig)
+    for name, each in RUN_FIELDS.items():
+        if name in values:
+            value = check_field("run", name, values.pop(name), each.metadata, optional=each.default is None)
+        else:
+            value = getattr(config, name)
+        object.__setattr__(made, name, value)
+    if values:
+        raise TypeError(f"no such option: {', '.join(values)}")
+    made._check_together()
+    return made
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
@@ -460,6 +479,30 @@ class Placement:
         return values
 
 
+def misplaced(config: RunConfig, hosts: Sequence[str]) -> str:
+    """Say how ranks on `hosts`, one name per rank, sit otherwise than the configuration asks; "" where they do not."""
+    counts = {host: hosts.count(host) for host in dict.fromkeys(hosts)}
+    found, most, spread = tuple(counts.values()), config.workers_per_node, config.placement == "spread"
+    if most is not None:
+        layout = "spread" if spread else "fill"
+        wanted = Placement(workers=len(hosts), workers_per_node=most, layout=layout).per_node
+        right = tuple(sorted(found, reverse=True)) == wanted  # which node comes first is nobody's wish
+        asked = f"--workers-per-node {most}{' and --placement spread' if spread else ''}"
+        rule = "+".join(str(count) for count in wanted[:4]) + ("+..." if len(wanted) > 4 else "")
+        rule += f" on {len(wanted)} node{'' if len(wanted) == 1 else 's'}"
+    else:
+        right = not spread or max(found) - min(found) <= 1
+        asked, rule = "--placement spread", "equally many on each node, but for one"
+    if right:
+        return ""
+    where = [
+        f"{count}{'' if at else ' workers are' if count > 1 else ' worker is'} on {host}"
+        for at, (host, count) in enumerate(counts.items())
+    ]
+    told = " and ".join(where) if len(where) <= 4 else f"{', '.join(where[:3])} and so on over {len(where)} nodes"
+    return f"{told}, but {asked} means {rule}; place them so when launching, or leave the option out"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
     """One run of a study: a configuration, a runtime and a placement, done `repeat` times.
@@ -471,10 +514,16 @@ class Cell:
     runtime: str
     placement: Placement
     identity: str = ""
+    _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)  # once it was asked for
 
     @property
     def key(self) -> str:
         """Readable and unique name of the cell's directory; equal for equal content, repeats apart."""
+        if not self._key:
+            self._key.append(self._digested())
+        return self._key[0]
+
+    def _digested(self) -> str:
         content = {"config": self.config.to_dict(), "runtime": self.runtime, "placement": self.placement.to_dict()}
         if self.identity:
             content["identity"] = self.identity
@@ -512,13 +561,14 @@ def matters(name: str, runtime: str) -> bool:
 
 SWEEPABLE = (
     *("batch", "widths", "input_scaling", "optimizer", "lr", "lr_scaling", "lr_warmup_steps", "schedule"),
-    *("precision", "memory_format", "loader", "threads"),
+    *("precision", "memory_format", "loader", "threads", "checkpoint_every"),
     *COMMUNICATION,
 )
 OPTIONS = (
     *SWEEPABLE,
     *("weight_decay", "fused_optimizer", "compile", "cuda_graphs"),
     *("loader_processes", "pin_memory", "persistent_processes", "timer_mode"),
+    *("placement", "workers_per_node"),
 )
 """What makes runs different experiments: runs that differ in one of these are never repeats of each other."""
 

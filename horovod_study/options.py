@@ -72,6 +72,7 @@ GROUPS = {
     ),
     "workers": (
         *("backend", "transport", "reduction", "require"),
+        *("placement", "workers_per_node"),
         *("start_timeout_s", "stall_timeout_s"),
     ),
     "how the workers talk": tuple(name for name in COMMUNICATION if name != "reduction"),
@@ -83,7 +84,7 @@ GROUPS = {
         *("timer_mode", "steady", "system_interval_s", "disk_full"),
         *("measure_sync", "measure_ablation", "profile", "profile_steps", "timeline_steps", "ranges"),
     ),
-    "naming": ("study", "partition", "placement", "workers_per_node", "repeat"),
+    "naming": ("study", "partition", "repeat"),
 }
 """The fields of RunConfig under the headings of `--help`."""
 

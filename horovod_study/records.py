@@ -30,7 +30,8 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -736,13 +737,15 @@ def read_run(directory: Path) -> RunRecord:
         raise RecordError(f"{path}: a field is missing or unknown ({error}); move the directory away") from None
 
 
-def run_directories(root: Path) -> Iterator[Path]:
-    """Yield the run directories at or below `root`, in the order of their paths."""
+def run_directories(root: Path, only: Collection[str] | None = None) -> Iterator[Path]:
+    """Yield the run directories at or below `root`, in the order of their paths; with `only` those of these names."""
     if not root.is_dir():
         raise RecordError(f"{root}: no such directory; name the directory that holds the runs")
     for manifest in sorted(root.rglob(MANIFEST)):
         # Below a folder such as .attempts lies what was tried before: kept, but not counted.
-        if not any(part.startswith(".") for part in manifest.relative_to(root).parts):
+        if any(part.startswith(".") for part in manifest.relative_to(root).parts):
+            continue
+        if only is None or manifest.parent.name in only:
             yield manifest.parent
 
 
@@ -776,6 +779,32 @@ def _whole_batches(path: Path) -> "pa.Table":
             for batch in reader:
                 batches.append(batch)
         return pa.Table.from_batches(batches, schema=reader.schema)
+
+
+def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
+    """Return (steps, epoch, seconds since the first step) of the last row that a rank has written; None without rows.
+
+    For looking at a run while it goes on: of each batch only what says how long it is, and of the last its last row is
+    taken from the file, which is mapped into memory and not read.
+    """
+    import pyarrow as pa
+
+    path = directory / f"steps-{rank:05d}.arrows"
+    last = None
+    try:
+        with pa.memory_map(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
+            names = [reader.schema.get_field_index(name) for name in ("step", "epoch", "begin_s", "step_s")]
+            with suppress(pa.ArrowInvalid, OSError):
+                for batch in reader:
+                    if batch.num_rows:
+                        last = batch
+            if last is None or -1 in names:
+                return None
+            # By hand, because Arrow's own way from an array to a number imports pandas first.
+            step, epoch, begin_s, step_s = (float(_numpy(last.column(name).slice(len(last) - 1))[0]) for name in names)
+    except (pa.ArrowInvalid, OSError):
+        return None
+    return int(step) + 1, int(epoch), begin_s + (0.0 if math.isnan(step_s) else step_s)
 
 
 def read_step_column(path: Path, name: str) -> "np.ndarray":
@@ -937,20 +966,23 @@ def recorded_run(directory: Path, *, name: str | None = None) -> RecordedRun:
     )
 
 
-def recorded_runs(roots: Sequence[Path]) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
+def recorded_runs(
+    roots: Sequence[Path], only: Collection[str] | None = None
+) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
     """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
 
-    A run that lies below two roots is there once. Rows of a run are large, hence one at a time.
+    A run that lies below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
+    the run directories that count.
     """
     import pandas as pd
 
     tables: list[pd.DataFrame] = []
     places: dict[Path, tuple[Path, str]] = {}  # resolved -> as found, name
     for root in dict.fromkeys(roots):
-        table = run_table(root)
+        table = run_table(root, only)
         table = table.assign(run=[f"{root}/{name}" for name in table["run"]] if len(roots) > 1 else table["run"])
         new = []
-        for directory, name in zip(run_directories(root), table["run"], strict=True):
+        for directory, name in zip(run_directories(root, only), table["run"], strict=True):
             new.append(directory.resolve() not in places)
             places.setdefault(directory.resolve(), (directory, name))
         tables.append(table[new])
@@ -1239,12 +1271,15 @@ _BEFORE_OPTIONS = {name: RUN_FIELDS[name].default for name in _OPTIONS}
 _ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
 
 
-def run_table(root: Path) -> "pd.DataFrame":
-    """Return one row per run at or below `root`; docs/metrics.md explains the columns. Unknown numbers are NaN."""
+def run_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
+    """Return one row per run at or below `root`; docs/metrics.md explains the columns. Unknown numbers are NaN.
+
+    `only`: the names of the run directories that count, such as those of the present cells of a study.
+    """
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for directory in run_directories(root):
+    for directory in run_directories(root, only):
         record = read_run(directory)
         rows.append(
             {
@@ -1262,6 +1297,9 @@ def run_table(root: Path) -> "pd.DataFrame":
                 "floor_mse": record.effective.get("floor_mse"),
                 "repeat": record.repeat,
                 **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
+                "sync_s_median": (record.totals.get("lap_medians_s") or {}).get("sync"),
+                "per_node": per_node(record.effective.get("ranks") or ()),
+                "path": " and ".join(record.effective.get("path") or ()),
                 "rows_lost": rows_lost(record),
                 "excluded_by": timed_from(record)[1],
                 "warmup_steps": _declared(record),
@@ -1274,9 +1312,17 @@ def run_table(root: Path) -> "pd.DataFrame":
     if not rows:
         raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
     table = pd.DataFrame(rows)
-    for column in (*_TOTALS, "floor_mse", "warmup_steps"):
+    for column in (*_TOTALS, "sync_s_median", "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
     return table
+
+
+def per_node(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many of some recorded ranks sat on how many nodes, the fullest first: `2x8 1x3`; empty if unknown."""
+    if not ranks or any("host" not in rank for rank in ranks):
+        return ""
+    nodes = Counter(Counter(rank["host"] for rank in ranks).values())
+    return " ".join(f"{nodes[workers]}x{workers}" for workers in sorted(nodes, reverse=True))
 
 
 def _model(effective: Mapping[str, Any]) -> str:
@@ -1297,16 +1343,16 @@ def _budget(requested: Mapping[str, Any]) -> str:
     return " or ".join(given)
 
 
-def epoch_table(root: Path) -> "pd.DataFrame":
+def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
     """Return one row per evaluation of the runs at or below `root`: `run` (as in `run_table`) and EPOCH_COLUMNS.
 
     A run that was killed while it wrote keeps its whole rows; a run without evaluations has none. A loss that was
-    not a number is NaN.
+    not a number is NaN. `only`: as for `run_table`.
     """
     import pandas as pd
 
     frames = []
-    for directory in run_directories(root):
+    for directory in run_directories(root, only):
         path = directory / "epochs.csv"
         if not path.exists() or path.stat().st_size == 0:
             continue

@@ -35,7 +35,7 @@ from horovod_study.comm import Backend, Launch, agreed, detect, nccl_log, open_b
 from horovod_study.comm.liveness import PATIENCE, Liveness, LostPeer
 from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Terminated, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
-from horovod_study.config import LAPS, RunConfig, load_yaml, parse_widths, run_config
+from horovod_study.config import LAPS, RunConfig, load_yaml, misplaced, parse_widths, run_config
 from horovod_study.errors import BackendError, ConfigError, DataError, RecordError, StudyError
 from horovod_study.measure import (
     ablation,
@@ -190,6 +190,8 @@ def _run_watched(
 ) -> dict[str, Any]:
     rank, workers, leads = backend.rank, backend.workers, backend.rank == 0
     hosts = [host for host, _ in places]
+    if wrong := misplaced(config, hosts):  # all ranks know all hosts, so all of them end here
+        raise BackendError(wrong)
     load = evidence.OtherLoad(
         sorted({core for host, cores in places if host == hosts[rank] for core in cores}),
         beside=None if sampler is None else sampler.pid,

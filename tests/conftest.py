@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from two_hosts import TwoHosts, missing
 
 BIN = Path(sys.executable).parent
 # A shell's background job ignores Ctrl-C, and so would all programs that the tests start and interrupt.
@@ -36,6 +37,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: skipped although HOROVOD_STUDY_REQUIRE_ALL=1: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[TwoHosts]:
+    """Two hosts, node1 and node2, on this machine (two_hosts.py); the tests of one file share them."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with TwoHosts() as hosts:
+        yield hosts
 
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]

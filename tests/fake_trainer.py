@@ -18,6 +18,7 @@ import yaml
 
 from horovod_study import records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
+from horovod_study.cluster.site import Site
 from horovod_study.config import Cell
 
 WAIT_S = 60.0  # far beyond any test: whoever waits here is meant to be ended
@@ -26,7 +27,7 @@ WAIT_S = 60.0  # far beyond any test: whoever waits here is meant to be ended
 def fake_launch(behaviour: dict[str, str]):
     """Return a launch function for run_study whose cells behave as told."""
 
-    def launch(cell: Cell, config: Path, out: Path, *, resume: bool = False) -> LaunchLine:
+    def launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site | None = None) -> LaunchLine:
         name = f"{cell.runtime}/{cell.placement.workers}/{cell.config.repeat}"
         told = behaviour.get(name, behaviour.get("*", "done"))
         environ = {**os.environ, "FAKE_TRAINER": told, "FAKE_WORKERS": str(cell.placement.workers)}
@@ -39,6 +40,10 @@ def fake_launch(behaviour: dict[str, str]):
 
 
 def _record(config: dict, out: Path) -> records.RunRecord:
+    workers = int(os.environ["FAKE_WORKERS"])
+    effective = {"backend": config["backend"], "workers": workers}
+    if os.environ["FAKE_TRAINER"] == "tells its ranks":
+        effective["ranks"] = [{"host": os.uname().nodename}] * workers
     return records.RunRecord(
         study=config["study"],
         key=out.name,
@@ -49,7 +54,7 @@ def _record(config: dict, out: Path) -> records.RunRecord:
         host=os.uname().nodename,
         pid=os.getpid(),
         requested=config,
-        effective={"backend": config["backend"], "workers": int(os.environ["FAKE_WORKERS"])},
+        effective=effective,
         environment={},
     )
 

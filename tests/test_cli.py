@@ -14,7 +14,7 @@ from horovod_study.options import GROUPS
 
 VERBS = (
     *("data", "train", "identify", "run", "status", "search", "lr-range", "bench", "analyze", "report"),
-    *("learning-curve", "fit", "predict"),
+    *("learning-curve", "fit", "predict", "plan", "retry", "cancel", "doctor"),
 )
 POINTS = "workers,samples_per_s\n1,100\n2,190\n4,370\n8,730\n"
 
@@ -47,7 +47,7 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fitt", "x.csv"], r"'fitt' is not known \(did you mean 'fit'\?\); allowed: data, train, identify, run"),
+        (["fitt", "x.csv"], r"'fitt' is not known \(did you mean 'fit'\?\); allowed: data, train, identify, plan, run"),
         ([], "the following arguments are required: VERB; see horovod-study --help"),
         (["fit", "x.csv", "--jsn"], r"horovod-study fit: unknown argument '--jsn' \(did you mean '--json'\?\)"),
         (["run"], "the following arguments are required: STUDY.yaml"),

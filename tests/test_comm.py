@@ -14,8 +14,9 @@ from torch import nn
 from horovod_study.comm import builds, detect, settings
 from horovod_study.comm.base import FlatGradients, agreed, choose_reduction, require_parity
 from horovod_study.comm.buckets import Bucket, GradientBuckets
-from horovod_study.comm.launch import Launch
-from horovod_study.comm.libmpi import loaded_library, require_launchers_mpi
+from horovod_study.comm.horovod import horovod_places
+from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
+from horovod_study.comm.libmpi import loaded_library, require_connection, require_launchers_mpi
 from horovod_study.comm.ps import add_in_order, shares
 from horovod_study.comm.serial import SerialBackend
 from horovod_study.config import RunConfig
@@ -31,14 +32,42 @@ from horovod_study.workload.model import StressCNN
         ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, "mpirun", 3, 4),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "mpirun", 0, 1),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun", 0, 2),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "none", 0, 1),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, "srun", 5, 8),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "none", 0, 1),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, "srun", 5, 8),
+        # A batch script, and a shell in an allocation: no step, or one of its own.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8"}, "none", 0, 1),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}, "none", 0, 1),
+        # mpirun starts its daemons by srun, and torchrun can be started by either.
         (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+            {
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "8",
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "2",
+            },
             "mpirun",
             1,
             2,
         ),
+        (
+            {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "RANK": "3", "WORLD_SIZE": "4"},
+            "torchrun",
+            3,
+            4,
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "RANK": "3",
+                "WORLD_SIZE": "4",
+                "TORCHELASTIC_RUN_ID": "none",
+            },
+            "torchrun",
+            3,
+            4,
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, "mpirun", 1, 2),
         ({"RANK": "0"}, "none", 0, 1),
     ],
 )
@@ -46,6 +75,71 @@ def test_launchers_are_recognised(environment: dict[str, str], launcher: str, ra
     found = detect(environment)
 
     assert (found.launcher, found.rank, found.workers) == (launcher, rank, workers)
+
+
+def test_ranks_meet_where_the_environment_says() -> None:
+    assert meeting_point({}) is None
+    assert meeting_point({"MASTER_ADDR": "n1"}) is None
+    assert meeting_point({"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}) == ("n1", 29500)
+    for wrong in ("", "x", "0", "65536", "-1"):
+        with pytest.raises(
+            BackendError, match=r"MASTER_PORT is .*; allowed: a number from 1 to 65535, the same for all"
+        ):
+            meeting_point({"MASTER_ADDR": "n1", "MASTER_PORT": wrong})
+
+
+def test_a_meeting_that_fails_says_where_and_what_to_do() -> None:
+    taken = RuntimeError("The server socket has failed to listen. port: 7, code: -98, name: EADDRINUSE")
+    assert str(foreign_port("n1", 7, 0, taken)) == (
+        "port 7 of n1 is taken by another program, so the ranks cannot meet there; start again, or set MASTER_PORT to "
+        "a free port"
+    )
+    assert str(foreign_port("n1", 7, 1, RuntimeError("timed out\nException raised from"))) == (
+        "rank 1 cannot meet the others at n1:7 (timed out); check that the host of rank 0 is n1, and that the other "
+        "hosts reach it"
+    )
+
+
+def test_a_network_interface_that_is_not_there_is_named() -> None:
+    require_interfaces({}, "GLOO_SOCKET_IFNAME")
+    require_interfaces({"GLOO_SOCKET_IFNAME": "lo"}, "GLOO_SOCKET_IFNAME")
+    with pytest.raises(
+        BackendError, match=r"GLOO_SOCKET_IFNAME is 'lo,ib9', but .* has no network interface ib9; it ha"
+    ):
+        require_interfaces({"GLOO_SOCKET_IFNAME": "lo,ib9"}, "GLOO_SOCKET_IFNAME")
+
+
+def test_ranks_of_srun_without_a_connection_for_mpi_are_refused() -> None:
+    launch = Launch(launcher="srun", rank=1, workers=2, backend="horovod")
+
+    require_connection(launch, {"PMIX_RANK": "1"})
+    require_connection(launch, {"PMI_FD": "7"})
+    require_connection(Launch(launcher="mpirun", rank=1, workers=2, backend="horovod"), {})
+    with pytest.raises(BackendError, match="srun started 2 workers without a connection for MPI; use srun --mpi=pmix"):
+        require_connection(launch, {"SLURM_PROCID": "1"})
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4)), min_size=1, max_size=4, unique_by=lambda x: x[0])
+)
+def test_places_are_those_that_horovodrun_gives(counts: list[tuple[str, int]]) -> None:
+    hosts = pytest.importorskip("horovod.runner.common.util.hosts")
+    total = sum(count for _, count in counts)
+    theirs = hosts.get_host_assignments([hosts.HostInfo(name, count) for name, count in counts], total)
+
+    ours = horovod_places([name for name, count in counts for _ in range(count)])
+
+    for own, their in zip(ours, theirs, strict=True):
+        assert own | {"cross_rank": 0} == {name: getattr(their, name) for name in own} | {"cross_rank": 0}
+        # They count the hosts that have such a rank in the order of the list, and so do we.
+        assert own["cross_rank"] == their.cross_rank
+
+
+def test_places_of_ranks_that_are_dealt_out_in_turn() -> None:
+    places = horovod_places(["a", "b", "a"])
+
+    assert [(0, 2), (0, 1), (1, 2)] == [(each["local_rank"], each["local_size"]) for each in places]
+    assert [(0, 2), (1, 2), (0, 1)] == [(each["cross_rank"], each["cross_size"]) for each in places]
 
 
 def test_what_auto_becomes() -> None:

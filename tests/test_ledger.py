@@ -1,23 +1,24 @@
-"""The ledger: what the run directories say about a study, the order of its cells, its lock, earlier attempts."""
+"""The ledger: what run directories, claims and jobs say about a study, the order of its cells, earlier attempts."""
 
+import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study import records
-from horovod_study.cluster import ledger
-from horovod_study.cluster.progress import Estimate
+from horovod_study.cluster import identity, lease, ledger
+from horovod_study.cluster.estimate import Estimate
 from horovod_study.cluster.study_file import STUDY_KEYS, SWEEP_KEYS, StudyConfig, load_study
 from horovod_study.config import RUNTIMES, RunConfig
-from horovod_study.errors import RecordError, StudyError
+from horovod_study.errors import ConfigError, RecordError
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -107,13 +108,11 @@ def test_each_state_is_read_from_the_run_directories(tmp_path):
 
 def test_judging_a_cell_needs_no_files():
     study = make_study()
-    cell = study.cells()[0]
+    done = record(study, study.cells()[0])
 
-    missing = ledger.judge(study, cell, exists=False, record=None)
-    done = ledger.judge(study, cell, exists=True, record=record(study, cell), earlier=2)
-
-    assert ("missing", 0) == (missing.state, missing.earlier_attempts)
-    assert ("done", 2) == (done.state, done.earlier_attempts)
+    assert ("missing", "") == ledger.judge(None, exists=False)
+    assert ("incomplete", "ended before it wrote its record") == ledger.judge(None, exists=True)
+    assert ("done", "") == ledger.judge(done, exists=True)
 
 
 def test_runs_of_an_edited_study_file_are_named_and_not_taken_for_cells(tmp_path):
@@ -161,17 +160,20 @@ def test_lines_and_json_of_status(tmp_path):
         "missing  horovod/mpi, 2 workers, repeat 1",
     ] == found.lines()
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert {"done": 1, "running": 0, "failed": 1, "stopped": 0, "incomplete": 0, "missing": 1} == document["counts"]
+    assert {**dict.fromkeys(ledger.STATES, 0), "done": 1, "failed": 1, "missing": 1} == document["counts"]
     assert {
         "cell": wrapped.key,
         "name": "horovod/mpi, 1 worker, repeat 1",
         "runtime": "horovod/mpi",
         "workers": 1,
+        "partition": "local",
         "batch": 75,
         "repeat": 0,
         "state": "failed",
         "samples_per_s": None,
         "reason": "lost",
+        "host": None,
+        "job": None,
         "earlier_attempts": 1,
     } == document["rows"][1]
 
@@ -266,55 +268,459 @@ def test_durations_are_those_of_finished_attempts_and_damage_is_passed_over(tmp_
     assert [] == ledger.past_durations(tmp_path / "nowhere")
 
 
-# ---------------------------------------------------------------------------------------------------- lock
+# ---------------------------------------------------------------------------------------------------- claims and jobs
 
-HOLD = """
-import sys, pathlib
-from horovod_study.cluster.ledger import study_lock
-with study_lock(pathlib.Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+
+@dataclass
+class FakeJob:
+    """What a JobBook says of a cell."""
+
+    state: str
+    reason: str = ""
+    job_id: str = "12"
+    restarts: int = 0
+    left_out: bool = False
+
+
+class FakeBook:
+    """A JobBook that says the same of every cell."""
+
+    def __init__(self, job: FakeJob) -> None:
+        self.job = job
+
+    def of(self, key: str) -> FakeJob:
+        return self.job
+
+
+def claim(state=None, reason="", *, job="", restarts=0, **holder) -> lease.Claim:
+    """Return a claim by process 77 on node9, given back as `state` unless that is None."""
+    who = replace(lease.this_process(), **{"host": "node9", "pid": 77, "job": job, "restarts": restarts, **holder})
+    released = None if state is None else "2026-01-01T00:01:00+00:00"
+    return lease.Claim(
+        path=Path("x"), generation=1, holder=who, since="then", released=released, state=state or "", reason=reason
+    )
+
+
+def put_claim(directory: Path, key: str, content: lease.Claim, *, age_s: float = 0.0) -> None:
+    """Write a claim into a study's folder, touched so long ago."""
+    folder = directory / lease.CLAIMS
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("what", "since", "released", "state", "reason")
+    path = folder / f"{key}.1"
+    path.write_text(json.dumps({"holder": asdict(content.holder), **{n: getattr(content, n) for n in names}}))
+    touched = lease.server_time(folder) - age_s
+    os.utime(path, (touched, touched))
+
+
+FAILED = {"status": "failed", "reason": "lost a worker", "totals": {}}
+STOPPED = {"status": "stopped", "reason": "stopped by SIGTERM", "totals": {}}
+ELSEWHERE = {"status": "running", "host": "node9", "pid": 77, "totals": {}}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "claimed", "job", "state", "reason"),
+    [
+        # claims alone
+        (None, claim(), None, "running", "process 77 on node9, starting"),
+        (FAILED, claim(), None, "running", "process 77 on node9, starting"),
+        (ELSEWHERE, claim(), None, "running", "process 77 on node9"),
+        (ELSEWHERE, claim(job="12"), None, "running", "process 77 on node9 in job 12"),
+        (FAILED, claim("failed", "x"), None, "failed", "lost a worker"),
+        (FAILED, claim("timed out", "timed out after 900 s"), None, "timed out", "timed out after 900 s"),
+        (STOPPED, claim("pre-empted"), None, "pre-empted", "stopped by SIGTERM"),
+        (None, claim("cancelled", "cancelled by anna"), None, "cancelled", "cancelled by anna"),
+        (ELSEWHERE, claim("interrupted"), None, "incomplete", "process 77 on node9 gave it back unfinished"),
+        ({}, claim("cancelled"), None, "done", ""),
+        # jobs
+        (None, None, FakeJob("pending", "Priority"), "queued", "job 12 pending (Priority)"),
+        (None, None, FakeJob("pending"), "queued", "job 12 pending"),
+        (None, None, FakeJob("running"), "queued", "job 12 runs, waiting for its turn"),
+        (FAILED, claim("failed"), FakeJob("pending"), "queued", "job 12 pending"),
+        (FAILED, claim("failed"), FakeJob("running"), "queued", "job 12 runs, waiting for its turn"),
+        (FAILED, claim("failed", job="12"), FakeJob("running"), "failed", "lost a worker"),
+        (FAILED, claim("failed", job="12_3"), FakeJob("running"), "failed", "lost a worker"),
+        (
+            STOPPED,
+            claim("pre-empted", job="12"),
+            FakeJob("pending", "BeginTime"),
+            "queued",
+            "job 12 pending (BeginTime)",
+        ),
+        (STOPPED, claim("pre-empted", job="12"), FakeJob("running"), "queued", "job 12 runs, waiting for its turn"),
+        (
+            *(ELSEWHERE, claim("", job="12"), FakeJob("running", restarts=1)),
+            *("queued", "job 12 runs, waiting for its turn"),
+        ),
+        ({}, None, FakeJob("running"), "done", ""),
+        (None, None, FakeJob("node failed"), "missing", "job 12 ended: node failed before its turn"),
+        (None, None, FakeJob("timed out"), "missing", "job 12 ended: timed out before its turn"),
+        (None, None, FakeJob("cancelled", "by anna"), "cancelled", "job 12 ended: cancelled (by anna)"),
+        (
+            None,
+            None,
+            FakeJob("unknown", "it never wrote a word"),
+            *("missing", "job 12 ended: it never wrote a word before its turn"),
+        ),
+        (
+            None,
+            None,
+            FakeJob("running", left_out=True),
+            *("missing", "job 12 left it out: too little of its time was left"),
+        ),
+        (ELSEWHERE, None, FakeJob("node failed"), "incomplete", "job 12 ended: node failed"),
+        (ELSEWHERE, claim(job="12"), FakeJob("node failed"), "incomplete", "job 12 ended: node failed"),
+        (ELSEWHERE, claim(job="12"), FakeJob("timed out"), "timed out", "job 12 ended: timed out"),
+        (ELSEWHERE, claim(job="12"), FakeJob("pre-empted"), "pre-empted", "job 12 ended: pre-empted"),
+        (ELSEWHERE, claim(job="12"), FakeJob("out of memory"), "failed", "job 12 ended: out of memory"),
+        (STOPPED, claim("", job="12"), FakeJob("timed out"), "timed out", "job 12 ended: timed out"),
+        (FAILED, claim("failed", job="12"), FakeJob("cancelled"), "failed", "lost a worker"),
+        (FAILED, claim("failed", job="11"), FakeJob("cancelled"), "failed", "lost a worker"),
+        (ELSEWHERE, claim(), FakeJob("cancelled", job_id="11"), "running", "process 77 on node9"),
+    ],
+)
+def test_claims_and_jobs_say_what_no_record_knows(tmp_path, recorded, claimed, job, state, reason):
+    study = make_study()
+    cell = study.cells()[0]
+    if recorded is not None:
+        records.create_run(tmp_path / "tiny" / cell.key, record(study, cell, **recorded))
+    if claimed is not None:
+        put_claim(tmp_path / "tiny", cell.key, claimed)
+
+    entry = ledger.read_ledger(study, tmp_path, jobs=FakeBook(job) if job else None).entries[0]
+    alone = ledger.read_entry(study, tmp_path / "tiny", cell, jobs=FakeBook(job) if job else None)
+
+    assert (state, reason) == (entry.state, entry.reason)
+    assert entry == alone
+
+
+def test_nobody_is_asked_about_jobs_of_finished_cells(tmp_path):
+    study = make_study()
+    for cell in study.cells():
+        records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
+
+    class Book:
+        def of(self, key):
+            raise AssertionError(key)
+
+    assert 10 == ledger.read_ledger(study, tmp_path, jobs=Book()).count("done")
+
+
+def test_claim_of_a_dead_process_of_this_host_is_no_claim(tmp_path):
+    study = make_study()
+    first, second, *_ = study.cells()
+    gone = claim(host=os.uname().nodename, pid=dead_pid())
+    put_claim(tmp_path / "tiny", first.key, gone)
+    put_claim(tmp_path / "tiny", second.key, gone)
+    records.create_run(tmp_path / "tiny" / second.key, record(study, second, status="running", pid=dead_pid()))
+
+    found = ledger.read_ledger(study, tmp_path).entries
+
+    assert ("missing", f"{gone.holder} is gone") == (found[0].state, found[0].reason)
+    assert ("incomplete", "its process is gone") == (found[1].state, found[1].reason)
+
+
+def test_claim_of_this_very_process_says_nothing_new_to_it(tmp_path):
+    study = make_study()
+    cell = study.cells()[0]
+    records.create_run(tmp_path / "tiny" / cell.key, record(study, cell, **STOPPED))
+    with lease.acquire(tmp_path / "tiny" / lease.CLAIMS, cell.key, what="a cell"):
+        assert "stopped" == ledger.read_entry(study, tmp_path / "tiny", cell).state
+
+
+@pytest.mark.parametrize(("silent_for_s", "state"), [(None, "running"), (10.0, "running"), (601.0, "incomplete")])
+def test_run_elsewhere_whose_runner_died_is_over_once_it_is_silent(tmp_path, monkeypatch, silent_for_s, state):
+    study = make_study()
+    cell = study.cells()[0]
+    records.create_run(tmp_path / "tiny" / cell.key, record(study, cell, **{**ELSEWHERE, "host": "node8"}))
+    put_claim(tmp_path / "tiny", cell.key, claim(boot="another"), age_s=500.0)
+
+    def silent_s(path):
+        if silent_for_s is None:
+            raise RecordError("read-only")
+        return silent_for_s
+
+    monkeypatch.setattr(ledger, "silent_s", silent_s)
+    entry = ledger.read_ledger(study, tmp_path).entries[0]
+
+    reasons = {
+        "running": "process 77 on node8; process 77 on node9, who looked after it, is gone",
+        "incomplete": "process 77 on node9 is gone, and nothing was written since",
+    }
+    assert (state, reasons[state]) == (entry.state, entry.reason)
+
+
+def test_reader_that_may_not_write_takes_nobody_for_dead(tmp_path, monkeypatch):
+    study = make_study()
+    cell = study.cells()[0]
+    put_claim(tmp_path / "tiny", cell.key, claim(boot="another"), age_s=500.0)
+    before = ledger.read_ledger(study, tmp_path).entries[0].state
+
+    def read_only(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(lease, "server_time", read_only)
+
+    assert ("missing", "running") == (before, ledger.read_ledger(study, tmp_path).entries[0].state)
+
+
+def test_what_is_taken_up_again_and_what_only_on_request(tmp_path):
+    study = make_study()
+    entries = [
+        ledger.Entry(cell=cell, key=cell.key, name=cell.key, state=state)
+        for cell, state in zip(study.cells(), ledger.STATES, strict=True)
+    ]
+    found = ledger.Ledger(study="tiny", directory=tmp_path, entries=tuple(entries))
+    state_of = {entry.cell.key: entry.state for entry in entries}
+
+    again = [state_of[cell.key] for cell in found.to_do(retry=False)]
+    wanted = [state_of[cell.key] for cell in found.to_do(retry=True)]
+
+    assert ["pre-empted", "stopped", "incomplete", "missing"] == again
+    assert ["failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete", "missing"] == wanted
+    assert set(ledger.STATES) - {"done", "running", "queued"} == {*ledger.BY_ITSELF, *ledger.ON_RETRY}
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "goes_on"),
+    [
+        (STOPPED, "stopped", True),
+        ({"status": "running", "pid": 2**22 + 1}, "incomplete", True),
+        (STOPPED, "pre-empted", True),
+        (STOPPED, "timed out", True),
+        (FAILED, "timed out", False),  # its runner ended it, and said so in the record
+        (STOPPED, "cancelled", True),
+        (FAILED, "failed", False),
+        ({}, "done", False),
+    ],
+)
+def test_what_goes_on_from_its_checkpoint(tmp_path, changes, state, goes_on):
+    study = make_study()
+    cell = study.cells()[0]
+    records.create_run(tmp_path / cell.key, record(study, cell, **changes))
+    entry = ledger.Entry(cell=cell, key=cell.key, name="", state=state, recorded=True)
+    without = ledger.can_resume(entry, tmp_path)
+    (tmp_path / cell.key / "checkpoints").mkdir()
+    (tmp_path / cell.key / "checkpoints" / "step-000000005.pt").touch()
+
+    assert (False, goes_on) == (without, ledger.can_resume(entry, tmp_path))
+
+
+# ---------------------------------------------------------------------------------------------------- choosing
+
+
+def test_cells_are_chosen_by_state_key_name_or_the_beginning_of_a_name(tmp_path):
+    study = make_study()
+    for cell in study.cells()[:3]:
+        records.create_run(tmp_path / "tiny" / cell.key, record(study, cell, **FAILED))
+    found = ledger.read_ledger(study, tmp_path)
+    first = found.entries[0]
+
+    def names(*wanted, states=("failed",)):
+        return [entry.name for entry in found.select(states, wanted)]
+
+    assert [entry.name for entry in found.entries[:3]] == names()
+    assert [first.name] == names(first.key) == names(first.name) == names("serial, 1 worker", first.key)
+    both = ["horovod/mpi, 1 worker, repeat 1", "horovod/mpi, 1 worker, repeat 2"]
+    assert both == names("horovod/mpi, 1 worker", states=("failed", "missing"))
+    assert [] == names(states=("timed out",))
+
+
+def test_cell_that_is_none_and_cell_in_another_state_are_refused(tmp_path):
+    study = make_study()
+    cell = study.cells()[0]
+    records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
+    found = ledger.read_ledger(study, tmp_path)
+
+    with pytest.raises(ConfigError) as unknown:
+        found.select(("failed",), ["seriel, 1 worker, repeat 1"])
+    with pytest.raises(ConfigError) as done:
+        found.select(("timed out", "failed"), [cell.key])
+
+    assert (
+        "'seriel, 1 worker, repeat 1' is no cell of study tiny (did you mean 'serial, 1 worker, repeat 1'?); "
+        "`horovod-study status` lists its cells; name one by its key, or by how its name begins"
+    ) == str(unknown.value)
+    expected = f"'{cell.key}': is done, but only cells that are failed, timed out can be chosen here"
+    assert expected == str(done.value)
+    with pytest.raises(ConfigError, match="'' is no cell"):
+        found.select(("failed",), [""])
+
+
+# ---------------------------------------------------------------------------------------------------- other code
+
+
+def test_runs_of_other_code_are_told_from_those_of_an_edited_file(tmp_path, monkeypatch):
+    directory = tmp_path / "tiny"
+    edited = make_study(run=RunConfig(study="tiny", seconds=2), identity={"local": identity.identify()})
+    records.create_run(directory / edited.cells()[0].key, record(edited, edited.cells()[0]))
+    old = make_study(identity={"local": "unremembered0"})
+    before = make_study(repeats=1)
+    for cell in [old.cells()[0], *before.cells()]:
+        records.create_run(directory / cell.key, record(before, cell))
+    with monkeypatch.context() as patch:
+        files = {**identity.code_files(), "train.py": "0" * 64}
+        patch.setattr(identity, "code_files", lambda: files)
+        patch.setattr(identity, "_version", lambda name: "2.12.0" if name == "torch" else None)
+        identity.remember(directory)
+        other = make_study(identity={"local": identity.identify()})
+    for cell in other.cells()[:2]:
+        records.create_run(directory / cell.key, record(other, cell))
+    monkeypatch.setattr(identity, "environment", lambda partition=None: {"torch": "2.13.0"})
+    monkeypatch.setattr(
+        identity, "changes", lambda *known, changes=identity.changes: changes(*known).partition(" and ")[0]
+    )
+    study = make_study(identity={"local": identity.identify()})
+
+    found = ledger.read_ledger(study, tmp_path)
+
+    assert 10 == found.count("missing")
+    assert sorted([edited.cells()[0].key, old.cells()[0].key]) == list(found.foreign)
+    assert [(2, "other code (train.py changed since)"), (5, "code of which nothing is remembered")] == [
+        (len(each.runs), each.why) for each in found.other_code
+    ]
+    assert (
+        "study tiny: 0 of 10 cells done (10 missing); 2 recorded runs were made with other code (train.py changed "
+        "since); 5 recorded runs were made with code of which nothing is remembered; 2 recorded runs are no cell of "
+        "this study file (it was edited since?)"
+    ) == found.summary()
+    assert frozenset() == found.current_directories()
+    document = found.to_dict()
+    assert sorted(cell.key for cell in other.cells()[:2]) == sorted(document["other_code"][0]["runs"])
+
+
+def test_only_the_runs_of_present_cells_are_analysed(tmp_path):
+    study = make_study(repeats=1)
+    edited = make_study(repeats=1, run=replace(study.run, batch=100))
+    for each in (study, edited):
+        for cell in each.cells()[:2]:
+            records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
+            (tmp_path / "tiny" / cell.key / "epochs.csv").write_text(
+                ",".join(records.EPOCH_COLUMNS) + "\n" + ",".join("1" * len(records.EPOCH_COLUMNS)) + "\n"
+            )
+
+    only = ledger.read_ledger(edited, tmp_path).current_directories()
+
+    wanted = sorted(cell.key for cell in edited.cells()[:2])
+    assert wanted == sorted(only)
+    table, runs = records.recorded_runs([tmp_path / "tiny"], only)
+    assert wanted == list(table["run"]) == list(records.epoch_table(tmp_path / "tiny", only)["run"])
+    assert wanted == [run.name for run in runs]
+    assert 4 == len(records.run_table(tmp_path / "tiny")) == len(records.epoch_table(tmp_path / "tiny"))
+    with pytest.raises(RecordError, match="holds no runs"):
+        records.run_table(tmp_path / "tiny", frozenset())
+
+
+# ---------------------------------------------------------------------------------------------------- many cells
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    path = Path(__file__).parents[1] / "benchmarks" / "ledger.py"
+    spec = importlib.util.spec_from_file_location("ledger_benchmark", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
-def holder(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "tiny")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert "held\n" == process.stdout.readline()
-    yield process
-    process.kill()
-    process.communicate()
+def many(benchmark, tmp_path):
+    """Return a study of 240 cells in two states."""
+    (tmp_path / "many.yaml").write_text(benchmark.study_text(240))
+    study = load_study(tmp_path / "many.yaml")
+    benchmark.fake_runs(study.cells(), tmp_path / "many", lambda n: FAILED if n % 4 == 0 else {})
+    return study
 
 
-def test_second_command_is_told_who_runs_the_study(tmp_path, holder):
-    with pytest.raises(StudyError) as caught, ledger.study_lock(tmp_path / "tiny"):
-        pass
+def test_finished_cells_are_read_once(tmp_path, many, monkeypatch):
+    first = ledger.read_ledger(many, tmp_path)
+    read = []
+    monkeypatch.setattr(ledger, "read_run", lambda path: read.append(path.name) or records.read_run(path))
 
-    expected = (
-        f"{tmp_path / 'tiny'}: the study is being run by process {holder.pid} on {os.uname().nodename}; "
-        "wait for it, or stop it and run again"
-    )
-    assert expected == str(caught.value)
+    again = ledger.read_ledger(many, tmp_path)
 
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, None])
-def test_lock_ends_with_its_holder(tmp_path, holder, end):
-    if end:
-        holder.send_signal(end)
-    holder.communicate()
-
-    with ledger.study_lock(tmp_path / "tiny"):
-        assert {"pid": os.getpid(), "host": os.uname().nodename} == json.loads((tmp_path / "tiny/.lock").read_text())
+    assert (240, 180, 60) == (len(first.entries), first.count("done"), first.count("failed"))
+    assert first == again
+    assert sorted(entry.key for entry in first.entries if entry.state == "failed") == sorted(read)
 
 
-def test_unwritable_folder_is_named_with_the_way_out(tmp_path):
-    (tmp_path / "runs").write_text("a file where the folder should be")
+def test_finished_cell_that_was_changed_is_read_again(tmp_path, many):
+    entry = ledger.read_ledger(many, tmp_path).entries[1]
+    path = tmp_path / "many" / entry.key / "run.json"
+    path.write_text(path.read_text().replace("31415.9", "27182.8"))  # as long as before
 
-    with pytest.raises(StudyError, match=r"runs/tiny: cannot be written \(.*\); choose a writable folder with --runs"):
-        with ledger.study_lock(tmp_path / "runs" / "tiny"):
-            pass
+    assert 27182.8 == ledger.read_ledger(many, tmp_path).entries[1].samples_per_s
+
+
+def test_finished_cell_that_was_removed_is_missing(tmp_path, many):
+    entry = ledger.read_ledger(many, tmp_path).entries[1]
+    (tmp_path / "many" / entry.key / "run.json").unlink()
+    (tmp_path / "many" / entry.key).rmdir()
+
+    assert "missing" == ledger.read_ledger(many, tmp_path).entries[1].state
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"schema": 1}', '{"schema": 2, "runs": {}}', '{"schema": 1, "runs": 3}']
+)
+def test_damaged_cache_is_read_past(tmp_path, many, content):
+    first = ledger.read_ledger(many, tmp_path)
+    (tmp_path / "many" / ".ledger.json").write_text(content)
+
+    assert first == ledger.read_ledger(many, tmp_path)
+    assert 180 == len(json.loads((tmp_path / "many" / ".ledger.json").read_text())["runs"])
+
+
+def test_damaged_lines_of_the_cache_are_read_past(tmp_path, many):
+    first = ledger.read_ledger(many, tmp_path)
+    path = tmp_path / "many" / ".ledger.json"
+    content = json.loads(path.read_text())
+    content["runs"] = {key: [None, 3, "x"][number % 3] for number, key in enumerate(content["runs"])}
+    path.write_text(json.dumps(content))
+
+    assert first == ledger.read_ledger(many, tmp_path)
+
+
+def test_folder_that_cannot_be_written_has_a_status_too(tmp_path, many, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ledger, "atomic_write", full)
+
+    assert 180 == ledger.read_ledger(many, tmp_path).count("done")
+
+
+def test_small_studies_leave_no_cache(tmp_path):
+    study = make_study()
+    for cell in study.cells():
+        records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
+    ledger.read_ledger(study, tmp_path)
+
+    assert sorted(cell.key for cell in study.cells()) == sorted(os.listdir(tmp_path / "tiny"))
+
+
+def test_benchmark_measures_and_says_so(benchmark, tmp_path):
+    result = {
+        "measured": "2026-01-01",
+        "machine": {"cpu_model": "CPU", "cores": 2, "python": "3.11", "load_1min": 0.5},
+        "cells": 10_000,
+        "record_bytes": 6000,
+        "rounds": 3,
+        "seconds": {"plan": [1.0, 2.0, 3.0], "status": [0.5, 0.7, 0.6], "status again": [0.25, 0.25, 0.5]},
+    }
+
+    page = benchmark.lines(result)
+
+    assert [
+        "| plan | 2.00 (1.00 - 3.00) | 5 |",
+        "| status | 0.60 (0.50 - 0.70) | 2 |",
+        "| status again | 0.25 (0.25 - 0.50) | 2 |",
+    ] == page[-3:]
+    assert 10_000 == len(_load(benchmark, tmp_path).cells())
+
+
+def _load(benchmark, folder):
+    (folder / "many.yaml").write_text(benchmark.study_text(10_000))
+    return load_study(folder / "many.yaml")
 
 
 # ---------------------------------------------------------------------------------------------------- shipped studies

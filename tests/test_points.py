@@ -351,3 +351,49 @@ def test_a_table_without_runs_or_columns_is_refused_in_one_line():
         points.scaling_points(run_table().iloc[:0])
     with pytest.raises(AnalysisError, match="run table: column workers missing; make it with horovod-study analyze"):
         points.scaling_points(run_table().drop(columns="workers"))
+
+
+# ---------------------------------------------------------------------------------------------------- where they sit
+
+
+def test_placements_are_series_of_their_own_and_share_the_plain_baseline():
+    ways = (("serial", "none"), ("horovod", "mpi"))
+    filled = run_table((1, 2, 4), ways=ways, failed=(), change={"placement": "fill", "workers_per_node": None})
+    spread = run_table((2, 4), ways=ways[1:], failed=(), change={"placement": "spread", "workers_per_node": None})
+    few = run_table((2, 4), ways=ways[1:], failed=(), change={"placement": "fill", "workers_per_node": 1})
+    runs = pd.concat([filled, spread, few], ignore_index=True)
+    runs["run"] = [f"run{number}" for number in range(len(runs))]
+    table = points.scaling_points(runs)
+
+    assert set(table["setting"]) == {
+        "batch 75",
+        "batch 75 nodes filled full nodes",
+        "batch 75 nodes shared evenly full nodes",
+        "batch 75 nodes filled 1 per node",
+    }
+    assert table["speedup_plain"].notna().all(), "one alone sits nowhere in particular"
+
+
+def test_checkpoints_are_compared_with_a_baseline_that_writes_as_many():
+    runs = pd.concat(
+        [
+            run_table(
+                (1, 2), ways=(("serial", "none"), ("horovod", "mpi")), failed=(), change={"checkpoint_every": each}
+            )
+            for each in (None, 100, 20)
+        ],
+        ignore_index=True,
+    )
+    runs["run"] = [f"run{number}" for number in range(len(runs))]
+    slow = (runs["backend"] == "serial") & (runs["checkpoint_every"] == 20)
+    runs.loc[slow, "samples_per_s"] /= 2
+    table = points.scaling_points(runs)
+    two = table[table["workers"] == 2].set_index("setting")["speedup_plain"]
+
+    assert set(table["setting"]) == {
+        f"batch 75 {words}"
+        for words in ("no checkpoints on the way", "checkpoint every 100 steps", "checkpoint every 20 steps")
+    }
+    assert two["batch 75 checkpoint every 20 steps"] / two["batch 75 checkpoint every 100 steps"] == pytest.approx(
+        2, 0.1
+    )

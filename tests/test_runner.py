@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,16 +18,18 @@ from fake_trainer import fake_launch
 from rich.console import Console
 
 from horovod_study import records
-from horovod_study.cluster import ledger, runner
+from horovod_study.cluster import lease, ledger, runner
 from horovod_study.cluster.process import marked_processes, stop_marked
 from horovod_study.cluster.progress import Estimate, TimeLeft, duration
 from horovod_study.cluster.reason import failure_reason
-from horovod_study.cluster.study_file import StudyConfig
-from horovod_study.config import RunConfig, load_yaml, run_config
+from horovod_study.cluster.site import Host, Site
+from horovod_study.cluster.study_file import Budget, StudyConfig
+from horovod_study.config import Placement, RunConfig, load_yaml, run_config
 from horovod_study.errors import StudyError
 
 COMMAND = "horovod-study run tiny.yaml"
 TESTS = Path(__file__).parent
+QUICK = {"smoke": False, "watch_load_s": 0.0}
 slow = pytest.mark.slow
 
 
@@ -40,10 +44,10 @@ def make_study(**changes) -> StudyConfig:
     return StudyConfig(**{**values, **changes})
 
 
-def run(study, runs, behaviour=None, **options):
+def run(study, runs, behaviour=None, console=None, **options):
     """Run `study` with fake trainers; return the result and what was printed, `tmp_path` written as RUNS."""
-    console = Console(file=io.StringIO(), force_terminal=False)
-    arguments = {"command": COMMAND, "launch": fake_launch(behaviour or {}), "cores": 2, "grace_s": 0.3}
+    console = console or Console(file=io.StringIO(), force_terminal=False)
+    arguments = {"command": COMMAND, "launch": fake_launch(behaviour or {}), "cores": 2, "grace_s": 0.3, **QUICK}
     result = runner.run_study(study, runs, console=console, **{**arguments, **options})
     return result, console.file.getvalue().replace(str(runs), "RUNS")
 
@@ -214,7 +218,7 @@ def test_time_limit_ends_every_process_of_the_cell(tmp_path, behaviour):
 
     result, _ = run(study, tmp_path, {"horovod/mpi/1/0": behaviour})
 
-    assert ["done", "failed", "done"] == states(result)
+    assert ["done", "timed out", "done"] == states(result)
     assert "timed out after 2.5 s" == result.ledger.entries[1].reason
     assert [] == marked_processes(str(tmp_path / "tiny"))
     if behaviour == "grandchild":
@@ -240,7 +244,7 @@ def test_more_workers_than_cores_are_refused_before_anything_runs(tmp_path):
 
 
 def test_missing_launcher_is_found_before_anything_runs(tmp_path):
-    def launch(cell, config, out):
+    def launch(cell, config, out, *, site):
         raise StudyError("runtime horovod/mpi needs the program horovodrun")
 
     with pytest.raises(StudyError, match="needs the program horovodrun"):
@@ -249,23 +253,49 @@ def test_missing_launcher_is_found_before_anything_runs(tmp_path):
     assert [] == starts(tmp_path)
 
 
+def held_elsewhere(directory, key) -> None:
+    """Claim a cell as a runner on another host would have done it just now."""
+    claims = directory / lease.CLAIMS
+    claims.mkdir(parents=True, exist_ok=True)
+    holder = {**asdict(lease.this_process()), "pid": 77, "host": "node9", "boot": "another"}
+    content = {"holder": holder, "what": key, "since": "2026-01-01T00:00:00+00:00"}
+    last = lease.latest(claims, key)
+    (claims / f"{key}.{last.generation + 1 if last else 1}").write_text(json.dumps(content))
+
+
 def test_cell_that_runs_elsewhere_is_left_alone(tmp_path):
     study = make_study(repeats=1)
     run(study, tmp_path)
-    manifest = tmp_path / "tiny" / study.cells()[2].key / "run.json"
+    key = study.cells()[2].key
+    manifest = tmp_path / "tiny" / key / "run.json"
     changes = {"status": "running", "host": "node9", "finished": None}
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changes}))
+    held_elsewhere(tmp_path / "tiny", key)
 
     result, output = run(study, tmp_path)
 
     assert 1 == result.exit_code
     assert 3 == len(starts(tmp_path))
     pid = records.read_run(manifest.parent).pid
-    expected = (
-        f"  left alone: horovod/mpi, 2 workers, repeat 1 runs already (process {pid} on node9); "
-        f"if it does not, move RUNS/tiny/{study.cells()[2].key} away\n"
-    )
-    assert expected in output
+    assert f"  left alone: horovod/mpi, 2 workers, repeat 1 runs already (process {pid} on node9)\n" in output
+
+
+def test_cell_that_another_runner_took_meanwhile_is_left_alone(tmp_path):
+    """Planned while it was free, claimed when its turn comes."""
+    study = make_study(repeats=1)
+    order = ledger.blocks(study.cells(), study.seed)[0]
+    launch = fake_launch({})
+
+    def launch_and_claim(cell, config, out, **options):
+        if (tmp_path / "tiny" / "cells" / f"{order[0].key}.yaml").exists() and cell == order[0]:
+            held_elsewhere(tmp_path / "tiny", order[1].key)
+        return launch(cell, config, out, **options)
+
+    result, output = run(study, tmp_path, launch=launch_and_claim)
+
+    assert [order[0].key, order[2].key] == starts(tmp_path)
+    assert f"left alone: {ledger.cell_name(study, order[1])} is being run by process 77 on node9 since" in output
+    assert 1 == result.exit_code
 
 
 # ---------------------------------------------------------------------------------------------------- interruptions
@@ -274,7 +304,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_runner import COMMAND, make_study
+from test_runner import COMMAND, QUICK, make_study
 from fake_trainer import fake_launch
 from horovod_study.cluster import runner
 from horovod_study.errors import StudyError
@@ -295,7 +325,7 @@ if point:
 try:
     launch = fake_launch({behaviour!r})
     result = runner.run_study(
-        make_study(**{study!r}), Path({runs!r}), command=COMMAND, launch=launch, cores=2, grace_s=0.3
+        make_study(**{study!r}), Path({runs!r}), command=COMMAND, launch=launch, cores=2, grace_s=0.3, **QUICK
     )
 except StudyError as error:
     sys.exit(f"error: {{error}}")
@@ -303,8 +333,10 @@ sys.exit(result.exit_code)
 """
 
 
-def start_runner(runs, behaviour=None, point="", study=None, **options):
-    code = SCRIPT.format(tests=str(TESTS), runs=str(runs), behaviour=behaviour or {}, point=point, study=study or {})
+def start_runner(runs, behaviour=None, point="", study=None, grace_s=0.3, **options):
+    code = SCRIPT.replace("grace_s=0.3", f"grace_s={grace_s}").format(
+        tests=str(TESTS), runs=str(runs), behaviour=behaviour or {}, point=point, study=study or {}
+    )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([sys.executable, "-c", code], **{**pipes, **options})
 
@@ -451,7 +483,7 @@ def test_second_interrupt_gives_no_grace(tmp_path):
 
 
 KILL_POINTS = [
-    "before blocks",
+    "before plan_study",
     "before set_aside",
     "before atomic_write",
     "before CellProcess",
@@ -523,6 +555,346 @@ def test_second_runner_is_refused_and_starts_nothing(tmp_path):
     assert 1 == len(marked_processes(str(tmp_path / "tiny"))), "the first one's cell goes on"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
+
+
+# ---------------------------------------------------------------------------------------------------- claims
+
+
+def released(runs, cell) -> tuple[str, str]:
+    claim = lease.latest(runs / "tiny" / lease.CLAIMS, cell.key)
+    assert claim.released is not None
+    return claim.state, claim.reason
+
+
+def test_claims_are_given_back_with_how_the_cells_ended(tmp_path):
+    study = make_study(repeats=1, timeout_s=2.0, runtimes=("horovod/mpi", "ddp/gloo"))
+    behaviour = {"horovod/mpi/1/0": "traceback", "horovod/mpi/2/0": "hang", "ddp/gloo/1/0": "stopped"}
+
+    run(study, tmp_path, behaviour)
+
+    assert [
+        ("done", ""),
+        ("failed", "ValueError: the loss is not a number (exit code 1)"),
+        ("timed out", "timed out after 2 s"),
+        ("stopped", "stopped by SIGUSR1"),
+        ("done", ""),
+    ] == [released(tmp_path, cell) for cell in study.cells()]
+
+
+def test_cell_that_somebody_else_took_over_is_ended_and_its_directory_left_to_him(tmp_path, monkeypatch):
+    """As when this host was cut off for minutes, and another one has begun the cell meanwhile."""
+    monkeypatch.setattr(runner, "_CHECK_S", 0.1)
+    study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
+    [cell] = study.cells()
+    launch = fake_launch({"*": "hang"})
+    directory = tmp_path / "tiny"
+
+    def launch_and_lose(cell, config, out, **options):
+        if config.name.startswith(cell.key):
+            held_elsewhere(directory, cell.key)
+        return launch(cell, config, out, **options)
+
+    result, _ = run(study, tmp_path, launch=launch_and_lose)
+
+    assert ["running"] == states(result), "the other one runs it"
+    assert [] == marked_processes(str(directory))
+    claim = lease.read_claim(directory / lease.CLAIMS, cell.key, 1)
+    assert ("interrupted", "another runner took it over, because nothing was heard from this one") == (
+        claim.state,
+        claim.reason,
+    )
+    if (directory / cell.key / "run.json").exists():
+        assert "running" == records.read_run(directory / cell.key).status, "nothing was written into his record"
+
+
+def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path):
+    study = make_study(repeats=1)
+    console = Console(file=io.StringIO(), force_terminal=False)
+
+    with runner.StopRequest("pre-empted") as stop:
+        broken_off = runner.run_cells(
+            study,
+            study.cells(),
+            tmp_path / "tiny",
+            console=console,
+            stop=stop,
+            launch=fake_launch({}),
+            lasts_s=5.0,  # less than the guess for horovod, 7 s, and more than that for serial, 4 s
+        )
+
+    assert "" == broken_off
+    assert [study.cells()[0].key] == starts(tmp_path)
+    assert "not begun: horovod/mpi, 2 workers, repeat 1 would not end in the time that is left here" in (
+        console.file.getvalue()
+    )
+
+
+def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
+    study = make_study(repeats=1)
+    cell = study.cells()[0]
+    stop = runner.StopRequest("pre-empted")
+
+    def launch(*arguments, **options):
+        threading.Thread(target=stop_when_ready, daemon=True).start()
+        return fake_launch({"*": "stops when asked"})(*arguments, **options)
+
+    def stop_when_ready():
+        wait_for((tmp_path / "tiny" / cell.key / "ready").exists)
+        stop.requested = True
+
+    console = Console(file=io.StringIO(), force_terminal=False)
+    broken_off = runner.run_cells(
+        study, study.cells(), tmp_path / "tiny", console=console, stop=stop, launch=launch, grace_s=20
+    )
+
+    assert "serial, 1 worker, repeat 1" == broken_off
+    assert ("pre-empted", "stopped by SIGUSR1") == released(tmp_path, cell)
+    assert "pre-empted" == ledger.read_entry(study, tmp_path / "tiny", cell).state
+    result, _ = run(study, tmp_path)
+    assert 0 == result.exit_code
+    assert [cell.key, f"{cell.key} resumed"] == [each for each in starts(tmp_path) if cell.key in each]
+
+
+# ---------------------------------------------------------------------------------------------------- cancel, retry
+
+
+def cancel(study, runs, *which) -> tuple[int, str]:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    return runner.cancel_cells(study, runs, which=which, console=console, grace_s=0.3), console.file.getvalue()
+
+
+def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path):
+    study = make_study(repeats=1)
+    first = ledger.blocks(study.cells(), study.seed)[0][0]
+    name = ledger.cell_name(study, first)
+    behaviour = {f"{first.runtime}/{first.placement.workers}/0": "stops when asked"}
+    process = start_runner(tmp_path, behaviour, study={"repeats": 1}, grace_s=20)
+    wait_for((tmp_path / "tiny" / first.key / "ready").exists)
+
+    assert (1, f"cancelled: {name}\n") == cancel(study, tmp_path, name)
+
+    output, _ = process.communicate(timeout=20)
+    assert 1 == process.returncode, output
+    assert f"  cancelled: {name}: stopped by SIGUSR1\n" in output
+    assert "study tiny: 2 of 3 cells done (1 cancelled)" in output
+    assert 3 == len(starts(tmp_path))
+
+    result, _ = run(study, tmp_path, retry=False)
+    assert 3 == len(starts(tmp_path)), "whoever cancelled it meant it"
+
+    console = Console(file=io.StringIO())
+    options = {"launch": fake_launch({}), "cores": 2, "console": console, **QUICK}
+    result = runner.retry_cells(study, tmp_path, which=[name], command=COMMAND, **options)
+    assert 0 == result.exit_code
+    assert f"{first.key} resumed" == starts(tmp_path)[-1]
+
+
+def test_cancelling_all_ends_the_runner_too(tmp_path):
+    study = make_study()
+    process = start_runner(tmp_path, {"*": "hang"})
+    wait_for(lambda: len(marked_processes(str(tmp_path / "tiny"))) == 1 and starts(tmp_path))
+
+    count, output = cancel(study, tmp_path)
+
+    assert (1, 1) == (count, output.count("cancelled: ")), output
+    output, _ = process.communicate(timeout=20)
+    assert 130 == process.returncode, output
+    assert 1 == len(starts(tmp_path))
+    assert [] == marked_processes(str(tmp_path / "tiny"))
+    assert (0, "") == cancel(study, tmp_path)
+
+
+def test_cancelled_before_its_turn_a_cell_is_left_out(tmp_path):
+    study = make_study(repeats=1)
+    order = ledger.blocks(study.cells(), study.seed)[0]
+    launch = fake_launch({})
+
+    def launch_and_cancel(cell, config, out, **options):
+        if cell == order[0] and config.name.startswith(cell.key):
+            assert 1 == cancel(study, tmp_path, order[1].key)[0]
+        return launch(cell, config, out, **options)
+
+    result, output = run(study, tmp_path, launch=launch_and_cancel)
+
+    assert [order[0].key, order[2].key] == starts(tmp_path)
+    assert f"left out: {ledger.cell_name(study, order[1])} was cancelled\n" in output
+    assert 1 == result.ledger.count("cancelled")
+
+
+def test_cell_of_a_killed_runner_is_cancelled_with_its_processes(tmp_path):
+    study = make_study(repeats=1)
+    process = start_runner(tmp_path, {"*": "hang"}, study={"repeats": 1})
+    wait_for(lambda: starts(tmp_path))
+    process.kill()
+    process.communicate()
+    key = starts(tmp_path)[0]
+
+    count, _ = cancel(study, tmp_path, key)
+
+    assert 1 == count
+    assert [] == marked_processes(str(tmp_path / "tiny"))
+    entry = next(each for each in ledger.read_ledger(study, tmp_path).entries if each.key == key)
+    assert ("cancelled", "cancelled while nobody ran it") == (entry.state, entry.reason)
+
+
+def test_retry_takes_up_failed_cells_only_and_refuses_others(tmp_path):
+    study = make_study()
+    run(make_study(repeats=1), tmp_path, {"horovod/mpi/2/0": "traceback"})
+    before = starts(tmp_path)
+
+    def retry(*which):
+        options = {"launch": fake_launch({}), "cores": 2, "console": Console(file=io.StringIO()), **QUICK}
+        return runner.retry_cells(study, tmp_path, which=which, command=COMMAND, **options)
+
+    with pytest.raises(StudyError, match="'serial, 1 worker, repeat 1': is done, but only cells that are failed"):
+        retry("serial, 1 worker, repeat 1")
+
+    result = retry()
+
+    assert [study.cells()[2].key] == starts(tmp_path)[len(before) :]
+    assert (3, 3) == (result.ledger.count("done"), result.ledger.count("missing"))
+
+
+# ---------------------------------------------------------------------------------------------------- before a sweep
+
+
+def test_workers_share_cores_when_that_is_asked_for_and_it_is_said(tmp_path):
+    with pytest.raises(StudyError, match="or measure how cores are shared with --oversubscribe"):
+        run(make_study(repeats=1), tmp_path, cores=1)
+
+    result, output = run(make_study(repeats=1), tmp_path, cores=1, oversubscribe=True)
+
+    assert 0 == result.exit_code
+    assert (
+        "warning: up to 2 workers, but this machine offers 1 core: their times measure how cores are shared, and the "
+        "records say so\n"
+    ) in output
+
+
+def test_over_budget_is_refused_without_a_terminal_unless_told_yes(tmp_path):
+    study = make_study(repeats=1, budget=Budget(hours=0.001))
+    message = r"over the budget: 0.005 hours of 0.001; give --yes to run it all the same, or shrink the study"
+
+    with pytest.raises(StudyError, match=message):
+        run(study, tmp_path)
+
+    assert [] == starts(tmp_path)
+    assert 0 == run(study, tmp_path, yes=True)[0].exit_code
+
+
+def test_days_without_a_budget_are_asked_about(tmp_path):
+    study = make_study(repeats=1, run=RunConfig(study="tiny", seconds=86_400))
+
+    with pytest.raises(StudyError, match=r"3 cells take 72 h, one after the other; give --yes"):
+        run(study, tmp_path)
+
+
+@pytest.mark.parametrize(("answer", "started"), [("y", 3), ("n", 0), ("", 0)])
+def test_on_a_terminal_the_question_is_asked(tmp_path, monkeypatch, answer, started):
+    study = make_study(repeats=1, budget=Budget(hours=0.001))
+    console = Console(file=io.StringIO(), force_terminal=True, force_interactive=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer + "\n" if answer else ""))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+
+    if started:
+        run(study, tmp_path, console=console)
+    else:
+        with pytest.raises(StudyError, match="nothing was started; shrink the study"):
+            run(study, tmp_path, console=console)
+
+    assert started == len(starts(tmp_path))
+    assert "run it? [y/N]" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node1:2,node2:2", [("node1", 2), ("node2", 2)]),
+        ("a, b", [("a", 1), ("b", 1)]),
+        ("10.0.0.1", [("10.0.0.1", 1)]),
+    ],
+)
+def test_hosts_as_they_are_written(text, hosts):
+    assert hosts == [(host.name, host.slots) for host in runner.parse_hosts(text)]
+
+
+@pytest.mark.parametrize("text", ["", "node1:", "node1:x", "node1,,node2", "a b", "-oProxyCommand=x"])
+def test_what_is_no_host_is_refused(text):
+    with pytest.raises(StudyError, match="host"):
+        runner.parse_hosts(text)
+
+
+def test_given_hosts_take_the_place_of_this_machine():
+    study = runner.on_hosts(make_study(workers=(2,), repeats=1), runner.parse_hosts("node1:1,node2:1"))
+
+    [plain, alone, two] = study.cells()
+    assert ["ssh"] == [partition.scheduler for partition in study.partitions.values()]
+    assert ((1,), (1,), (1, 1)) == tuple(cell.placement.per_node for cell in (plain, alone, two))
+
+
+# ---------------------------------------------------------------------------------------------------- placement
+
+
+def ranks_on(*hosts) -> records.RunRecord:
+    study = make_study(repeats=1)
+    record = runner.record_of(study.cells()[2], "then", "")
+    return replace(record, effective={**record.effective, "ranks": [{"host": host} for host in hosts]})
+
+
+TWO_EACH = Site(hosts=(Host(name="node1", slots=2), Host(name="node2", slots=2)))
+PLACED = [
+    (("node1", "node1", "node2", "node2"), TWO_EACH, ""),
+    (("node1.cluster.org", "node1.cluster.org", "node2.cluster.org", "node2.cluster.org"), TWO_EACH, ""),
+    (("gpu-a", "gpu-a", "gpu-b", "gpu-b"), TWO_EACH, ""),  # known to ssh by other names
+    (("node1",) * 4, TWO_EACH, "node1: 4 instead of node1: 2, node2: 2"),
+    (("gpu-a",) * 4, TWO_EACH, "gpu-a: 4 instead of node1: 2, node2: 2"),
+    (("node1", "node2", "node2", "node2"), TWO_EACH, "node1: 1, node2: 3 instead of node1: 2, node2: 2"),
+    (("node1", "node1", "node3", "node3"), TWO_EACH, "node1: 2, node3: 2 instead of node1: 2, node2: 2"),
+    (("vm",) * 4, replace(TWO_EACH, allocation=True), ""),  # nodes that are all this one machine
+    (("node1",) * 4, replace(TWO_EACH, allocation=True), "node1: 4 instead of node1: 2, node2: 2"),
+    ((), TWO_EACH, ""),
+    (("anything",) * 4, Site(), ""),
+]
+
+
+@pytest.mark.parametrize(("hosts", "site", "told"), PLACED)
+def test_hosts_of_the_ranks_are_compared_with_the_placement(hosts, site, told):
+    cell = replace(make_study().cells()[0], placement=Placement(workers=4, workers_per_node=2))
+
+    wrong = runner.misplaced(ranks_on(*hosts), cell, site)
+
+    assert wrong == (
+        told and f"its workers ran on other hosts than asked for: {told}; check the launcher and the hosts"
+    )
+
+
+def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path):
+    study = make_study(repeats=1)
+    cell = replace(study.cells()[2], placement=Placement(workers=2, workers_per_node=1))
+    out = tmp_path / "tiny" / cell.key
+    site = Site(hosts=(Host(name=os.uname().nodename, slots=1), Host(name="node2", slots=1)))
+    ended = []
+
+    class Here(runner._Work):  # nothing is asked over ssh in this test
+        def _end_elsewhere(self, *arguments):
+            ended.append(arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_Work", Here)
+        runner.run_cells(
+            study,
+            [cell],
+            tmp_path / "tiny",
+            console=Console(file=io.StringIO()),
+            stop=runner.StopRequest(),
+            launch=fake_launch({"*": "tells its ranks"}),
+            site_of=lambda cell: site,
+        )
+
+    record = records.read_run(out)
+    assert "failed" == record.status
+    assert f"its workers ran on other hosts than asked for: {os.uname().nodename}: 2 instead of" in record.reason
+    assert [] == ended, "it ended by itself"
 
 
 # ---------------------------------------------------------------------------------------------------- on a terminal

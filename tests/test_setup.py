@@ -97,6 +97,7 @@ def test_make_alone_lists_the_targets():
         "help",
         "setup",
         "extras",
+        "hosts",
         "study",
         "check",
         "test",

@@ -1,11 +1,19 @@
 """The file of a study: what it refuses, and the cells it expands to."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from horovod_study.cluster.study_file import load_study
+from horovod_study.cluster.partitions import find_partition
+from horovod_study.cluster.study_file import Budget, StudyConfig, load_study
+from horovod_study.config import RUN_FIELDS, RUNTIMES, Cell, Placement, RunConfig, changed, misplaced
 from horovod_study.errors import ConfigError
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -108,3 +116,517 @@ def test_workers_up_to_the_cores(tmp_path: Path, cores: int, counts: tuple[int, 
 def test_a_wrong_study_file(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_study(write(tmp_path, GOOD.replace(old, new)))
+
+
+# ---------------------------------------------------------------------------------------------------- partitions
+
+
+ALPHA = """
+study: cluster
+partition: alpha
+repeats: 1
+run: {dataset: 1000, batch: 10, seconds: 1}
+sweep: {workers: [1, 2, 8, 10], runtime: horovod/nccl}
+"""
+MINE = "scheduler: slurm\ncores_per_node: 8\ncores_per_worker: 2\nnodes: 3\n"
+
+
+def per_node(study: StudyConfig, runtime: str = "horovod/nccl") -> list[tuple[int, ...]]:
+    return [cell.placement.per_node for cell in study.cells() if cell.runtime == runtime]
+
+
+def swept(tmp_path: Path, sweep: str, *, more: str = "") -> StudyConfig:
+    """Return a study on three nodes of four slots with `sweep`."""
+    (tmp_path / "partitions").mkdir(exist_ok=True)
+    (tmp_path / "partitions" / "mine.yaml").write_text(MINE)
+    text = f"study: s\npartition: mine\nrepeats: 1\nrun: {{seconds: 1}}\nsweep: {{{sweep}}}\n{more}"
+    return load_study(write(tmp_path, text))
+
+
+def test_nodes_are_filled_one_after_the_other(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, ALPHA))
+
+    assert per_node(study) == [(1,), (2,), (8,), (8, 2)]
+    assert {cell.config.partition for cell in study.cells()} == {"alpha"}
+    assert study.partitions == {"alpha": find_partition("alpha")}
+
+
+def test_a_study_on_several_partitions_has_all_cells_on_each(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, ALPHA.replace("alpha", "[alpha, gpu2]") + "account: me\n"))
+    where = [(cell.placement.partition, cell.runtime, cell.placement.per_node) for cell in study.cells()]
+
+    assert where == [
+        *(("alpha", "serial", (1,)), *(("alpha", "horovod/nccl", each) for each in ((1,), (2,), (8,), (8, 2)))),
+        *(("gpu2", "serial", (1,)), *(("gpu2", "horovod/nccl", each) for each in ((1,), (2,), (4, 4), (4, 4, 2)))),
+    ]
+    assert {each.account for each in study.partitions.values()} == {"me"}
+    assert study.label(study.cells()[-1]) == "gpu2, horovod/nccl, 10 workers, 3 nodes"
+    assert [cell.config.partition for cell in study.cells()] == [part for part, *_ in where]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "wanted"),
+    [
+        ("workers: [4, 5]", [(1,), (4,), (4, 1)]),
+        ("nodes: [1, 2, 3]", [(1,), (4,), (4, 4), (4, 4, 4)]),
+        ("nodes: [1, 3], workers_per_node: 2", [(1,), (2,), (2, 2, 2)]),
+        ("workers: [2, 3], workers_per_node: [1, 2]", [(1,), (1,), (1, 1), (2,), (1, 1, 1), (2, 1)]),
+        ("workers: [5], nodes: 2, placement: spread", [(1,), (3, 2)]),
+        ("workers: [2, 5], nodes: [2, 3], placement: spread", [(1,), (1, 1), (3, 2), (2, 2, 1)]),
+        ("workers: [2, 5], placement: spread", [(1,), (1, 1), (2, 2, 1)]),  # over all three
+        ("workers: [5], workers_per_node: 2, placement: spread", [(1,), (2, 2, 1)]),
+        ("workers: [4], nodes: 2, placement: [fill, spread]", [(1,), (1,), (4,), (2, 2)]),
+        ("nodes: 2, placement: spread", [(1,), (4, 4)]),
+        ("zip: {workers: [6, 8], nodes: [2, 3]}, placement: spread", [(1,), (3, 3), (3, 3, 2)]),
+        ("zip: {nodes: [1, 2], batch: [150, 75]}", [(1,), (4,), (1,), (4, 4)]),
+    ],
+)
+def test_where_workers_go(tmp_path: Path, sweep: str, wanted: list[tuple[int, ...]]) -> None:
+    study = swept(tmp_path, sweep)
+
+    assert per_node(study, "horovod/mpi") == wanted
+    assert len({study.label(cell) for cell in study.cells()}) == len(study.cells()), "names tell cells apart"
+
+
+def test_one_worker_is_not_spread(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, ALPHA.replace("[1, 2, 8, 10]", "[1, 10], nodes: 2, placement: spread")))
+
+    assert per_node(study) == [(1,), (5, 5)]
+
+
+def test_named_nodes(tmp_path: Path) -> None:
+    study = swept(
+        tmp_path, "workers: [2, 4], workers_per_node: 2, placement: list", more="hosts: [b, a]\nbaselines: []\n"
+    )
+
+    assert [cell.placement.hosts for cell in study.cells()] == [("b",), ("b", "a")]
+    assert {cell.placement.layout for cell in study.cells()} == {"list"}
+
+
+def test_the_trainer_is_told_what_it_can_check(tmp_path: Path) -> None:
+    plain, *cells = swept(tmp_path, "workers: [4], workers_per_node: 2, placement: [fill, spread]").cells()
+    told = [(cell.config.placement, cell.config.workers_per_node) for cell in cells]
+
+    assert (plain.config.placement, plain.config.workers_per_node) == ("fill", None), "alone there is no placement"
+    assert told == [("fill", 2), ("spread", 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        (
+            "workers: [13]",
+            "13 workers need 4 nodes at 4 each, but partition mine has 3 with room for 12 workers; lower",
+        ),
+        ("nodes: [4]", "16 workers need 4 nodes at 4 each, but partition mine has 3"),
+        ("workers: [4], workers_per_node: 1", "4 workers need 4 nodes at 1 each, but partition mine has 3"),
+        ("workers: [4], workers_per_node: 5", r"5 workers per node .* a node of partition mine takes 4 \(8 cores\)"),
+        (
+            "workers: [10], nodes: 2, placement: spread",
+            "5 workers per node are asked for, but a node of partition mine",
+        ),
+        ("workers: [2], nodes: 2", "workers and nodes are both given; nodes alone are full ones"),
+        ("workers: [2], nodes: 2, workers_per_node: 1, placement: spread", "are all given; give two of them"),
+        ("workers: cores", "workers counts up to the cores of this machine, but the study runs on partition mine"),
+        ("runtime: serial", "workers counts up to the cores of this machine"),
+        ("workers: [2], placement: sprad", r"placement 'sprad' is not known \(did you mean 'spread'\?\)"),
+        ("workers: [2], placement: list", "placement list needs the names of its nodes, and only list has any"),
+        ("nodes: []", "nodes is an empty list; give at least one value"),
+        ("nodes: [0]", "sweep: nodes is 0; it must be at least 1"),
+    ],
+)
+def test_placements_that_cannot_be(tmp_path: Path, sweep: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        swept(tmp_path, sweep)
+
+    assert str(error.value).startswith(str(tmp_path / "study.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            ALPHA.replace("alpha", "alfa"),
+            r"study\.yaml: partition 'alfa' is not known \(did you mean 'alpha'\?\); there",
+        ),
+        (ALPHA.replace("alpha", "[alpha, alpha]"), "partition alpha is named twice; give each once"),
+        (ALPHA.replace("alpha", "none.yaml"), r"study\.yaml: partition none\.yaml: there is no such file"),
+        (ALPHA.replace("alpha", "[]"), "partition is an empty list"),
+        (ALPHA + 'account: "a\\nb"', r"account is 'a\\nb'; it must be one line of text"),
+        (
+            GOOD.replace("sweep: {", "sweep: {nodes: 2, ").replace("workers: [1, 2], ", ""),
+            "4 workers on 2 nodes cannot",
+        ),
+        (
+            GOOD.replace("sweep: {", "sweep: {workers_per_node: 1, "),
+            "2 workers on 2 nodes cannot be had on partition local, which is one machine; name a partition with more",
+        ),
+        (GOOD.replace("sweep: {", "sweep: {placement: list, ") + "hosts: [a]", "placement list cannot be had on part"),
+        (
+            ALPHA.replace("sweep: {", "sweep: {placement: spread, "),
+            "spread needs to know over how many nodes; give nodes",
+        ),
+        (
+            ALPHA.replace("sweep: {", "sweep: {placement: list, ") + "hosts: [a]",
+            "10 workers need 2 nodes at 8 each, but hosts names 1: a; name more, or lower workers",
+        ),
+        (
+            ALPHA.replace("sweep: {", "sweep: {placement: list, ") + "hosts: [-oProxyCommand=x]",
+            "hosts: '-oProxyCommand=x' is no name of a host; use letters",
+        ),
+        (
+            ALPHA.replace("alpha", "[alpha, gpu2]").replace("sweep: {", "sweep: {placement: list, ") + "hosts: [a, b]",
+            "hosts are those of one partition, but 2 are named",
+        ),
+        (
+            GOOD.replace("seconds: 1", "placement: spread"),
+            "run: placement cannot be fixed here; it comes from sweep.plac",
+        ),
+    ],
+)
+def test_wrong_partitions(tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod_study.cluster.partitions.available_cores", lambda: 2)
+    with pytest.raises(ConfigError, match=message):
+        load_study(write(tmp_path, text))
+
+
+def test_hosts_of_a_partition_over_ssh_are_known(tmp_path: Path) -> None:
+    (tmp_path / "pair.yaml").write_text("scheduler: ssh\ncores_per_node: 2\nhosts: [node1, node2]\n")
+    text = ALPHA.replace("alpha", "pair.yaml").replace("[1, 2, 8, 10]", "[1, 4]").replace("nccl", "gloo")
+    listed = text.replace("sweep: {", "sweep: {placement: list, ")
+    study = load_study(write(tmp_path, listed + "hosts: [node2, node1]"))
+
+    assert [cell.placement.hosts for cell in study.cells()] == [("node2",), ("node2",), ("node2", "node1")]
+    with pytest.raises(
+        ConfigError, match=r"hosts 'node3' is not known \(did you mean 'node\d'\?\); allowed: node1, node2"
+    ):
+        load_study(write(tmp_path, listed + "hosts: [node3]"))
+
+
+# ---------------------------------------------------------------------------------------------------- batches, zip
+
+
+def test_strong_scaling_divides_the_batch(tmp_path: Path) -> None:
+    text = GOOD.replace("batch: 10, ", "").replace("[1, 2]", "[1, 2, 3]")
+    for study in (
+        load_study(write(tmp_path, text.replace("sweep: {", "sweep: {global_batch: 60, ") + "scaling: strong")),
+        load_study(write(tmp_path, text.replace("dataset:", "global_batch: 60, dataset:"))),
+    ):
+        found = {(cell.runtime, cell.placement.workers, cell.config.batch) for cell in study.cells()}
+
+        assert study.scaling == "strong"
+        assert found == {
+            ("serial", 1, 60),
+            *((f"horovod/{way}", count, 60 // count) for way in ("mpi", "gloo") for count in (1, 2, 3)),
+        }
+    assert load_study(write(tmp_path, GOOD + "scaling: weak")).scaling == "weak"
+    assert study.label(study.cells()[-1]) == "horovod/gloo, 3 workers, batch 20"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("batch: 10", "global_batch: 9", "global_batch 9 cannot be divided among 2 workers; give worker counts that"),
+        ("batch: 10", "global_batch: [10, 20]", r"run: global_batch is \[10, 20\]; it must be a whole number"),
+        ("batch: 10", "batch: 10, global_batch: 20", "batch and global_batch are both given; batch is of each worker"),
+        ("sweep: {", "sweep: {global_batch: 8, ", "batch and global_batch are both given"),
+        ("repeats: 2", "scaling: strong", "scaling is strong, but each worker has its batch; give global_batch"),
+        ("batch: 10", "global_batch: 20", "scaling is weak, but global_batch is given; give batch"),
+        ("repeats: 2", "scaling: stong", r"scaling 'stong' is not known \(did you mean 'strong'\?\)"),
+    ],
+)
+def test_batches_that_do_not_fit(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = GOOD + ("scaling: weak\n" if "weak" in message else "")
+    with pytest.raises(ConfigError, match=message):
+        load_study(write(tmp_path, text.replace(old, new)))
+
+
+def test_zipped_lists_go_together(tmp_path: Path) -> None:
+    text = GOOD.replace("batch: 10, ", "").replace("workers: [1, 2],", "zip: {workers: [2, 4], batch: [150, 75]},")
+    study = load_study(write(tmp_path, text + "baselines: [plain]\n"))
+    found = [(c.runtime, c.placement.workers, c.config.batch) for c in study.cells() if c.config.repeat == 0]
+
+    assert sorted(found) == sorted(
+        [
+            *(("serial", 1, 150), ("serial", 1, 75)),
+            *(("horovod/mpi", 2, 150), ("horovod/gloo", 2, 150), ("horovod/mpi", 4, 75), ("horovod/gloo", 4, 75)),
+        ]
+    )
+    several = text.replace("zip: {", "lr: [1e-3, 1e-2], zip: [{").replace("75]}", "75]}, {threads: [1, 2]}]")
+    assert len(load_study(write(tmp_path, several + "baselines: []\n")).cells()) == 2 * (2 * 2 * 2 * 2)
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (
+            "{workers: [1, 2, 4], batch: [1, 2]}",
+            "sweep: zip: workers has 3, batch has 2; lists that go together must be",
+        ),
+        ("{workers: 2}", "sweep: zip: workers is 2; it must be a list, as long as the others"),
+        ("{workers: []}", r"sweep: zip: workers is \[\]; it must be a list"),
+        ("{worker: [1]}", r"sweep: zip: unknown key 'worker' \(did you mean 'workers'\?\)"),
+        ("{workers: [0]}", "sweep: workers is 0; it must be at least 1"),
+        ("[1, 2]", "sweep: zip must hold lists that go together, such as"),
+        ("{runtime: [serial]}", "sweep: runtime is varied twice, once under zip; give it once"),
+        ("[{lr: [1, 2]}, {lr: [1, 2]}]", "sweep: lr is varied twice, once under zip"),
+        ("{batch: [1, 2]}", "batch is both fixed under run and varied under sweep"),
+    ],
+)
+def test_a_wrong_zip(tmp_path: Path, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_study(write(tmp_path, GOOD.replace("workers: [1, 2],", f"zip: {new},")))
+
+
+def test_backends_are_crossed_with_transports(tmp_path: Path) -> None:
+    text = GOOD.replace("runtime: [horovod/mpi, horovod/gloo]", "backend: [horovod, ddp, mpi], transport: [mpi, gloo]")
+    study = load_study(write(tmp_path, text))
+
+    assert study.runtimes == ("horovod/mpi", "horovod/gloo", "ddp/gloo", "ddp/mpi", "mpi/mpi")
+    assert study.left_out == ("mpi/gloo",)
+    alone = load_study(write(tmp_path, text.replace("[horovod, ddp, mpi], transport: [mpi, gloo]", "[serial, ps]")))
+    assert alone.runtimes == ("serial", "ps/mpi")
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("backend: [ps], transport: gloo", "backend ps does not talk over gloo; there are ps/mpi"),
+        ("backend: [horovod, mpi], transport: gloo", "backend mpi does not talk over gloo; there are mpi/mpi"),
+        ("backend: mpi, transport: [mpi, nccl]", "transport nccl goes with none of the backends mpi; leave it out, or"),
+        ("backend: horovod", "backend horovod has several transports; give transport too: horovod/mpi, horovod/gloo"),
+        ("backend: serial, transport: none", "transport 'none' is not known; allowed: nccl, mpi, gloo"),
+        ("transport: mpi", "transport is given without backend; give both, or runtime"),
+        (
+            "backend: hvd, transport: mpi",
+            r"backend 'hvd' is not known \(did you mean 'horovod'\?\); allowed: serial, horovod",
+        ),
+        ("runtime: serial, backend: ddp", "runtime and backend are both given; a runtime is a backend with its"),
+    ],
+)
+def test_pairs_that_do_not_exist(tmp_path: Path, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_study(write(tmp_path, GOOD.replace("runtime: [horovod/mpi, horovod/gloo]", new)))
+
+
+def test_a_budget(tmp_path: Path) -> None:
+    found = load_study(write(tmp_path, GOOD + "budget: {gpu_hours: 20, hours: 1.5}")).budget
+
+    assert found == Budget(gpu_hours=20.0, hours=1.5)
+    with pytest.raises(ConfigError, match=r"budget: unknown key 'gpu_hour' \(did you mean 'gpu_hours'\?\)"):
+        load_study(write(tmp_path, GOOD + "budget: {gpu_hour: 20}"))
+    with pytest.raises(ConfigError, match=r"budget: hours is 0\.0; it must be greater than 0"):
+        load_study(write(tmp_path, GOOD + "budget: {hours: 0}"))
+
+
+def test_the_file_is_remembered_and_code_tells_cells_apart(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    study = load_study(path)
+    plain = load_study(path, identify=False)
+
+    assert (study.source, study.text) == (path, GOOD)
+    assert set(study.identity) == {"local"} and len(study.identity["local"]) == 12
+    assert {cell.identity for cell in study.cells()} == set(study.identity.values())
+    assert {cell.identity for cell in plain.cells()} == {""}
+    assert not {cell.key for cell in study.cells()} & {cell.key for cell in plain.cells()}
+
+
+# ---------------------------------------------------------------------------------------------------- properties
+
+counts = st.integers(1, 70)
+
+
+@given(workers=counts, most=counts, layout=st.sampled_from(["fill", "spread", "list"]))
+def test_workers_per_node_add_up(workers: int, most: int, layout: str) -> None:
+    hosts = tuple(f"n{number}" for number in range(-(-workers // most))) if layout == "list" else ()
+    placement = Placement(workers=workers, workers_per_node=most, layout=layout, hosts=hosts)
+    found = placement.per_node
+
+    assert sum(found) == workers
+    assert len(found) == placement.nodes
+    assert 1 <= min(found) and max(found) <= most
+    assert list(found) == sorted(found, reverse=True)
+    if layout == "spread":
+        assert max(found) - min(found) <= 1
+    else:
+        assert set(found[:-1]) <= {most}
+
+
+@given(workers=counts, most=counts, layout=st.sampled_from(["fill", "spread"]))
+def test_a_run_placed_as_asked_is_not_misplaced(workers: int, most: int, layout: str) -> None:
+    placement = Placement(workers=workers, workers_per_node=most, layout=layout)
+    hosts = [f"n{node}" for node, count in enumerate(placement.per_node) for _ in range(count)]
+    config = RunConfig(placement=layout, workers_per_node=most)
+
+    assert misplaced(config, hosts) == ""
+    if workers > 1:
+        lonely = [*hosts[:-1], "elsewhere"]
+        found = [lonely.count(host) for host in dict.fromkeys(lonely)]
+        assert bool(misplaced(config, lonely)) == (sorted(found, reverse=True) != list(placement.per_node))
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "message"),
+    [
+        ({}, ["a", "a", "b"], ""),
+        ({"workers_per_node": 2}, ["a", "a", "b"], ""),
+        ({"workers_per_node": 2}, ["a", "b", "b"], ""),
+        ({"placement": "spread"}, ["a", "a", "b"], ""),
+        (
+            {"workers_per_node": 1},
+            ["node1", "node1", "node2"],
+            "2 workers are on node1 and 1 on node2, but --workers-per-node 1 means 1+1+1 on 3 nodes; place them so "
+            "when launching, or leave the option out",
+        ),
+        (
+            {"placement": "spread"},
+            ["a", "b", "b", "b"],
+            "1 worker is on a and 3 on b, but --placement spread means equally many on each node, but for one; place "
+            "them so when launching, or leave the option out",
+        ),
+        (
+            {"placement": "spread", "workers_per_node": 3},
+            ["a", "a", "a", "b"],
+            "3 workers are on a and 1 on b, but --workers-per-node 3 and --placement spread means 2+2 on 2 nodes; "
+            "place them so when launching, or leave the option out",
+        ),
+        (
+            {"workers_per_node": 2},
+            list("abcdef"),
+            "1 worker is on a, 1 on b, 1 on c and so on over 6 nodes, but --workers-per-node 2 means 2+2+2 on 3 nodes; "
+            "place them so when launching, or leave the option out",
+        ),
+    ],
+)
+def test_a_run_placed_otherwise_says_what_it_found(options: dict, hosts: list[str], message: str) -> None:
+    assert misplaced(RunConfig(**options), hosts) == message
+
+
+@pytest.mark.horovod
+def test_the_trainer_ends_where_it_is_placed_otherwise(launch: Callable, tmp_path: Path) -> None:
+    small = ("--dataset", "400", "--steps", "2", "--out", str(tmp_path / "run"))
+    ended = launch("mpirun", 2, "--backend", "mpi", "--workers-per-node", "1", *small)
+
+    assert ended.returncode != 0
+    assert "error: 2 workers are on " in ended.stderr
+    assert ", but --workers-per-node 1 means 1+1 on 2 nodes; place them so when launching" in ended.stderr
+    assert not (tmp_path / "run").exists(), "before anything is recorded"
+
+
+axes = {
+    "batch": st.lists(st.sampled_from([8, 16, 32]), min_size=1, max_size=3),
+    "cycle_time_ms": st.lists(st.sampled_from([None, 0.5, 1.0]), min_size=1, max_size=3),
+    "lr_scaling": st.lists(st.sampled_from(["none", "sqrt"]), min_size=1, max_size=2),
+    "bucket_mb": st.lists(st.sampled_from([None, 1.0]), min_size=1, max_size=2),
+}
+
+
+@given(
+    varied=st.fixed_dictionaries({}, optional=axes),
+    runtimes=st.lists(st.sampled_from(RUNTIMES), min_size=1, unique=True),
+    workers=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    placements=st.lists(st.sampled_from(["fill", "spread"]), min_size=1, max_size=2, unique=True),
+    per_node=st.lists(st.integers(1, 8), max_size=2, unique=True),
+    baselines=st.lists(st.sampled_from(["plain", "wrapped"]), unique=True),
+    repeats=st.integers(1, 3),
+)
+def test_cells_are_unique_valid_and_have_their_baselines(
+    varied, runtimes, workers, placements, per_node, baselines, repeats
+) -> None:
+    study = StudyConfig(
+        name="s",
+        run=RunConfig(study="s", partition="alpha", seconds=1),
+        workers=tuple(workers),
+        runtimes=tuple(runtimes),
+        varied={name: tuple(values) for name, values in varied.items()},
+        placements=tuple(placements),
+        workers_per_node=tuple(per_node) or (4,),
+        baselines=tuple(baselines),
+        repeats=repeats,
+        partitions={"alpha": find_partition("alpha")},
+    )
+    cells = study.cells()
+    names = {(study.label(cell), cell.config.repeat) for cell in cells}
+
+    assert len({cell.key for cell in cells}) == len(cells) == len(names)
+    assert len(cells) % repeats == 0
+    for cell in cells:
+        assert cell.config == RunConfig(**cell.config.to_dict()), "made without all checks, and valid all the same"
+        assert cell.config.seed == 1 + cell.config.repeat
+        assert cell.placement.workers == 1 or cell.runtime != "serial"
+    alone = {(cell.runtime, cell.config.batch) for cell in cells if cell.placement.workers == 1}
+    for cell in cells:
+        if "plain" in baselines:
+            assert ("serial", cell.config.batch) in alone
+        if "wrapped" in baselines:
+            assert (cell.runtime, cell.config.batch) in alone
+
+
+def test_a_change_of_a_configuration_is_checked() -> None:
+    config = RunConfig(seconds=1, batch=10)
+
+    assert changed(config, batch=20) == replace(config, batch=20)
+    with pytest.raises(ConfigError, match="run: batch is 0; it must be at least 1"):
+        changed(config, batch=0)
+    with pytest.raises(ConfigError, match="run: backend mpi talks over mpi only, but transport is 'gloo'"):
+        changed(config, backend="mpi", transport="gloo")
+    with pytest.raises(TypeError, match="no such option: bach"):
+        changed(config, bach=1)
+
+
+def test_the_key_is_computed_once_and_does_not_depend_on_when() -> None:
+    cell = Cell(config=RunConfig(), runtime="serial", placement=Placement())
+    key = cell.key
+
+    assert cell.key is key
+    assert Cell(config=RunConfig(), runtime="serial", placement=Placement()) == cell
+    assert replace(cell, identity="abc").key != key
+    assert replace(cell).key == key
+
+
+# ---------------------------------------------------------------------------------------------------- shipped studies
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "cells"),
+    [
+        ("nccl_vs_mpi", 2, 3 * (1 + 3 * 10)),
+        ("strong_scaling", 2, 3 * (1 + 2 * 2)),
+        ("strong_scaling", 8, 3 * (1 + 2 * 8)),
+        ("weak_scaling", 4, 3 * 2 * (1 + 2 * 4)),
+        ("batch_size", 2, 3 * 7 * (1 + 2)),
+        ("knobs", 2, 3 * (1 + 2 * 3 * 3)),
+        ("convergence", 2, 3 * (1 + 3)),
+        ("placement", 2, 3 * (1 + 2 * 2 * 3)),
+        ("checkpoint_cost", 2, 3 * 4 * (1 + 2)),
+        ("accounting", 2, None),
+        ("cycle_time", 2, None),
+        ("laptop", 2, None),
+        ("runtimes", 2, None),
+    ],
+)
+def test_shipped_studies(name: str, cores: int, cells: int | None) -> None:
+    path = EXPERIMENTS / f"{name}.yaml"
+    study = load_study(path, cores=cores)
+    head = study.text.partition("\nstudy:")[0]
+
+    assert study.name == name
+    assert cells in (None, len(study.cells()))
+    assert len({cell.key for cell in study.cells()}) == len(study.cells())
+    assert f"horovod-study run experiments/{name}.yaml" in head
+    assert "?" in head.partition("\n")[0] or "what" in head.partition("\n")[0].lower(), "the question comes first"
+
+
+def test_every_shipped_study_is_valid_and_in_the_readme() -> None:
+    names = {path.stem for path in EXPERIMENTS.glob("*.yaml")} - {"search"}
+    listed = (EXPERIMENTS / "README.md").read_text()
+
+    for name in names:
+        assert f"`{name}.yaml`" in listed, name
+        assert load_study(EXPERIMENTS / f"{name}.yaml", cores=2).cells()
+
+
+def test_all_options_of_a_run_may_be_changed() -> None:
+    config = RunConfig()
+
+    assert changed(config, **{name: getattr(config, name) for name in RUN_FIELDS}) == config

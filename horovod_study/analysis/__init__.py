@@ -2,6 +2,7 @@
 
     points.py       run table -> scaling points: spread over repeats, speedup and efficiency against both baselines
     breakdown.py    where the time of a step goes, and how that changes with the worker count
+    boundary.py     synchronisation against workers and nodes, and the jump at each node boundary
     laws.py         scaling laws as values: linear, Amdahl, Gustafson, USL
     fitting.py      points -> fitted laws with 95 % intervals, the law selected, and every reason to doubt it
     prediction.py   points -> forecasts for other worker counts, from a weighted combination of laws

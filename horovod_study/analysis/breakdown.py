@@ -152,14 +152,14 @@ def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tup
     base, scale = cells[place], cell["batch"] / cell["ref_batch"]
     hidden = np.isnan(cell["values"]).any(axis=0) | np.isnan(base["values"]).any(axis=0)
     ours, theirs = folded(cell["values"], hidden), scale * folded(base["values"], hidden)
-    low, high, how = _interval(ours, theirs, cell["names"], base["names"])
+    low, high, how = difference_interval(ours, theirs, cell["names"], base["names"])
     return ours.mean(axis=0) - theirs.mean(axis=0), low, high, how, str(base["series"])
 
 
-def _interval(
+def difference_interval(
     ours: Floats, theirs: Floats, our_names: tuple[Any, ...], their_names: tuple[Any, ...]
 ) -> tuple[Floats, Floats, str]:
-    """Return the 95 % interval of the difference of means over repeats, (R, 7) and (Q, 7), and how it was made.
+    """Return the 95 % interval of the difference of means over repeats, (R, P) and (Q, P), and how it was made.
 
     Repeats of a study run side by side, so that what disturbs one disturbs its twin: where both sides have the same
     ones, Student's t of their differences; else Welch's.

@@ -24,8 +24,12 @@ _NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovo
 CHOICES = tuple(name for name in OPTIONS if name not in (*_NAMED, "batch"))
 """Options of training that separate series; a name mentions those that differ between the runs of the table."""
 
-KNOBS = tuple(name for name in CHOICES if name in COMMUNICATION)
-"""Choices of how workers talk, as texts in the table ("shipped" where nobody chose); they mean nothing to one alone."""
+_WHERE = ("placement", "workers_per_node")
+KNOBS = tuple(name for name in CHOICES if name in (*COMMUNICATION, *_WHERE))
+"""Choices of how workers talk and where they sit, as texts in the table ("shipped" where nobody chose).
+
+They mean nothing to one worker alone.
+"""
 
 _KNOB_WORDS = {
     "cycle_time_ms": "cycle {} ms",
@@ -36,6 +40,9 @@ _KNOB_WORDS = {
     "bucket_mb": "buckets {} MB",
     "ps_servers": "{} servers",
 }
+
+_TEXTS = (*KNOBS, "checkpoint_every")
+"""Choices that may be nobody's: they are texts in the table."""
 
 SETTINGS = (*_NAMED, *CHOICES)
 """What stays the same along a series, whatever its scaling mode."""
@@ -65,7 +72,12 @@ CHOICE_WORDS: Mapping[str, Callable[[Any], str]] = {
     "persistent_processes": lambda value: f"{'' if value else 'no '}persistent processes",
     "threads": lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
     "timer_mode": lambda value: "not timed" if value == "off" else f"{value} timers",
-    **{name: partial(_knob_words, name) for name in KNOBS},
+    **{name: partial(_knob_words, name) for name in KNOBS if name not in _WHERE},
+    "checkpoint_every": lambda value: (
+        "no checkpoints on the way" if value == "shipped" else f"checkpoint every {value} steps"
+    ),
+    "placement": lambda value: {"fill": "nodes filled", "spread": "nodes shared evenly"}.get(value, "named nodes"),
+    "workers_per_node": lambda value: "full nodes" if value == "shipped" else f"{value} per node",
 }
 """How a choice is named, where it tells series apart."""
 
@@ -218,7 +230,7 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
         default = RUN_FIELDS[column].default
         values = table[column].astype(object) if column in table.columns else pd.Series(default, table.index, object)
         table[column] = values.where(values.notna(), default)
-    for column in KNOBS:
+    for column in _TEXTS:
         table[column] = table[column].map(_knob_text).astype(object)
     for column in ("batch", "global_batch", "train_samples", "workers", "nodes"):
         table[column] = pd.to_numeric(table[column]).astype(float)
@@ -226,7 +238,7 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
         table[column] = table[column].astype(object).where(table[column].notna(), "auto")
     family = [*SETTINGS, "batch", "train_samples"]
     unknown = pd.DataFrame(
-        {column: table[column].isna() | ((table[column] == "auto") & (column not in KNOBS)) for column in family}
+        {column: table[column].isna() | ((table[column] == "auto") & (column not in _TEXTS)) for column in family}
     )
     unknown["reduction"] |= (table["reduction"] == "none") & (table["backend"] != "serial") & (table["workers"] == 1)
     complete = table.loc[~unknown.any(axis=1), family]
@@ -324,7 +336,7 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
         else table[column].map(parse_widths)
         if column == "widths"
         else pd.to_numeric(table[column], errors="coerce")
-        if column in KNOBS
+        if column in _TEXTS
         else table[column]
         for column in (
             *("partition", "backend", "transport", "precision", "ref_batch", *CHOICES, "horovod_defaults", "model"),
@@ -581,7 +593,9 @@ def _doubt_spread(points: pd.DataFrame) -> list[str]:
     found = []
     for series, rows in points.assign(spread=spread)[spread > WIDE_SPREAD].groupby("series", sort=False):
         places = " and ".join(
-            f"{100 * row['spread']:.0f} % at {worker_counts([row['workers']])}" for _, row in rows.iterrows()
+            f"{100 * row['spread']:.0f} % at {worker_counts([row['workers']])}"
+            + (f" on {row['nodes']:.0f} nodes" if row["nodes"] > 1 else "")
+            for _, row in rows.iterrows()
         )
         found.append(
             f"{series}: the throughput of repeats spreads by {places}, from slowest to fastest over the median; other "

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import accounting as steps
+from horovod_study.analysis import boundary as nodewise
 from horovod_study.analysis import breakdown as laps
 from horovod_study.analysis import convergence as learned
 from horovod_study.analysis import points as scaling
@@ -18,7 +19,7 @@ from horovod_study.errors import AnalysisError
 SCHEMA = 1
 """Of provenance.json; raised when a key changes its meaning."""
 
-TABLES = ("points", "curves", "breakdown", "convergence", "learning", "targets", "accounting")
+TABLES = ("points", "curves", "breakdown", "convergence", "learning", "targets", "accounting", "nodes", "boundary")
 DOCUMENTS = ("fits", "provenance")
 
 CURVE_COLUMNS = (
@@ -37,8 +38,13 @@ _NEEDED = {
     "learning": learned.LEARNING_COLUMNS,
     "targets": learned.TARGET_COLUMNS,
     "accounting": steps.RUN_COLUMNS,
+    "nodes": nodewise.NODE_COLUMNS,
+    "boundary": nodewise.BOUNDARY_COLUMNS,
 }
-_TEXTS = ("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not")
+_TEXTS = (
+    *("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not"),
+    *("per_node", "path", "fewer_per_node", "fewer_path", "more_per_node", "more_path"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +60,8 @@ class Analysis:
     learning: pd.DataFrame = field(default_factory=lambda: learned.nothing().learning)
     targets: pd.DataFrame = field(default_factory=lambda: learned.nothing().targets)
     accounting: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(steps.RUN_COLUMNS)))
+    nodes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(nodewise.NODE_COLUMNS)))
+    boundary: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(nodewise.BOUNDARY_COLUMNS)))
 
     def __post_init__(self) -> None:
         for name in TABLES:
@@ -107,7 +115,7 @@ def analyze(
         else learned.convergence(runs, evaluations, targets=targets, baseline=baseline)
     )
     rows = [] if accounting is None else steps.row_doubts(accounting)
-    doubts = [*scaling.doubts(runs, points), *laps.doubts(runs), *rows, *learning.doubts]
+    doubts = [*scaling.doubts(runs, points), *laps.doubts(runs), *nodewise.doubts(runs), *rows, *learning.doubts]
     return Analysis(
         points=points,
         curves=_curves(fitted),
@@ -115,6 +123,8 @@ def analyze(
         convergence=learning.curves,
         learning=learning.learning,
         targets=learning.targets,
+        nodes=nodewise.by_nodes(runs),
+        boundary=nodewise.boundaries(runs),
         **({} if accounting is None else {"accounting": accounting.run_rows()}),
         fits={
             "baseline": baseline,
@@ -162,6 +172,7 @@ def _fitted(runs: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) 
     rows = table[scaling.measured(table) & table["series"].isin(list(bases))]
     if rows.empty:
         return {}
+    rows = rows[nodewise.fewest_nodes(rows)]
     frame = pd.DataFrame(
         {
             "series": rows["series"],

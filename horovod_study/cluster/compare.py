@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from horovod_study.cluster.ledger import study_lock
+from horovod_study.cluster.lease import hold_study
 from horovod_study.cluster.process import GRACE_S, CellProcess, stop_marked
 from horovod_study.cluster.progress import duration
 from horovod_study.cluster.reason import failure_reason, is_follow_on
@@ -62,7 +62,7 @@ MAY_DIFFER = (
     *("backend", "transport", *COMMUNICATION),
     *("threads", "memory_format", "fused_optimizer", "compile", "cuda_graphs"),
     *("loader", "loader_processes", "pin_memory", "persistent_processes"),
-    *("require", "start_timeout_s", "stall_timeout_s"),
+    *("require", "start_timeout_s", "stall_timeout_s", "placement", "workers_per_node"),
     *("timer_mode", "system_interval_s", "disk_full"),
 )
 """How the work is done. Whatever else an option says is what is done, and must be the same on both sides."""
@@ -427,7 +427,7 @@ def run_compare(
             f"warning: the load of this machine is {load:.1f} on {cores} cores before the first run; what both sides "
             "of a block suffer alike cancels, but intervals will be wide"
         )
-    with StopRequest() as stop, study_lock(out):
+    with StopRequest() as stop, hold_study(out):
         left = stop_marked(str(out.resolve()), grace_s=grace_s)
         if left:
             say(f"stopped what an interrupted comparison left behind ({left} processes)")

@@ -1,4 +1,6 @@
-"""LaunchLine lines: the command that starts the workers of one cell, as a pure function, and its environment.
+"""Launch lines: the command that starts the workers of one cell, as a pure function, and its environment.
+
+On this machine:
 
     serial          python -m horovod_study.train
     horovod/mpi     horovodrun --mpi -np N python -m horovod_study.train
@@ -7,21 +9,36 @@
     ddp/gloo, nccl  python -m torch.distributed.run --standalone --nproc-per-node N -m horovod_study.train
     others/mpi      mpirun --host localhost:N --bind-to none -np N python -m horovod_study.train
 
-Each is followed by `--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
+On hosts over ssh, and on the nodes of a Slurm job:
+
+                    over ssh                        in a job
+    horovod/mpi     horovodrun --mpi -H a:1,a:1,b:1 mpirun, which starts its daemons by srun; srun --mpi=X where the
+    horovod/nccl    horovodrun -H a:2,b:1           partition says srun_mpi
+    horovod/gloo    horovodrun --gloo -H a:2,b:1    srun (ranks meet at MASTER_ADDR)
+    ddp/gloo, nccl  mpirun (the same)               srun (the same)
+    others/mpi      mpirun --host a,a,b             as horovod/mpi
+    serial          mpirun --host b                 srun
+
+A partition's `launcher` comes before these where it can start the runtime. Each is followed by
+`--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
 """
 
+import hashlib
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from horovod_study.cluster.remote import ALIVE_OPTIONS, SLURM_STARTS, SLURM_TELLS, SSH_OPTIONS, SUBMIT_OPTIONS
+from horovod_study.cluster.remote import MARKER as MARKER
+from horovod_study.cluster.site import HERE, PORTS, Site
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
 
 TRAINER = "horovod_study.train"
-MARKER = "HOROVOD_STUDY_CELL"
-"""Environment variable with the absolute run directory: every process of a cell inherits it and is found by it."""
 
 _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL starts over whichever controller was built
 
@@ -34,7 +51,7 @@ _SCRUBBED_PREFIXES = (
     "PRTE_",
     "TORCHELASTIC_",
     "HOROVOD_GLOO_RENDEZVOUS_",
-    "SLURM_STEP",
+    *SUBMIT_OPTIONS,
 )
 _SCRUBBED_NAMES = frozenset(
     """
@@ -42,7 +59,6 @@ _SCRUBBED_NAMES = frozenset(
     HOROVOD_HOSTNAME HOROVOD_CONTROLLER HOROVOD_CPU_OPERATIONS HOROVOD_ELASTIC
     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME
     MASTER_ADDR MASTER_PORT
-    SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_GTIDS SLURM_TASK_PID
     """.split()
 )
 _KEPT_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_", "PMIX_INSTALL_PREFIX")
@@ -71,12 +87,37 @@ _JOB_PARAMETERS = (  # written by mpirun itself, though they look like a user's 
 )
 
 
+# Programs that can start a runtime, best first: on this machine; over ssh; in a job.
+_STARTERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "serial": ((), ("mpirun",), ("srun", "mpirun")),
+    "horovod/mpi": (("horovodrun", "mpirun"), ("horovodrun", "mpirun"), ("srun+mpi", "mpirun", "horovodrun")),
+    "horovod/nccl": (("horovodrun", "mpirun"), ("horovodrun", "mpirun"), ("srun+mpi", "mpirun", "srun", "horovodrun")),
+    "horovod/gloo": (("horovodrun", "mpirun"), ("horovodrun", "mpirun"), ("srun", "mpirun", "horovodrun")),
+    "ddp": (("torchrun", "mpirun"), ("mpirun",), ("srun", "mpirun")),
+    "mpi": (("mpirun",), ("mpirun",), ("srun+mpi", "mpirun")),
+}
+
+# What is handed to ranks that mpirun starts on another host, which know nothing of this one's environment.
+_PASSED_PREFIXES = (
+    *("HOROVOD_", "NCCL_", "GLOO_", "UCX_", "FI_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "MALLOC_", "TORCH", "PYTORCH_"),
+    *("PYTHON", "CUDA_", "LD_", "DYLD_"),
+)
+_PASSED_NAMES = frozenset("PATH OPAL_PREFIX MASTER_ADDR MASTER_PORT LANG LC_ALL TZ VIRTUAL_ENV XDG_CACHE_HOME".split())
+_NOT_PASSED = frozenset(("CUDA_VISIBLE_DEVICES",))  # of this machine's GPUs, unless the partition sets it
+
+# A daemon or a connection whose other end is gone is noticed after 10 + 3 * 5 s, not after eight minutes.
+_KEEPALIVE = {"oob_tcp_keepalive_time": "10", "oob_tcp_keepalive_intvl": "5", "oob_tcp_keepalive_probes": "3"}
+_PLAIN = re.compile(r"[\w./:@%+=,~-]*")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchLine:
     """What to execute, and the whole environment to execute it in."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    remote: tuple[str, ...] = ()  # hosts, other than this machine or not, where processes of the cell may be left
+    allocation: bool = False  # these are reached by srun, not by ssh
 
 
 def launch_line(
@@ -89,16 +130,26 @@ def launch_line(
     root: bool = False,
     resume: bool = False,
     which: Callable[[str, str], str | None] | None = None,
+    site: Site = HERE,
 ) -> LaunchLine:
     """Return how to start `cell` with the interpreter `python`, its configuration file and its run directory.
 
     Launchers are taken from the folder of `python`, else from PATH; `which(name, search_path)` looks them up.
     A missing one is a StudyError saying how to get it. `root`: Open MPI starts for root only when told to.
+    All hosts of `site` see the same files under the same paths.
     """
     where = ("--resume" if resume else "--out", str(out.absolute()))
     job = ("-m", TRAINER, "--config", str(config.absolute()), *where)
     return program_line(
-        cell.runtime, cell.placement.workers, job, python=python, out=out, environ=environ, root=root, which=which
+        cell.runtime,
+        cell.placement.workers,
+        job,
+        python=python,
+        out=out,
+        environ=environ,
+        root=root,
+        which=which,
+        site=site,
     )
 
 
@@ -112,47 +163,233 @@ def program_line(
     environ: Mapping[str, str],
     root: bool = False,
     which: Callable[[str, str], str | None] | None = None,
+    site: Site = HERE,
 ) -> LaunchLine:
     """Return how to start `workers` ranks of `python *job` over `runtime`, marked as the job in the folder `out`."""
-    folder = str(python.parent)
-    search = os.pathsep.join(part for part in (folder, environ.get("PATH", "")) if part)
-    count = str(workers)
-    backend, _, transport = runtime.partition("/")
-    if backend == "serial":
+    if site.hosts and sum(host.slots for host in site.hosts) != workers:
+        placed = ", ".join(f"{host.name}: {host.slots}" for host in site.hosts)
+        raise StudyError(f"{workers} workers cannot be placed as {placed}; the numbers must add up")
+    path = site.environment.get("PATH", environ.get("PATH", ""))
+    search = os.pathsep.join(part for part in (str(python.parent), path) if part)
+    starter = _starter(runtime, site)
+    line = _Line(runtime, workers, python, tuple(job), search, root, which, site)
+    environment = cell_environment(environ, path=search, out=out, site=site)
+    environment.update(line.variables(starter, environment, out))
+    if starter == "":
         argv: tuple[str, ...] = (str(python), *job)
-    elif backend == "horovod":
-        launcher = _launcher("horovodrun", runtime, folder, search, which)
-        argv = (launcher, *_HOROVODRUN[transport], "-np", count, str(python), *job)
-    elif backend == "ddp" and transport != "mpi":
-        argv = (str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count, *job)
+    elif starter == "torchrun":
+        standalone = ("--standalone", "--nproc-per-node", str(workers))
+        argv = (str(python), "-m", "torch.distributed.run", *standalone, *job)
+    elif starter == "horovodrun":
+        argv = line.horovodrun(environment)
+    elif starter == "mpirun":
+        argv = line.mpirun(environment)
     else:
-        launcher = _launcher("mpirun", runtime, folder, search, which)
+        argv = line.srun(starter)
+    remote = () if site.alone else tuple(host.name for host in site.hosts)
+    return LaunchLine(argv=argv, environment=environment, remote=remote, allocation=site.allocation)
+
+
+def _starter(runtime: str, site: Site) -> str:
+    """Return the program that starts `runtime` on `site`: one of the launchers, "srun+mpi" (with srun's own connection
+    for MPI), or "" for none."""
+    backend, _, transport = runtime.partition("/")
+    kind = runtime if runtime in _STARTERS else "mpi" if transport == "mpi" else backend
+    alone, over_ssh, in_job = _STARTERS[kind]
+    offered = alone if site.alone else in_job if site.allocation else over_ssh
+    if site.launcher == "srun" and not site.allocation:
+        raise StudyError("launcher srun starts ranks inside a Slurm job only; use launcher auto, or scheduler slurm")
+    if site.srun_mpi is None:
+        offered = tuple(each for each in offered if each != "srun+mpi")
+    asked = [each for each in offered if each.partition("+")[0] == site.launcher]
+    return (*asked, *offered, "")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The parts of a launch line that several launchers have in common."""
+
+    runtime: str
+    workers: int
+    python: Path
+    job: tuple[str, ...]
+    search: str
+    root: bool
+    which: Callable[[str, str], str | None] | None
+    site: Site
+
+    def variables(self, starter: str, environ: Mapping[str, str], out: Path) -> dict[str, str]:
+        """Return what ranks need to find each other, beside what their launcher tells them."""
+        site = self.site
+        backend, _, transport = self.runtime.partition("/")
+        found: dict[str, str] = {}
+        if site.interface is not None and not site.alone:
+            names = {"horovod/gloo": ("HOROVOD_GLOO_IFACE",), "ddp/gloo": ("GLOO_SOCKET_IFNAME",)}
+            needed = ("NCCL_SOCKET_IFNAME",) if transport == "nccl" else names.get(self.runtime, ())
+            found.update({name: site.interface for name in needed if name not in environ})
+        if site.allocation and not site.alone and starter in ("mpirun", "horovodrun"):
+            found["SLURM_CPU_BIND"] = "none"  # of mpirun's daemons, which srun starts, and so of their ranks
+        met_by_launcher = starter in ("", "torchrun", "horovodrun", "srun+mpi")
+        gloo = transport == "gloo" or (transport == "nccl" and starter == "srun")
+        ddp = backend == "ddp" and transport != "mpi"
+        if met_by_launcher or not (ddp or gloo):
+            return found
+        found["MASTER_ADDR"] = site.hosts[0].name if site.hosts else "localhost"
+        found["MASTER_PORT"] = str(site.port or _port_of(out))
+        if backend == "horovod":
+            found.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
+        return found
+
+    def horovodrun(self, environ: dict[str, str]) -> tuple[str, ...]:
+        site = self.site
+        launcher = self._launcher("horovodrun")
+        flags = [*_HOROVODRUN[self.runtime.partition("/")[2]], "-np", str(self.workers)]
+        if not site.alone:
+            self._refuse_what_a_shell_would_run(environ, launcher)
+            # Else mpirun begins with this machine, whatever the order of the hosts. Over Gloo no host must be repeated,
+            # and NCCL may start over either.
+            in_order = self.runtime == "horovod/mpi"
+            flags += ["-H", _each_rank(site, ":1") if in_order else _hosts(site)]
+            flags += ["--disable-cache"]  # else it does not look whether a host is still there
+            if site.interface is not None:
+                flags += ["--network-interface", site.interface]
+            if in_order:
+                flags += ["--binding-args=-bind-to none -map-by seq"]
+            if self.runtime != "horovod/gloo":
+                between = self._between(environ, launcher, given=("btl_tcp_if_include",))
+                flags += [f"--mpi-args={shlex.join(between)}"]
+        return (launcher, *flags, str(self.python), *self.job)
+
+    def mpirun(self, environ: dict[str, str]) -> tuple[str, ...]:
+        site = self.site
+        launcher = self._launcher("mpirun")
+        flags = ["--allow-run-as-root"] if self.root else []
         # Without a host list Open MPI counts physical cores and refuses the second hardware thread of each.
-        placed = ("--host", f"localhost:{count}", "--bind-to", "none")
-        argv = (launcher, *(("--allow-run-as-root",) if root else ()), *placed, "-np", count, str(python), *job)
-    return LaunchLine(argv=argv, environment=cell_environment(environ, path=search, out=out))
+        flags += ["--host", f"localhost:{self.workers}" if site.alone else _each_rank(site)]
+        flags += ["--bind-to", "none"]
+        if not site.alone:
+            self._refuse_what_a_shell_would_run(environ, launcher)
+            # Else the ranks come in an order of mpirun's own: this machine first, or as the job has its nodes.
+            flags += ["--map-by", "seq", *self._between(environ, launcher)]
+            flags += [part for name in sorted(environ) if self._passed(name) for part in ("-x", name)]
+        return (launcher, *flags, "-np", str(self.workers), str(self.python), *self.job)
 
-
-def _launcher(name: str, runtime: str, folder: str, search: str, which: Callable[[str, str], str | None] | None) -> str:
-    found = which(name, search) if which else shutil.which(name, path=search)
-    if found is None:
-        raise StudyError(
-            f"runtime {runtime} needs the program {name}, which is neither in {folder} nor on PATH; "
-            f"run `make setup`, or leave {runtime} out of sweep.runtime"
+    def srun(self, starter: str) -> tuple[str, ...]:
+        site = self.site
+        launcher = self._launcher("srun")
+        per_task = () if site.cores_per_worker is None else (f"--cpus-per-task={site.cores_per_worker}",)
+        return (
+            launcher,
+            f"--nodes={len(site.hosts)}",
+            f"--ntasks={self.workers}",
+            # One name for each rank, in their order: also where nodes have different numbers of them.
+            "--distribution=arbitrary",
+            f"--nodelist={_each_rank(site)}",
+            *per_task,
+            f"--mpi={site.srun_mpi if starter == 'srun+mpi' else 'none'}",
+            "--export=ALL",
+            "--input=none",
+            "--kill-on-bad-exit=1",
+            "--wait=60",  # s for the others, once a rank has ended in good order
+            str(self.python),
+            *self.job,
         )
-    return found
+
+    def _between(self, environ: Mapping[str, str], launcher: str, given: Sequence[str] = ()) -> list[str]:
+        """Return mpirun's options for its daemons on other hosts, without the parameters `given` otherwise."""
+        site = self.site
+        options = []
+        if self._is_own(launcher):
+            options += ["--prefix", str(self.python.parent.parent)]
+        parameters = dict(_KEEPALIVE)
+        if site.interface is not None:
+            parameters |= {"btl_tcp_if_include": site.interface, "oob_tcp_if_include": site.interface}
+        if not site.allocation:
+            parameters["plm_rsh_args"] = " ".join((*SSH_OPTIONS, *ALIVE_OPTIONS))
+        for name, value in parameters.items():
+            if name not in given and f"OMPI_MCA_{name}" not in environ:
+                options += ["--mca", name, value]
+        return options
+
+    def _passed(self, name: str) -> bool:
+        if name in self.site.environment or name in _PASSED_NAMES:
+            return not name.startswith("OMPI_MCA_")  # mpirun hands these on by itself
+        return name.startswith(_PASSED_PREFIXES) and name not in _NOT_PASSED
+
+    def _refuse_what_a_shell_would_run(self, environ: Mapping[str, str], launcher: str) -> None:
+        """Raise StudyError for what horovodrun and mpirun put into a command of a shell without quoting it.
+
+        Everything else they quote, or send past the shell: arguments, values of variables, the working directory of
+        mpirun's ranks.
+        """
+        if self.site.allocation and Path(launcher).name == "mpirun":  # srun starts no shell
+            return
+        risky = {f"variable {name}": value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
+        risky = {what: value for what, value in risky.items() if re.search(r"[\"$`\\\n]", value)}
+        paths = {}
+        if self.runtime == "horovod/gloo":
+            paths["working directory"] = str(Path.cwd())
+        elif self._is_own(launcher):
+            paths["environment"] = str(self.python.parent.parent)
+        risky |= {what: path for what, path in paths.items() if not _PLAIN.fullmatch(path)}
+        for what, value in risky.items():
+            raise StudyError(
+                f"{what} {value!r} would be read by a shell on the other hosts, because {Path(launcher).name} does "
+                "not quote it; let it have letters, digits and ./:@%+=,_~- only"
+            )
+
+    def _is_own(self, launcher: str) -> bool:
+        """Return whether a launcher is the environment's own, which nobody finds on another host by himself."""
+        return Path(launcher).parent == self.python.parent
+
+    def _launcher(self, name: str) -> str:
+        found = self.which(name, self.search) if self.which else shutil.which(name, path=self.search)
+        if found is None:
+            remedy = "load Slurm's commands in the job" if name == "srun" else "run `make setup`"
+            raise StudyError(
+                f"runtime {self.runtime} needs the program {name}, which is neither in {self.python.parent} nor on "
+                f"PATH; {remedy}, or leave {self.runtime} out of sweep.runtime"
+            )
+        return found
 
 
-def cell_environment(environ: Mapping[str, str], *, path: str, out: Path) -> dict[str, str]:
-    """Return `environ` without the ranks of an enclosing job, with `path` as PATH and marked as the cell in `out`."""
-    kept = {name: value for name, value in environ.items() if not _describes_enclosing_job(name)}
+def _hosts(site: Site) -> str:
+    return ",".join(f"{host.name}:{host.slots}" for host in site.hosts)
+
+
+def _each_rank(site: Site, ending: str = "") -> str:
+    """Return the host of each rank, one after the other."""
+    return ",".join(host.name + ending for host in site.hosts for _ in range(host.slots))
+
+
+def _port_of(out: Path) -> int:
+    """Return where the ranks of the cell in `out` meet, when nobody has chosen a port."""
+    digest = hashlib.sha256(str(out.absolute()).encode()).digest()
+    return PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)
+
+
+def cell_environment(environ: Mapping[str, str], *, path: str, out: Path, site: Site = HERE) -> dict[str, str]:
+    """Return `environ` without the ranks of an enclosing job, with `path` as PATH and marked as the cell in `out`.
+
+    What `site` sets for its partition is added; inside a Slurm job what srun and mpirun need to know of it stays.
+    """
+    starts = SLURM_STARTS if site.allocation and not site.alone else frozenset[str]()
+    kept = {name: value for name, value in environ.items() if name in starts or not _describes_enclosing_job(name)}
+    if not site.alone:  # functions of a shell and the like, which cannot be written into another's command
+        kept = {name: value for name, value in kept.items() if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)}
+    if starts:
+        # Slots of mpirun, however the job was asked for.
+        slots, nodes = max(host.slots for host in site.hosts), len(site.hosts)
+        kept["SLURM_TASKS_PER_NODE"] = f"{slots}(x{kept.get('SLURM_JOB_NUM_NODES', nodes)})"
     # Unbuffered, so that the log of a killed cell holds all that was printed.
-    return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", MARKER: str(out.absolute())}
+    return {**kept, **site.environment, "PATH": path, "PYTHONUNBUFFERED": "1", MARKER: str(out.absolute())}
 
 
 def _describes_enclosing_job(name: str) -> bool:
     if name.startswith(_JOB_PARAMETERS):
         return True
+    if name.startswith("SLURM"):
+        return name not in SLURM_TELLS
     return name in _SCRUBBED_NAMES or (name.startswith(_SCRUBBED_PREFIXES) and not name.startswith(_KEPT_PREFIXES))
 
 

@@ -1,45 +1,103 @@
-"""The ledger of a study: what is done, running, failed, incomplete or missing, read from the run directories alone.
+"""The ledger of a study: where every cell stands, read from run directories, claims and submitted jobs.
 
-A cell's run directory is RUNS/<study>/<key>/, where the key holds everything the cell was asked to do: an edited study
-file gives other keys, and a cell that was run once is never run again. The states are
+A cell's run directory is RUNS/<study>/<key>/, where the key holds everything the cell was asked to do, with which code
+and in which environment: an edited study file or source gives other keys, and a cell that was run once is never run
+again. The states are
 
     done         the run finished and its record says so
-    running      its process is alive (or it runs on another host, of which this one cannot know)
-    failed       it ended with a reason: an error, a lost worker, the time limit
+    running      its process is alive, here or, as far as can be seen from here, on another host
+    queued       it is in a submitted job that waits, or that runs and has not come to it yet
+    failed       it ended with a reason: an error, a lost worker
+    timed out    it was ended by the study's or the job's time limit
+    pre-empted   its job had to make room for another one
+    cancelled    somebody took it back
     stopped      a signal ended it, and it wrote a checkpoint first
     incomplete   it was interrupted or killed: its record says running, but its process is gone
     missing      there is no run directory
 
-A stopped or incomplete cell that has a checkpoint goes on from there, in its directory. Before any other stopped,
-incomplete or failed cell is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, together
-with its log. Folders whose names begin with a dot hold no current runs, and `records.run_directories` passes over
-them: an analysis counts the latest attempt only, so a failure that was made good is no failure, and one that was not
-is shown. Nothing is ever overwritten or deleted.
+Only `done`, `failed`, `stopped` and `running` are words of a run's own record. What else happened is known to whoever
+ran the cell, who says so when giving back the claim on it (lease.py), or to the scheduler (jobs.py).
 
-`attempts.csv` remembers how long every attempt took. Only the estimate of the time left reads it.
+A stopped, incomplete, pre-empted or timed out cell that has a checkpoint goes on from there, in its directory. Before
+any other one is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, together with its log. Folders
+whose names begin with a dot hold no current runs, and `records.run_directories` passes over them: an analysis counts
+the latest attempt only, so a failure that was made good is no failure, and one that was not is shown. Nothing is ever
+overwritten or deleted.
+
+`attempts.csv` remembers how long every attempt took. Only the estimate of the time left reads it. `.ledger.json` keeps
+what was read of finished cells: thousands are then looked at only, not read. It may be removed at any time.
 """
 
 import csv
-import errno
-import fcntl
 import json
+import math
 import os
 import platform
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from horovod_study.cluster import identity, lease
 from horovod_study.cluster.study_file import StudyConfig
-from horovod_study.config import COMMUNICATION, Cell, matters
-from horovod_study.errors import StudyError
-from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run
+from horovod_study.config import Cell
+from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.records import MANIFEST, RunRecord, atomic_write, checkpoint_paths, read_run, silent_s
 
-STATES = ("done", "running", "failed", "stopped", "incomplete", "missing")
+STATES = (
+    *("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled"),
+    *("stopped", "incomplete", "missing"),
+)
+BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")
+"""States of cells that any `run` takes up."""
+ON_RETRY = ("failed", "timed out", "cancelled")
+"""States of cells that are run again only when that is wanted."""
 ATTEMPTS = ".attempts"
 ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", "exit_code", "reason")
+SILENT_S = 600.0
+"""A run elsewhere that nobody looks after is over when it wrote nothing for so long; evaluations may take minutes."""
+
+_TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
+_CACHE = ".ledger.json"
+_CACHE_SCHEMA = 1
+_WORTH_CACHING = 100  # new ones; fewer are read again in no time
+
+
+class JobState(Protocol):
+    """What is known about the latest submitted job that a cell is part of."""
+
+    @property
+    def state(self) -> str:
+        """One of pending, running, completed, failed, timed out, pre-empted, cancelled, out of memory, node failed,
+        unknown."""
+
+    @property
+    def reason(self) -> str:
+        """Why, in the scheduler's words, such as Priority; may be empty."""
+
+    @property
+    def job_id(self) -> str:
+        """Its number, 12 or 12_3."""
+
+    @property
+    def restarts(self) -> int:
+        """How often it was requeued after it had begun."""
+
+    @property
+    def left_out(self) -> bool:
+        """It did not begin the cell, because too little time was left."""
+
+
+class JobBook(Protocol):
+    """Knows the submitted jobs of a study."""
+
+    def of(self, key: str) -> JobState | None:
+        """Return the latest job that holds the cell `key`."""
+
+
+_ALIVE = ("pending", "running")  # states of jobs that may still come to a cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,26 +105,49 @@ class Entry:
     """One cell and where it stands."""
 
     cell: Cell
+    key: str
     name: str  # for people, e.g. "horovod/mpi, 2 workers, repeat 1"
     state: str
     reason: str = ""
     samples_per_s: float | None = None
     earlier_attempts: int = 0
+    recorded: bool = False  # there is a record in its run directory
+    host: str = ""  # where it runs, while it does
+    job: str = ""  # the Slurm job that it is or was in
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, in a stable order."""
         return {
-            "cell": self.cell.key,
+            "cell": self.key,
             "name": self.name,
             "runtime": self.cell.runtime,
             "workers": self.cell.placement.workers,
+            "partition": self.cell.placement.partition,
             "batch": self.cell.config.batch,
             "repeat": self.cell.config.repeat,
             "state": self.state,
             "samples_per_s": self.samples_per_s,
             "reason": self.reason,
+            "host": self.host or None,
+            "job": self.job or None,
             "earlier_attempts": self.earlier_attempts,
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherCode:
+    """Runs of cells of this study that were made with other code, or in another environment."""
+
+    identity: str
+    runs: tuple[str, ...]  # names of their directories
+    why: str  # "other code (train.py changed since)"
+
+    def __str__(self) -> str:
+        return f"{_runs(len(self.runs), 'was', 'were')} made with {self.why}"
+
+
+def _runs(count: int, one: str, more: str) -> str:
+    return f"{count} recorded run{'' if count == 1 else 's'} {one if count == 1 else more}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,25 +157,67 @@ class Ledger:
     study: str
     directory: Path
     entries: tuple[Entry, ...]
-    foreign: tuple[str, ...] = ()  # run directories in the study's folder that belong to no cell of the study file
+    other_code: tuple[OtherCode, ...] = ()
+    foreign: tuple[str, ...] = ()  # other run directories in the study's folder, which no cell of the file explains
 
-    def count(self, state: str) -> int:
-        """Return how many cells are in `state`."""
-        return sum(entry.state == state for entry in self.entries)
+    def count(self, *states: str) -> int:
+        """Return how many cells are in one of `states`."""
+        return sum(entry.state in states for entry in self.entries)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many cells are in each state."""
+        found = Counter(entry.state for entry in self.entries)
+        return {state: found[state] for state in STATES}
 
     def to_do(self, *, retry: bool) -> list[Cell]:
-        """Return the cells to run: missing, stopped and incomplete ones, with `retry` also those that failed."""
-        wanted = ("missing", "stopped", "incomplete", *(("failed",) if retry else ()))
+        """Return the cells to run: BY_ITSELF, with `retry` also those that failed or were ended (ON_RETRY)."""
+        wanted = (*BY_ITSELF, *(ON_RETRY if retry else ()))
         return [entry.cell for entry in self.entries if entry.state in wanted]
+
+    def current_directories(self) -> frozenset[str]:
+        """Return the names of the run directories of this study's cells, without those of other code or other files."""
+        return frozenset(entry.key for entry in self.entries if entry.recorded)
+
+    def select(self, states: Collection[str], wanted: Sequence[str] = ()) -> tuple[Entry, ...]:
+        """Return the cells in one of `states`; of these the `wanted` ones, where any are named.
+
+        A cell is named by its key, by its name, or with others by how their names begin ("horovod/mpi, 2 workers").
+        ConfigError for a name that is none of the study's, and for cells that are in another state.
+        """
+        if not wanted:
+            return tuple(entry for entry in self.entries if entry.state in states)
+        found: dict[str, Entry] = {}
+        for each in wanted:
+            text = each.strip().rstrip(",")
+            named = [
+                entry
+                for entry in self.entries
+                if text in (entry.key, entry.name) or (text and entry.name.startswith(f"{text}, "))
+            ]
+            if not named:
+                known = [*(entry.key for entry in self.entries), *(entry.name for entry in self.entries)]
+                raise ConfigError(
+                    f"{each!r} is no cell of study {self.study}{nearest(text, known)}; `horovod-study status` lists "
+                    "its cells; name one by its key, or by how its name begins"
+                )
+            fitting = [entry for entry in named if entry.state in states]
+            if not fitting:
+                raise ConfigError(
+                    f"{each!r}: is {' or '.join(sorted({entry.state for entry in named}))}, but only cells that are "
+                    f"{', '.join(state for state in STATES if state in states)} can be chosen here"
+                )
+            found |= {entry.key: entry for entry in fitting}
+        return tuple(entry for entry in self.entries if entry.key in found)
 
     def summary(self) -> str:
         """Say in one sentence where the study stands."""
-        counts = [f"{self.count(state)} {state}" for state in STATES[1:] if self.count(state)]
-        text = f"study {self.study}: {self.count('done')} of {len(self.entries)} cells done"
+        found = self.counts()
+        counts = [f"{found[state]} {state}" for state in STATES[1:] if found[state]]
+        text = f"study {self.study}: {found['done']} of {len(self.entries)} cells done"
         text += f" ({', '.join(counts)})" if counts else ""
+        text += "".join(f"; {each}" for each in self.other_code)
         if self.foreign:
-            plural = "run is" if len(self.foreign) == 1 else "runs are"
-            text += f"; {len(self.foreign)} recorded {plural} no cell of this study file (it was edited since?)"
+            text += f"; {_runs(len(self.foreign), 'is', 'are')} no cell of this study file (it was edited since?)"
         return text
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -118,22 +241,19 @@ class Ledger:
             "study": self.study,
             "directory": str(self.directory),
             "cells": len(self.entries),
-            "counts": {state: self.count(state) for state in STATES},
+            "counts": self.counts(),
             "summary": self.summary(),
             "rows": [entry.to_dict() for entry in self.entries],
+            "other_code": [
+                {"identity": each.identity, "why": each.why, "runs": list(each.runs)} for each in self.other_code
+            ],
             "foreign": list(self.foreign),
         }
 
 
 def cell_name(study: StudyConfig, cell: Cell) -> str:
     """Name a cell for people: runtime, workers, whatever else the study varies, repeat (counted from 1)."""
-    workers, config = cell.placement.workers, cell.config
-    parts = [cell.runtime, f"{workers} worker{'' if workers == 1 else 's'}"]
-    for name in study.varied:
-        if name not in COMMUNICATION or matters(name, cell.runtime):
-            value = getattr(config, name)
-            parts.append(f"{name} {str(value).lower() if isinstance(value, bool) else value}")
-    return ", ".join([*parts, f"repeat {config.repeat + 1}"])
+    return f"{study.label(cell)}, repeat {cell.config.repeat + 1}"
 
 
 def blocks(cells: Sequence[Cell], seed: int) -> list[list[Cell]]:
@@ -152,50 +272,321 @@ def blocks(cells: Sequence[Cell], seed: int) -> list[list[Cell]]:
 # ---------------------------------------------------------------------------------------------------- taking stock
 
 
-def judge(study: StudyConfig, cell: Cell, *, exists: bool, record: RunRecord | None, earlier: int = 0) -> Entry:
-    """Return where `cell` stands, given whether its run directory exists and the record in it, if any."""
-    state, reason, rate = "missing", "", None
-    if record is not None:
-        state, reason = record.state(), " ".join(record.reason.split())
-        rate = record.totals.get("samples_per_s") if state == "done" else None
-        if state == "incomplete" and not reason:
-            reason = "its process is gone"
-        elif state == "running":
-            reason = f"process {record.pid} on {record.host}"
-        elif state == "done" and len(record.attempts) > 1:
-            reason = f"resumed after step {record.attempts[-1]['from_step']}"
-    elif exists:
-        state, reason = "incomplete", "ended before it wrote its record"
-    return Entry(
-        cell=cell,
-        name=cell_name(study, cell),
-        state=state,
-        reason=reason,
-        samples_per_s=rate,
-        earlier_attempts=earlier,
+def judge(
+    record: RunRecord | None,
+    *,
+    exists: bool,
+    claim: lease.Claim | None = None,
+    stale: bool = False,
+    job: JobState | None = None,
+    silence_s: Callable[[], float | None] = lambda: None,
+) -> tuple[str, str]:
+    """Return (state, reason) of a cell.
+
+    `exists`: there is something in its run directory. `claim`: the latest one on it; `stale`: its holder is gone.
+    `job`: the latest job it was submitted in. `silence_s`: for how long nothing was written there, None where unknown.
+    """
+    if record is not None and record.status == "done":
+        resumed = len(record.attempts) > 1
+        return "done", f"resumed after step {record.attempts[-1]['from_step']}" if resumed else ""
+    if claim is not None and claim.released is None and not stale:
+        if record is not None and record.status == "running" and record.finished is None:
+            return "running", _where(record, claim)
+        return "running", f"{claim.holder or 'another process'}, starting"
+    its_job = job is not None and claim is not None and claim.holder is not None and _same(claim.holder.job, job)
+    if job is not None and job.state in _ALIVE and not job.left_out and not (its_job and _is_over(job, claim)):
+        return "queued", _queued(job)
+    state, reason = _recorded(record, exists=exists)
+    if state == "running" and record is not None and record.host != platform.node():
+        state, reason = _elsewhere(record, claim, stale, job if its_job or claim is None else None, silence_s)
+    if state in ("done", "running"):
+        return state, reason
+    if claim is not None and claim.state in _TOLD:
+        return claim.state, claim.reason or reason
+    if job is not None and (job.state not in _ALIVE or job.left_out) and (its_job or claim is None):
+        return _after(job, state, reason)
+    if state == "missing" and claim is not None and stale and claim.released is None:
+        return state, f"{claim.holder or 'who began it'} is gone"
+    return state, reason
+
+
+def _where(record: RunRecord, claim: lease.Claim | None = None) -> str:
+    job = f" in job {claim.holder.job}" if claim is not None and claim.holder is not None and claim.holder.job else ""
+    return f"process {record.pid} on {record.host}{job}"
+
+
+def _same(number: str, job: JobState) -> bool:
+    """Return whether a claim was made in this job; a cell is in one task of an array only."""
+    return number != "" and number.partition("_")[0] == job.job_id.partition("_")[0]
+
+
+def _is_over(job: JobState, claim: lease.Claim | None) -> bool:
+    """Return whether a job that is still alive has had its turn at the cell; one that was requeued gets another."""
+    restarted = claim is not None and claim.holder is not None and claim.holder.restarts < job.restarts
+    return job.state == "running" and not restarted and (claim is None or claim.state != "pre-empted")
+
+
+def _queued(job: JobState) -> str:
+    if job.state == "pending":
+        return f"job {job.job_id} pending" + (f" ({job.reason})" if job.reason else "")
+    return f"job {job.job_id} runs, waiting for its turn"
+
+
+def _recorded(record: RunRecord | None, *, exists: bool) -> tuple[str, str]:
+    """What the run directory says by itself."""
+    if record is None:
+        return ("incomplete", "ended before it wrote its record") if exists else ("missing", "")
+    state, reason = record.state(), " ".join(record.reason.split())
+    if state == "incomplete" and not reason:
+        reason = "its process is gone"
+    elif state == "running":
+        reason = _where(record)
+    return state, reason
+
+
+def _elsewhere(
+    record: RunRecord,
+    claim: lease.Claim | None,
+    stale: bool,
+    job: JobState | None,
+    silence_s: Callable[[], float | None],
+) -> tuple[str, str]:
+    """Judge a run that says running on a host whose processes cannot be seen from here."""
+    where = _where(record)
+    if job is not None and job.state not in _ALIVE:
+        return "incomplete", "its job has ended"  # `_after` says how
+    if claim is not None and claim.released is not None:
+        return "incomplete", claim.reason or f"{claim.holder or 'who ran it'} gave it back unfinished"
+    if claim is not None and stale:
+        silent_for_s = silence_s()
+        if silent_for_s is not None and silent_for_s > SILENT_S:
+            return "incomplete", f"{claim.holder or 'who ran it'} is gone, and nothing was written since"
+        return "running", f"{where}; {claim.holder or 'who ran it'}, who looked after it, is gone"
+    return "running", where
+
+
+def _after(job: JobState, state: str, reason: str) -> tuple[str, str]:
+    """Return what the end of a job made of a cell that did not end in it."""
+    ended = f"job {job.job_id} ended: {job.state}" + (f" ({job.reason})" if job.reason else "")
+    if job.state == "unknown":
+        ended = f"job {job.job_id} ended: {job.reason or 'nobody knows how'}"
+    if job.left_out and state == "missing":
+        return state, f"job {job.job_id} left it out: too little of its time was left"
+    if state == "missing":
+        return ("cancelled", ended) if job.state == "cancelled" else (state, f"{ended} before its turn")
+    if job.state in _TOLD and state in ("incomplete", "stopped"):
+        return job.state, ended
+    if job.state == "out of memory" and state == "incomplete":
+        return "failed", ended  # again and again, if it were run by itself
+    return (state, ended) if state == "incomplete" else (state, reason)
+
+
+class _Reader:
+    """Reads the cells of one study's folder."""
+
+    def __init__(self, study: StudyConfig, directory: Path, jobs: JobBook | None) -> None:
+        self._study, self._directory, self._jobs = study, directory, jobs
+        self._time_s: float | None = None
+
+    def entry(
+        self, cell: Cell, key: str, *, exists: bool, record: RunRecord | None, earlier: int, generation: int
+    ) -> Entry:
+        """Judge one cell; `generation` is that of the latest claim on it, 0 without one."""
+        job = None if self._jobs is None or (record is not None and record.status == "done") else self._jobs.of(key)
+        claim, stale = self._claim(key, generation, job)
+        path = self._directory / key
+        state, reason = judge(
+            record, exists=exists, claim=claim, stale=stale, job=job, silence_s=lambda: _silence_s(path)
+        )
+        holder = claim.holder if claim is not None else None
+        return Entry(
+            cell=cell,
+            key=key,
+            name=cell_name(self._study, cell),
+            state=state,
+            reason=reason,
+            samples_per_s=record.totals.get("samples_per_s") if record is not None and state == "done" else None,
+            earlier_attempts=earlier,
+            recorded=record is not None,
+            host=(record.host if record is not None else holder.host if holder else "") if state == "running" else "",
+            job=job.job_id if job is not None else holder.job if holder else "",
+        )
+
+    def _claim(self, key: str, generation: int, job: JobState | None) -> tuple[lease.Claim | None, bool]:
+        """Return the latest claim on a cell and whether it is stale; one of this very process says nothing new."""
+        claim = lease.read_claim(self._directory / lease.CLAIMS, key, generation) if generation else None
+        if claim is None or claim.mine:
+            return None, False
+        if claim.released is not None:
+            return claim, False
+        if self._time_s is None:
+            try:
+                self._time_s = lease.server_time(self._directory / lease.CLAIMS)
+            except OSError:  # a reader that may not write: nobody is taken for dead because of silence
+                self._time_s = -math.inf
+
+        def ended(number: str) -> bool:
+            return job is not None and _same(number, job) and job.state not in _ALIVE
+
+        return claim, lease.is_stale(claim, present=self._time_s, ended=ended)
+
+
+def _silence_s(path: Path) -> float | None:
+    try:
+        return silent_s(path)
+    except RecordError:
+        return None
+
+
+def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
+    """Read where one cell stands below the study's folder `directory`, claims of this very process aside."""
+    key = cell.key
+    path = directory / key
+    record = read_run(path) if (path / MANIFEST).exists() else None
+    exists = record is not None or (path.is_dir() and any(path.iterdir()))
+    earlier = sum(1 for _ in (directory / ATTEMPTS).glob(f"{key}-*"))
+    claim = lease.latest(directory / lease.CLAIMS, key)
+    return _Reader(study, directory, jobs).entry(
+        cell, key, exists=exists, record=record, earlier=earlier, generation=claim.generation if claim else 0
     )
 
 
-def read_entry(study: StudyConfig, directory: Path, cell: Cell) -> Entry:
-    """Read where one cell stands below the study's folder `directory`."""
-    path = directory / cell.key
-    record = read_run(path) if (path / MANIFEST).exists() else None
-    exists = record is not None or (path.is_dir() and any(path.iterdir()))
-    earlier = sum(1 for _ in (directory / ATTEMPTS).glob(f"{cell.key}-*"))
-    return judge(study, cell, exists=exists, record=record, earlier=earlier)
-
-
-def read_ledger(study: StudyConfig, runs_dir: Path) -> Ledger:
+def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = None) -> Ledger:
     """Read where every cell stands; a damaged record is a RecordError that names its file."""
     directory = runs_dir / study.name
-    cells = study.cells()
+    keys = {cell.key: cell for cell in study.cells()}
     try:
-        entries = [read_entry(study, directory, cell) for cell in cells]
-        recorded = {path.parent.name for path in directory.glob(f"[!.]*/{MANIFEST}")}
+        names = _names(directory)
+        earlier = Counter(name.rpartition("-")[0] for name in _names(directory / ATTEMPTS))
+        claims = lease.generations(directory / lease.CLAIMS)
+        cache = _Cache(directory)
+        reader = _Reader(study, directory, jobs)
+        entries = []
+        for key, cell in keys.items():
+            path = directory / key
+            status = _status(path / MANIFEST) if key in names else None
+            if status is not None and (known := cache.get(key, status)) is not None:
+                rate, reason = known
+                entries.append(
+                    Entry(
+                        cell=cell,
+                        key=key,
+                        name=cell_name(study, cell),
+                        state="done",
+                        reason=reason,
+                        samples_per_s=rate,
+                        earlier_attempts=earlier[key],
+                        recorded=True,
+                    )
+                )
+                continue
+            record = read_run(path) if status is not None else None
+            exists = record is not None or (key in names and path.is_dir() and any(path.iterdir()))
+            entry = reader.entry(
+                cell, key, exists=exists, record=record, earlier=earlier[key], generation=claims.get(key, 0)
+            )
+            if entry.state == "done" and status is not None:
+                cache.put(key, status, entry)
+            entries.append(entry)
+        cache.keep()
+        unknown = [
+            name
+            for name in sorted(names.difference(keys))
+            if not name.startswith(".") and (directory / name / MANIFEST).exists()
+        ]
     except OSError as error:
         raise StudyError(f"{directory}: cannot be read ({error.strerror}); choose another folder with --runs") from None
-    foreign = sorted(recorded - {cell.key for cell in cells})
-    return Ledger(study=study.name, directory=directory, entries=tuple(entries), foreign=tuple(foreign))
+    other = _other_code(study, directory, list(keys.values()), unknown) if unknown else ()
+    explained = {name for each in other for name in each.runs}
+    return Ledger(
+        study=study.name,
+        directory=directory,
+        entries=tuple(entries),
+        other_code=other,
+        foreign=tuple(name for name in unknown if name not in explained),
+    )
+
+
+def _names(directory: Path) -> set[str]:
+    try:
+        return set(os.listdir(directory))
+    except FileNotFoundError:
+        return set()
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+class _Cache:
+    """What was read of finished cells, which do not change; a file that did change is read again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / _CACHE
+        self._new = 0
+        self._runs: dict[str, list[Any]] = {}
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            if content["schema"] == _CACHE_SCHEMA:
+                self._runs = dict(content["runs"])
+        except (OSError, ValueError, TypeError, KeyError):
+            pass  # there is none, or it is damaged: everything is read
+
+    def get(self, key: str, status: os.stat_result) -> tuple[float | None, str] | None:
+        """Return (samples/s, reason) of a finished cell whose record is the one that was read."""
+        match self._runs.get(key):
+            case [status.st_mtime_ns, status.st_size, float() | int() | None as rate, str() as reason]:
+                return rate, reason
+        return None
+
+    def put(self, key: str, status: os.stat_result, entry: Entry) -> None:
+        self._runs[key] = [status.st_mtime_ns, status.st_size, entry.samples_per_s, entry.reason]
+        self._new += 1
+
+    def keep(self) -> None:
+        """Write it if that is worth it and possible."""
+        if self._new >= _WORTH_CACHING:
+            try:
+                atomic_write(self._path, json.dumps({"schema": _CACHE_SCHEMA, "runs": self._runs}))
+            except OSError:
+                pass  # a reader that may not write, or a full disk: it is read again the next time
+
+
+def _other_code(
+    study: StudyConfig, directory: Path, cells: Iterable[Cell], names: Sequence[str]
+) -> tuple[OtherCode, ...]:
+    """Return which of the run directories `names` are those of `cells` with other code or in another environment."""
+    left = {name: name.rpartition("-")[0] for name in names}
+    known = identity.remembered(directory)
+    present: dict[str, identity.Known] = {}
+    alike = [(cell, cell.key.rpartition("-")[0]) for cell in cells]
+    found: list[OtherCode] = []
+    for each in (*known, ""):  # "": recorded before code and environment were part of a key
+        wanted = set(left.values())
+        by_name = {
+            replace(cell, identity=each).key: cell for cell, begin in alike if begin in wanted and cell.identity != each
+        }
+        for partition in sorted({cell.placement.partition for cell in by_name.values()}):
+            runs = tuple(name for name in left if name in by_name and by_name[name].placement.partition == partition)
+            if not runs:
+                continue
+            if partition not in present:
+                present[partition] = identity.Known(
+                    files=identity.code_files(), environment=identity.environment(_partition(study, partition))
+                )
+            why = identity.changes(known[each], present[partition]) if each else ""
+            found.append(OtherCode(identity=each, runs=runs, why=why or "code of which nothing is remembered"))
+            for name in runs:
+                del left[name]
+    return tuple(found)
+
+
+def _partition(study: StudyConfig, name: str) -> Any:
+    partitions: Mapping[str, Any] = getattr(study, "partitions", {})
+    return partitions.get(name)
 
 
 # ---------------------------------------------------------------------------------------------------- keeping
@@ -206,9 +597,15 @@ def log_path(directory: Path, cell: Cell) -> Path:
     return directory / "logs" / f"{cell.key}.log"
 
 
+_RESUMED = ("stopped", "incomplete", "pre-empted", "timed out", "cancelled")
+
+
 def can_resume(entry: Entry, directory: Path) -> bool:
     """Return whether the cell goes on from a checkpoint instead of starting anew; damage is found when it is read."""
-    return entry.state in ("stopped", "incomplete") and bool(checkpoint_paths(directory / entry.cell.key))
+    path = directory / entry.key
+    if entry.state not in _RESUMED or not entry.recorded or not checkpoint_paths(path):
+        return False
+    return read_run(path).status in ("running", "stopped")  # a failed one would fail again where it did
 
 
 def keep_log(directory: Path, cell: Cell) -> None:
@@ -266,46 +663,3 @@ def past_durations(directory: Path) -> list[tuple[str, int, float]]:
                 except (KeyError, TypeError, ValueError):
                     continue
     return durations
-
-
-@contextmanager
-def study_lock(directory: Path) -> Iterator[None]:
-    """Hold the study: a second command on it gets a StudyError naming the first; the lock of a dead one is free.
-
-    The lock belongs to the process and ends with it, however it ends. It is taken with fcntl, which file servers
-    understand, and the file stays: removing it would let two commands hold locks on two files of the same name.
-    """
-    path = directory / ".lock"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        stream = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise StudyError(
-            f"{directory}: cannot be written ({error.strerror}); choose a writable folder with --runs"
-        ) from None
-    with stream:
-        try:
-            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise StudyError(
-                    f"{path}: cannot be locked ({error.strerror}); choose a folder on another file system with --runs"
-                ) from None
-            raise StudyError(
-                f"{directory}: the study is being run by {_holder(stream.name)}; wait for it, or stop it and run again"
-            ) from None
-        stream.truncate(0)
-        stream.write(json.dumps({"pid": os.getpid(), "host": platform.node()}) + "\n")
-        stream.flush()
-        try:
-            yield
-        finally:
-            stream.truncate(0)
-
-
-def _holder(path: str) -> str:
-    try:
-        holder = json.loads(Path(path).read_text(encoding="utf-8"))
-        return f"process {int(holder['pid'])} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has locked the file but not signed it yet
-        return "another process"

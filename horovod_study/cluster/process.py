@@ -10,12 +10,14 @@ import shlex
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from horovod_study.cluster.launch import MARKER, LaunchLine
+from horovod_study.cluster.pinning import pinned
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import now, sleep
 
@@ -29,21 +31,32 @@ _KILL_ROUNDS = 100
 class CellProcess:
     """A running cell whose output goes to a log; leaving its `with` block ends whatever is left of it."""
 
-    def __init__(self, line: LaunchLine, log: Path, grace_s: float = GRACE_S) -> None:
-        """Start it. StudyError: the launcher cannot be executed. OSError: the log cannot be written."""
+    def __init__(
+        self,
+        line: LaunchLine,
+        log: Path,
+        grace_s: float = GRACE_S,
+        *,
+        cores: Sequence[int] | None = None,
+    ) -> None:
+        """Start it. StudyError: the launcher cannot be executed. OSError: the log cannot be written.
+
+        `cores`: those of this machine that its processes may use; None: any.
+        """
         self._marker, self._grace_s = line.environment[MARKER], grace_s
         with log.open("w", encoding="utf-8") as output:
             output.write(f"$ {shlex.join(line.argv)}\n")
             output.flush()
             try:
-                self._process = subprocess.Popen(
-                    line.argv,
-                    env=dict(line.environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches this program only, which then ends the cell in good order
-                )
+                with pinned(cores):
+                    self._process = subprocess.Popen(
+                        line.argv,
+                        env=dict(line.environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,  # Ctrl-C reaches this program only, which ends the cell in good order
+                    )
             except OSError as error:
                 raise StudyError(
                     f"{line.argv[0]} cannot be started ({error.strerror}); check it, or run `make setup` again"
@@ -64,10 +77,14 @@ class CellProcess:
         passes no signal on, and mpirun kills its workers soon after.
         """
         if _signal(pid, signal.SIGUSR1):
-            try:
-                self._waiter.join(self._grace_s)
-            except KeyboardInterrupt:  # a second Ctrl-C: no more grace
-                self._grace_s = 0.0
+            self.give_grace()
+
+    def give_grace(self) -> None:
+        """Return when the cell has ended, or its grace is over, or a second Ctrl-C takes that away."""
+        try:
+            self._waiter.join(self._grace_s)
+        except KeyboardInterrupt:
+            self._grace_s = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +92,8 @@ class CellProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._grace_s = 0.0
         group = self._process.pid if self._waiter.is_alive() else None
         with suppress(KeyboardInterrupt):  # a second Ctrl-C: no more grace
             stop_marked(self._marker, group=group, grace_s=self._grace_s)
@@ -106,16 +125,27 @@ def stop_marked(marker: str, *, group: int | None = None, grace_s: float = GRACE
 
 def marked_processes(marker: str) -> list[int]:
     """Return the processes marked with `marker` or with a path below it; none where the system does not show them."""
-    exact, below = f"{MARKER}={marker}".encode(), f"{MARKER}={marker.rstrip('/')}/".encode()
-    found = []
+    below = f"{marker.rstrip('/')}/"
+    return [pid for pid, mark in _marks() if mark == marker or mark.startswith(below)]
+
+
+def marked_below(folder: Path) -> set[str]:
+    """Return the names of the run directories directly below `folder` (absolute) that processes are marked with."""
+    below = f"{folder}/"
+    return {mark[len(below) :].partition("/")[0] for _, mark in _marks() if mark.startswith(below)}
+
+
+def _marks() -> Iterator[tuple[int, str]]:
+    """Yield the number and the mark of every marked process but this one."""
+    name = f"{MARKER}=".encode()
     for entry in _PROC.glob("[0-9]*") if _PROC.is_dir() else ():
         try:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # ended meanwhile, or another user's
             continue
-        if any(each == exact or each.startswith(below) for each in variables):
-            found.append(int(entry.name))
-    return [pid for pid in found if pid != os.getpid()]
+        for each in variables:
+            if each.startswith(name) and int(entry.name) != os.getpid():
+                yield int(entry.name), os.fsdecode(each[len(name) :])
 
 
 def _remaining(marker: str, group: int | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""A program of several ranks started on this machine, and the file in which its rank 0 answers.
+"""A program of several ranks, on this machine or elsewhere, and the file in which its rank 0 answers.
 
 What trains is a cell of a study (`runner.py`). This is for everything else that needs ranks: a proof, a benchmark.
 """
@@ -6,14 +6,17 @@ What trains is a cell of a study (`runner.py`). This is for everything else that
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.launch import MARKER, program_line
+from horovod_study.cluster.launch import MARKER, LaunchLine, program_line
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason
+from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.runner import StopRequest
+from horovod_study.cluster.site import HERE, Site
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import now
 from horovod_study.records import atomic_write
@@ -40,8 +43,9 @@ def run_ranks(
     timeout_s: float = 600.0,
     tell: Callable[[str], None] | None = None,
     grace_s: float = GRACE_S,
+    site: Site = HERE,
 ) -> dict[str, Any]:
-    """Run `python -m module *arguments` on `workers` ranks over `runtime` and return what rank 0 answered.
+    """Run `python -m module *arguments` on `workers` ranks over `runtime` at `site` and return what rank 0 answered.
 
     Everything printed goes to `folder`/output.log, whose last line is told about four times a second. `environment`
     is added to this process's. Raises StudyError with the reason in one line when it fails, or takes longer than
@@ -60,10 +64,11 @@ def run_ranks(
             out=folder,
             environ={**os.environ, **(environment or {})},
             root=root,
+            site=site,
         )
         began = now()
         who = f"{runtime} with {workers} worker{'s' * (workers > 1)}"
-        with StopRequest() as stop, CellProcess(line, log, grace_s) as process:
+        with StopRequest() as stop, _ended_elsewhere(line, grace_s), CellProcess(line, log, grace_s) as process:
             while (exit_code := process.wait(_WAKE_S)) is None:
                 if stop.requested:
                     raise KeyboardInterrupt
@@ -80,6 +85,16 @@ def run_ranks(
         raise StudyError(f"{who} failed: {reason}; see {log}")
     answered: dict[str, Any] = json.loads(found)
     return answered
+
+
+@contextmanager
+def _ended_elsewhere(line: LaunchLine, grace_s: float) -> Iterator[None]:
+    """End what a failure has left on other hosts."""
+    try:
+        yield
+    except BaseException:
+        stop_marked_on(line.remote, line.environment[MARKER], grace_s=grace_s, allocation=line.allocation)
+        raise
 
 
 def _last_line(log: Path) -> str:

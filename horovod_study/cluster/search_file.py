@@ -4,11 +4,12 @@
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from horovod_study.cluster.yaml_keys import known, limits, mapping, number, one_of
 from horovod_study.config import (
     RUN_FIELDS,
     RUNTIMES,
@@ -19,7 +20,7 @@ from horovod_study.config import (
     load_yaml,
     run_config,
 )
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError
 
 TOP_KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
 RANGE_KEYS = ("low", "high", "log", "step")
@@ -141,11 +142,11 @@ class SearchConfig:
 def load_search(path: Path) -> SearchConfig:
     """Read a search file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
-    _known(source, content, TOP_KEYS)
+    known(source, content, TOP_KEYS)
     for key in ("search", "run", "space"):
         if key not in content:
             raise ConfigError(f"{source}: key {key!r} is missing; a search needs search, run and space")
-    fixed, varied = _mapping(source, "run", content["run"]), _mapping(source, "space", content["space"])
+    fixed, varied = mapping(source, "run", content["run"]), mapping(source, "space", content["space"])
     for name in fixed:
         if name in _ELSEWHERE:
             raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {_ELSEWHERE[name]}")
@@ -155,16 +156,12 @@ def load_search(path: Path) -> SearchConfig:
     if not varied:
         raise ConfigError(f"{source}: space is empty; name at least one option to vary, for instance lr")
     space = {str(name): _dimension(source, str(name), value, fixed) for name, value in varied.items()}
-    runtime = str(content.get("runtime", "serial"))
-    if runtime not in RUNTIMES:
-        raise ConfigError(
-            f"{source}: runtime {runtime!r} is not known{nearest(runtime, RUNTIMES)}; allowed: {', '.join(RUNTIMES)}"
-        )
+    runtime = one_of(source, "runtime", content.get("runtime", "serial"), RUNTIMES)
     numbers = {
-        "trials": _number(source, content, "trials", 20, int, 1),
-        "workers": _number(source, content, "workers", 1, int, 1),
-        "seed": _number(source, content, "seed", 1, int, 0),
-        "timeout_s": _number(source, content, "timeout_s", 3600.0, float, 1),
+        "trials": number(source, content, "trials", 20, int, 1),
+        "workers": number(source, content, "workers", 1, int, 1),
+        "seed": number(source, content, "seed", 1, int, 0),
+        "timeout_s": number(source, content, "timeout_s", 3600.0, float, 1),
     }
     if runtime == "serial" and numbers["workers"] > 1:
         raise ConfigError(
@@ -187,7 +184,7 @@ def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> 
         raise ConfigError(
             f"{where}: {name} must be the same in all trials, or their results could not be compared; put it under run"
         )
-    _known(where, [name], allowed)
+    known(where, [name], allowed)
     if name in fixed:
         raise ConfigError(f"{source}: {name} is both fixed under run and varied under space; give it once")
     metadata, optional = RUN_FIELDS[name].metadata, RUN_FIELDS[name].default is None
@@ -204,15 +201,15 @@ def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> 
             f"{where}: {name} is {value!r}; it must be a list of values such as [64, 128], or a range such as "
             "{low: 1e-4, high: 1e-2, log: true}; a single value belongs under run"
         )
-    _known(f"{where}: {name}", value, RANGE_KEYS)
+    known(f"{where}: {name}", value, RANGE_KEYS)
     if kind not in (int, float):
         raise ConfigError(f"{where}: {name} is no number and has no range; give a list of values")
     for key in ("low", "high"):
         if key not in value:
             raise ConfigError(f"{where}: {name}: key {key!r} is missing; a range needs low and high")
     low, high = (check_field(where, f"{name}: {key}", value[key], metadata, optional=False) for key in ("low", "high"))
-    log = check_field(where, f"{name}: log", value.get("log", False), _limits(bool), optional=False)
-    step = check_field(where, f"{name}: step", value.get("step"), _limits(kind, above=0), optional=True)
+    log = check_field(where, f"{name}: log", value.get("log", False), limits(bool), optional=False)
+    step = check_field(where, f"{name}: step", value.get("step"), limits(kind, above=0), optional=True)
     if low >= high:
         raise ConfigError(f"{where}: {name}: low is {low} and high is {high}; low must be below high")
     if log and low <= 0:
@@ -236,46 +233,20 @@ def _check_usable(source: str, search: SearchConfig) -> None:
 def _pruner(source: str, content: Mapping[str, Any]) -> Pruner:
     value = content.get("pruner", "median")
     where = f"{source}: pruner"
-    options = {"kind": value} if isinstance(value, str) else _mapping(source, "pruner", value)
-    kind = str(options.get("kind", "median"))
-    if kind not in PRUNERS:
-        raise ConfigError(f"{where}: kind {kind!r} is not known{nearest(kind, PRUNERS)}; allowed: {', '.join(PRUNERS)}")
+    options = {"kind": value} if isinstance(value, str) else mapping(source, "pruner", value)
+    kind = one_of(where, "kind", options.get("kind", "median"), PRUNERS)
     own = {"median": ("startup_trials", "warmup"), "hyperband": ("warmup", "reduction_factor"), "none": ()}[kind]
-    _known(f"{where} {kind}", options, ("kind", *own))
+    known(f"{where} {kind}", options, ("kind", *own))
     usual = Pruner()
-    warmup = _number(where, options, "warmup", usual.warmup, float, 0)
+    warmup = number(where, options, "warmup", usual.warmup, float, 0)
     if not 0 <= warmup < 1:
         raise ConfigError(f"{where}: warmup is {warmup}; it is a share of a trial's budget, below 1")
     return Pruner(
         kind=kind,
-        startup_trials=_number(where, options, "startup_trials", usual.startup_trials, int, 1),
+        startup_trials=number(where, options, "startup_trials", usual.startup_trials, int, 1),
         warmup=warmup,
-        reduction_factor=_number(where, options, "reduction_factor", usual.reduction_factor, int, 2),
+        reduction_factor=number(where, options, "reduction_factor", usual.reduction_factor, int, 2),
     )
-
-
-def _limits(kind: type, *, low: float | None = None, above: float | None = None) -> dict[str, Any]:
-    return {"kind": kind, "choices": None, "low": low, "above": above}
-
-
-def _number(source: str, content: Mapping[str, Any], key: str, default: float, kind: type, low: float) -> Any:
-    return check_field(source, key, content.get(key, default), _limits(kind, low=low), optional=False)
-
-
-def _known(source: str, keys: Mapping[str, Any] | Sequence[str], allowed: Sequence[str]) -> None:
-    for key in keys:
-        if key not in allowed:
-            raise ConfigError(
-                f"{source}: unknown key {key!r}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}"
-            )
-
-
-def _mapping(source: str, key: str, value: Any) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ConfigError(f"{source}: {key} must hold `key: value` lines, not {value!r}")
-    return value
 
 
 def budget_done(config: RunConfig, row: Mapping[str, float]) -> float:

@@ -1,7 +1,29 @@
-"""Where the ranks of a cell are started, and by what: nothing but this machine, hosts over ssh, or an allocation."""
+"""Where the ranks of a cell are started, and by what: nothing but this machine, hosts over ssh, or an allocation.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+A `Site` is what a launch line needs to know beside the cell. Its hosts are in the order of the ranks, and their slots
+are the ranks on them. `site_of` makes one from a partition and a placement; `hosts_of_allocation` reads the nodes of a
+Slurm job off the environment, because `scontrol` is not on every node's PATH.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import SystemRandom
+from typing import TYPE_CHECKING
+
+from horovod_study.cluster.remote import this_host
+from horovod_study.config import Placement
+from horovod_study.errors import ConfigError, StudyError, nearest
+
+if TYPE_CHECKING:  # partitions.py has hosts, which are made here
+    from horovod_study.cluster.partitions import Partition
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_INTERFACES = re.compile(r"[A-Za-z0-9][\w.:@-]*(,[A-Za-z0-9][\w.:@-]*)*")
+PORTS = (20_000, 32_767)
+"""Where ranks meet: above what services use, below what systems give to outgoing connections."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -11,16 +33,209 @@ class Host:
     name: str
     slots: int
 
+    def __post_init__(self) -> None:
+        # Launchers put it into lists with commas and colons, and into commands of a shell.
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"host {self.name!r}: not a name of a host; allowed: letters, digits, '.', '-', '_' "
+                "(user, port and key of ssh belong in ~/.ssh/config)"
+            )
+        if self.slots < 1:
+            raise ConfigError(f"host {self.name}: slots is {self.slots}; allowed: 1 or more")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
     """What a launch line needs to know beside the cell."""
 
     hosts: tuple[Host, ...] = ()  # in the order of the ranks, slots = ranks on it; empty: this machine, not over ssh
-    launcher: str = "auto"  # auto | horovodrun | mpirun | srun | torchrun
+    launcher: str = "auto"  # auto | horovodrun | mpirun | srun | torchrun; used where it can start the runtime
     interface: str | None = None  # network interface between the hosts
     allocation: bool = False  # inside a Slurm job, whose nodes are `hosts`: remote processes are started by srun
     srun_mpi: str | None = None  # `srun --mpi=...` for MPI programs
     cores_per_worker: int | None = None  # given to each rank by srun; None: not said
     environment: Mapping[str, str] = field(default_factory=dict)  # of the partition, for every rank
     port: int | None = None  # where rank 0 is met by the others, for launchers that do not arrange that; None: chosen
+    here: bool = False  # the only host is this machine: nothing has to be started elsewhere
+
+    def __post_init__(self) -> None:
+        if self.interface is not None and not _INTERFACES.fullmatch(self.interface):
+            raise ConfigError(f"interface {self.interface!r}: not a network interface, such as eth0 or ib0")
+        names = [host.name for host in self.hosts]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"host {twice} is named twice; name it once, with all of its slots")
+        if self.here and len(self.hosts) > 1:
+            raise ConfigError(f"{len(self.hosts)} hosts cannot all be this machine")
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing is started on another machine than this one."""
+        return not self.hosts or self.here
+
+
+HERE = Site()
+"""This machine, and nothing said of it."""
+
+
+def site_of(
+    partition: "Partition",
+    placement: Placement,
+    *,
+    hosts: Sequence[str | Host] = (),
+    environ: Mapping[str, str] = os.environ,
+    oversubscribe: bool = False,
+) -> Site:
+    """Return where the workers of `placement` go.
+
+    On Slurm that is the job whose `environ` this is; else the partition's hosts, or `hosts` in their place; this
+    machine where there are none. The first hosts needed are taken, those of a placement `list` by their names.
+    Raises StudyError where there are too few hosts, one is unknown, or one would get more workers than it has slots
+    (unless `oversubscribe`).
+    """
+    common = Site(
+        launcher=partition.launcher,
+        interface=partition.interface,
+        environment=partition.environment,
+        srun_mpi=partition.srun_mpi,
+        cores_per_worker=partition.cores_per_worker,
+    )
+    allocation = partition.scheduler == "slurm"
+    if allocation:
+        offered = hosts_of_allocation(environ)
+        where, remedy = f"job {environ.get('SLURM_JOB_ID', '?')}", "ask for more nodes"
+    else:
+        named = [Host(name=each, slots=partition.slots_per_node) if isinstance(each, str) else each for each in hosts]
+        offered = tuple(named) or partition.hosts
+        where, remedy = f"partition {partition.name}", "add them to its hosts, or name them with --hosts"
+        if not offered and partition.scheduler == "ssh":
+            raise StudyError(f"partition {partition.name} has scheduler ssh and no hosts; {remedy}")
+        if not offered and placement.nodes > 1:
+            raise StudyError(
+                f"{placement.workers} workers at {placement.workers_per_node} per node need {placement.nodes} nodes, "
+                f"but partition {partition.name} is this machine alone; name hosts with --hosts, or raise "
+                "workers_per_node"
+            )
+        if not offered:
+            return common
+    taken = _chosen(offered, placement, where, remedy)
+    used = tuple(Host(name=host.name, slots=count) for host, count in zip(taken, placement.per_node, strict=True))
+    if not allocation and not oversubscribe:  # in a job, Slurm decides that
+        for host, asked in zip(taken, used, strict=True):
+            if asked.slots > host.slots:
+                raise StudyError(
+                    f"{asked.slots} workers are to go to {host.name}, which has {host.slots} "
+                    f"slot{'s' * (host.slots > 1)}; lower workers_per_node, or use --oversubscribe"
+                )
+    first = _is_here(used[0].name, environ if allocation else {})
+    return replace(
+        common,
+        hosts=used,
+        allocation=allocation,
+        port=free_port() if first else SystemRandom().randint(*PORTS),
+        here=first and len(used) == 1,
+    )
+
+
+def _chosen(offered: Sequence[Host], placement: Placement, where: str, remedy: str) -> list[Host]:
+    """Return the host of each node of `placement`."""
+    if placement.hosts:
+        by_name = {host.name: host for host in offered}
+        for name in placement.hosts:
+            if name not in by_name:
+                raise StudyError(
+                    f"placement: host {name!r} is not in {where}{nearest(name, list(by_name))}; "
+                    f"it has {', '.join(by_name)}"
+                )
+        return [by_name[name] for name in placement.hosts[: placement.nodes]]
+    if len(offered) < placement.nodes:
+        raise StudyError(
+            f"{placement.workers} workers at {placement.workers_per_node} per node need {placement.nodes} nodes, but "
+            f"{where} has {len(offered)} ({', '.join(host.name for host in offered)}); {remedy}"
+        )
+    return list(offered[: placement.nodes])
+
+
+def _is_here(name: str, job: Mapping[str, str]) -> bool:
+    """Return whether the host `name` is this machine. A Slurm node says how it is called there."""
+    own = job.get("SLURMD_NODENAME")
+    return own == name if own else this_host(name)
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nobody listens now."""
+    for port in SystemRandom().sample(range(PORTS[0], PORTS[1] + 1), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise StudyError(f"no free port from {PORTS[0]} to {PORTS[1]} on this machine; end what occupies them")
+
+
+# ---------------------------------------------------------------------- a Slurm job's nodes
+
+
+def hosts_of_allocation(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return the nodes of the Slurm job that `environ` is of, with the tasks that Slurm counts on each as slots.
+
+    Raises StudyError outside of a job, or when what Slurm says cannot be understood.
+    """
+    nodelist = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not nodelist:
+        raise StudyError(
+            "this is not inside a Slurm job (SLURM_JOB_NODELIST is not set); submit with `run`, or start it inside "
+            "an allocation made by salloc"
+        )
+    names = expand_nodelist(nodelist)
+    counted = environ.get("SLURM_TASKS_PER_NODE")
+    slots = expand_counts(counted) if counted else [1] * len(names)
+    if len(slots) != len(names):
+        raise StudyError(
+            f"SLURM_JOB_NODELIST names {len(names)} nodes ({nodelist}), and SLURM_TASKS_PER_NODE tells of {len(slots)} "
+            f"({counted}); both must be those of the job"
+        )
+    return tuple(Host(name=name, slots=count) for name, count in zip(names, slots, strict=True))
+
+
+def expand_nodelist(text: str) -> list[str]:
+    """Return the names in a list of nodes as Slurm writes it, such as `n[1-3,07-09],gpu5`, in its order."""
+    names: list[str] = []
+    for part in _parts(text):
+        found = [""]
+        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
+            endings = [literal] if literal else _numbers(ranges, text)
+            found = [name + ending for name in found for ending in endings]
+        names += found
+    return names
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    if not re.fullmatch(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+(?:,(?:[^\[\],\s]|\[[^\[\]\s]*\])+)*", text):
+        raise StudyError(f"{text!r} is not a list of nodes as Slurm writes it, such as n[1-3,07-09],gpu5")
+    return re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text)
+
+
+def _numbers(ranges: str, text: str) -> list[str]:
+    """Return what stands for `1-3,07-09`: the numbers with the leading zeros of the first of their range."""
+    found: list[str] = []
+    for each in ranges.split(","):
+        matched = re.fullmatch(r"(\d+)(?:-(\d+))?", each)
+        if matched is None or (matched[2] is not None and int(matched[2]) < int(matched[1])):
+            raise StudyError(f"{text!r} is not a list of nodes as Slurm writes it: [{ranges}] has no range {each!r}")
+        first, last = int(matched[1]), int(matched[2] or matched[1])
+        found += [str(number).zfill(len(matched[1])) for number in range(first, last + 1)]
+    return found
+
+
+def expand_counts(text: str) -> list[int]:
+    """Return the numbers in a list such as `2(x3),1`: 2, 2, 2, 1."""
+    counts: list[int] = []
+    for each in text.split(","):
+        matched = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", each)
+        if matched is None:
+            raise StudyError(f"{text!r} is not a list of counts as Slurm writes it, such as 2(x3),1")
+        counts += [int(matched[1])] * int(matched[2] or 1)
+    return counts

@@ -3,187 +3,553 @@
 `experiments/` holds examples, and experiments/README.md explains every key.
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine, with_account
+from horovod_study.cluster.yaml_keys import known, limits, listed, mapping, number, one_of
 from horovod_study.config import (
+    BACKENDS,
     COMMUNICATION,
+    PLACEMENTS,
     RUN_FIELDS,
     RUNTIMES,
     SWEEPABLE,
+    TRANSPORTS,
     Cell,
     Placement,
     RunConfig,
     available_cores,
+    changed,
     check_field,
     load_yaml,
     matters,
     run_config,
 )
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError
 
-STUDY_KEYS = ("study", "partition", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets")
-SWEEP_KEYS = ("workers", "runtime", *SWEEPABLE)
+STUDY_KEYS = (
+    *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
+    *("scaling", "hosts", "budget"),
+)
+PLACING = ("workers", "nodes", "workers_per_node", "placement")
+SWEEP_KEYS = (*PLACING, "runtime", "backend", "transport", "global_batch", *SWEEPABLE, "zip")
+BUDGET_KEYS = ("gpu_hours", "core_hours", "hours")
+BASELINES = ("plain", "wrapped")
+_IDLE: Mapping[str, Mapping[str, Any]] = {
+    runtime: {name: RUN_FIELDS[name].default for name in COMMUNICATION if not matters(name, runtime)}
+    for runtime in RUNTIMES
+}
+"""Options without effect on a runtime, at their defaults: one run serves all their values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """What a study may take before it is asked about; None is no limit."""
+
+    gpu_hours: float | None = None
+    core_hours: float | None = None
+    hours: float | None = None  # of wall time, one job after the other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyConfig:
-    """A study: what is kept fixed (`run`), what is varied (`sweep`), against which baselines, how often."""
+    """A study: what is kept fixed (`run`), what is varied (`sweep`), against which baselines, how often, and where."""
 
     name: str
     run: RunConfig
-    workers: tuple[int, ...]
-    runtimes: tuple[str, ...]
-    varied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    baselines: tuple[str, ...] = ("plain", "wrapped")
+    workers: tuple[int, ...] = ()
+    runtimes: tuple[str, ...] = ("horovod/mpi",)
+    varied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # options of a run, crossed
+    zipped: tuple[tuple[Mapping[str, Any], ...], ...] = ()  # each: values that go together, crossed with the rest
+    global_batches: tuple[int, ...] = ()  # of all workers together, instead of the batch of each
+    nodes: tuple[int, ...] = ()  # full ones, instead of workers; or those that workers are spread over
+    workers_per_node: tuple[int, ...] = ()  # none: as many as a node takes
+    placements: tuple[str, ...] = ("fill",)
+    hosts: tuple[str, ...] = ()  # for placement list
+    baselines: tuple[str, ...] = BASELINES
     repeats: int = 3
     seed: int = 1
     timeout_s: float = 900.0
     targets: tuple[float, ...] = ()  # test MSEs to which the time is compared; none: chosen from the runs
+    budget: Budget = Budget()
+    partitions: Mapping[str, Partition] = field(default_factory=dict)  # by name; none: that of `run`, this machine
+    identity: Mapping[str, str] = field(default_factory=dict)  # partition -> digest of code and environment there
+    left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
+    source: Path | None = None  # the file it was read from
+    text: str = ""  # that file as it was read
+    _cells: list[Cell] = field(default_factory=list, init=False, repr=False, compare=False)  # once they were asked for
+
+    def __post_init__(self) -> None:
+        if not self.partitions:
+            object.__setattr__(self, "partitions", {self.run.partition: this_machine(self.run.partition)})
+
+    @property
+    def scaling(self) -> str:
+        """`strong` where the batch of all workers together is given, else `weak`."""
+        return "strong" if self.global_batches or any("global_batch" in axis[0] for axis in self.zipped) else "weak"
 
     def cells(self) -> list[Cell]:
         """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
-        variants: list[RunConfig] = [self.run]
-        for name, values in self.varied.items():
-            variants = [replace(variant, **{name: value}) for variant in variants for value in values]
-        wanted: list[tuple[RunConfig, str, int]] = []
-        for variant in variants:
+        if not self._cells:
+            first: dict[tuple[RunConfig, str, Placement], None] = {}
+            for partition in self.partitions.values():
+                first.update(dict.fromkeys(self._wanted(partition)))
+            self._cells.extend(
+                Cell(
+                    # Repeats have seeds of their own: the same start again would hide how much learning scatters.
+                    config=changed(config, repeat=repeat, seed=config.seed + repeat) if repeat else config,
+                    runtime=runtime,
+                    placement=placement,
+                    identity=self.identity.get(placement.partition, ""),
+                )
+                for repeat in range(self.repeats)
+                for config, runtime, placement in first
+            )
+        return list(self._cells)
+
+    def label(self, cell: Cell) -> str:
+        """Name what `cell` is a repeat of: runtime, workers, and whatever else the study varies."""
+        placement, config = cell.placement, cell.config
+        parts = [cell.runtime, f"{placement.workers} worker{'' if placement.workers == 1 else 's'}"]
+        if len(self.partitions) > 1:
+            parts.insert(0, placement.partition)
+        if placement.nodes > 1:
+            parts.append(f"{placement.nodes} nodes")
+        if cell.runtime != "serial" and len(self._layouts()) > 1:
+            parts.append(config.placement)
+        if cell.runtime != "serial" and config.workers_per_node is not None:
+            parts.append(f"{config.workers_per_node} per node")
+        for name in self.told():
+            if name not in COMMUNICATION or matters(name, cell.runtime):
+                parts.append(f"{name} {shown(getattr(config, name))}")
+        return ", ".join(parts)
+
+    def told(self) -> tuple[str, ...]:
+        """Return the options of a run that differ between its cells, beside runtime, placement and repeat."""
+        zipped = [name for axis in self.zipped for name in axis[0] if name in SWEEPABLE]
+        strong = ["batch"] if self.scaling == "strong" else []
+        return tuple(dict.fromkeys([*strong, *self.varied, *zipped]))
+
+    def _layouts(self) -> set[str]:
+        zipped = {row["placement"] for axis in self.zipped for row in axis if "placement" in row}
+        return zipped or set(self.placements)
+
+    def _wanted(self, partition: Partition) -> Iterator[tuple[RunConfig, str, Placement]]:
+        """Yield the first repeat of every run on one partition; what cannot be placed there is a ConfigError."""
+        run = changed(self.run, partition=partition.name)
+        shapes: dict[tuple[Any, ...], list[tuple[Placement, dict[str, Any]]]] = {}
+        for values in self._combinations():
+            together = values.get("global_batch")
+            variant = changed(run, **{name: value for name, value in values.items() if name in SWEEPABLE})
             if "plain" in self.baselines:
                 # Alone, a rate that grows with the workers means nothing: one plain run serves all its values.
-                wanted.append((replace(variant, lr_scaling="none"), "serial", 1))
-            for runtime in self.runtimes:
-                counts = sorted(set(self.workers) | ({1} if "wrapped" in self.baselines else set()))
-                wanted += [(variant, runtime, count) for count in counts if runtime != "serial" or count == 1]
-        cells: dict[str, Cell] = {}
-        for repeat in range(self.repeats):
-            for config, runtime, count in wanted:
-                backend, _, transport = runtime.partition("/")
-                # One run serves all values of an option without effect on this runtime.
-                idle: dict[str, Any] = {
-                    name: RUN_FIELDS[name].default for name in COMMUNICATION if not matters(name, runtime)
-                }
-                cell = Cell(
-                    config=replace(
-                        config,
-                        **idle,
-                        repeat=repeat,
-                        seed=config.seed + repeat,  # the same start again would hide how much learning scatters
-                        study=self.name,
-                        backend=backend,
-                        transport=transport or "none",
-                    ),
-                    runtime=runtime,
-                    placement=Placement(partition=config.partition, workers=count, workers_per_node=count),
+                yield self._first(variant, "serial", self._alone(partition), {"lr_scaling": "none"}, together)
+            placing = tuple(values.get(name) for name in PLACING)
+            if placing not in shapes:
+                shapes[placing] = self._shapes(partition, dict(zip(PLACING, placing, strict=True)))
+            for runtime in (values["runtime"],) if "runtime" in values else self.runtimes:
+                for placement, options in shapes[placing]:
+                    if runtime != "serial":
+                        yield self._first(variant, runtime, placement, options, together)
+                    elif placement.workers == 1:
+                        yield self._first(variant, runtime, self._alone(partition), {}, together)
+
+    def _combinations(self) -> Iterator[dict[str, Any]]:
+        """Yield the values of all that is crossed but placements and runtimes."""
+        axes: list[Sequence[Mapping[str, Any]]] = [
+            [{name: value} for value in values] for name, values in self.varied.items()
+        ]
+        if self.global_batches:
+            axes.append([{"global_batch": value} for value in self.global_batches])
+        for chosen in itertools.product(*axes, *self.zipped):
+            yield {name: value for part in chosen for name, value in part.items()}
+
+    def _first(
+        self, variant: RunConfig, runtime: str, placement: Placement, options: Mapping[str, Any], together: int | None
+    ) -> tuple[RunConfig, str, Placement]:
+        """Return repeat 0 of a run; `together` is the batch of all its workers."""
+        backend, _, transport = runtime.partition("/")
+        batch: dict[str, int] = {}
+        if together is not None:
+            if together % placement.workers:
+                raise ConfigError(
+                    f"{self._here}: global_batch {together} cannot be divided among {placement.workers} workers; give "
+                    "worker counts that divide it, or another global_batch"
                 )
-                cells.setdefault(cell.key, cell)
-        return list(cells.values())
+            batch["batch"] = together // placement.workers
+        config = changed(
+            variant,
+            **_IDLE[runtime],
+            **batch,
+            **options,
+            repeat=0,
+            study=self.name,
+            backend=backend,
+            transport=transport or "none",
+        )
+        return config, runtime, placement
+
+    # ------------------------------------------------------------------------------------------------ placements
+
+    def _shapes(self, partition: Partition, given: Mapping[str, Any]) -> list[tuple[Placement, dict[str, Any]]]:
+        """Return the placements on a partition with the options that tell the trainer of them, few workers first."""
+        fixed = {name: None if value is None else (value,) for name, value in given.items()}
+        shapes = []
+        layouts = fixed["placement"] or self.placements
+        for layout, per_node in itertools.product(
+            layouts, fixed["workers_per_node"] or self.workers_per_node or (None,)
+        ):
+            nodes, workers = fixed["nodes"] or self.nodes, fixed["workers"] or self.workers
+            if workers:
+                over: Sequence[int | None] = nodes if nodes and layout == "spread" else (None,)
+                counts = {(count, each) for each in over for count in workers}
+            else:
+                counts = {(count * (per_node or partition.slots_per_node), count) for count in nodes}
+            if "wrapped" in self.baselines:
+                counts.add((1, None))
+            options: dict[str, Any] = {"placement": layout, "workers_per_node": per_node}
+            # Few nodes first; a set has no order of its own.
+            for count, each in sorted(counts, key=lambda pair: (pair[0], pair[1] or 0)):
+                shapes.append((self._placed(partition, count, each, per_node, layout), options))
+        return sorted(shapes, key=lambda shape: shape[0].workers)
+
+    def _placed(
+        self, partition: Partition, workers: int, over: int | None, per_node: int | None, layout: str
+    ) -> Placement:
+        """Return where `workers` go, on `over` nodes if that is given, at most `per_node` (or a full node) on each."""
+        here, name = f"{self._here}: sweep", partition.name
+        slots = partition.slots_per_node
+        if partition.scheduler == "local":
+            needed = over or (1 if per_node is None else math.ceil(workers / per_node))
+            if layout == "list" or needed > 1 < workers:
+                what = "placement list" if layout == "list" else f"{workers} workers on {needed} nodes"
+                raise ConfigError(
+                    f"{here}: {what} cannot be had on partition {name}, which is one machine; name a partition with "
+                    "more nodes"
+                )
+            return Placement(partition=name, workers=workers, workers_per_node=workers)
+        if layout == "spread" and workers > 1 and over is None and per_node is None and partition.nodes is None:
+            raise ConfigError(
+                f"{here}: placement spread needs to know over how many nodes; give nodes or workers_per_node"
+            )
+        most = per_node or slots
+        if layout == "spread" and per_node is None:
+            most = math.ceil(workers / (over or partition.nodes or workers))
+        if most > slots:
+            raise ConfigError(
+                f"{here}: {most} workers per node are asked for, but a node of partition {name} takes {slots} "
+                f"({partition.node()}); lower workers_per_node, or raise nodes"
+            )
+        needed = math.ceil(workers / most)
+        if partition.nodes is not None and needed > partition.nodes:
+            raise ConfigError(
+                f"{here}: {workers} workers need {needed} nodes at {most} each, but partition {name} has "
+                f"{partition.nodes} with room for {partition.capacity} workers; lower workers or nodes"
+            )
+        hosts: tuple[str, ...] = ()
+        if layout == "list":
+            if needed > len(self.hosts):
+                raise ConfigError(
+                    f"{here}: {workers} workers need {needed} nodes at {most} each, but hosts names {len(self.hosts)}: "
+                    f"{', '.join(self.hosts)}; name more, or lower workers"
+                )
+            hosts = self.hosts[:needed]
+        return Placement(
+            partition=name, workers=workers, workers_per_node=min(most, workers), layout=layout, hosts=hosts
+        )
+
+    def _alone(self, partition: Partition) -> Placement:
+        """Return where a plain worker goes: any node, or the first named one where all others go to named ones."""
+        if self.hosts and self._layouts() == {"list"}:
+            return Placement(partition=partition.name, layout="list", hosts=self.hosts[:1])
+        return Placement(partition=partition.name)
+
+    @property
+    def _here(self) -> str:
+        return str(self.source) if self.source else f"study {self.name}"
 
 
-def load_study(path: Path, *, cores: int | None = None) -> StudyConfig:
-    """Read a study file. `cores` (default: the available ones) is what `workers: cores` counts up to."""
-    content = load_yaml(path)
-    source = str(path)
-    _known(source, content, STUDY_KEYS)
+def shown(value: Any) -> str:
+    """Return the value of an option as a person writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ---------------------------------------------------------------------------------------------------- the file
+
+
+def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -> StudyConfig:
+    """Read a study file; whatever is wrong with it is a ConfigError naming the file, the key and the value.
+
+    `cores` (default: the available ones) is what `workers: cores` counts up to. `identify`: cells of other code, or
+    of another environment, are other cells.
+    """
+    content, source = load_yaml(path), str(path)
+    known(source, content, STUDY_KEYS)
     for key in ("study", "run", "sweep"):
         if key not in content:
             raise ConfigError(f"{source}: key {key!r} is missing; a study needs study, run and sweep")
-    run_values, sweep = _mapping(source, content, "run"), _mapping(source, content, "sweep")
-    _known(f"{source}: sweep", sweep, SWEEP_KEYS)
-    for name in ("backend", "transport", "study", "partition", "repeat"):
+    run_values = dict(mapping(source, "run", content["run"]))
+    sweep = dict(mapping(source, "sweep", content["sweep"]))
+    known(f"{source}: sweep", sweep, SWEEP_KEYS)
+    partitions = _partitions(source, content, path)
+    fixed_together = None
+    if "global_batch" in run_values:
+        value = run_values.pop("global_batch")
+        fixed_together = check_field(f"{source}: run", "global_batch", value, limits(int, low=1), optional=False)
+    for name in ("backend", "transport", "study", "partition", "repeat", "workers_per_node", "placement"):
         if name in run_values:
-            hint = "sweep.runtime" if name in ("backend", "transport") else "the top level of the file"
+            hint = {"backend": "sweep.runtime", "transport": "sweep.runtime"}.get(
+                name, f"sweep.{name}" if name in PLACING else "the top level of the file"
+            )
             raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
-    for name in sweep:
-        if name in run_values:
+    zipped = _zipped(source, sweep.pop("zip", None))
+    together = [name for axis in zipped for name in axis[0]]
+    for name in together:
+        if name in sweep or together.count(name) > 1:
+            raise ConfigError(f"{source}: sweep: {name} is varied twice, once under zip; give it once")
+    for name in (*sweep, *together):
+        if name in run_values or (name == "global_batch" and fixed_together is not None):
             raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
     run = run_config(
-        {**run_values, "study": content["study"], "partition": content.get("partition", "local")},
-        source=f"{source}: run",
+        {**run_values, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
     )
-    runtimes = tuple(_list(source, sweep, "runtime", ["horovod/mpi"]))
-    for runtime in runtimes:
-        if runtime not in RUNTIMES:
-            raise ConfigError(
-                f"{source}: sweep: runtime {runtime!r} is not known{nearest(str(runtime), RUNTIMES)}; "
-                f"allowed: {', '.join(RUNTIMES)}"
-            )
+    if fixed_together is not None:
+        sweep["global_batch"] = fixed_together
+    runtimes, left_out = _runtimes(source, sweep, together)
     none = content.get("baselines") == []
-    baselines = () if none else tuple(_list(source, content, "baselines", ["plain", "wrapped"]))
+    baselines = () if none else tuple(listed(source, content, "baselines", list(BASELINES)))
     for baseline in baselines:
-        if baseline not in ("plain", "wrapped"):
-            raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: plain, wrapped")
-    varied = {
-        name: tuple(
-            check_field(f"{source}: sweep", name, value, RUN_FIELDS[name].metadata, optional=name in COMMUNICATION)
-            for value in _list(source, sweep, name, [])
-        )
-        for name in SWEEPABLE
-        if name in sweep
-    }
-    targets = tuple(
-        check_field(source, "targets", value, {**_number(float, 0), "low": None, "above": 0}, optional=False)
-        for value in _list(source, content, "targets", [])
-    )
-    numbers = {
-        "repeats": check_field(source, "repeats", content.get("repeats", 3), _number(int, 1), optional=False),
-        "seed": check_field(source, "seed", content.get("seed", 1), _number(int, 0), optional=False),
-        "timeout_s": check_field(
-            source, "timeout_s", content.get("timeout_s", 900.0), _number(float, 1), optional=False
-        ),
-    }
-    return StudyConfig(
+        if baseline not in BASELINES:
+            raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: {', '.join(BASELINES)}")
+    values = {name: _values(source, name, listed(source, sweep, name, [])) for name in sweep if name not in _TOLD_APART}
+    placements = values.pop("placement", ("fill",))
+    hosts = tuple(host_name(source, each) for each in listed(source, content, "hosts", []))
+    study = StudyConfig(
         name=run.study,
         run=run,
-        workers=_worker_counts(source, sweep.get("workers", "cores"), cores or available_cores()),
+        workers=_worker_counts(source, sweep, together, partitions.values(), cores),
+        nodes=values.pop("nodes", ()),
+        workers_per_node=values.pop("workers_per_node", ()),
+        global_batches=values.pop("global_batch", ()),
+        placements=placements,
+        hosts=hosts,
         runtimes=runtimes,
-        varied=varied,
+        varied={name: values[name] for name in SWEEPABLE if name in values},
+        zipped=zipped,
         baselines=baselines,
-        targets=tuple(sorted(set(targets), reverse=True)),
-        **numbers,
+        targets=_targets(source, content),
+        repeats=number(source, content, "repeats", 3, int, 1),
+        seed=number(source, content, "seed", 1, int, 0),
+        timeout_s=number(source, content, "timeout_s", 900.0, float, 1),
+        budget=_budget(source, content.get("budget")),
+        partitions=partitions,
+        identity=_identities(partitions) if identify else {},
+        left_out=left_out,
+        source=path,
+        text=path.read_text(encoding="utf-8"),
+    )
+    _check_scaling(source, content.get("scaling"), study, run_values)
+    _check_placing(source, sweep, study, together)
+    study.cells()  # for its complaints
+    return study
+
+
+_TOLD_APART = ("workers", "runtime", "backend", "transport", "zip")
+
+
+def _identities(partitions: Mapping[str, Partition]) -> dict[str, str]:
+    from horovod_study.cluster.identity import identify  # here, because it reads the sources of the package
+
+    return {name: identify(partition) for name, partition in partitions.items()}
+
+
+def _partitions(source: str, content: Mapping[str, Any], path: Path) -> dict[str, Partition]:
+    """Return the partitions of the study by name, with its account."""
+    account = check_field(source, "account", content.get("account"), limits(str), optional=True)
+    partitions: dict[str, Partition] = {}
+    for each in listed(source, content, "partition", ["local"]):
+        name = check_field(source, "partition", each, limits(str), optional=False)
+        try:
+            partition = with_account(find_partition(name, beside=path), account)
+        except ConfigError as error:
+            raise ConfigError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
+        if partition.name in partitions:
+            raise ConfigError(f"{source}: partition {partition.name} is named twice; give each once")
+        partitions[partition.name] = partition
+    return partitions
+
+
+def _values(source: str, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the values of one key of the sweep as what they must be."""
+    where = f"{source}: sweep"
+    if name in ("workers", "nodes", "workers_per_node", "global_batch"):
+        return tuple(check_field(where, name, value, limits(int, low=1), optional=False) for value in values)
+    if name == "placement":
+        return tuple(one_of(where, name, value, PLACEMENTS) for value in values)
+    if name == "runtime":
+        return tuple(one_of(where, name, value, RUNTIMES) for value in values)
+    metadata = RUN_FIELDS[name].metadata
+    return tuple(
+        check_field(where, name, value, metadata, optional=RUN_FIELDS[name].default is None) for value in values
     )
 
 
-def _number(kind: type, low: float) -> dict[str, Any]:
-    return {"kind": kind, "choices": None, "low": low, "above": None}
-
-
-def _known(source: str, content: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    for key in content:
-        if key not in allowed:
+def _runtimes(
+    source: str, sweep: Mapping[str, Any], together: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the runtimes of the sweep, and the pairs of backend and transport that do not exist."""
+    where = f"{source}: sweep"
+    apart = [name for name in ("backend", "transport") if name in sweep]
+    if not apart:
+        return _values(source, "runtime", listed(source, sweep, "runtime", ["horovod/mpi"])), ()
+    if "runtime" in sweep or "runtime" in together:
+        raise ConfigError(f"{where}: runtime and {apart[0]} are both given; a runtime is a backend with its transport")
+    if "backend" not in sweep:
+        raise ConfigError(f"{where}: transport is given without backend; give both, or runtime")
+    backends = [one_of(where, "backend", each, BACKENDS) for each in listed(source, sweep, "backend", [])]
+    transports = [one_of(where, "transport", each, TRANSPORTS[1:]) for each in listed(source, sweep, "transport", [])]
+    runtimes, left_out = [], []
+    for backend in backends:
+        own = [runtime for runtime in RUNTIMES if runtime.partition("/")[0] == backend]
+        found = [runtime for runtime in own if runtime.partition("/")[2] in transports]
+        if len(own) == 1 and (backend == "serial" or not transports):
+            found = own
+        elif not transports:
             raise ConfigError(
-                f"{source}: unknown key {key!r}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}"
+                f"{where}: backend {backend} has several transports; give transport too: {', '.join(own)}"
             )
+        elif not found:
+            raise ConfigError(
+                f"{where}: backend {backend} does not talk over {' or '.join(transports)}; there are {', '.join(own)}"
+            )
+        runtimes += found
+        if backend != "serial":
+            left_out += [f"{backend}/{each}" for each in transports if f"{backend}/{each}" not in own]
+    for transport in transports:
+        if not any(runtime.endswith(f"/{transport}") for runtime in runtimes):
+            others = [runtime for runtime in RUNTIMES if runtime.endswith(f"/{transport}")]
+            raise ConfigError(
+                f"{where}: transport {transport} goes with none of the backends {', '.join(backends)}; leave it out"
+                + (f", or add a backend that has it: {', '.join(others)}" if others else "")
+            )
+    return tuple(dict.fromkeys(runtimes)), tuple(left_out)
 
 
-def _mapping(source: str, content: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = content[key]
+def _zipped(source: str, value: Any) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+    """Return the axes along which several keys change together: one mapping of equally long lists is one axis."""
+    where = f"{source}: sweep: zip"
     if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ConfigError(f"{source}: {key} must hold `key: value` lines, not {value!r}")
-    return value
+        return ()
+    axes = []
+    for each in value if isinstance(value, list) else [value]:
+        if not isinstance(each, dict) or not each:
+            raise ConfigError(
+                f"{where} must hold lists that go together, such as {{workers: [1, 2], batch: [150, 75]}}"
+            )
+        known(where, each, tuple(key for key in SWEEP_KEYS if key not in ("zip", "backend", "transport")))
+        for name, values in each.items():
+            if not isinstance(values, list) or not values:
+                raise ConfigError(f"{where}: {name} is {values!r}; it must be a list, as long as the others")
+        lengths = {name: len(values) for name, values in each.items()}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+            raise ConfigError(f"{where}: {told}; lists that go together must be equally long")
+        checked = {name: _values(source, name, values) for name, values in each.items()}
+        axes.append(tuple(dict(zip(checked, row, strict=True)) for row in zip(*checked.values(), strict=True)))
+    return tuple(axes)
 
 
-def _list(source: str, content: Mapping[str, Any], key: str, default: list[Any]) -> list[Any]:
-    value = content.get(key, default)
-    values = value if isinstance(value, list) else [value]
-    if key in content and not values:
-        raise ConfigError(f"{source}: {key} is an empty list; give at least one value or leave the key out")
-    return values
+def _targets(source: str, content: Mapping[str, Any]) -> tuple[float, ...]:
+    values = listed(source, content, "targets", [])
+    targets = {check_field(source, "targets", value, limits(float, above=0), optional=False) for value in values}
+    return tuple(sorted(targets, reverse=True))
 
 
-def _worker_counts(source: str, value: Any, cores: int) -> tuple[int, ...]:
+def _budget(source: str, value: Any) -> Budget:
+    given = mapping(source, "budget", value)
+    known(f"{source}: budget", given, BUDGET_KEYS)
+    return Budget(
+        **{
+            name: check_field(f"{source}: budget", name, each, limits(float, above=0), optional=False)
+            for name, each in given.items()
+        }
+    )
+
+
+def _check_scaling(source: str, value: Any, study: StudyConfig, run_values: Mapping[str, Any]) -> None:
+    """Refuse two batches, and a batch that does not fit the way of scaling that the file says."""
+    zipped = {name for axis in study.zipped for name in axis[0]}
+    if study.scaling == "strong" and ("batch" in run_values or "batch" in study.varied or "batch" in zipped):
+        raise ConfigError(
+            f"{source}: batch and global_batch are both given; batch is of each worker, global_batch of all together"
+        )
+    if value is None or one_of(source, "scaling", value, ("strong", "weak")) == study.scaling:
+        return
+    if value == "strong":
+        raise ConfigError(
+            f"{source}: scaling is strong, but each worker has its batch; give global_batch instead of batch: it is "
+            "divided among the workers"
+        )
+    raise ConfigError(f"{source}: scaling is weak, but global_batch is given; give batch, that of each worker")
+
+
+def _check_placing(source: str, sweep: Mapping[str, Any], study: StudyConfig, together: Sequence[str]) -> None:
+    """Refuse keys about nodes that contradict each other."""
+    where = f"{source}: sweep"
+    given = {*sweep, *together}
+    layouts = study._layouts()
+    if {"workers", "nodes"} <= given and "spread" not in layouts:
+        raise ConfigError(
+            f"{where}: workers and nodes are both given; nodes alone are full ones, and with placement spread they are "
+            "what the workers are spread over"
+        )
+    if {"workers", "nodes", "workers_per_node"} <= given:
+        raise ConfigError(f"{where}: workers, nodes and workers_per_node are all given; give two of them")
+    if ("list" in layouts) != bool(study.hosts):
+        raise ConfigError(
+            f"{source}: placement list needs the names of its nodes, and only list has any; give both sweep.placement "
+            "and hosts, or neither"
+        )
+    for partition in study.partitions.values() if study.hosts else ():
+        names = [host.name for host in partition.hosts]
+        for host in study.hosts:
+            if names:
+                one_of(source, "hosts", host, names)
+        if len(study.partitions) > 1:
+            raise ConfigError(f"{source}: hosts are those of one partition, but {len(study.partitions)} are named")
+
+
+def _worker_counts(
+    source: str,
+    sweep: Mapping[str, Any],
+    together: Sequence[str],
+    partitions: Iterable[Partition],
+    cores: int | None,
+) -> tuple[int, ...]:
     """`cores` means 1..cores, thinned to powers of two (and the last) above eight; else a list of counts."""
+    if "workers" in together or ("nodes" in (*sweep, *together) and "workers" not in sweep):
+        return ()
+    value = sweep.get("workers", "cores")
     if value == "cores":
-        if cores <= 8:
-            return tuple(range(1, cores + 1))
-        powers = [2**k for k in range(int(math.log2(cores)) + 1)]
-        return tuple(sorted({*powers, cores}))
+        elsewhere = [partition.name for partition in partitions if partition.scheduler != "local"]
+        if elsewhere:
+            raise ConfigError(
+                f"{source}: sweep: workers counts up to the cores of this machine, but the study runs on partition "
+                f"{elsewhere[0]}; give counts such as [1, 2, 4], or nodes"
+            )
+        count = cores or available_cores()
+        if count <= 8:
+            return tuple(range(1, count + 1))
+        powers = [2**k for k in range(int(math.log2(count)) + 1)]
+        return tuple(sorted({*powers, count}))
     counts = value if isinstance(value, list) else [value]
-    checked = [check_field(f"{source}: sweep", "workers", count, _number(int, 1), optional=False) for count in counts]
-    if not checked:
+    if not counts:
         raise ConfigError(f"{source}: sweep: workers is empty; give counts such as [1, 2, 4], or cores")
-    return tuple(sorted(set(checked)))
+    return tuple(sorted(set(_values(source, "workers", counts))))

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from horovod_study.cluster.ledger import study_lock
+from horovod_study.cluster.lease import hold_study
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.progress import duration
 from horovod_study.cluster.racing import (
@@ -595,7 +595,7 @@ def run_tune(
     typed; it is repeated where typing it again continues. StudyError when the shipped settings do not run.
     """
     cores = available_cores() if cores is None else cores
-    with StopRequest() as stop, study_lock(directory):
+    with StopRequest() as stop, hold_study(directory):
         ledger = _Ledger(directory, request)
         work = _Work(request, ledger, trainer or LocalTrainer(directory, stop, grace_s=grace_s), cores)
         try:

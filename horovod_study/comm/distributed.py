@@ -1,4 +1,6 @@
-"""torch.distributed over NCCL or Gloo, launched by torchrun; over MPI, where PyTorch was built with it, by mpirun.
+"""torch.distributed over NCCL or Gloo, launched by torchrun, or by mpirun or srun with MASTER_ADDR and MASTER_PORT set.
+
+Over MPI, where PyTorch was built with it, launched by mpirun.
 
 flat     one all-reduce of one flat buffer after backward
 hooks    DistributedDataParallel: buckets leave during backward, which returns when all of them are averaged; the wait
@@ -21,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from horovod_study.comm import settings
 from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.horovod import find_open_mpi
-from horovod_study.comm.launch import Launch
-from horovod_study.comm.libmpi import require_launchers_mpi
+from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
+from horovod_study.comm.libmpi import require_connection, require_launchers_mpi
 from horovod_study.comm.liveness import PATIENCE
 from horovod_study.comm.priority import NewThreads
 from horovod_study.config import RUN_FIELDS, RunConfig
@@ -53,19 +55,32 @@ class DistributedBackend:
                 f"torch.distributed cannot use {self.transport} here (it can use {', '.join(have)}); "
                 f"use --transport {have[0]}"
             )
-        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE") if name not in os.environ]
+        met = None if launch.launcher == "torchrun" or self.transport == "mpi" else meeting_point(os.environ)
+        needed = (
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            *(() if launch.launcher in ("mpirun", "srun") else ("RANK", "WORLD_SIZE")),
+        )
+        missing = [] if met else [name for name in needed if name not in os.environ]
         if missing and self.transport != "mpi":  # MPI connects its ranks itself
             raise BackendError(
                 f"backend ddp needs {', '.join(missing)} in the environment; launch with "
-                "`torchrun --nproc-per-node N -m horovod_study.train --backend ddp`"
+                "`torchrun --nproc-per-node N -m horovod_study.train --backend ddp`, or with mpirun or srun and "
+                "MASTER_ADDR and MASTER_PORT set to the host of rank 0 and a free port there"
             )
         if self.transport == "mpi":
+            require_connection(launch)
             find_open_mpi()
+        elif self.transport == "gloo":
+            require_interfaces(os.environ, "GLOO_SOCKET_IFNAME")
         self.settings: dict[str, Any] = settings.apply(f"ddp/{self.transport}", config=config)
         before = NewThreads()
         # Longer than a rank may take between two steps: who is late is named before this is over (see liveness.py).
         patient_s = max(config.start_timeout_s, 60, 2 * PATIENCE * config.stall_timeout_s)
-        dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
+        if met is None:  # torchrun tells the ranks in the way that torch knows, mpirun and srun do not
+            dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
+        else:
+            self._meet(*met, launch, timedelta(seconds=patient_s))
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         require_launchers_mpi(launch, self.workers, "torch.distributed")
         self._config = config
@@ -77,6 +92,18 @@ class DistributedBackend:
         if self.transport == "gloo":
             self.barrier()  # Gloo's threads are there when the first message has passed
             self.settings["thread_priority"] = before.prioritise(config.thread_priority)
+
+    def _meet(self, host: str, port: int, launch: Launch, patience: timedelta) -> None:
+        """Connect the ranks at rank 0's `host` and `port`."""
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                host, port, launch.workers, is_master=launch.rank == 0, timeout=patience
+            )
+        except RuntimeError as error:  # torch has several for this
+            raise foreign_port(host, port, launch.rank, error) from None
+        dist.init_process_group(
+            self.transport, store=store, rank=launch.rank, world_size=launch.workers, timeout=patience
+        )
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         config = self._config

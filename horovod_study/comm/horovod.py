@@ -10,12 +10,14 @@ One worker reduces nothing in either way (Horovod registers its hooks only for t
 """
 
 import importlib.util
+import math
 import mmap
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ from torch import nn
 
 from horovod_study.comm import builds, settings
 from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.launch import Launch
-from horovod_study.comm.libmpi import cuda_aware, loaded_library, require_launchers_mpi
+from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
+from horovod_study.comm.libmpi import cuda_aware, loaded_library, require_connection, require_launchers_mpi
 from horovod_study.comm.priority import NewThreads, busiest_thread
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
@@ -41,11 +43,16 @@ class HorovodBackend:
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         wanted = config.transport
-        controller = "gloo" if launch.launcher == "horovodrun --gloo" else "mpi"
+        point = None if launch.launcher == "horovodrun --gloo" else meeting_point(os.environ)
+        met = point if wanted == "gloo" or os.environ.get("HOROVOD_CONTROLLER") == "gloo" else None
+        controller = "gloo" if met or launch.launcher == "horovodrun --gloo" else "mpi"
         on_gpu = config.device != "cpu" and torch.cuda.is_available()
         build = builds.select(config.horovod_build, transport=wanted if on_gpu else "auto")
         if controller == "mpi":
+            require_connection(launch)
             find_open_mpi()
+        else:
+            require_interfaces(os.environ, "HOROVOD_GLOO_IFACE")
         try:
             import horovod.torch as hvd
         except ImportError as error:
@@ -84,7 +91,8 @@ class HorovodBackend:
         self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=_unknown_settings())
         self._mpi = kept_mpi(controller) if config.timeline_steps else None
         before = NewThreads()
-        hvd.init()
+        with nullcontext() if met is None else _meeting(*met, launch, config.start_timeout_s):
+            hvd.init()
         self.rank, self.workers = int(hvd.rank()), int(hvd.size())
         require_launchers_mpi(launch, self.workers, "Horovod")
         if self.transport != "nccl":
@@ -257,6 +265,77 @@ class HorovodBackend:
 
     def _polling(self) -> bool:
         return bool(self.settings["HOROVOD_CYCLE_TIME"]["value"] == "0")
+
+
+@contextmanager
+def _meeting(host: str, port: int, launch: Launch, timeout_s: float) -> Iterator[None]:
+    """Do for ranks that mpirun or srun started what horovodrun does: say who is where, and serve while they connect.
+
+    Rank 0 listens at `host` and `port`, where all tell their host's name; the server of Horovod is another one, of
+    rank 0 as well, on a port of its own.
+    """
+    from horovod.runner.common.util.hosts import SlotInfo
+    from horovod.runner.http.http_server import RendezvousServer
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    rank, workers, here = launch.rank, launch.workers, os.uname().nodename
+    try:
+        store = TCPStore(
+            host, port, workers, is_master=rank == 0, timeout=timedelta(seconds=max(1, math.ceil(timeout_s)))
+        )
+        store.set(f"host of {rank}", here)
+        hosts = [store.get(f"host of {each}").decode() for each in range(workers)]
+        places = [SlotInfo(**place) for place in horovod_places(hosts)]
+        server = None
+        if rank == 0:
+            server = RendezvousServer()
+            served = server.start()
+            server.init(places)
+            store.set("port", str(served))
+        address = "127.0.0.1" if here == hosts[0] else socket.gethostbyname(host)
+        os.environ[_RENDEZVOUS[0]] = address
+        os.environ[_RENDEZVOUS[1]] = store.get("port").decode()
+    except (RuntimeError, OSError) as error:
+        raise foreign_port(host, port, rank, error) from None
+    own = places[rank]
+    os.environ["HOROVOD_HOSTNAME"] = own.hostname
+    for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+        os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(own, name))
+    os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
+    yield
+    try:  # the servers are needed until the last rank has what it came for, and rank 0 ends them
+        store.set(f"connected {rank}", "")
+        if server is not None:
+            for each in range(workers):
+                store.get(f"connected {each}")
+            server.stop()
+    except RuntimeError as error:
+        raise foreign_port(host, port, rank, error) from None
+
+
+def horovod_places(hosts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what Horovod calls each rank's place: `hosts` are their hosts' names.
+
+    local: among the ranks of the same host; cross: among the ranks with the same number on their hosts, by host.
+    """
+    order = list(dict.fromkeys(hosts))
+    sizes = {host: hosts.count(host) for host in order}
+    places = []
+    for rank, host in enumerate(hosts):
+        local_rank = hosts[:rank].count(host)
+        peers = [each for each in order if sizes[each] > local_rank]
+        places.append(
+            {
+                "hostname": host,
+                "rank": rank,
+                "size": len(hosts),
+                "local_rank": local_rank,
+                "local_size": sizes[host],
+                "cross_rank": peers.index(host),
+                "cross_size": len(peers),
+            }
+        )
+    return places
 
 
 _TIMELINE = "HOROVOD_TIMELINE"

@@ -7,6 +7,7 @@ the launcher's does not fail: it takes itself for the only one, and N workers tr
 import ctypes
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,18 @@ def cuda_aware() -> dict[str, Any]:
     if asked is not None:
         return {"value": asked.lower() in ("1", "true", "yes"), "source": "OMPI_MCA_opal_cuda_support"}
     return {"value": False, "source": "the MPI library does not say"}
+
+
+def require_connection(launch: Launch, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise BackendError where srun started the ranks without telling MPI how they find each other.
+
+    Open MPI would end the process, in many lines.
+    """
+    if launch.launcher == "srun" and not any(name.startswith(("PMIX_", "PMI_", "PMI2_")) for name in environ):
+        raise BackendError(
+            f"srun started {launch.workers} workers without a connection for MPI; use srun --mpi=pmix (srun_mpi in a "
+            "partition; `srun --mpi=list` shows what there is), or start with mpirun inside the allocation"
+        )
 
 
 def require_launchers_mpi(launch: Launch, workers: int, library: str) -> None:

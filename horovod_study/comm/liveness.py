@@ -408,6 +408,8 @@ class Liveness:
         writer.start()
         writer.join(GONE_S)  # a file system that does not answer may be what all wait for
         self._kill(ended)
+        if finding.how == "silent" and any(rank not in self._here for rank in finding.ranks):
+            _end_daemon(os.getppid())
         sys.stdout.flush()
         os._exit(EXIT_CODE)
 
@@ -489,6 +491,13 @@ def _born(pid: int) -> int | None:
 
 def _state_letter(peer: Peer) -> str:
     return (_stat(peer.pid) or ["?"])[0]
+
+
+def _end_daemon(pid: int) -> None:
+    """End Open MPI's daemon on this host, if `pid` is one: behind a cut link no mpirun tells it to."""
+    with suppress(OSError):
+        if (_PROC / str(pid) / "comm").read_text().strip() == "orted":
+            os.kill(pid, signal.SIGTERM)
 
 
 def _runs(peer: Peer) -> bool:

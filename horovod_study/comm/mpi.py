@@ -32,7 +32,7 @@ from horovod_study.comm.base import (
 from horovod_study.comm.buckets import Bucket, GradientBuckets
 from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.libmpi import cuda_aware, loaded_library, require_launchers_mpi
+from horovod_study.comm.libmpi import cuda_aware, loaded_library, require_connection, require_launchers_mpi
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
 
@@ -94,6 +94,7 @@ class MpiRanks(ABC):
             raise BackendError(
                 f"backend {self.name} needs mpirun, but {launch.launcher} started this run; launch with mpirun"
             )
+        require_connection(launch)
         self.settings = settings.apply(f"{self.name}/mpi", config=config)
         find_open_mpi()
         try:

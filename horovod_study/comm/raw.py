@@ -120,7 +120,8 @@ def why_missing(backend: Backend) -> dict[str, str]:
 def _missing_here(backend: Backend) -> dict[str, str]:
     missing: dict[str, str] = {}
     launcher = detect(os.environ).launcher
-    if launcher in ("horovodrun --gloo", "torchrun"):
+    connected = any(name.startswith(("PMIX_", "PMI_", "PMI2_")) for name in os.environ)
+    if launcher in ("horovodrun --gloo", "torchrun") or (launcher == "srun" and not connected):
         missing["mpi"] = f"{launcher} started the ranks, and MPI does not know them; start them with mpirun"
     else:
         try:

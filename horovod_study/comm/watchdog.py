@@ -12,9 +12,11 @@ class StartWatchdog:
 
     def __init__(self, timeout_s: float, launch: Launch) -> None:
         def give_up() -> None:
+            addressed = launch.launcher in ("mpirun", "srun") and "MASTER_ADDR" in os.environ
+            where = f" (at {os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')})" if addressed else ""
             say(
-                f"error: rank {launch.rank} of {launch.workers} waited {timeout_s:g} s for the other ranks to start; "
-                "start all ranks with the same options, or raise --start-timeout-s"
+                f"error: rank {launch.rank} of {launch.workers} waited {timeout_s:g} s for the other ranks to start"
+                f"{where}; start all ranks with the same options, or raise --start-timeout-s"
             )
             os._exit(2)
 

@@ -4,6 +4,7 @@
     figures    each figure as a value that can be drawn at any width; PDF, SVG, PNG, caption and data on disk
     wording    the analysis in words: sentences with numbers, rounded to what they are worth
     html       report.html, one file that needs nothing else
+    boundary       synchronisation against workers with the node boundaries, and what they add
     convergence    learning curves with the floor of the data, time to a target, sensitivity to one option
     lr_range       the loss of a learning-rate range test, with the rates that were read off it
     bench          tables of collectives in nccl-tests' layout, the figure of the network, the roofline

@@ -59,10 +59,11 @@ class Drawing:
 
 def drawings(analysis: Analysis) -> list[Drawing]:
     """Return the figures that this analysis has data for, in the order in which a report shows them."""
-    from horovod_study.report import convergence  # which draws with the marks of this module
+    from horovod_study.report import boundary, convergence  # which draw with the marks of this module
 
     made = [_speedup(analysis), _efficiency(analysis), _breakdown(analysis), _throughput(analysis)]
-    return [*(each for each in made if each is not None), *convergence.drawings(analysis)]
+    known = [each for each in made if each is not None]
+    return [*known, *boundary.drawings(analysis), *convergence.drawings(analysis)]
 
 
 def write_figures(analysis: Analysis, directory: Path) -> list[Path]:
@@ -196,7 +197,7 @@ def _throughput(analysis: Analysis) -> Drawing | None:
             bases = rows["base_plain_samples_per_s"].dropna().unique()
             for base in bases:
                 axes.axline((0, 0), slope=base / 1000, color=QUIET, linewidth=0.7, zorder=1)
-            _worker_axis(axes, rows["workers"], rows["workers"].max(), width_in / min(len(panels), MOST_COLUMNS))
+            worker_axis(axes, rows["workers"], rows["workers"].max(), width_in / min(len(panels), MOST_COLUMNS))
             axes.set_ylim(0, rows["samples_per_s_max"].max() / 1000 * 1.12)
             axes.set_ylabel("Throughput / 1000 samples/s")
         handles = _series_handles(shown, styles)
@@ -269,7 +270,7 @@ def _against_workers(
                     color=QUIET,
                     size=7.5,
                 )
-            _worker_axis(axes, rows["workers"], last, width_in / min(len(panels), MOST_COLUMNS))
+            worker_axis(axes, rows["workers"], last, width_in / min(len(panels), MOST_COLUMNS))
             if ideal == "speedup":
                 axes.set_ylim(0, np.nanmin([1.05 * last, np.nanmax([1.25 * top, lines[curves[0]].max() * 1.12])]))
                 axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
@@ -446,7 +447,7 @@ def marker(look: SeriesStyle) -> dict[str, Any]:
     return {**size, "markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": width}
 
 
-def _worker_axis(axes: Axes, workers: pd.Series, last: float, panel_in: float) -> None:
+def worker_axis(axes: Axes, workers: pd.Series, last: float, panel_in: float) -> None:
     """Label whole worker counts only: all of them where they fit, otherwise those that were measured."""
     right = float(last) + 0.03 * float(last) + 0.1
     left = 0.0 if last > 8 else 0.6

@@ -16,6 +16,7 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.points import short_rate
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
+from horovod_study.report import boundary
 from horovod_study.report.figures import Drawing, css_name, drawings, inline_svg, write_figures
 from horovod_study.report.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, series_labels
 from horovod_study.report.wording import (
@@ -40,7 +41,7 @@ WIDE_IN = 6.3
 LEARNING = ("learning", "targets", "sensitivity")
 """The figures of the section on learning."""
 
-WIDTHS_IN = {"breakdown": WIDE_IN, "throughput": 5.0, **dict.fromkeys(LEARNING, WIDE_IN)}
+WIDTHS_IN = {"breakdown": WIDE_IN, "throughput": 5.0, boundary.NAME: WIDE_IN, **dict.fromkeys(LEARNING, WIDE_IN)}
 """Widths at which figures that stand alone are drawn for the page, where they differ from SCREEN_WIDTH_IN."""
 
 NOTHING = "\u2013"
@@ -86,6 +87,9 @@ def render(analysis: Analysis) -> str:
         paired=[figures[name] for name in PAIRED if name in figures],
         breakdown=figures.get("breakdown"),
         throughput=figures.get("throughput"),
+        boundary=figures.get(boundary.NAME),
+        jumps=boundary.table(analysis),
+        jumped=boundary.sentences(analysis),
         learning=[figures[name] for name in LEARNING if name in figures],
         learned=learned(analysis),
         learned_cells=_learned(analysis, labels),

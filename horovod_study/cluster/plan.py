@@ -1,0 +1,321 @@
+"""What a study will do and take, before anything runs: its cells, its jobs, hours, and what exceeds its budget."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod_study.cluster.allocations import Allocation, allocate
+from horovod_study.cluster.estimate import Estimate, duration
+from horovod_study.cluster.ledger import Ledger, blocks
+from horovod_study.cluster.partitions import Partition
+from horovod_study.cluster.study_file import StudyConfig, shown
+from horovod_study.config import COMMUNICATION, RUNTIMES, Cell, Placement, matters
+
+_MOST_ROWS = 40  # of a table; the rest is counted
+_MOST_VALUES = 8  # of an option
+_SCHEDULERS = {"local": "here", "ssh": "over ssh", "slurm": "by Slurm"}
+_UNITS = {"gpu_hours": "GPU hours", "core_hours": "core hours", "hours": "hours"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The cells of a study that are to be run, and what they are expected to take."""
+
+    study: StudyConfig
+    ledger: Ledger
+    cells: tuple[Cell, ...]  # to do: those of this program in their order, then those of jobs
+    allocations: tuple[Allocation, ...]  # of partitions with Slurm
+    seconds: float  # of all of them, one after the other
+    gpu_hours: float | None  # None: no partition with GPUs has cells to do
+    core_hours: float | None  # of partitions without GPUs
+    guessed: tuple[str, ...]  # runtimes of which no cell has been run yet
+    unknown: int  # cells of unknown length, counted with the study's time limit
+    too_long: int = 0  # cells that are expected to take longer than their partition lets a job run
+    over: tuple[str, ...]  # what exceeds the budget
+
+    @property
+    def learned(self) -> bool:
+        """Whether the length of every cell was learned from others like it."""
+        return not self.guessed and not self.unknown
+
+    def lines(self) -> list[str]:
+        """Return the plan as a person reads it; thousands of cells are counted, not listed."""
+        study = self.study
+        lines = [self.ledger.summary()]
+        for name, partition in study.partitions.items():
+            lines += ["", *self._table(name, partition)]
+        lines += ["", *_varied(study)] if study.told() else []
+        if study.left_out:
+            lines.append(f"left out, because there is no such pair: {', '.join(study.left_out)}")
+        if not self.cells:
+            return [*lines, "", "nothing to do"]
+        if self.allocations:
+            lines += ["", *self._jobs()]
+        return [*lines, "", *self._totals()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, with every cell."""
+        states = {entry.key: entry.state for entry in self.ledger.entries}
+        names = {entry.key: entry.name for entry in self.ledger.entries}
+        place = {cell.key: number for number, cell in enumerate(self.cells)}
+        return {
+            "study": self.study.name,
+            "file": str(self.study.source) if self.study.source else None,
+            "directory": str(self.ledger.directory),
+            "scaling": self.study.scaling,
+            "partitions": {
+                name: {
+                    "scheduler": each.scheduler,
+                    "gpus_per_node": each.gpus_per_node,
+                    "cores_per_node": each.cores_per_node,
+                    "workers_per_node": each.slots_per_node,
+                }
+                for name, each in self.study.partitions.items()
+            },
+            "counts": dict(Counter(states.values())),
+            "to_do": len(self.cells),
+            "cells": [
+                {
+                    "cell": cell.key,
+                    "name": names.get(cell.key, ""),
+                    "state": states.get(cell.key, ""),
+                    "runtime": cell.runtime,
+                    "placement": {**cell.placement.to_dict(), "per_node": list(cell.placement.per_node)},
+                    "batch": cell.config.batch,
+                    "repeat": cell.config.repeat,
+                    "place": place.get(cell.key),
+                }
+                for cell in self.study.cells()
+            ],
+            "jobs": [
+                {
+                    "partition": each.partition,
+                    "nodes": each.nodes,
+                    "workers": each.placement.workers,
+                    "per_node": list(each.placement.per_node),
+                    "tasks": [[cell.key for cell in task] for task in each.tasks],
+                    "seconds": each.seconds,
+                    "time_limit_s": each.time_limit_s,
+                }
+                for each in self.allocations
+            ],
+            "seconds": self.seconds,
+            "gpu_hours": self.gpu_hours,
+            "core_hours": self.core_hours,
+            "guessed": list(self.guessed),
+            "unknown": self.unknown,
+            "too_long": self.too_long,
+            "budget": {name: getattr(self.study.budget, name) for name in _UNITS},
+            "over_budget": list(self.over),
+        }
+
+    def _table(self, name: str, partition: Partition) -> list[str]:
+        """Return what is run on one partition: a row per placement, a column per runtime, done and all cells."""
+        entries = [entry for entry in self.ledger.entries if entry.cell.placement.partition == name]
+        shapes: dict[str, tuple[tuple[int, ...], Counter[str], Counter[str]]] = {}
+        for text, entry in zip(_words(entry.cell.placement for entry in entries), entries, strict=True):
+            where = entry.cell.placement
+            _, every, done = shapes.setdefault(text, (where.per_node, Counter(), Counter()))
+            every[entry.cell.runtime] += 1
+            done[entry.cell.runtime] += entry.state == "done"
+        runtimes = list(dict.fromkeys(entry.cell.runtime for entry in entries))
+        rows = [("workers", *runtimes)]
+        for text, (_, every, done) in sorted(shapes.items(), key=lambda shape: (sum(shape[1][0]), len(shape[1][0]))):
+            rows.append((text, *(f"{done[each]}/{every[each]}" if every[each] else "" for each in runtimes)))
+        more = len(rows) - 1 - _MOST_ROWS
+        rows = rows if more <= 0 else rows[: _MOST_ROWS + 1]
+        per_worker = partition.cores_per_worker
+        head = f"partition {name}, {_SCHEDULERS[partition.scheduler]}: {partition.node()} per node, "
+        head += f"{per_worker} core{'' if per_worker == 1 else 's'} per worker; cells done/all:"
+        return [head, *_aligned(rows), *([f"  and {more} more placements"] if more > 0 else [])]
+
+    def _jobs(self) -> list[str]:
+        rows = [("job", "cells", "expected", "time limit")]
+        for each in self.allocations:
+            where = _place(each.placement)
+            tasks = f", {len(each.tasks)} tasks" if len(each.tasks) > 1 else ""
+            limit = duration(each.time_limit_s) + (" each" if tasks else "")
+            nodes = f" on {each.nodes} node" if each.nodes == 1 else ""
+            plural = "worker" if each.placement.workers == 1 else "workers"
+            text = f"{where.replace(' on', f' {plural} on', 1)}" if each.nodes > 1 else f"{where} {plural}{nodes}"
+            several = len(self.study.partitions) > 1
+            rows.append(
+                (
+                    (f"{each.partition}: " if several else "") + text + tasks,
+                    str(len(each.cells)),
+                    duration(each.seconds),
+                    limit,
+                )
+            )
+        count = len(self.allocations)
+        head = f"{count} job{'' if count == 1 else 's'}, one per placement; all runtimes and repeats take turns in it:"
+        return [head, *_aligned(rows)]
+
+    def _totals(self) -> list[str]:
+        count = len(self.cells)
+        text = f"{count} cell{'' if count == 1 else 's'} to run, {duration(self.seconds)} one after the other"
+        text += " (without waiting in the queue)" if self.allocations else ""
+        here = all(each.scheduler == "local" for each in self.study.partitions.values())  # where nobody counts hours
+        for name in ("gpu_hours", "core_hours"):
+            value = getattr(self, name)
+            if value is not None and (not here or getattr(self.study.budget, name) is not None):
+                text += f", {_hours(value)} {_UNITS[name]}"
+        lines = [text]
+        if self.guessed:
+            lines.append(f"a guess for {', '.join(self.guessed)}, of which no cell has been run in this study")
+        if self.unknown:
+            lines.append(
+                f"{self.unknown} of them of unknown length are counted with their time limit, "
+                f"{duration(self.study.timeout_s)} (timeout_s), until one like them is done"
+            )
+        if self.too_long:
+            lines.append(
+                f"{self.too_long} of them take longer than a job may run there; with checkpoint_every they go on from "
+                "a checkpoint in the next job, without it they never end"
+            )
+        budget = [
+            f"{_hours(limit)} {_UNITS[name]}"
+            for name in _UNITS
+            if (limit := getattr(self.study.budget, name)) is not None
+        ]
+        if self.over:
+            lines.append(f"over the budget: {'; '.join(self.over)}; `run` asks before it starts")
+        elif budget:
+            lines.append(f"within the budget of {' and '.join(budget)}")
+        return lines
+
+
+def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), retry: bool) -> Plan:
+    """Return what `run` would do; `past` are (runtime, workers, seconds) of cells that were done."""
+    estimate = Estimate(past)
+    known: dict[tuple[Any, ...], tuple[float, str]] = {}
+
+    def kind(cell: Cell) -> tuple[Any, ...]:
+        config = cell.config
+        return cell.runtime, cell.placement.workers, config.seconds, config.steps, config.epochs, config.batch
+
+    def look(cell: Cell) -> tuple[float, str]:
+        """Return the seconds of a cell, and whether they are learned, guessed or unknown."""
+        found = known.get(kind(cell))
+        if found is None:
+            found = estimate.expected(cell, at_most_s=study.timeout_s)
+            known[kind(cell)] = found
+        return found
+
+    to_do = ledger.to_do(retry=retry)
+    jobs = [cell for cell in to_do if _scheduler(study, cell) == "slurm"]
+    here = [
+        cell
+        for block in blocks([cell for cell in to_do if _scheduler(study, cell) != "slurm"], study.seed)
+        for cell in block
+    ]
+    allocations = allocate(jobs, study.partitions, lambda cell: look(cell)[0], seed=study.seed)
+    hours: dict[str, float] = {}
+    for partition, nodes, workers, seconds in (
+        *((cell.placement.partition, cell.placement.nodes, cell.placement.workers, look(cell)[0]) for cell in here),
+        *((each.partition, each.nodes, each.placement.workers, each.seconds) for each in allocations),
+    ):
+        unit, count = _charged(study.partitions[partition], nodes, workers)
+        hours[unit] = hours.get(unit, 0.0) + count * seconds / 3600
+    seconds = sum(look(cell)[0] for cell in to_do)
+    guessed = {cell.runtime for cell in to_do if look(cell)[1] == "guess"}
+    totals = {**hours, "hours": seconds / 3600}
+    over = [
+        f"{_hours(totals[name])} {_UNITS[name]} of {_hours(limit)}"
+        for name in _UNITS
+        if (limit := getattr(study.budget, name)) is not None and totals.get(name, 0.0) > limit
+    ]
+    return Plan(
+        study=study,
+        ledger=ledger,
+        cells=(*here, *(cell for each in allocations for cell in each.cells)),
+        allocations=allocations,
+        seconds=seconds,
+        gpu_hours=hours.get("gpu_hours"),
+        core_hours=hours.get("core_hours"),
+        guessed=tuple(runtime for runtime in RUNTIMES if runtime in guessed),
+        unknown=sum(look(cell)[1] == "unknown" for cell in to_do),
+        too_long=sum(
+            look(cell)[0] > (study.partitions[cell.placement.partition].time_limit_s or math.inf) for cell in jobs
+        ),
+        over=tuple(over),
+    )
+
+
+def _scheduler(study: StudyConfig, cell: Cell) -> str:
+    return study.partitions[cell.placement.partition].scheduler
+
+
+def _charged(partition: Partition, nodes: int, workers: int) -> tuple[str, int]:
+    """Return what a run is charged in, and how many of it: whole nodes where nobody else may use them."""
+    if partition.gpus_per_node:
+        return "gpu_hours", nodes * partition.gpus_per_node if partition.exclusive else workers
+    return (
+        "core_hours",
+        nodes * partition.cores_per_node if partition.exclusive else workers * partition.cores_per_worker,
+    )
+
+
+def _words(placements: Iterable[Placement]) -> list[str]:
+    """Return each placement in words; the thousands of a study are of few kinds."""
+    told: dict[Placement, str] = {}
+    return [told.get(each) or told.setdefault(each, _place(each)) for each in placements]
+
+
+def _place(placement: Placement) -> str:
+    """Return such as `8`, `10 on 2 nodes (8+2)` or `4 on node1 and node2 (2+2)`."""
+    text = str(placement.workers)
+    if placement.hosts:
+        where = " and ".join(placement.hosts)
+    elif placement.nodes > 1:
+        where = f"{placement.nodes} nodes"
+    else:
+        return text
+    return f"{text} on {where} ({_counts(placement.per_node)})"
+
+
+def _counts(per_node: Sequence[int]) -> str:
+    """Return such as 8+8+2, or 8x100+2 for many nodes."""
+    if len(per_node) <= 4:
+        return "+".join(str(count) for count in per_node)
+    runs = Counter(per_node)
+    return "+".join(f"{count}x{times}" if times > 1 else str(count) for count, times in runs.items())
+
+
+def _varied(study: StudyConfig) -> list[str]:
+    """Return what is varied beside runtimes and placements."""
+    values: Mapping[str, dict[str, None]] = {name: {} for name in study.told()}
+    for cell in study.cells():
+        if cell.config.repeat == 0:
+            for name, found in values.items():
+                if name == "batch" and study.scaling == "strong":
+                    found.setdefault(str(cell.config.batch * cell.placement.workers))
+                elif cell.runtime != "serial" or name not in (*COMMUNICATION, "lr_scaling"):
+                    if name not in COMMUNICATION or matters(name, cell.runtime):
+                        found.setdefault(shown(getattr(cell.config, name)))
+    texts = []
+    for name, found in values.items():
+        words = list(found)
+        more = f", ... ({len(words)} values)" if len(words) > _MOST_VALUES else ""
+        named = "batch of all workers together" if name == "batch" and study.scaling == "strong" else name
+        texts.append(f"{named} {', '.join(words[:_MOST_VALUES])}{more}")
+    return [f"varied: {'; '.join(texts)}"]
+
+
+def _hours(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines: the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  "
+        + "  ".join(
+            f"{text:<{width}}" if not at else f"{text:>{width}}"
+            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

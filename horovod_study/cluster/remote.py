@@ -1,0 +1,244 @@
+"""Commands on other hosts, over ssh or, inside a Slurm job, by srun: bounded in time, and never asking for a password.
+
+What is sent is a list of arguments, quoted here for the shell that ssh starts; srun starts no shell. Processes of a
+cell that were left on another host are found by their mark, as `process.py` finds them on this one.
+"""
+
+import functools
+import ipaddress
+import json
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from horovod_study.errors import StudyError
+
+MARKER = "HOROVOD_STUDY_CELL"
+"""Environment variable with the absolute run directory: every process of a cell inherits it and is found by it."""
+CONNECT_TIMEOUT_S = 5.0
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S:g}")
+"""Fail where a password or an answer would be asked for, and soon where nobody answers."""
+ALIVE_OPTIONS = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+"""A connection whose other end is gone ends after 15 s."""
+# What Slurm tells of a job stays where it only tells; srun takes many others (SLURM_NTASKS, SLURM_CPUS_PER_TASK, ...)
+# for options, and MPI takes SLURM_JOBID and SLURM_STEPID for a sign that Slurm starts its ranks.
+SLURM_TELLS = frozenset(
+    """
+    SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT SLURM_JOB_USER SLURM_JOB_START_TIME
+    SLURM_JOB_END_TIME SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_RESTART_COUNT SLURM_CLUSTER_NAME SLURM_CONF
+    SLURM_SUBMIT_DIR SLURM_SUBMIT_HOST SLURMD_NODENAME SLURM_JOB_GPUS
+    """.split()
+)
+SLURM_STARTS = frozenset(  # for srun, and for an mpirun that reads the nodes here and starts its daemons by srun
+    """
+    SLURM_JOBID SLURM_JOB_NODELIST SLURM_NODELIST SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_JOB_CPUS_PER_NODE
+    SLURM_JOB_UID SLURM_JOB_GID SLURM_JOB_QOS SLURM_WORKING_CLUSTER
+    """.split()
+)
+SUBMIT_OPTIONS = ("SBATCH_", "SALLOC_", "SRUN_")  # beginnings of variables that Slurm's commands take for options
+_RESOLVE_S = 3.0
+_AT_ONCE = 16
+
+# Sent as it is to `python3 -` on the other host: nothing of this package need be installed there. It never ends
+# itself or the shell that started it, because these do not carry the mark in their environment.
+_STOP_PROGRAM = """\
+import glob, json, os, signal, sys, time
+exact, grace_s = sys.argv[1].encode(), float(sys.argv[2])
+below = exact.rstrip(b"/") + b"/"
+
+def marked():
+    found = []
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        try:
+            with open(path, "rb") as stream:
+                variables = stream.read().split(b"\\0")
+        except OSError:
+            continue
+        pid = int(path.split("/")[2])
+        if pid != os.getpid() and any(each == exact or each.startswith(below) for each in variables):
+            found.append(pid)
+    return found
+
+def send(pids, number):
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            pass
+
+found = marked()
+send(found, signal.SIGTERM)
+end = time.monotonic() + grace_s
+while marked() and time.monotonic() < end:
+    time.sleep(0.05)
+rounds = 0
+while marked() and rounds < 50:
+    send(marked(), signal.SIGKILL)
+    rounds += 1
+    time.sleep(0.02)
+print(json.dumps({"found": len(found), "left": len(marked())}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a command on another host came to."""
+
+    host: str
+    exit_code: int | None  # None: it did not end in time
+    output: str = ""
+    problem: str = ""  # one line: why there is no answer; "" when the command ended with 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopped:
+    """How many processes were found on other hosts and ended, and what could not be reached."""
+
+    found: int = 0
+    unreached: Mapping[str, str] = field(default_factory=dict)  # host -> why in one line; processes may live on there
+
+    @property
+    def problem(self) -> str:
+        """One line for the user, "" when all hosts answered."""
+        if not self.unreached:
+            return ""
+        told = "; ".join(f"{host}: {why}" for host, why in self.unreached.items())
+        return f"processes may be left on hosts that could not be asked ({told})"
+
+
+def remote_argv(host: str, argv: Sequence[str], *, allocation: bool = False) -> tuple[str, ...]:
+    """Return the command of this machine that runs `argv` on `host`; every argument arrives there as it is."""
+    if not host or host.startswith("-"):
+        raise StudyError(f"{host!r} is not a name of a host")
+    if allocation:
+        # Beside whatever runs there: a step of its own would wait for the one that it is to end.
+        one = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--mpi=none", "--export=ALL")
+        return ("srun", *one, "--quiet", *argv)
+    return ("ssh", *SSH_OPTIONS, *ALIVE_OPTIONS, host, "--", shlex.join(argv))
+
+
+def run_on(
+    host: str, argv: Sequence[str], *, timeout_s: float = 30.0, sent: str = "", allocation: bool = False
+) -> Answer:
+    """Run `argv` on `host` with `sent` as its standard input, for `timeout_s` at most; never raises for what fails."""
+    line = remote_argv(host, argv, allocation=allocation)
+    try:
+        done = subprocess.run(
+            line,
+            input=sent,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            env=_step_environment(os.environ) if allocation else None,
+            start_new_session=True,  # Ctrl-C is for the program that waits; and no terminal to ask a password on
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(host=host, exit_code=None, problem=f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return Answer(host=host, exit_code=None, problem=f"{line[0]} cannot be started ({error.strerror})")
+    problem = ""
+    if done.returncode != 0:
+        said = [each.strip() for each in done.stderr.splitlines() if each.strip()]
+        problem = said[-1] if said else f"{argv[0]} ended with {done.returncode}"
+    return Answer(host=host, exit_code=done.returncode, output=done.stdout, problem=problem)
+
+
+def _step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` without what would change the options of a step: that of the job, or of the step we are in."""
+    kept = SLURM_TELLS | SLURM_STARTS
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in kept or not name.startswith(("SLURM", *SUBMIT_OPTIONS))
+    }
+
+
+def stop_marked_on(
+    hosts: Sequence[str],
+    marker: str,
+    *,
+    grace_s: float = 5.0,
+    allocation: bool = False,
+    timeout_s: float | None = None,
+    python: str = "python3",
+) -> Stopped:
+    """End the processes on `hosts` that are marked with the run directory `marker` or one below it.
+
+    SIGTERM, and SIGKILL for what is left after `grace_s`; all hosts at the same time, so that dead ones cost
+    `timeout_s` (default: `grace_s` + 15 s) once. Hosts that could not be asked are in the answer, with the reason.
+    """
+    limit_s = grace_s + 15.0 if timeout_s is None else timeout_s
+    argv = (python, "-", f"{MARKER}={marker}", f"{grace_s:g}")
+
+    def ask(host: str) -> Answer:
+        return run_on(host, argv, timeout_s=limit_s, sent=_STOP_PROGRAM, allocation=allocation)
+
+    if not hosts:
+        return Stopped()
+    with ThreadPoolExecutor(max_workers=min(len(hosts), _AT_ONCE)) as pool:
+        answers = list(pool.map(ask, hosts))
+    found, unreached = 0, {}
+    for answer in answers:
+        try:
+            told = json.loads(answer.output.strip().splitlines()[-1]) if not answer.problem else {}
+        except (ValueError, IndexError):
+            told, answer = {}, Answer(host=answer.host, exit_code=answer.exit_code, problem="its answer is unreadable")
+        if answer.problem:
+            unreached[answer.host] = answer.problem
+        elif told["left"]:
+            unreached[answer.host] = f"{told['left']} processes do not end"
+        found += told.get("found", 0)
+    return Stopped(found=found, unreached=unreached)
+
+
+@functools.cache
+def this_host(name: str) -> bool:
+    """Return whether `name`, a host's name or address, is this machine; a name that nobody knows is not.
+
+    Asked once in a process: a name server that does not answer costs seconds.
+    """
+    own = platform.node()
+    if name.lower() in ("localhost", own.lower()):
+        return True
+    if "." not in name and own.lower().split(".")[0] == name.lower():
+        return True
+    return any(_is_own(address) for address in _addresses(name))
+
+
+def _addresses(name: str) -> list[str]:
+    """Return the addresses of a host; none when it cannot be found within a few seconds."""
+    found: list[str] = []
+
+    def look_up() -> None:
+        try:
+            found.extend(str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError):
+            pass
+
+    asking = threading.Thread(target=look_up, daemon=True)  # a name server that is gone takes its time
+    asking.start()
+    asking.join(_RESOLVE_S)
+    return list(found)
+
+
+def _is_own(address: str) -> bool:
+    """Return whether this machine has the address: only then can a socket be given it."""
+    try:
+        version = ipaddress.ip_address(address.split("%")[0]).version
+        with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def other_hosts(hosts: Sequence[str]) -> list[str]:
+    """Return those of `hosts` that are not this machine."""
+    return [name for name in dict.fromkeys(hosts) if not this_host(name)]

@@ -1,0 +1,564 @@
+"""Slurm: the script of a job as pure text, and what gives jobs to sbatch and takes them back.
+
+A script asks for nodes, sets up what the partition says, and becomes one Python program, `python -m
+horovod_study.cluster.job FOLDER`, which runs the cells of the job. Nothing in it depends on the shell of whoever
+submits it. Text from users is quoted for the shell; what stands in #SBATCH lines, which no shell reads, is refused
+where it could mean something else there.
+"""
+
+import math
+import os
+import re
+import secrets
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from horovod_study.cluster.allocations import Allocation, allocate
+from horovod_study.cluster.estimate import Estimate, duration, rough_s
+from horovod_study.cluster.identity import environment, remember, snapshot
+from horovod_study.cluster.jobs import (
+    Ask,
+    Job,
+    JobBook,
+    ask,
+    cell_values,
+    job_folder,
+    require_slurm,
+    write_job,
+)
+from horovod_study.cluster.launch import launch_line
+from horovod_study.cluster.lease import Held, hold_study
+from horovod_study.cluster.ledger import cell_name, past_durations
+from horovod_study.cluster.partitions import Partition
+from horovod_study.cluster.progress import say
+from horovod_study.cluster.site import Host, Site
+from horovod_study.cluster.study_file import StudyConfig
+from horovod_study.config import Cell
+from horovod_study.errors import ConfigError, StudyError
+from horovod_study.measure.clock import sleep, utc_now, utc_stamp
+from horovod_study.records import atomic_write
+
+PROGRAM = "horovod_study.cluster.job"
+SIGNAL_LEAD_S = 120
+"""How long before the time limit the running cell is told to write a checkpoint (Slurm may be a minute early)."""
+
+_PATIENCE = "OMPI_MCA_odls_base_sigkill_timeout"
+_LISTED = 200  # a script of more cells names the first ones only
+_TRIES = 3
+_BETWEEN_TRIES_S = 5.0
+_SUBMIT_TIMEOUT_S = 120.0
+# sbatch splits its options at blanks and takes quotes, backslashes and # out of them; commas and the rest have meanings
+# that a user of Slurm may want, such as `--constraint=[rack1|rack2]`.
+_DIRECTIVE = re.compile(r"[A-Za-z0-9_.,:;@%+=/&|!*()\[\]{}<>?~^-]+")
+# What sbatch and a job need of the caller's environment: who and where, the language of messages, where Slurm is, and
+# how modules are found. Everything else would make jobs depend on the shell they were submitted from.
+_KEPT = frozenset(
+    """
+    HOME USER LOGNAME SHELL PATH LANG LANGUAGE LC_ALL LC_CTYPE TZ TMPDIR XDG_CACHE_HOME SLURM_CONF
+    BASH_ENV MODULEPATH MODULESHOME MODULES_CMD LMOD_CMD LMOD_DIR LMOD_PKG LMOD_ROOT
+    """.split()
+)
+_KEPT_PREFIXES = ("HOROVOD_STUDY_", "BASH_FUNC_module", "BASH_FUNC_ml")
+_MODULES = """\
+# A job's shell does not always know `module`.
+if ! type module >/dev/null 2>&1; then
+    for file in /etc/profile.d/lmod.sh /etc/profile.d/modules.sh /usr/share/lmod/lmod/init/bash \\
+        /usr/share/Modules/init/bash /usr/share/modules/init/bash; do
+        if [ -r "$file" ]; then
+            # shellcheck source=/dev/null
+            . "$file"
+            break
+        fi
+    done
+fi"""
+
+
+# ---------------------------------------------------------------------------------------------------- text
+
+
+def script(
+    allocation: Allocation,
+    partition: Partition,
+    *,
+    study: StudyConfig,
+    folder: Path,
+    name: str,
+    python: Path,
+    code: Path | None,
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """Return the job script of `allocation`, which runs the job in `folder` with `python`.
+
+    `name` is the job's name, `code` goes on PYTHONPATH, `variables` are exported beside those of the partition. Give it
+    to sbatch with `folder` as working directory: its output goes there. ConfigError: a value cannot stand in a script.
+    """
+    cells = [cell for task in allocation.tasks for cell in task]
+    array = len(allocation.tasks) > 1
+    lines = ["#!/bin/bash"]
+    for option, value in directives(allocation, partition, name=name):
+        lines.append(f"#SBATCH --{option}" + ("" if value is None else f"={value}"))
+    workers = cells[0].placement.workers
+    lines += [
+        "",
+        _comment(
+            f"Study {study.name}, partition {partition.name}: {_counted(len(cells), 'cell')} of "
+            f"{_counted(workers, 'worker')} on {_counted(allocation.nodes, 'node')}, "
+            f"about {duration(allocation.seconds)} in all."
+        ),
+        _comment("Made by `horovod-study run`, which submits it; by hand: cd to its folder, then sbatch script.sh"),
+        _comment("The cells, in the order in which they are run:"),
+    ]
+    for number, task in enumerate(allocation.tasks):
+        if array:
+            lines.append(_comment(f"task {number}:"))
+        lines += [_comment(f"  {cell_name(study, cell)}  {cell.key}") for cell in task]
+    if len(lines) > _LISTED:
+        lines = [*lines[:_LISTED], _comment(f"  and {len(cells)} in all; job.json lists them")]
+    lines += ["", "set -euo pipefail", ""]
+    lines += [
+        "# Settings of the shell that submitted this are no part of the study.",
+        'for name in "${!HOROVOD_@}" "${!OMPI_@}" "${!PMIX_@}" "${!NCCL_@}" "${!SBATCH_@}" "${!PYTHON@}"; do',
+        '    case "$name" in HOROVOD_STUDY_*) ;; *) unset "$name" ;; esac',
+        "done",
+        "unset SLURM_EXPORT_ENV LD_PRELOAD",
+    ]
+    if partition.modules:
+        lines += ["", *_MODULES.splitlines()]
+        lines += ["set +u  # module functions use variables that are not set", "module purge"]
+        lines += [f"module load {_quoted('modules', module)}" for module in partition.modules]
+        lines += ["set -u"]
+    lines.append("")
+    if _PATIENCE not in partition.environment:
+        lines.append("# When the job is taken off its nodes, mpirun lets its ranks write a checkpoint (default: 1 s).")
+        lines.append(f"export {_PATIENCE}=3")
+    exported = {**(variables or {}), **partition.environment}
+    for variable, value in exported.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+            raise ConfigError(f"environment: {variable!r} is no name of a variable; use letters, digits, _")
+        if variable in partition.because and variable in partition.environment:
+            lines += [_comment(f"{variable}: {line}") for line in partition.because[variable].splitlines()]
+        lines.append(f"export {variable}={_quoted(f'environment: {variable}', value)}")
+    if code is not None:
+        lines.append(f"export PYTHONPATH={_quoted('the folder of the study', str(code))}")
+    command = (_quoted("the path of Python", str(python)), "-m", PROGRAM, _quoted("the folder", str(folder)))
+    lines += ["", f"exec {' '.join(command)}"]
+    return "\n".join(lines) + "\n"
+
+
+def directives(allocation: Allocation, partition: Partition, *, name: str) -> list[tuple[str, str | None]]:
+    """Return sbatch's options as (name, value); None: it has no value. ConfigError names the key of a bad value."""
+    placement = next(cell.placement for task in allocation.tasks for cell in task)
+    per_node = max(placement.per_node)
+    found: list[tuple[str, str | None]] = [("job-name", _directive("job name", name))]
+
+    def given(option: str, key: str, value: str | None) -> None:
+        if value is not None:
+            found.append((option, _directive(f"partition {partition.name}: {key}", value)))
+
+    given("partition", "slurm_partition", partition.slurm_partition)
+    given("account", "account", partition.account)
+    given("qos", "qos", partition.qos)
+    given("constraint", "constraint", partition.constraint)
+    found.append(("nodes", str(allocation.nodes)))
+    given("nodelist", "hosts", ",".join(placement.hosts) or None)
+    found.append(("ntasks-per-node", str(per_node)))
+    found.append(("cpus-per-task", str(partition.cores_per_worker)))
+    if partition.gres is not None:
+        given("gres", "gres", partition.gres.replace("{gpus}", str(per_node)))
+    if partition.memory_per_core_mb is not None:
+        found.append(("mem-per-cpu", f"{partition.memory_per_core_mb}M"))
+    if partition.exclusive:
+        found.append(("exclusive", None))
+    found.append(("time", slurm_time(allocation.time_limit_s)))
+    lead_s = min(SIGNAL_LEAD_S, int(allocation.time_limit_s / 4))
+    found.append(("signal", f"B:USR1@{lead_s}"))
+    found.append(("requeue" if partition.requeue else "no-requeue", None))
+    if len(allocation.tasks) > 1:
+        found.append(("array", f"0-{len(allocation.tasks) - 1}"))
+    # Relative to the folder it is submitted from: a path could hold what sbatch takes for a pattern.
+    found.append(("output", "output-%A_%a.log" if len(allocation.tasks) > 1 else "output-%j.log"))
+    found.append(("open-mode", "append"))
+    return found
+
+
+def slurm_time(seconds: float) -> str:
+    """Return a time limit as Slurm reads it, full minutes upwards: 5400 -> 1:30:00, 172800 -> 2-00:00:00."""
+    minutes = max(1, math.ceil(seconds / 60))
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02}:{minutes:02}:00" if days else f"{hours}:{minutes:02}:00"
+
+
+def _directive(key: str, value: str) -> str:
+    if not _DIRECTIVE.fullmatch(value):
+        raise ConfigError(
+            f"{key} is {value!r}, which cannot stand in a job script; allowed: letters, digits and "
+            "_ . , : ; @ % + = / & | ! * ( ) [ ] - without blanks or quotes"
+        )
+    return value
+
+
+def _quoted(key: str, value: str) -> str:
+    if "\0" in value or "\n" in value:
+        raise ConfigError(f"{key} is {value!r}; a job script takes no line break there; rename it")
+    return shlex.quote(value)
+
+
+def _comment(text: str) -> str:
+    """Return one line of comment; what could end it or move the cursor is shown as its code."""
+    return "# " + "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+# ---------------------------------------------------------------------------------------------------- submitting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Draft:
+    """A job that is ready to be submitted."""
+
+    job: Job
+    partition: Partition
+    text: str
+    allocation: Allocation
+
+
+def submit_study(
+    study: StudyConfig,
+    cells: Sequence[Cell],
+    directory: Path,
+    *,
+    console: Console,
+    dry_run: bool = False,
+    planned: Mapping[str, str] | None = None,
+    seconds_of: Callable[[Cell], float] | None = None,
+    python: Path | None = None,
+    ask: Ask = ask,
+    environ: Mapping[str, str] = os.environ,
+) -> list[Job]:
+    """Submit `cells`, all of Slurm partitions, as few jobs; return these. Cells of live jobs are left out, and said so.
+
+    `planned` says in which state each cell was when it was chosen, `seconds_of` how long one takes (default: as those
+    of the study did so far). With `dry_run` the scripts and launch lines are printed, and nothing is written. Raises
+    StudyError when Slurm does not answer or refuses a job (those submitted before stay), or another command submits.
+    """
+    python = python or Path(sys.executable)
+    seconds_of = seconds_of or _past(study, directory)
+    check_folder(directory)
+    if dry_run:
+        drafts = _drafts(study, cells, directory, planned or {}, seconds_of, python, code=None, environ=environ)
+        for draft in drafts:
+            _show(draft, study, directory.resolve(), python, environ, console)
+        return []
+    try:
+        lease = hold_study(directory)
+    except Held as held:
+        if not held.claim.mine:
+            raise
+        lease = None
+    try:
+        book = JobBook(directory, ask=ask)
+        require_slurm(ask(("squeue", "--version")))
+        adopt(book, directory, console)
+        live = {key for job, task, _ in book.live() for key in job.tasks[task]}
+        for cell in cells:
+            if cell.key in live:
+                state = book.of(cell.key)
+                say(console, f"not submitted again: {cell_name(study, cell)} is in job {state.job_id if state else ''}")
+        wanted = [cell for cell in cells if cell.key not in live]
+        if not wanted:
+            return []
+        used = {cell.placement.partition for cell in wanted}
+        remember(directory, [study.partitions[name] for name in sorted(used)])
+        code = snapshot(directory)
+        drafts = _drafts(study, wanted, directory, planned or {}, seconds_of, python, code=code, environ=environ)
+        return [_submit(draft, directory, study, console, ask, environ) for draft in drafts]
+    finally:
+        if lease is not None:
+            lease.release()
+
+
+def check_folder(directory: Path) -> None:
+    """Raise StudyError where jobs could not write their output below a folder of this name."""
+    path = str(directory.resolve())
+    if bad := set(path) & set("%\\\n"):
+        raise StudyError(
+            f"{path!r}: Slurm takes {', '.join(sorted(map(repr, bad)))} in a path for a pattern; choose another folder "
+            "with --runs"
+        )
+
+
+def adopt(book: JobBook, directory: Path, console: Console) -> None:
+    """Note the numbers of jobs that were submitted by a command that died before it could do so itself.
+
+    A job of which Slurm knows nothing was never submitted: its cells are free again.
+    """
+    for job in book.jobs:
+        if job.job_id or job.refused:
+            continue
+        number = book.job_id(job.name)
+        if number:
+            write_job(directory, replace(job, job_id=number, submitted=job.written))
+            say(console, f"found job {number} ({job.name}), submitted by a command that was broken off")
+        elif all(book.of_task(job, task) is None for task in range(len(job.tasks))):
+            write_job(directory, replace(job, refused="the command that made it was broken off before it submitted it"))
+
+
+def _past(study: StudyConfig, directory: Path) -> Callable[[Cell], float]:
+    """Return how long a cell is expected to take, as the plan does: what was learned, a guess, or its time limit."""
+    estimate = Estimate(past_durations(directory))
+
+    def seconds_of(cell: Cell) -> float:
+        seconds = estimate.of(cell).seconds
+        if seconds is None and (rough := rough_s(cell)) is not None:
+            seconds = min(rough, study.timeout_s)
+        return study.timeout_s if seconds is None else seconds
+
+    return seconds_of
+
+
+def _drafts(
+    study: StudyConfig,
+    cells: Sequence[Cell],
+    directory: Path,
+    planned: Mapping[str, str],
+    seconds_of: Callable[[Cell], float],
+    python: Path,
+    *,
+    code: Path | None,
+    environ: Mapping[str, str],
+) -> list[_Draft]:
+    drafts = []
+    for number, allocation in enumerate(allocate(cells, study.partitions, seconds_of, seed=study.seed), start=1):
+        partition = study.partitions[allocation.partition]
+        name = _name(study.name, partition.name, number)
+        folder = job_folder(directory.resolve(), name)
+        text = script(
+            allocation,
+            partition,
+            study=study,
+            folder=folder,
+            name=name,
+            python=python,
+            code=code or directory.resolve() / ".code" / "DIGEST",
+            variables={each: value for each, value in sorted(environ.items()) if each.startswith("HOROVOD_STUDY_")},
+        )
+        members = [cell for task in allocation.tasks for cell in task]
+        job = Job(
+            name=name,
+            study=study.name,
+            partition=partition.name,
+            tasks=tuple(tuple(cell.key for cell in task) for task in allocation.tasks),
+            nodes=allocation.nodes,
+            time_limit_s=allocation.time_limit_s,
+            written=utc_now(),
+            user=environ.get("USER", ""),
+            requeue=partition.requeue,
+            inside={
+                "study": study_values(study),
+                "partition": partition_values(partition),
+                "cells": [cell_values(cell) for cell in members],
+                "planned": {cell.key: planned.get(cell.key, "missing") for cell in members},
+                "environment": environment(partition),
+            },
+        )
+        drafts.append(_Draft(job=job, partition=partition, text=text, allocation=allocation))
+    return drafts
+
+
+def _name(study: str, partition: str, number: int) -> str:
+    """Return a name that is unique, sorts by time, and says nothing to a shell, to sbatch or to a file system."""
+    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{study}-{partition}").strip("-.")[:40]
+    return f"{slug or 'study'}-{utc_stamp()}-{number:03}-{secrets.token_hex(3)}"
+
+
+def study_values(study: StudyConfig) -> dict[str, Any]:
+    """Return what the program inside a job needs of a study, as plain values."""
+    return {
+        "name": study.name,
+        "run": study.run.to_dict(),
+        "varied": {name: list(values) for name, values in study.varied.items()},
+        "zipped": [[dict(values) for values in axis] for axis in study.zipped],
+        "global_batches": list(study.global_batches),
+        "placements": list(study.placements),
+        "hosts": list(study.hosts),
+        "repeats": study.repeats,
+        "seed": study.seed,
+        "timeout_s": study.timeout_s,
+        "partitions": list(study.partitions),
+    }
+
+
+def partition_values(partition: Partition) -> dict[str, Any]:
+    """Return a partition as plain values, from which `partition_of` makes it again."""
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in asdict(partition).items()}
+
+
+def partition_of(values: Mapping[str, Any]) -> Partition:
+    """Return the partition that `partition_values` described."""
+    hosts = tuple(Host(**host) for host in values["hosts"])
+    return Partition(**{**values, "hosts": hosts, "modules": tuple(values["modules"])})
+
+
+def _submit(
+    draft: _Draft, directory: Path, study: StudyConfig, console: Console, ask: Ask, environ: Mapping[str, str]
+) -> Job:
+    """Write the folder of a job completely, give it to sbatch, and note its number."""
+    job, folder = draft.job, job_folder(directory.resolve(), draft.job.name)
+    try:
+        folder.mkdir(parents=True)
+        (folder / "script.sh").write_bytes(os.fsencode(draft.text))
+        atomic_write(folder / "study.yaml", study.text)
+        partition = yaml.safe_dump(job.inside["partition"], sort_keys=False, allow_unicode=True)
+        atomic_write(folder / "partition.yaml", partition)
+        write_job(directory, job)
+    except OSError as error:
+        raise StudyError(
+            f"{folder}: cannot be written ({error.strerror}); make room there or choose another folder with --runs"
+        ) from None
+    number = _sbatch(draft, folder, directory, ask, environ)
+    job = replace(job, job_id=number, submitted=utc_now())
+    write_job(directory, job)
+    count = len(draft.allocation.tasks)
+    many = f", {count} tasks" if count > 1 else ""
+    cells = sum(map(len, job.tasks))
+    say(
+        console,
+        f"submitted job {number}{many}: {_counted(cells, 'cell')}, {_counted(job.nodes, 'node')} of {job.partition}, "
+        f"at most {duration(job.time_limit_s)}; {folder}",
+    )
+    return job
+
+
+def _sbatch(draft: _Draft, folder: Path, directory: Path, ask: Ask, environ: Mapping[str, str]) -> str:
+    """Return the number that sbatch gives; when its answer was lost on the way, Slurm is asked for the job's name."""
+    told = ""
+    for attempt in range(_TRIES):
+        if attempt:
+            sleep(_BETWEEN_TRIES_S)
+        try:
+            done = subprocess.run(
+                ("sbatch", "--parsable", "script.sh"),
+                cwd=folder,
+                env=submit_environment(environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_SUBMIT_TIMEOUT_S,
+            )
+        except FileNotFoundError:
+            raise StudyError(
+                "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is not of "
+                "scheduler slurm"
+            ) from None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            told, lost = f"sbatch did not answer ({type(error).__name__})", True
+        else:
+            number = done.stdout.decode(errors="replace").strip().splitlines()
+            if done.returncode == 0 and number and number[-1].partition(";")[0].isdigit():
+                return number[-1].partition(";")[0]  # `123;cluster` where there are several
+            said = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+            told = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in said[-2:])
+            told = told or f"exit code {done.returncode}"
+            lost = any(word in told for word in ("timed out", "Unable to contact", "temporarily", "Connection"))
+        if not lost:
+            break
+        if number_there := JobBook(directory, ask=ask).job_id(draft.job.name):
+            return number_there
+    write_job(directory, replace(draft.job, refused=f"sbatch: {told}"))
+    key = f"partition {draft.partition.name}"
+    raise StudyError(
+        f"{key}: sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
+        f"the script is {folder / 'script.sh'}"
+    )
+
+
+def submit_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what sbatch, and with it the job, gets of the caller's environment."""
+    return {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+
+
+def _show(
+    draft: _Draft,
+    study: StudyConfig,
+    directory: Path,
+    python: Path,
+    environ: Mapping[str, str],
+    console: Console,
+) -> None:
+    """Print a script and how its cells will be launched, the nodes called node1, node2, ..."""
+    say(console, draft.text)
+    say(console, "# The program in it will start its cells like this:")
+    shown: set[tuple[str, Any]] = set()
+    for cell in (cell for task in draft.allocation.tasks for cell in task):
+        if (cell.runtime, cell.placement) not in shown:
+            shown.add((cell.runtime, cell.placement))
+            hosts = cell.placement.hosts or tuple(f"node{number + 1}" for number in range(cell.placement.nodes))
+            site = Site(
+                hosts=tuple(
+                    Host(name=name, slots=slots) for name, slots in zip(hosts, cell.placement.per_node, strict=False)
+                ),
+                launcher=draft.partition.launcher,
+                interface=draft.partition.interface,
+                allocation=True,
+                srun_mpi=draft.partition.srun_mpi,
+                cores_per_worker=draft.partition.cores_per_worker,
+                environment=draft.partition.environment,
+                port=20000,
+                here=cell.placement.nodes == 1,
+            )
+            line = launch_line(
+                cell,
+                python=python,
+                config=directory / "cells" / f"{cell.key}.yaml",
+                out=directory / cell.key,
+                environ={name: value for name, value in environ.items() if name == "PATH"},
+                which=lambda name, search: name,
+                site=site,
+            )
+            say(console, f"# {cell_name(study, cell)}\n{shlex.join(line.argv)}\n")
+
+
+# ---------------------------------------------------------------------------------------------------- taking back
+
+
+def cancel_jobs(
+    directory: Path,
+    *,
+    keys: Collection[str] | None = None,
+    console: Console,
+    ask: Ask = ask,
+    environ: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Take back the jobs, or tasks of jobs, all of whose cells are in `keys` (None: all of the study's that live).
+
+    Returns their numbers in Slurm. Jobs that also have other cells go on; which of their cells are not wanted any more
+    they see from the claims. StudyError: scancel refused one, or it is another user's.
+    """
+    book = JobBook(directory, ask=ask)
+    ended = []
+    for job, task, state in book.live():
+        if keys is not None and not set(job.tasks[task]) <= set(keys):
+            continue
+        number = f"{state.job_id}_{task}" if len(job.tasks) > 1 else state.job_id
+        if not state.job_id:
+            continue
+        user = environ.get("USER", "")
+        if job.user and user and job.user != user:
+            raise StudyError(f"job {number} was submitted by {job.user}; only {job.user} can cancel it")
+        # By number alone: with a filter such as --name, scancel ends the whole array instead of a task that waits.
+        if ask(("scancel", number)) is None:
+            raise StudyError(f"scancel {number} failed; try it by hand to see why")
+        ended.append(number)
+        say(console, f"cancelled job {number} ({_counted(len(job.tasks[task]), 'cell')})")
+    return ended

@@ -1,0 +1,215 @@
+"""The smoke test: before a sweep, two workers train for a few steps over each runtime that the sweep will use.
+
+What can go wrong between workers (a launcher that does not start, an interface that leads nowhere, hosts that do not
+see the same files) then costs seconds, and not the first hours of a night. What passed is remembered in the study's
+folder, so that it is tried once per runtime, hosts, code and environment.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from horovod_study.cluster.partitions import Partition
+from horovod_study.cluster.process import CellProcess
+from horovod_study.cluster.progress import duration, say
+from horovod_study.cluster.reason import failure_reason
+from horovod_study.cluster.remote import other_hosts, run_on, stop_marked_on
+from horovod_study.cluster.runner import Launcher, StopRequest, log_tail, misplaced
+from horovod_study.cluster.site import Host, Site
+from horovod_study.config import COMMUNICATION, Cell, Placement, RunConfig
+from horovod_study.errors import StudyError
+from horovod_study.measure.clock import now, utc_stamp
+from horovod_study.records import MANIFEST, atomic_write, read_run
+
+FOLDER = ".smoke"
+LIMIT_S = 90.0
+"""It takes about 10 s; a machine that is loaded or starts Python from a slow file server takes several times that."""
+CURVES = "400"
+STEPS = 5
+_PASSED = "passed.json"
+_WAKE_S = 0.25
+_REACH_S = 15.0  # a host may take so long to let us in
+
+
+def smoke_test(
+    cells: Sequence[Cell],
+    directory: Path,
+    *,
+    launch: Launcher,
+    sites: Mapping[Placement, Site],
+    partitions: Mapping[str, Partition],
+    console: Console,
+    stop: StopRequest,
+    grace_s: float,
+) -> None:
+    """Train two workers for a few steps over each runtime of `cells` that has several, where they will run.
+
+    Nothing is done for what has passed before. StudyError: they cannot; what `doctor` finds is printed first.
+    """
+    _refuse_unreachable(cells, sites, partitions, directory, console)
+    for cell, site in small_cells(cells, sites):
+        if stop.requested:
+            return
+        told = f"{cell.runtime}, {_where(site, cell)}"
+        if told in (passed := _read(directory)).get(cell.identity, []):
+            continue
+        began = now()
+        say(console, f"smoke test: {told}")
+        reason, log = _try(cell, site, directory, launch, stop, grace_s, console)
+        if stop.requested:
+            return
+        if reason:
+            diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
+            raise StudyError(
+                f"smoke test of {told} failed: {reason}; see {log}, mend it, or start without this test (--no-smoke)"
+            )
+        say(console, f"  passed after {duration(now() - began)}")
+        atomic_write(
+            directory / FOLDER / _PASSED,
+            json.dumps({**passed, cell.identity: [*passed.get(cell.identity, []), told]}, indent=1) + "\n",
+        )
+
+
+def _refuse_unreachable(
+    cells: Sequence[Cell],
+    sites: Mapping[Placement, Site],
+    partitions: Mapping[str, Partition],
+    directory: Path,
+    console: Console,
+) -> None:
+    """Raise a StudyError when a host does not answer, also one that answered yesterday; launchers take long to say."""
+    hosts: dict[str, Host] = {}
+    for cell in cells:
+        if not (site := sites[cell.placement]).allocation:
+            hosts.update({host.name: host for host in site.hosts})
+    away = other_hosts(list(hosts))
+    if not away:
+        return
+    with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
+        answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=_REACH_S), away))
+    if lost := [answer for answer in answers if answer.problem]:
+        diagnose(tuple(hosts.values()), partitions.get(cells[0].placement.partition), directory, console)
+        named = "; ".join(f"{answer.host}: {answer.problem}" for answer in lost)
+        raise StudyError(
+            f"{len(lost)} of {len(hosts)} hosts cannot be used ({named}); nothing was started: mend that, or leave "
+            "them out (--hosts)"
+        )
+
+
+def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[tuple[Cell, Site]]:
+    """Return one cell of two workers for each runtime and partition among `cells` that has several, with its site.
+
+    Where cells are spread over hosts, one worker goes to each of the first two.
+    """
+    found: dict[tuple[str, str, str], tuple[Cell, Site]] = {}
+    # The cell with most hosts says most about whether workers can talk to each other.
+    for cell in sorted(cells, key=lambda each: -each.placement.nodes):
+        placement = cell.placement
+        case = (cell.runtime, placement.partition, cell.identity)
+        if placement.workers == 1 or case in found:
+            continue
+        site = sites[placement]
+        if placement.nodes > 1:
+            hosts, per_node = tuple(Host(name=host.name, slots=1) for host in site.hosts[:2]), 1
+        else:
+            hosts, per_node = tuple(Host(name=host.name, slots=2) for host in site.hosts[:1]), 2
+        # What shapes the communication is that of the sweep; how well the network learns does not matter here.
+        asked = {name: getattr(cell.config, name) for name in (*COMMUNICATION, "backend", "transport", "device")}
+        config = RunConfig(
+            **asked,
+            dataset=CURVES,
+            batch=16,
+            steps=STEPS,
+            warmup_steps=0,
+            steady="declared",
+            checkpoint_at_end=False,
+            system_interval_s=0,
+            start_timeout_s=60,
+            study="smoke",
+            partition=placement.partition,
+        )
+        small = Placement(partition=placement.partition, workers=2, workers_per_node=per_node)
+        found[case] = (
+            Cell(config=config, runtime=cell.runtime, placement=small, identity=cell.identity),
+            replace(site, hosts=hosts),
+        )
+    return list(found.values())
+
+
+def _try(
+    cell: Cell,
+    site: Site,
+    directory: Path,
+    launch: Launcher,
+    stop: StopRequest,
+    grace_s: float,
+    console: Console,
+) -> tuple[str, Path]:
+    """Run one small cell; return why it failed ("" when it did not) and its log."""
+    folder = directory / FOLDER
+    out = folder.resolve() / f"{cell.runtime.replace('/', '-')}-{utc_stamp()}"
+    number = 1
+    while out.exists():
+        number += 1
+        out = out.with_name(f"{out.name.partition('+')[0]}+{number}")
+    log, config = out.with_suffix(".log"), out.with_suffix(".yaml")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+    except OSError as error:
+        raise StudyError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --runs") from None
+    began, exit_code, problem = now(), None, ""
+    line = launch(cell, config, out, site=site)
+    try:
+        with CellProcess(line, log, grace_s) as process:
+            while (exit_code := process.wait(_WAKE_S)) is None and not problem:
+                if stop.requested:
+                    problem = "interrupted"
+                elif now() - began > LIMIT_S:
+                    problem = f"it had not ended after {LIMIT_S:g} s"
+    finally:
+        if exit_code != 0 and line.remote:
+            unreached = stop_marked_on(line.remote, str(out), grace_s=grace_s, allocation=line.allocation).problem
+            if unreached:
+                say(console, f"warning: {unreached}")
+    record = read_run(out) if (out / MANIFEST).exists() else None
+    if record is not None and record.status == "done":
+        return misplaced(record, cell, site), log
+    told = record.reason if record is not None and record.status == "failed" and record.reason else ""
+    reason = told or failure_reason(log_tail(log), exit_code)
+    return (f"{problem} ({reason})" if problem else reason), log
+
+
+def diagnose(hosts: Sequence[Host], partition: Partition | None, directory: Path, console: Console) -> None:
+    """Print what `doctor` finds wrong, with the remedies."""
+    from horovod_study.cluster.doctor import examine  # a long list of imports that a good day does without
+
+    say(console, "looking for the cause (horovod-study doctor):")
+    findings = [
+        each for each in examine(hosts=hosts, partition=partition, runs=directory.parent) if each.verdict != "ok"
+    ]
+    for finding in findings:
+        say(console, f"  {finding.verdict}: {finding.name}: {finding.what}; {finding.remedy}")
+    if not findings:
+        say(console, "  nothing that it knows of is wrong")
+
+
+def _where(site: Site, cell: Cell) -> str:
+    if not site.hosts:
+        return "2 workers on this machine"
+    names = [host.name for host in site.hosts]
+    return f"2 workers on {names[0]}" if len(names) == 1 else f"1 worker each on {' and '.join(names)}"
+
+
+def _read(directory: Path) -> dict[str, list[str]]:
+    """Return identity -> what has passed with it; nothing where the file is missing or damaged."""
+    with suppress(OSError, ValueError, AttributeError):
+        content = json.loads((directory / FOLDER / _PASSED).read_text(encoding="utf-8"))
+        return {str(name): [str(each) for each in told] for name, told in content.items()}
+    return {}

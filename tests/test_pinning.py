@@ -1,0 +1,116 @@
+"""Which cores a cell gets, and who else uses them: the same cell the same cores, and other load told with its names."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_study.cluster import pinning
+from horovod_study.config import Cell, Placement, RunConfig
+
+only_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot pin processes")
+
+
+def make_cell(workers: int, **options) -> Cell:
+    placement = Placement(workers=workers, workers_per_node=workers)
+    return Cell(config=RunConfig(**options), runtime="horovod/mpi", placement=placement)
+
+
+def test_physical_cores_come_before_their_second_threads(tmp_path):
+    """Four cores with two threads each, numbered as most systems do: 0-3, and again 4-7."""
+    for core in range(8):
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+
+    assert [0, 1, 2, 3, 4, 5, 6, 7] == pinning.cores_in_order(range(8), system=tmp_path)
+    assert [1, 2, 3, 4, 5] == pinning.cores_in_order([1, 2, 3, 4, 5], system=tmp_path), (
+        "4 is the first of its core here"
+    )
+
+
+def test_threads_numbered_side_by_side_are_taken_apart(tmp_path):
+    for core in range(4):
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        pair = core // 2 * 2
+        (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(f"{pair}-{pair + 1}\n")
+
+    assert [0, 2, 1, 3] == pinning.cores_in_order(range(4), system=tmp_path)
+
+
+def test_unreadable_topology_gives_the_order_of_the_numbers(tmp_path):
+    assert [0, 1, 3] == pinning.cores_in_order([3, 0, 1], system=tmp_path)
+
+
+@given(workers=st.integers(1, 12), per_worker=st.integers(1, 4), threads=st.integers(1, 4), offered=st.integers(1, 64))
+def test_cell_gets_as_many_cores_as_it_needs_always_the_same_ones(workers, per_worker, threads, offered):
+    cell = make_cell(workers, threads=threads)
+    available = list(range(offered))
+
+    cores = pinning.cell_cores(cell, cores_per_worker=per_worker, available=available)
+
+    needed = workers * max(per_worker, threads)
+    assert (None if needed >= offered else tuple(range(needed))) == cores
+    assert cores == pinning.cell_cores(cell, cores_per_worker=per_worker, available=available)
+
+
+def test_loader_processes_get_cores_of_their_own():
+    cell = make_cell(2, loader="dataloader", loader_processes=2)
+
+    assert tuple(range(6)) == pinning.cell_cores(cell, cores_per_worker=1, available=range(8))
+
+
+@only_linux
+def test_what_is_started_in_the_block_is_pinned_and_nothing_after_it():
+    before = os.sched_getaffinity(0)
+    code = "import os; print(*sorted(os.sched_getaffinity(0)))"
+    last = max(before)
+
+    with pinning.pinned((last,)):
+        inside = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert f"{last}\n" == inside
+    assert before == os.sched_getaffinity(0)
+
+
+def watched(monkeypatch, *, seconds: float, busy_s: float, own_s: float, programs: dict) -> pinning.OtherPrograms:
+    """Return what OtherPrograms would have seen: processor seconds after `seconds`, from nothing before."""
+    clock, busy, own, used = [0.0], [0.0], [0.0], [{}]
+    monkeypatch.setattr(pinning, "now", lambda: clock[0])
+    monkeypatch.setattr(pinning, "_own", lambda: own[0])
+    monkeypatch.setattr(pinning, "_by_process", lambda: used[0])
+    monkeypatch.setattr(pinning.OtherPrograms, "_busy", lambda self: busy[0])
+    others = pinning.OtherPrograms([0, 1])
+    clock[0], busy[0], own[0], used[0] = seconds, busy_s, own_s, programs
+    return others
+
+
+def test_other_programs_are_told_with_their_number_and_names(monkeypatch):
+    programs = {(10, "matlab"): 8.0, (11, "matlab"): 4.0, (12, "firefox"): 3.0, (os.getpid(), "python"): 10.0}
+    others = watched(monkeypatch, seconds=10.0, busy_s=25.0, own_s=10.0, programs=programs)
+
+    assert 1.5 == others.cores_used()
+    assert "other programs use 1.5 of 2 cores (matlab 1.2, firefox 0.3)" == pinning.disturbance(others, 2)
+
+
+def test_own_cells_and_small_things_are_no_disturbance(monkeypatch):
+    others = watched(monkeypatch, seconds=10.0, busy_s=20.0, own_s=18.0, programs={})
+
+    assert 0.2 == pytest.approx(others.cores_used())
+    assert pinning.disturbance(others, 2) is None
+
+
+def test_too_short_a_look_tells_nothing(monkeypatch):
+    others = watched(monkeypatch, seconds=0.1, busy_s=0.2, own_s=0.0, programs={})
+
+    assert others.cores_used() is None
+    assert pinning.disturbance(others, 2) is None
+
+
+def test_look_at_this_machine_gives_numbers():
+    others = pinning.OtherPrograms(sorted(os.sched_getaffinity(0)))
+    sum(range(10**6))
+
+    assert all(isinstance(name, str) for name in others.programs())

@@ -1,0 +1,294 @@
+"""The plan of a study: what is to be run, in which jobs, what it takes, and what exceeds the budget."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_study.cluster.estimate import SAMPLES_GUESS_PER_S, START_UP_GUESS_S, rough_s
+from horovod_study.cluster.ledger import Entry, Ledger, cell_name
+from horovod_study.cluster.partitions import Partition
+from horovod_study.cluster.plan import Plan, plan_study
+from horovod_study.cluster.study_file import Budget, StudyConfig, load_study
+from horovod_study.config import Cell, Placement, RunConfig
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+ALPHA = Partition(name="alpha", scheduler="slurm", nodes=None, gpus_per_node=8, cores_per_node=48, cores_per_worker=6)
+CPUS = Partition(name="cpus", scheduler="slurm", nodes=None, cores_per_node=128)
+LOCAL = Partition(name="local", cores_per_node=4)
+
+
+def make_study(*partitions: Partition, **changes) -> StudyConfig:
+    chosen = partitions or (ALPHA,)
+    values = {
+        "name": "s",
+        "run": RunConfig(study="s", partition=chosen[0].name, seconds=10),
+        "workers": (1, 8, 16),
+        "runtimes": ("horovod/nccl",),
+        "repeats": 2,
+        "partitions": {each.name: each for each in chosen},
+    }
+    return StudyConfig(**{**values, **changes})
+
+
+def ledger_of(study: StudyConfig, *, done: int = 0, failed: int = 0) -> Ledger:
+    """Return a ledger whose first cells are done, the next ones failed, and the others missing."""
+    states = ["done"] * done + ["failed"] * failed
+    states += ["missing"] * (len(study.cells()) - len(states))
+    entries = tuple(
+        Entry(cell=cell, key=cell.key, name=cell_name(study, cell), state=state)
+        for cell, state in zip(study.cells(), states, strict=True)
+    )
+    return Ledger(study=study.name, directory=Path("runs/s"), entries=entries)
+
+
+def plan_of(study: StudyConfig, *, past=(), retry: bool = True, **states: int) -> Plan:
+    return plan_study(study, ledger_of(study, **states), past=past, retry=retry)
+
+
+# ---------------------------------------------------------------------------------------------------- what it takes
+
+
+def test_hours_of_whole_nodes() -> None:
+    plan = plan_of(make_study())
+
+    # two repeats: 13 s plain and 16 s wrapped on one node, 16 s on one, 16 s on two; guessed start-up included
+    assert plan.seconds == 2 * (13 + 16 + 16 + 16)
+    assert plan.gpu_hours == pytest.approx(2 * (8 * (13 + 16 + 16) + 16 * 16) / 3600)
+    assert plan.core_hours is None
+    assert [job.placement.per_node for job in plan.allocations] == [(1,), (8,), (8, 8)]
+
+
+def test_hours_of_shared_nodes_and_of_cores() -> None:
+    shared = Partition(**{**_fields(ALPHA), "exclusive": False})
+
+    assert plan_of(make_study(shared, repeats=1)).gpu_hours == pytest.approx((13 + 16 + 8 * 16 + 16 * 16) / 3600)
+    plan = plan_of(make_study(CPUS, repeats=1))
+    assert plan.gpu_hours is None
+    assert plan.core_hours == pytest.approx(128 * (13 + 16 * 3) / 3600)
+    plan = plan_of(make_study(Partition(**{**_fields(CPUS), "exclusive": False, "cores_per_worker": 4}), repeats=1))
+    assert plan.core_hours == pytest.approx(4 * (13 + 16 + 8 * 16 + 16 * 16) / 3600)
+
+
+def _fields(partition: Partition) -> dict:
+    return {name: getattr(partition, name) for name in Partition.__dataclass_fields__}
+
+
+def test_what_is_done_is_not_planned_and_teaches() -> None:
+    study = make_study(repeats=3)
+    plan = plan_of(study, done=4, failed=2, past=[("serial", 1, 20.0), ("horovod/nccl", 8, 30.0)])
+    without = plan_of(study, done=4, failed=2, retry=False)
+
+    assert len(plan.cells) == 8 and len(without.cells) == 6
+    assert plan.seconds == 2 * 20 + 6 * 30, "another count of the same runtime is the nearest that is known"
+    assert plan.guessed == () and plan.learned
+    assert without.guessed == ("serial", "horovod/nccl") and not without.learned
+    assert "a guess for serial, horovod/nccl, of which no cell has been run in this study" in without.lines()
+
+
+def test_cells_of_unknown_length_count_with_their_time_limit(tmp_path: Path) -> None:
+    file = make_study(run=RunConfig(study="s", partition="alpha", dataset=str(tmp_path), epochs=2), timeout_s=120)
+    steps = make_study(run=RunConfig(study="s", partition="alpha", steps=950, batch=100), repeats=1)
+    long = make_study(run=RunConfig(study="s", partition="alpha", epochs=10000), repeats=1, timeout_s=600)
+
+    plan = plan_of(file)
+    assert (plan.unknown, plan.seconds) == (8, 8 * 120)
+    assert "8 of them of unknown length are counted with their time limit, 2 min (timeout_s), until one like them" in (
+        "\n".join(plan.lines())
+    )
+    assert plan_of(steps).seconds == 3 + 3 * 6 + 4 * 10, "1,000 steps of 100 samples, 10,000 in a second"
+    assert plan_of(steps).unknown == 0
+    assert plan_of(long).seconds == 4 * 600, "no cell takes longer than it may"
+
+
+def test_a_rough_guess() -> None:
+    def rough(workers: int = 2, **options) -> float | None:
+        return rough_s(
+            Cell(
+                config=RunConfig(**options),
+                runtime="ddp/gloo",
+                placement=Placement(workers=workers, workers_per_node=workers),
+            )
+        )
+
+    start = START_UP_GUESS_S["ddp"]
+    assert rough(seconds=7) == start + 7
+    assert rough(steps=100, warmup_steps=0, batch=1000) == start + 100_000 / SAMPLES_GUESS_PER_S
+    assert rough(epochs=4, dataset="100000") == start + 4 * 75_000 / 2 / SAMPLES_GUESS_PER_S
+    assert rough(epochs=4, dataset="curves") is None
+
+
+def test_cells_longer_than_any_job_are_named() -> None:
+    short = Partition(**{**_fields(ALPHA), "time_limit_s": 60.0})
+    plan = plan_of(make_study(short, repeats=1), past=[("serial", 1, 20.0), ("horovod/nccl", 8, 90.0)])
+
+    assert plan.too_long == 3
+    assert [len(job.tasks) for job in plan.allocations] == [2, 1, 1]
+    assert (
+        "3 of them take longer than a job may run there; with checkpoint_every they go on from a checkpoint in the "
+        "next job, without it they never end"
+    ) in plan.lines()
+
+
+@pytest.mark.parametrize(
+    ("budget", "over"),
+    [
+        (Budget(), ()),
+        (Budget(gpu_hours=1), ()),
+        (Budget(gpu_hours=0.1), ("0.342 GPU hours of 0.1",)),
+        (Budget(hours=0.01, gpu_hours=0.1), ("0.342 GPU hours of 0.1", "0.0339 hours of 0.01")),
+        (Budget(core_hours=0.1), ()),  # it has none to do
+    ],
+)
+def test_the_budget(budget: Budget, over: tuple[str, ...]) -> None:
+    plan = plan_of(make_study(budget=budget))
+
+    assert plan.over == over
+    text = "\n".join(plan.lines())
+    assert ("; `run` asks before it starts" in text) == bool(over)
+    assert ("within the budget of 1 GPU hours" in text) == (budget == Budget(gpu_hours=1))
+
+
+def test_the_order_of_cells_here_and_in_jobs() -> None:
+    study = make_study(LOCAL, ALPHA, workers=(1, 2), repeats=3)
+    plan = plan_of(study)
+    here = [cell for cell in plan.cells if cell.placement.partition == "local"]
+
+    assert plan.cells[: len(here)] == tuple(here), "this program's first"
+    assert [cell.config.repeat for cell in here] == sorted(cell.config.repeat for cell in here), "in blocks"
+    assert plan.cells[len(here) :] == tuple(cell for job in plan.allocations for cell in job.cells)
+    assert {job.partition for job in plan.allocations} == {"alpha"}
+    assert sorted(cell.key for cell in plan.cells) == sorted(cell.key for cell in study.cells())
+
+
+# ---------------------------------------------------------------------------------------------------- what is read
+
+
+def test_the_plan_as_it_is_read() -> None:
+    study = make_study(
+        workers=(1, 2, 10),
+        runtimes=("horovod/nccl", "ddp/nccl"),
+        varied={"batch": (75, 1024)},
+        budget=Budget(gpu_hours=5),
+        left_out=("ddp/mpi",),
+        repeats=3,
+    )
+    assert plan_of(study, done=7, past=[("serial", 1, 13.0)]).lines() == [
+        "study s: 7 of 42 cells done (35 missing)",
+        "",
+        "partition alpha, by Slurm: 8 GPUs and 48 cores per node, 6 cores per worker; cells done/all:",
+        "  workers              serial  horovod/nccl  ddp/nccl",
+        "  1                       1/6           1/6       1/6",
+        "  2                                     1/6       1/6",
+        "  10 on 2 nodes (8+2)                   1/6       1/6",
+        "",
+        "varied: batch 75, 1024",
+        "left out, because there is no such pair: ddp/mpi",
+        "",
+        "3 jobs, one per placement; all runtimes and repeats take turns in it:",
+        "  job                          cells    expected  time limit",
+        "  1 worker on 1 node              15  3 min 45 s      15 min",
+        "  2 workers on 1 node             10  2 min 40 s      15 min",
+        "  10 workers on 2 nodes (8+2)     10  2 min 40 s      15 min",
+        "",
+        "35 cells to run, 9 min 5 s one after the other (without waiting in the queue), 1.57 GPU hours",
+        "a guess for horovod/nccl, ddp/nccl, of which no cell has been run in this study",
+        "within the budget of 5 GPU hours",
+    ]
+
+
+def test_the_plan_of_this_machine() -> None:
+    study = make_study(LOCAL, workers=(1, 2), runtimes=("mpi/mpi",))
+
+    assert plan_of(study).lines() == [
+        "study s: 0 of 6 cells done (6 missing)",
+        "",
+        "partition local, here: 4 cores per node, 1 core per worker; cells done/all:",
+        "  workers  serial  mpi/mpi",
+        "  1           0/2      0/2",
+        "  2                    0/2",
+        "",
+        "6 cells to run, 1 min 22 s one after the other",
+        "a guess for serial, mpi/mpi, of which no cell has been run in this study",
+    ]
+    assert plan_of(study, done=6).lines()[-2:] == ["", "nothing to do"]
+
+
+def test_what_is_varied_is_said_where_it_matters() -> None:
+    study = make_study(
+        LOCAL,
+        workers=(2,),
+        runtimes=("horovod/mpi", "ddp/gloo"),
+        varied={"cycle_time_ms": (None, 0.5), "compile": (False,), "lr": tuple(n * 1e-4 for n in range(1, 12))},
+    )
+    varied = next(line for line in plan_of(study).lines() if line.startswith("varied"))
+
+    assert varied == (
+        "varied: cycle_time_ms none, 0.5; compile false; lr 0.0001, 0.0002, 0.0003, 0.0004, 0.0005, 0.0006, "
+        "0.0007, 0.0008, ... (11 values)"
+    )
+    strong = make_study(LOCAL, workers=(1, 2, 4), global_batches=(64, 128))
+    assert "varied: batch of all workers together 64, 128" in plan_of(strong).lines()
+
+
+def test_thousands_of_cells_are_counted() -> None:
+    study = make_study(workers=tuple(range(1, 60)), varied={"batch": tuple(range(1, 60))}, repeats=3)
+    lines = plan_of(study).lines()
+
+    assert len(study.cells()) == 59 * 60 * 3
+    assert len(lines) < 120
+    assert "  and 19 more placements" in lines
+    assert max(map(len, lines)) <= 120
+
+
+def test_many_nodes_are_told_briefly() -> None:
+    lines = plan_of(make_study(CPUS, workers=(128 * 9 + 5,), baselines=())).lines()
+
+    assert "  1157 on 10 nodes (128x9+5)           0/2" in lines
+
+
+def test_as_json() -> None:
+    study = make_study(repeats=1, budget=Budget(gpu_hours=0.01))
+    content = json.loads(json.dumps(plan_of(study, done=1).to_dict()))
+
+    assert content["study"] == "s" and content["to_do"] == 3 and content["counts"] == {"done": 1, "missing": 3}
+    assert [each["state"] for each in content["cells"]] == ["done", "missing", "missing", "missing"]
+    assert [each["place"] for each in content["cells"]] == [None, 0, 1, 2]
+    assert content["cells"][3]["placement"] == {
+        "partition": "alpha",
+        "workers": 16,
+        "workers_per_node": 8,
+        "per_node": [8, 8],
+    }
+    assert [job["tasks"] for job in content["jobs"]] == [[[cell.key]] for cell in study.cells()[1:]]
+    assert content["jobs"][0]["time_limit_s"] == 900
+    assert content["over_budget"] and content["guessed"] == ["horovod/nccl"]
+    assert content["partitions"]["alpha"] == {
+        "scheduler": "slurm",
+        "gpus_per_node": 8,
+        "cores_per_node": 48,
+        "workers_per_node": 8,
+    }
+
+
+@given(done=st.integers(0, 8), failed=st.integers(0, 3), retry=st.booleans())
+def test_what_is_planned_is_what_is_not_done(done: int, failed: int, retry: bool) -> None:
+    study = make_study(LOCAL, ALPHA, workers=(1, 2), repeats=2)
+    ledger = ledger_of(study, done=done, failed=min(failed, len(study.cells()) - done))
+    plan = plan_study(study, ledger, past=[], retry=retry)
+
+    assert sorted(cell.key for cell in plan.cells) == sorted(cell.key for cell in ledger.to_do(retry=retry))
+    assert plan.seconds >= 0 and plan.lines()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXPERIMENTS.glob("*.yaml") if path.stem != "search"))
+def test_every_shipped_study_can_be_planned(name: str) -> None:
+    study = load_study(EXPERIMENTS / f"{name}.yaml", cores=2)
+    plan = plan_of(study)
+
+    assert not plan.over and not plan.unknown
+    assert len(plan.cells) == len(study.cells())
+    assert max(map(len, plan.lines())) <= 140
+    json.dumps(plan.to_dict())

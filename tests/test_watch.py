@@ -1,0 +1,340 @@
+"""`status --watch`: what is shown of a running study on a terminal and in a log, and when it ends."""
+
+import io
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from rich.console import Console
+from test_ledger import FAILED, FakeBook, FakeJob, claim, make_study, put_claim, record
+
+from horovod_study import records
+from horovod_study.cluster import ledger, watch
+from horovod_study.cluster.watch import Getting
+from horovod_study.config import RunConfig
+
+RUNNING = {"status": "running", "totals": {}}
+
+
+def ago(seconds: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")
+
+
+def write_steps(directory: Path, steps: int, *, epoch: int = 0, step_s: float = 0.01) -> Path:
+    """Write the rows of `steps` steps in batches of 100, as a recorder does."""
+    path = directory / "steps-00000.arrows"
+    schema = records.step_schema()
+    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, schema) as writer:
+        for first in range(0, steps, 100):
+            rows = range(first, min(steps, first + 100))
+            values = {"step": list(rows), "epoch": [epoch] * len(rows), "begin_s": [row * step_s for row in rows]}
+            values["step_s"] = [step_s] * len(rows)
+            columns = [pa.array(values.get(each.name, [0] * len(rows)), each.type) for each in schema]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    return path
+
+
+def console(width: int = 120, *, terminal: bool = False, height: int = 40) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, height=height, color_system=None)
+
+
+def shown(view, *, width: int = 120, height: int = 40) -> list[str]:
+    screen = console(width, terminal=True)
+    screen.print(watch.page(view, width=width, height=height))
+    return [line.rstrip() for line in screen.file.getvalue().splitlines()]
+
+
+@pytest.fixture
+def study():
+    """Return a study of 12 cells of 1050 steps each."""
+    return make_study(run=RunConfig(study="tiny", steps=1000, warmup_steps=50), repeats=2, varied={"batch": (75,)})
+
+
+@pytest.fixture
+def mixed(tmp_path, study):
+    """Make a study with cells in many states; return what is seen of it."""
+    directory, cells = tmp_path / "tiny", study.cells()
+    records.create_run(directory / cells[0].key, record(study, cells[0]))
+    for cell, steps in ((cells[1], 525), (cells[2], 0)):
+        records.create_run(directory / cell.key, record(study, cell, started=ago(30), **RUNNING))
+        write_steps(directory / cell.key, steps)
+    records.create_run(directory / cells[3].key, record(study, cells[3], **{**FAILED, "reason": "lost " * 40}))
+    put_claim(directory, cells[4].key, claim("cancelled", "cancelled by anna"))
+    put_claim(directory, cells[5].key, claim(job="4711"))
+
+    class Book:
+        def of(self, key):
+            waiting = [cell.key for cell in cells[6:]]
+            return FakeJob("pending", "Priority", job_id="4712") if key in waiting else None
+
+    return watch.look(study, tmp_path, Book())
+
+
+# ---------------------------------------------------------------------------------------------------- how far
+
+
+@pytest.mark.parametrize(
+    ("asked", "at", "share", "text"),
+    [
+        ({"steps": 1000, "warmup_steps": 50}, (525, 0, 5.0), 0.5, "525 of 1,050 steps"),
+        ({"steps": 1000, "warmup_steps": 50}, (2000, 0, 5.0), 1.0, "2,000 of 1,050 steps"),
+        ({"seconds": 200.0, "warmup_steps": 50}, (525, 0, 50.0), 0.25, "50 s of 3 min 20 s"),
+        ({"seconds": 20.0}, (525, 0, 21.5), 1.0, "20 s of 20 s"),
+        ({"epochs": 4, "warmup_steps": 10}, (160, 1, 5.0), 0.375, "epoch 2 of 4"),
+        ({"epochs": 4, "warmup_steps": 10}, (410, 3, 5.0), 1.0, "epoch 4 of 4"),
+        ({}, (1525, 0, 5.0), None, "1,525 steps"),
+        ({"steps": 1000}, None, 0.0, "starting"),
+    ],
+)
+def test_share_is_that_of_the_budget(study, asked, at, share, text):
+    cell = study.cells()[0]
+    run = record(study, cell, requested=asked, effective={"train_samples": 1000, "global_batch": 10}, **RUNNING)
+
+    assert Getting(share=share, text=text, running_s=7.0) == watch.getting_on(run, at, running_s=7.0)
+
+
+def test_epochs_are_counted_where_nothing_else_is_known(study):
+    run = record(study, study.cells()[0], requested={"epochs": 4}, **RUNNING)
+
+    assert Getting(share=0.25, text="epoch 2 of 4") == watch.getting_on(run, (99, 1, 5.0))
+
+
+def test_last_step_is_that_of_the_last_whole_batch(tmp_path):
+    path = write_steps(tmp_path, 250, epoch=3, step_s=0.5)
+    whole = path.read_bytes()
+
+    assert (250, 3, 125.0) == records.last_step(tmp_path)
+    path.write_bytes(whole[: len(whole) - 2000])
+    assert (200, 3, 100.0) == records.last_step(tmp_path)
+    write_steps(tmp_path, 0)
+    assert records.last_step(tmp_path) is None
+    path.write_bytes(b"")
+    assert records.last_step(tmp_path) is None
+    path.write_bytes(b"nonsense")
+    assert records.last_step(tmp_path) is None
+    assert records.last_step(tmp_path, rank=1) is None
+
+
+def test_looking_at_a_run_imports_no_pandas(tmp_path):
+    write_steps(tmp_path, 10)
+    program = (
+        "import sys; from pathlib import Path; from horovod_study.records import last_step\n"
+        "assert last_step(Path(sys.argv[1])) and 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+
+
+def test_page_shows_counts_progress_queues_and_what_went_wrong(mixed):
+    lines = shown(mixed)
+
+    assert "study tiny" == lines[0]
+    assert "1 done   3 running   4 queued   1 failed   1 cancelled" == lines[1]
+    assert "3 of 10 ended" in lines[2] and "left" in lines[2]
+    host = os.uname().nodename
+    assert (
+        [  # bars without the colour of what is ahead
+            "running",
+            f"  horovod/mpi, 1 worker, batch 75, repeat 1   ━━━━━━        525 of 1,050 steps  {host}",
+            f"  horovod/mpi, 2 workers, batch 75, repeat 1                starting            {host}",
+            "  serial, 1 worker, batch 75, repeat 2                      starting            node9, job 4711",
+        ]
+        == lines[4:8]
+    )
+    assert ["queued", "  4 cells: job 4712 pending (Priority)"] == lines[9:11]
+    assert "did not end well" == lines[12]
+    assert lines[13].startswith("  failed     horovod/gloo, 1 worker, batch 75, repeat 1   lost lost")
+    assert lines[13].endswith("…") and 120 >= len(lines[13])
+    assert "  cancelled  horovod/gloo, 2 workers, batch 75, repeat 1  cancelled by anna" == lines[14]
+
+
+@pytest.mark.parametrize("width", [40, 80, 99, 120, 200])
+@pytest.mark.parametrize("height", [24, 50])
+def test_page_fits_the_terminal(mixed, width, height):
+    entries = mixed.ledger.entries * 6
+    big = replace(mixed, ledger=replace(mixed.ledger, entries=entries), running=mixed.running * 6)
+
+    lines = shown(big, width=width, height=height)
+
+    assert max(map(len, lines)) <= width
+    assert height >= len(lines)
+
+
+def test_narrow_page_does_not_cut_the_names(mixed):
+    lines = shown(mixed, width=80)
+
+    assert lines[5].startswith("  horovod/mpi, 1 worker, batch 75, repeat 1   ━━━━       50%  ")
+    assert "  failed      horovod/gloo, 1 worker, batch 75, repeat 1" == lines[13]
+    assert lines[14].startswith("      lost lost lost") and lines[14].endswith("…")
+
+
+def test_text_of_a_user_is_no_markup(mixed):
+    entries = [replace(entry, name="[red]x[/red]", reason=":smile: [b]") for entry in mixed.ledger.entries]
+    running = [(entry, Getting(share=None, text="[i]")) for entry in entries[:1]]
+    odd = replace(mixed, ledger=replace(mixed.ledger, entries=tuple(entries)), running=tuple(running))
+
+    text = "\n".join(shown(odd))
+
+    assert "[red]x[/red]" in text and ":smile: [b]" in text and "[i]" in text
+
+
+# ---------------------------------------------------------------------------------------------------- time left
+
+
+def test_time_left_is_shared_by_what_runs_at_a_time(tmp_path, study, mixed):
+    cells = study.cells()
+    for cell in cells[:3]:
+        ledger.note_attempt(tmp_path / "tiny", cell, started="t", state="done", seconds=60.0, exit_code=0, reason="")
+    estimate = watch.Estimate(ledger.past_durations(tmp_path / "tiny"))
+    entry = mixed.running[0][0]
+    half = (entry, Getting(share=0.5, text="", running_s=30.0))
+    begun = (entry, Getting(share=0.01, text="", running_s=20.0))
+
+    def left_s(going, waiting):
+        return round(watch._left(estimate, going, waiting).seconds, 6)
+
+    assert 30.0 == left_s([half], [])
+    assert 40.0 == left_s([begun], [])
+    assert 30.0 + 120.0 == left_s([half], cells[1:3])
+    assert (30.0 + 40.0 + 120.0) / 2 == left_s([half, begun], cells[1:3])
+    assert 120.0 == left_s([], cells[1:3])
+    assert watch._left(watch.Estimate(), [begun], []).seconds is None
+
+
+def test_clock_of_another_host_that_is_ahead_says_nothing(study):
+    cell = study.cells()[0]
+
+    assert watch._running_s(record(study, cell, started=ago(-100))) is None
+    assert 90 <= watch._running_s(record(study, cell, started=ago(100))) <= 200
+    assert watch._running_s(record(study, cell, started="no date")) is None
+
+
+# ---------------------------------------------------------------------------------------------------- watching
+
+
+class Days:
+    """Stands in for the sleep between two looks: each calls the next function, and the last is Ctrl-C."""
+
+    def __init__(self, monkeypatch, *nights) -> None:
+        self.nights, self.slept_s = list(nights), []
+        monkeypatch.setattr(watch, "sleep", self)
+
+    def __call__(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        if not self.nights:
+            raise KeyboardInterrupt
+        self.nights.pop(0)()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_it_ends_when_nothing_runs_or_waits(tmp_path, study, terminal):
+    out = console(terminal=terminal)
+
+    assert 0 == watch.watch(study, tmp_path, out)
+
+    last = "study tiny: 0 of 10 cells done (10 missing)" if terminal else "nothing runs and nothing is queued"
+    assert out.file.getvalue().rstrip().endswith(last)
+
+
+def test_log_says_what_has_changed_and_nothing_else(tmp_path, study, monkeypatch):
+    directory, cells = tmp_path / "tiny", study.cells()
+    for cell in cells[:2]:
+        records.create_run(directory / cell.key, record(study, cell, **RUNNING))
+
+    def end(cell, **changes):
+        run = records.read_run(directory / cell.key)
+        records.finish_run(directory / cell.key, run, **{"finished": "now", "totals": {}, **changes})
+
+    Days(
+        monkeypatch,
+        lambda: None,
+        lambda: end(cells[0], status="failed", reason="lost [worker] 1"),
+        lambda: end(cells[1], status="done"),
+    )
+    out = console()
+
+    assert 0 == watch.watch(study, tmp_path, out)
+
+    assert [
+        "study tiny: 0 of 10 cells done (2 running, 8 missing); time left unknown until a cell is done",
+        "failed: serial, 1 worker, batch 75, repeat 1: lost [worker] 1",
+        "study tiny: 0 of 10 cells done (1 running, 1 failed, 8 missing); time left unknown until a cell is done",
+        "study tiny: 1 of 10 cells done (1 failed, 8 missing)",
+        "nothing runs and nothing is queued",
+    ] == out.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_ctrl_c_leaves_quietly(tmp_path, study, monkeypatch, terminal):
+    records.create_run(tmp_path / "tiny" / study.cells()[0].key, record(study, study.cells()[0], **RUNNING))
+    days = Days(monkeypatch)
+    out = console(terminal=terminal)
+
+    assert 0 == watch.watch(study, tmp_path, out, every_s=3.0)
+
+    assert 1 == len(days.slept_s) and 3.0 <= days.slept_s[0]
+    assert "Traceback" not in out.file.getvalue() and "nothing runs" not in out.file.getvalue()
+
+
+def test_between_two_cells_of_a_runner_it_stays(tmp_path, study, monkeypatch):
+    """A runner holds something of the study all the time, also when no cell of its runs."""
+    directory = tmp_path / "tiny"
+    put_claim(directory, "host-node9", claim())
+    days = Days(monkeypatch, lambda: put_claim(directory, "host-node9", claim("done")))
+    out = console()
+
+    assert 0 == watch.watch(study, tmp_path, out)
+
+    assert 1 == len(days.slept_s)
+    assert out.file.getvalue().startswith("study tiny: 0 of 10 cells done (10 missing); time left unknown")
+
+
+def test_runner_that_died_is_not_waited_for(tmp_path, study, monkeypatch):
+    put_claim(tmp_path / "tiny", "host-node9", claim(), age_s=500.0)
+    days = Days(monkeypatch)
+
+    assert 0 == watch.watch(study, tmp_path, console())
+    assert [] == days.slept_s
+
+
+def test_scheduler_is_not_asked_at_every_look(tmp_path, study, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(watch, "now", lambda: clock[0])
+    asked = []
+
+    def jobs(directory):
+        asked.append(clock[0])
+        return FakeBook(FakeJob("pending"))
+
+    def later():
+        clock[0] += 5.0
+
+    Days(monkeypatch, *[later] * 7)
+
+    watch.watch(study, tmp_path, console(), jobs=jobs)
+
+    assert [0.0, 15.0, 30.0] == asked
+
+
+def test_reading_takes_a_small_share_of_a_core(tmp_path, study, monkeypatch):
+    """With thousands of cells a look takes long: they are further apart then."""
+    times = iter([0.0, 1.0])
+    monkeypatch.setattr(watch, "now", lambda: next(times))
+    days = Days(monkeypatch)
+
+    watch.watch(study, tmp_path, console(), jobs=lambda directory: FakeBook(FakeJob("pending")))
+
+    assert [20.0] == days.slept_s
+
+
+def test_study_without_jobs_asks_no_scheduler(tmp_path):
+    assert watch.submitted_jobs(tmp_path) is None
+    (tmp_path / ".jobs").mkdir()
+    assert watch.submitted_jobs(tmp_path).of("x") is None
