@@ -17,7 +17,7 @@ OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') $(
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
 # What `make bench` measures; learning (half an hour alone) only when it is named.
-BENCH ?= data loading step gradients checkpoint throughput stability recording
+BENCH ?= data loading step gradients checkpoint throughput stability recording ledger
 
 BIN := .venv/bin
 START := $(shell date +%s)

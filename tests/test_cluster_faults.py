@@ -44,7 +44,7 @@ def within(seconds: float, what: str, holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def test_a_host_that_is_not_reached_is_named_and_nothing_starts(study: PairStudy):

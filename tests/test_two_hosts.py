@@ -112,6 +112,7 @@ def test_the_links_are_as_fast_as_asked_for():
             hosts.run("node1", [sys.executable, "-c", send], check=True)
             receiver.wait(30)
             took_s = time.monotonic() - began
+            assert 4_000_000 < hosts.sent("node1") < 5_000_000
     # 4 MB need 0.32 s at 100 Mbit/s, less what the limit lets through at first; a link without one needs 2 ms
     assert took_s > 0.25
 

@@ -186,8 +186,9 @@ class TwoHosts:
 
     def sent(self, name: str) -> int:
         """Return how many bytes a host has sent to the others, as its interface counts them."""
-        counter = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
-        return int(self.run(name, ["cat", counter], check=True).stdout)
+        rows = Path(f"/proc/{self.pids[name]}/net/dev").read_text().splitlines()
+        counts = next(row.partition(":")[2].split() for row in rows if row.strip().startswith(f"{INTERFACE}:"))
+        return int(counts[8])
 
     def processes(self, name: str, *, sessions: bool = False) -> list[Running]:
         """Return what runs on a host, but for its process 1 and its sshd; `sessions`: sshd's open sessions too."""
