@@ -331,7 +331,9 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-if __name__ == "__main__":  # by hand: python tests/slurm_cluster.py FOLDER, until Ctrl-C
+if __name__ == "__main__":  # by hand: python tests/slurm_cluster.py FOLDER, until Ctrl-C or `kill`
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it starts in the background ignore the first
+        signal.signal(number, signal.default_int_handler)
     with SlurmCluster(Path(sys.argv[1]).resolve()) as cluster:
         print(f"export SLURM_CONF={cluster.environment['SLURM_CONF']}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):

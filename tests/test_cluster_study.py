@@ -25,7 +25,11 @@ def finished(two_hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> I
         two_hosts,
         tmp_path_factory.mktemp("pair"),
         run={"steps": 60, "stall_timeout_s": 30},
-        sweep={"workers": [2], "placement": ["fill", "spread"], "runtime": list(RUNTIMES)},
+        sweep={
+            "runtime": list(RUNTIMES),
+            "zip": {"workers": [1, 2, 2], "placement": ["fill", "fill", "spread"]},
+        },
+        baselines=["plain"],
         timeout_s=150,
     )
     code, plan = study.run("plan")
@@ -86,16 +90,16 @@ def test_there_are_baselines_on_one_host(finished: tuple[PairStudy, str, str]):
 def test_synchronising_jumps_at_the_node_boundary(finished: tuple[PairStudy, str, str]):
     study, _, _ = finished
 
-    fifth: dict[tuple[str, int], float] = {}  # what a fifth of the steps stays below: other programs disturb the rest
+    quickest: dict[tuple[str, int], float] = {}  # the quickest twentieth of the steps: other programs disturb the rest
     for directory in records.run_directories(study.runs):
         record = records.read_run(directory)
         if record.effective["workers"] == 2:
             steps = records.read_steps(directory, 0).to_pandas()
             runtime = f"{record.effective['backend']}/{record.effective['transport']}"
-            fifth[runtime, record.effective["nodes"]] = float(steps["sync_s"].quantile(0.2))
+            quickest[runtime, record.effective["nodes"]] = float(steps["sync_s"].quantile(0.05))
     for runtime in RUNTIMES:
-        assert fifth[runtime, 2] > 0.003, fifth
-        assert fifth[runtime, 2] > 1.5 * fifth[runtime, 1], fifth
+        assert quickest[runtime, 2] > 0.003, quickest
+        assert quickest[runtime, 2] > 1.3 * quickest[runtime, 1], quickest
 
 
 def test_the_report_says_the_node_boundary(finished: tuple[PairStudy, str, str]):

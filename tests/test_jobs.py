@@ -449,6 +449,7 @@ def test_a_signal_of_slurm_stops_the_cell_with_a_checkpoint(number, told, state,
     study = study_of()
     made = submitted(tmp_path / "s", study)
     first = tmp_path / "s" / made.tasks[0][0]
+    before = signal.getsignal(signal.SIGUSR1)
 
     def signal_when_it_runs() -> None:
         deadline = time.monotonic() + 60
@@ -466,7 +467,7 @@ def test_a_signal_of_slurm_stops_the_cell_with_a_checkpoint(number, told, state,
     assert (note.state, note.reason) == (state, reason)
     assert read_run(first).status == "stopped"
     assert len((tmp_path / "s" / "starts.txt").read_text().splitlines()) == 1
-    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) == before
 
 
 def test_without_a_word_from_slurm_a_signal_near_the_end_is_the_time_limit():

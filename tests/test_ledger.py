@@ -745,3 +745,19 @@ def test_readme_explains_every_key_and_its_example_holds(tmp_path):
     assert 60 == len(study.cells())
     for key in (*STUDY_KEYS, *SWEEP_KEYS, *RUNTIMES):
         assert f"`{key}`" in text, key
+
+
+def test_of_a_large_study_status_lists_what_wants_attention_and_counts_the_rest(tmp_path):
+    study = make_study(repeats=60)
+    cells = study.cells()
+    for cell in cells[:3]:
+        records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
+    for cell in cells[3:50]:
+        failed = record(study, cell, status="failed", reason="out of memory")
+        records.create_run(tmp_path / "tiny" / cell.key, failed)
+    lines = ledger.read_ledger(study, tmp_path).lines()
+
+    assert 300 == len(cells)
+    assert 42 == len(lines)
+    assert {"failed"} == {line.split()[0] for line in lines[1:-1]}
+    assert "not listed: 3 done, 7 failed, 250 missing; `status --json` has every cell" == lines[-1]

@@ -108,6 +108,20 @@ TRACE = "[0]<stderr>:Traceback (most recent call last):\n[0]<stderr>:  File\n[0]
         ),
         (f"[0]<stderr>:error: {NAMED}\n[1]<stderr>:error: disk full; free space\n", "disk full; free space"),
         (f"[0]<stderr>:error: {NAMED}\n{TRACE}KeyError: 3\n", "KeyError: 3 (exit code 1)"),
+        (  # how srun says that tasks ended is not why they did
+            "Traceback (most recent call last):\n  File\nKeyError: 3\nsrun: error: n1: task 0: Exited with exit code 1",
+            "KeyError: 3 (exit code 1)",
+        ),
+        (
+            "epoch 1\nslurmstepd-n1: error: *** STEP 2.1 ON n1 CANCELLED AT 2026-01-01T10:00:00 ***\n"
+            "srun: error: n2: task 2: Killed\nsrun: error: n1: tasks 0-1: Killed\n",
+            "rank 2 was killed by SIGKILL",
+        ),
+        (f"error: {NAMED}\nsrun: error: n1: task 1: Killed\n", f"{NAMED} (it was killed by SIGKILL)"),
+        (
+            "srun: error: Unable to create step for job 3: Job has ended\n",
+            "Unable to create step for job 3: Job has ended",
+        ),
     ],
 )
 def test_the_line_that_names_a_rank_is_the_reason_unless_that_rank_gave_its_own(log: str, expected: str) -> None:
@@ -529,3 +543,22 @@ def test_a_rank_that_fails_by_itself_speaks_for_itself(start: Any, tmp_path: Pat
     assert [] == run.errors()
     assert "KeyError: 'a bug' (exit code 1)" == failure_reason(run.text(), 1)
     assert 1 == run.text().count("Traceback")
+
+
+@pytest.mark.parametrize(("name", "expected"), [("orted", -signal.SIGTERM), ("mpirun", None)])
+def test_behind_a_cut_link_open_mpis_daemon_is_ended_and_nothing_else(
+    tmp_path: Path, name: str, expected: int | None
+) -> None:
+    program = shutil.copy(shutil.which("sleep") or "/bin/sleep", tmp_path / name)
+    with subprocess.Popen([program, "60"]) as daemon:
+        while (Path("/proc") / str(daemon.pid) / "comm").read_text().strip() != name:
+            time.sleep(0.01)
+
+        liveness._end_daemon(daemon.pid)
+
+        if expected is None:
+            time.sleep(0.2)
+            assert daemon.poll() is None
+            daemon.kill()
+        else:
+            assert daemon.wait(20) == expected

@@ -292,3 +292,13 @@ def test_every_shipped_study_can_be_planned(name: str) -> None:
     assert len(plan.cells) == len(study.cells())
     assert max(map(len, plan.lines())) <= 140
     json.dumps(plan.to_dict())
+
+
+def test_one_worker_on_a_named_node_is_told_in_plain_words() -> None:
+    study = make_study(
+        CPUS, workers=(4,), placements=("list",), hosts=("node3", "node7"), workers_per_node=(2,), baselines=("plain",)
+    )
+    lines = [line.rpartition("  ")[0].strip() for line in plan_of(study).lines()]
+
+    assert any(line.startswith("1 worker on node3  ") for line in lines), lines
+    assert any(line.startswith("4 workers on node3 and node7 (2+2)  ") for line in lines), lines

@@ -1028,6 +1028,18 @@ REASONS = [
         1,
         "rank 1 was killed by SIGSEGV",
     ),
+    (
+        "Process 1 exit with status code 255.\nTerminating remaining workers after failure of Process 1.\n"
+        "Process 0 exit with status code 137.\nhorovodrun: process 1 ended first, with exit code 255\n",
+        1,
+        "rank 1 was killed on its host, or the connection to it broke (exit code 255 of ssh)",
+    ),
+    (
+        "Process 0 exit with status code 143.\nTerminating remaining workers after failure of Process 1.\n"
+        "Process 1 exit with status code 137.\n",
+        1,
+        "rank 1 was killed by SIGKILL",
+    ),
     ("Root Cause:\n  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 77)\n", 1, "rank 1 was killed by SIGKILL"),
     ("step 1\nerror: ended by signal 15", -9, "ended by SIGKILL; the last line was: error: ended by signal 15"),
     (f"{RULE}\n{NO_SLOTS}\n{RULE}\n", 1, f"{' '.join(NO_SLOTS.split())} (exit code 1)"),
@@ -1042,3 +1054,13 @@ REASONS = [
 @pytest.mark.parametrize(("log", "exit_code", "reason"), REASONS)
 def test_reason_from_what_was_printed(log, exit_code, reason):
     assert reason == failure_reason(log, exit_code)
+
+
+def test_retry_with_nothing_to_retry_says_so_once(tmp_path):
+    output = io.StringIO()
+    options = {"launch": fake_launch({}), "cores": 2, "console": Console(file=output, width=200), **QUICK}
+    result = runner.retry_cells(make_study(), tmp_path, command=COMMAND, **options)
+
+    assert 1 == result.exit_code
+    assert 1 == output.getvalue().count("study tiny")
+    assert "nothing to run again: no cell is failed, timed out, cancelled, pre-empted" in output.getvalue()

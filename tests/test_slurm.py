@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from horovod_study.cluster.allocations import Allocation, allocate
-from horovod_study.cluster.jobs import read_job, read_jobs
+from horovod_study.cluster.jobs import Note, read_job, read_jobs, write_note
 from horovod_study.cluster.partitions import Partition, find_partition
 from horovod_study.cluster.slurm import (
     cancel_jobs,
@@ -345,6 +345,42 @@ def test_without_slurm_nothing_is_submitted_and_the_reason_said(tmp_path, monkey
     with pytest.raises(StudyError, match="squeue does not answer here"):
         submitted(study_on(CLUSTER), tmp_path / "runs" / "s")
     assert read_jobs(tmp_path / "runs" / "s") == []
+
+
+def test_a_controller_that_is_down_is_no_fault_of_the_study(tmp_path, monkeypatch):
+    monkeypatch.setattr("horovod_study.cluster.slurm._BETWEEN_TRIES_S", 0.0)
+    down = 'case "$*" in *--version*) exit 0;; *) exit 1;; esac'
+    fake_programs(tmp_path / "bin", monkeypatch, sbatch="echo 5", squeue=down, sacct="exit 1")
+    with pytest.raises(StudyError, match="squeue does not answer here, so it is not known what is submitted already"):
+        submitted(study_on(CLUSTER), tmp_path / "runs" / "s")
+    assert read_jobs(tmp_path / "runs" / "s") == []
+
+    told = "Batch job submission failed: Unable to contact slurm controller (connect failure)"
+    gone = f'echo "sbatch: error: {told}" >&2; exit 1'
+    fake_programs(tmp_path / "bin2", monkeypatch, sbatch=gone, squeue="exit 0", sacct="exit 1")
+    with pytest.raises(
+        StudyError, match=r"Slurm does not take jobs now \(.*\(connect failure\), 3 times\); nothing is"
+    ):
+        submitted(study_on(CLUSTER), tmp_path / "runs" / "s")
+
+
+def test_where_squeue_does_not_answer_nothing_is_said_to_be_taken_back(tmp_path, monkeypatch):
+    fake_programs(tmp_path / "bin", monkeypatch, sbatch="echo 5", squeue="exit 0", sacct="exit 1")
+    directory = tmp_path / "runs" / "s"
+    to = Console(file=StringIO())
+    (job,) = submit_study(study_on(CLUSTER), study_on(CLUSTER).cells(), directory, console=to)
+
+    def cancel(**options: object) -> list[str]:
+        return cancel_jobs(directory, console=to, ask=lambda command: None, **options)
+
+    for state in ("", "running", "pre-empted"):  # a pre-empted job is queued again
+        if state:
+            write_note(directory, job.name, 0, Note(job_id="5", host="n1", state=state))
+        with pytest.raises(StudyError, match="no job was taken back, and 5 may wait or run still; cancel again where"):
+            cancel()
+    assert cancel(keys=["another"]) == []
+    write_note(directory, job.name, 0, Note(job_id="5", host="n1", state="cancelled"))
+    assert cancel() == []
 
 
 def test_a_dry_run_prints_scripts_and_launch_lines_and_writes_nothing(tmp_path):

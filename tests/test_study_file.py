@@ -630,3 +630,25 @@ def test_all_options_of_a_run_may_be_changed() -> None:
     config = RunConfig()
 
     assert changed(config, **{name: getattr(config, name) for name in RUN_FIELDS}) == config
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("repeats: 2", "repeats: 99999999999999999999999", r"cells; a study may have 200000: lower repeats, or vary"),
+        ("workers: [1, 2]", "workers: 99999999999", "sweep: 99999999999 workers are asked for; at most 100000 can be"),
+        ("workers: [1, 2]", "workers: 1, widths: 1e3", r"study.yaml: sweep: widths is '1e3'; it must be three whole"),
+        ("study: laptop", f"study: {'ü' * 101}", "study is a name of 202 bytes; it names a folder: at most 200"),
+    ],
+)
+def test_a_slip_of_the_pen_is_refused_and_not_computed(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as found:
+        load_study(write(tmp_path, GOOD.replace(old, new)))
+    assert str(found.value).startswith(str(tmp_path))
+
+
+def test_a_cross_product_nobody_can_run_is_refused_before_it_is_expanded(tmp_path: Path) -> None:
+    many = ", ".join(map(str, range(1, 101)))
+    text = GOOD.replace("workers:", f"batch: [{many}], threads: [{many}], fusion_mb: [{many}], workers:")
+    with pytest.raises(ConfigError, match="these are 1000000 combinations of values; a study may have 200000"):
+        load_study(write(tmp_path, text.replace("batch: 10, ", "")))

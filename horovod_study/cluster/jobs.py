@@ -324,6 +324,7 @@ class JobBook:
                     for key in task:
                         self._latest[key] = (job, number)
         self._states: dict[tuple[str, int], JobState | None] | None = None
+        self._heard = True
 
     def of(self, key: str) -> JobState | None:
         """Return where the latest job with the cell `key` stands; None: no job was ever submitted with it."""
@@ -354,6 +355,18 @@ class JobBook:
         found = [(job, task, self.of_task(job, task)) for job, task in tasks]
         return [(job, task, state) for job, task, state in found if state is not None and state.live]
 
+    def unheard(self) -> list[tuple[Job, int]]:
+        """Return the tasks that may wait or run although nobody can say so, because squeue does not answer."""
+        tasks = [(job, task, self.of_task(job, task)) for job in self.jobs for task in range(len(job.tasks))]
+        return [
+            (job, task)
+            for job, task, state in tasks
+            if not self._heard
+            and state is not None
+            and state.asked == "run directories"
+            and (state.state in ("pending", "running", "unknown") or (state.state == "pre-empted" and job.requeue))
+        ]
+
     def job_id(self, name: str) -> str:
         """Return the number that Slurm gave to the job `name`, also where its folder does not know it; "": none."""
         job = next(job for job in self.jobs if job.name == name)
@@ -374,7 +387,7 @@ class JobBook:
                     open_tasks[job.name, task] = job
         if not open_tasks:
             return states
-        heard = self._ask_squeue(open_tasks, states)
+        heard = self._heard = self._ask_squeue(open_tasks, states)
         rest = {place: job for place, job in open_tasks.items() if place not in states}
         if rest:
             self._ask_sacct(rest, states)

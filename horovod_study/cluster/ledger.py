@@ -50,6 +50,10 @@ STATES = (
     *("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled"),
     *("stopped", "incomplete", "missing"),
 )
+_LISTED = 100
+"""Cells of a study that `status` lists all; of a larger one, it lists those that want attention,"""
+_SHOWN = 40
+"""and so many of them."""
 BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")
 """States of cells that any `run` takes up."""
 ON_RETRY = ("failed", "timed out", "cancelled")
@@ -230,10 +234,21 @@ class Ledger:
         return rows
 
     def lines(self) -> list[str]:
-        """Return `rows` as aligned lines under a header; the last column is not cut."""
-        rows = [("state", "cell", "samples/s", "reason"), *self.rows()]
-        state, cell, rate = (max(len(row[column]) for row in rows) for column in range(3))
-        return [f"{row[0]:<{state}}  {row[1]:<{cell}}  {row[2]:>{rate}}  {row[3]}".rstrip() for row in rows]
+        """Return `rows` as aligned lines under a header; the last column is not cut.
+
+        Of a large study only the cells that something happens to, or that went wrong, are listed; the rest is counted.
+        """
+        listed, rest = self.rows(), Counter[str]()
+        if len(listed) > _LISTED:
+            worth = [row for row in listed if row[0] not in ("done", "queued", "missing") or row[3]][:_SHOWN]
+            rest = Counter(row[0] for row in listed)
+            rest.subtract(row[0] for row in worth)
+            listed = worth
+        rows = [("state", "cell", "samples/s", "reason"), *listed] if listed else []
+        state, cell, rate = (max((len(row[column]) for row in rows), default=0) for column in range(3))
+        lines = [f"{row[0]:<{state}}  {row[1]:<{cell}}  {row[2]:>{rate}}  {row[3]}".rstrip() for row in rows]
+        counts = ", ".join(f"{rest[each]} {each}" for each in STATES if rest[each])
+        return [*lines, f"not listed: {counts}; `status --json` has every cell"] if counts else lines
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -134,12 +134,11 @@ class Plan:
     def _jobs(self) -> list[str]:
         rows = [("job", "cells", "expected", "time limit")]
         for each in self.allocations:
-            where = _place(each.placement)
             tasks = f", {len(each.tasks)} tasks" if len(each.tasks) > 1 else ""
             limit = duration(each.time_limit_s) + (" each" if tasks else "")
-            nodes = f" on {each.nodes} node" if each.nodes == 1 else ""
-            plural = "worker" if each.placement.workers == 1 else "workers"
-            text = f"{where.replace(' on', f' {plural} on', 1)}" if each.nodes > 1 else f"{where} {plural}{nodes}"
+            workers, on, where = _place(each.placement).partition(" on ")
+            nodes = f"{each.nodes} node" + ("" if each.nodes == 1 else "s")
+            text = f"{workers} worker{'' if workers == '1' else 's'} on {where if on else nodes}"
             several = len(self.study.partitions) > 1
             rows.append(
                 (
@@ -273,7 +272,7 @@ def _place(placement: Placement) -> str:
         where = f"{placement.nodes} nodes"
     else:
         return text
-    return f"{text} on {where} ({_counts(placement.per_node)})"
+    return f"{text} on {where} ({_counts(placement.per_node)})" if placement.nodes > 1 else f"{text} on {where}"
 
 
 def _counts(per_node: Sequence[int]) -> str:

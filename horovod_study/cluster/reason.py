@@ -17,7 +17,16 @@ _KILLED = (  # rank and signal; a shell adds 128 to the signal
     re.compile(r"process rank (?P<rank>\d+) .*exited on signal (?P<signal>\d+)"),  # mpirun
     re.compile(r"^Process (?P<rank>\d+) exit with status code (?P<shell>1[2-9]\d)\b", re.M),  # horovodrun --gloo
     re.compile(r"^ *rank +: (?P<rank>\d+) .*\n *exitcode +: -(?P<signal>\d+)", re.M),  # torchrun
+    re.compile(r"^srun: error: \S+: task (?P<rank>\d+): (?P<named>Killed|Aborted|Segmentation fault|Bus error)", re.M),
 )
+_NAMED = {"Killed": 9, "Aborted": 6, "Segmentation fault": 11, "Bus error": 7}
+_OF_SRUN = re.compile(  # how tasks ended; why, they have said themselves
+    r"^(?:srun: error: \S+: tasks? \d|(?:slurmstepd\S*|srun): error: \*\*\* STEP \S+ ON \S+ CANCELLED)"
+)
+_FIRST = re.compile(r"^Terminating remaining workers after failure of Process (?P<rank>\d+)\.", re.M)
+"""Said by horovodrun --gloo, which kills the others then."""
+_OF_SSH = 255
+"""What ssh ends with when the program over there was killed, or the connection broke."""
 _LONGEST = 300
 
 
@@ -33,7 +42,7 @@ def failure_reason(log: str, exit_code: int | None) -> str:
     workers = [_TAG.sub("", line) for line in lines if _TAG.match(line)]
     lost: re.Match[str] | None = None
     for line in workers or lines:
-        if (match := _USER_ERROR.match(line)) and not is_follow_on(line):
+        if (match := _USER_ERROR.match(line)) and not is_follow_on(line) and not _OF_SRUN.match(line):
             if not (named := _LOST_RANK.match(match["text"])):
                 return _one_line(match["text"])
             lost = lost or named  # what that rank itself has said is better
@@ -42,16 +51,23 @@ def failure_reason(log: str, exit_code: int | None) -> str:
     for line in tracebacks:
         if not is_follow_on(line):
             return _one_line(f"{line} ({ended})")
+    whole = "\n".join(lines)
+    first = match["rank"] if (match := _FIRST.search(whole)) else None
     for pattern in _KILLED:
-        if match := pattern.search("\n".join(lines)):
+        if match := next((each for each in pattern.finditer(whole) if first in (None, each["rank"])), None):
             found = match.groupdict()
-            number = int(found["signal"]) if "signal" in found else int(found["shell"]) - 128
+            if "named" in found:
+                number = _NAMED[found["named"]]
+            else:
+                number = int(found["signal"]) if "signal" in found else int(found["shell"]) - 128
             if lost and lost["rank"] == found["rank"]:
                 return _one_line(f"{lost.string} (it was killed by {_signal_name(number)})")
             if not lost:
                 return f"rank {found['rank']} was killed by {_signal_name(number)}"
     if lost:
         return _one_line(lost.string)
+    if first is not None and f"\nProcess {first} exit with status code {_OF_SSH}." in f"\n{whole}":
+        return f"rank {first} was killed on its host, or the connection to it broke (exit code {_OF_SSH} of ssh)"
     said = [line for line in workers or lines if line.strip() and not _RULE.match(line)]
     if exit_code is not None and exit_code < 0:
         return _one_line(f"{ended}; the last line was: {said[-1]}" if said else f"{ended}, having printed nothing")

@@ -304,6 +304,10 @@ def retry_cells(
     study = on_hosts(study, hosts) if hosts else study
     ledger = read_ledger(study, runs_dir, jobs=JobBook(runs_dir / study.name))
     keys = {entry.key for entry in ledger.select(AGAIN, which)}
+    if not keys:
+        say(options.get("console") or Console(), ledger.summary())
+        say(options.get("console") or Console(), f"nothing to run again: no cell is {', '.join(AGAIN)}")
+        return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
     return run_study(study, runs_dir, command=command, only=keys, retry=True, **options)
 
 

@@ -269,7 +269,7 @@ def submit_study(
         lease = None
     try:
         book = JobBook(directory, ask=ask)
-        require_slurm(ask(("squeue", "--version")))
+        require_slurm(ask(("squeue", "--noheader", "--me", "--format=%i")))
         adopt(book, directory, console)
         live = {key for job, task, _ in book.live() for key in job.tasks[task]}
         for cell in cells:
@@ -436,7 +436,7 @@ def _submit(
     say(
         console,
         f"submitted job {number}{many}: {_counted(cells, 'cell')}, {_counted(job.nodes, 'node')} of {job.partition}, "
-        f"at most {duration(job.time_limit_s)}; {folder}",
+        f"at most {duration(job.time_limit_s)}{' each' if count > 1 else ''}; {folder}",
     )
     return job
 
@@ -477,6 +477,11 @@ def _sbatch(draft: _Draft, folder: Path, directory: Path, ask: Ask, environ: Map
             return number_there
     write_job(directory, replace(draft.job, refused=f"sbatch: {told}"))
     key = f"partition {draft.partition.name}"
+    if lost:
+        raise StudyError(
+            f"{key}: Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
+            "run it again later"
+        )
     raise StudyError(
         f"{key}: sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
         f"the script is {folder / 'script.sh'}"
@@ -543,9 +548,18 @@ def cancel_jobs(
     """Take back the jobs, or tasks of jobs, all of whose cells are in `keys` (None: all of the study's that live).
 
     Returns their numbers in Slurm. Jobs that also have other cells go on; which of their cells are not wanted any more
-    they see from the claims. StudyError: scancel refused one, or it is another user's.
+    they see from the claims. StudyError: scancel refused one, it is another user's, or squeue does not answer and one
+    may wait or run still.
     """
     book = JobBook(directory, ask=ask)
+    silent = [
+        (job.job_id or job.name) for job, task in book.unheard() if keys is None or set(job.tasks[task]) <= set(keys)
+    ]
+    if silent:
+        raise StudyError(
+            f"squeue does not answer here, so no job was taken back, and {', '.join(dict.fromkeys(silent))} may wait "
+            "or run still; cancel again where squeue works (a login node)"
+        )
     ended = []
     for job, task, state in book.live():
         if keys is not None and not set(job.tasks[task]) <= set(keys):

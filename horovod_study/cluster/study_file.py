@@ -40,6 +40,10 @@ PLACING = ("workers", "nodes", "workers_per_node", "placement")
 SWEEP_KEYS = (*PLACING, "runtime", "backend", "transport", "global_batch", *SWEEPABLE, "zip")
 BUDGET_KEYS = ("gpu_hours", "core_hours", "hours")
 BASELINES = ("plain", "wrapped")
+MOST_CELLS = 200_000
+"""More than anybody runs, and few enough to be listed: a study that asks for more has a slip of the pen in it."""
+MOST_WORKERS = 100_000
+MOST_NAME_BYTES = 200  # file systems take 255
 _IDLE: Mapping[str, Mapping[str, Any]] = {
     runtime: {name: RUN_FIELDS[name].default for name in COMMUNICATION if not matters(name, runtime)}
     for runtime in RUNTIMES
@@ -97,8 +101,10 @@ class StudyConfig:
         """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
         if not self._cells:
             first: dict[tuple[RunConfig, str, Placement], None] = {}
+            self._refuse_too_many(math.prod(map(len, self._axes())) * len(self.partitions), "combinations of values")
             for partition in self.partitions.values():
                 first.update(dict.fromkeys(self._wanted(partition)))
+            self._refuse_too_many(len(first) * self.repeats, "cells")
             self._cells.extend(
                 Cell(
                     # Repeats have seeds of their own: the same start again would hide how much learning scatters.
@@ -159,14 +165,25 @@ class StudyConfig:
                     elif placement.workers == 1:
                         yield self._first(variant, runtime, self._alone(partition), {}, together)
 
-    def _combinations(self) -> Iterator[dict[str, Any]]:
-        """Yield the values of all that is crossed but placements and runtimes."""
+    def _axes(self) -> list[Sequence[Mapping[str, Any]]]:
+        """Return what is crossed but placements and runtimes: each axis is a list of values that go together."""
         axes: list[Sequence[Mapping[str, Any]]] = [
             [{name: value} for value in values] for name, values in self.varied.items()
         ]
         if self.global_batches:
             axes.append([{"global_batch": value} for value in self.global_batches])
-        for chosen in itertools.product(*axes, *self.zipped):
+        return [*axes, *self.zipped]
+
+    def _refuse_too_many(self, count: int, what: str) -> None:
+        if count > MOST_CELLS:
+            raise ConfigError(
+                f"{self._here}: these are {count} {what}; a study may have {MOST_CELLS}: lower repeats, or vary less "
+                "under sweep"
+            )
+
+    def _combinations(self) -> Iterator[dict[str, Any]]:
+        """Yield the values of all that is crossed but placements and runtimes."""
+        for chosen in itertools.product(*self._axes()):
             yield {name: value for part in chosen for name, value in part.items()}
 
     def _first(
@@ -224,6 +241,8 @@ class StudyConfig:
         """Return where `workers` go, on `over` nodes if that is given, at most `per_node` (or a full node) on each."""
         here, name = f"{self._here}: sweep", partition.name
         slots = partition.slots_per_node
+        if workers > MOST_WORKERS:
+            raise ConfigError(f"{here}: {workers} workers are asked for; at most {MOST_WORKERS} can be planned")
         if partition.scheduler == "local":
             needed = over or (1 if per_node is None else math.ceil(workers / per_node))
             if layout == "list" or needed > 1 < workers:
@@ -320,6 +339,11 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     run = run_config(
         {**run_values, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
     )
+    if len(run.study.encode()) > MOST_NAME_BYTES:
+        raise ConfigError(
+            f"{source}: study is a name of {len(run.study.encode())} bytes; it names a folder: at most "
+            f"{MOST_NAME_BYTES}, better a few words"
+        )
     if fixed_together is not None:
         sweep["global_batch"] = fixed_together
     runtimes, left_out = _runtimes(source, sweep, together)
@@ -357,7 +381,12 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     )
     _check_scaling(source, content.get("scaling"), study, run_values)
     _check_placing(source, sweep, study, together)
-    study.cells()  # for its complaints
+    try:
+        study.cells()  # for its complaints
+    except ConfigError as error:
+        if str(error).startswith(source):
+            raise
+        raise ConfigError(f"{source}: sweep: {str(error).removeprefix('run: ')}") from None
     return study
 
 

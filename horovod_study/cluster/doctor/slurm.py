@@ -53,7 +53,9 @@ class Slurm:
         names = sorted({row[7].rstrip("*") for row in rows})
         area.ok(
             "answers",
-            f"sinfo lists {count(len({row[0] for row in rows}), 'node')} in {', '.join(names) or 'no partition'}",
+            f"sinfo lists {count(len({row[0] for row in rows}), 'node')} in {', '.join(names)}"
+            if rows
+            else "sinfo answers",
         )
         if wanted is not None:
             self._nodes(area, wanted, rows)
