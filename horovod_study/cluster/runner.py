@@ -257,7 +257,7 @@ def run_study(
             _wait(study, runs_dir, stop, console)
         ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
         result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting)
-    _conclude(result, broken_off, command, retry, console)
+    _conclude(result, broken_off, command, retry, console, told=plan.plan.ledger.summary())
     return result
 
 
@@ -602,10 +602,16 @@ def _cores(
 # ---------------------------------------------------------------------------------------------------- after a sweep
 
 
-def _conclude(result: StudyResult, broken_off: str, command: str, retry: bool, console: Console) -> None:
-    """Say where the study stands, what did not work, which cell was broken off, and what to do next."""
+def _conclude(
+    result: StudyResult, broken_off: str, command: str, retry: bool, console: Console, *, told: str = ""
+) -> None:
+    """Say where the study stands, what did not work, which cell was broken off, and what to do next.
+
+    `told`: what was said about it before; nothing is said twice.
+    """
     ledger = result.ledger
-    say(console, ledger.summary())
+    if ledger.summary() != told:
+        say(console, ledger.summary())
     for entry in ledger.entries:
         if entry.state in ("failed", "timed out"):
             say(console, f"  {entry.state}: {entry.name}: {entry.reason}; see {log_path(ledger.directory, entry.cell)}")
