@@ -22,7 +22,7 @@ import yaml
 from rich.console import Console
 
 from horovod_study.cluster.allocations import Allocation, allocate
-from horovod_study.cluster.estimate import Estimate, duration, rough_s
+from horovod_study.cluster.estimate import Estimate, duration
 from horovod_study.cluster.identity import environment, remember, snapshot
 from horovod_study.cluster.jobs import (
     Ask,
@@ -318,14 +318,7 @@ def adopt(book: JobBook, directory: Path, console: Console) -> None:
 def _past(study: StudyConfig, directory: Path) -> Callable[[Cell], float]:
     """Return how long a cell is expected to take, as the plan does: what was learned, a guess, or its time limit."""
     estimate = Estimate(past_durations(directory))
-
-    def seconds_of(cell: Cell) -> float:
-        seconds = estimate.of(cell).seconds
-        if seconds is None and (rough := rough_s(cell)) is not None:
-            seconds = min(rough, study.timeout_s)
-        return study.timeout_s if seconds is None else seconds
-
-    return seconds_of
+    return lambda cell: estimate.expected(cell, at_most_s=study.timeout_s)[0]
 
 
 def _drafts(
