@@ -17,7 +17,7 @@ OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') $(
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
 # What `make bench` measures; learning (half an hour alone) only when it is named.
-BENCH ?= data loading step gradients checkpoint throughput stability recording ledger
+BENCH ?= data loading step gradients checkpoint throughput stability recording ledger analysis forecast
 
 BIN := .venv/bin
 START := $(shell date +%s)
@@ -37,7 +37,7 @@ setup:  ## make .venv ready: pinned packages, Open MPI, Horovod, this project
 	  "on PATH: install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 2; }; \
 	"$$python" scripts/setup.py $(OPTIONS)
 
-extras: setup  ## add what exporting to trackers and recording Lightning need (requirements.extras.lock)
+extras: setup  ## add what exporting to trackers, recording Lightning and Extra-P need (requirements.extras.lock)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements.extras.lock
 
 hosts:  ## install the Debian packages that tests with several hosts and Slurm need (as root)
@@ -54,7 +54,8 @@ check: extras  ## quick checks before each commit: format, lint, types, fast tes
 test: extras  ## everything: checks, all tests with real Horovod on 2 workers, coverage
 	@$(call TIMED,$(BIN)/python scripts/debian.py --test && $(LINT) && $(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered)
 
-bench: setup  ## the project's performance tables, side by side with the usual ways (BENCH='data step' for some)
+# Extra-P, which the forecast is compared with, is one of the extras.
+bench: $(if $(filter forecast,$(BENCH)),extras,setup)  ## the project's performance tables, side by side with the usual ways (BENCH='data step' for some)
 	@$(call TIMED,failed=; for name in $(BENCH); do echo "--- $$name"; $(BIN)/python benchmarks/$$name.py || failed="$$failed $$name"; done; \
 	  test -z "$$failed" || { echo "failed:$$failed"; false; })
 

@@ -10,14 +10,15 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from horovod_study import __version__
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, DataError, RecordError, StudyError
+from horovod_study.errors import AnalysisError, ConfigError, DataError, RecordError, StudyError
 from horovod_study.options import (
     SET_BY_ATTRIBUTION,
     SET_BY_COMPARE,
@@ -32,6 +33,9 @@ from horovod_study.options import (
 
 EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("torch", "psutil"), "search": ("optuna",)}
 """Which extra of setup.cfg brings a package that a verb may miss."""
+
+MOST_THREADS = 4
+"""More do not read step rows any faster: what is left to Python goes one at a time."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -631,7 +635,8 @@ def bench_timers(options: argparse.Namespace) -> int:
 
 def analyze(options: argparse.Namespace) -> int:
     """Turn recorded runs into tables of points and fitted laws."""
-    for path in _analyze(options.runs, options.out, commands=None, targets=options.target or ()):
+    how: dict[str, Any] = {"targets": options.target or (), "threads": options.threads}
+    for path in _analyze(options.runs, options.out, commands=None, **how):
         print(path)
     return 0
 
@@ -643,18 +648,29 @@ def _analyze(
     commands: list[str] | None,
     targets: Sequence[float],
     only: Collection[str] | None = None,
+    threads: int | None = None,
 ) -> list[Path]:
     from horovod_study import records
     from horovod_study.analysis.accounting import account as account_all
-    from horovod_study.analysis.accounting import account_run
+    from horovod_study.analysis.accounting import account_runs
+    from horovod_study.analysis.points import named_runs
     from horovod_study.analysis.study import analyze as analyze_runs
+    from horovod_study.progress import Line
 
     (table, recorded), evaluations = records.recorded_runs([runs], only=only), records.epoch_table(runs, only=only)
-    accounting = account_all(table, [account_run(run) for run in recorded], views=False)
+    line = Line()
+
+    def tell(done: int) -> None:
+        if line.due():
+            line.show(f"analyze: run {done:,} of {len(table):,}")
+
+    accounts = account_runs(recorded, threads=threads or min(available_cores(), MOST_THREADS), told=tell)
+    line.close()
+    accounting = account_all(table, accounts, views=False)
     result = analyze_runs(table, evaluations, targets=targets, accounting=accounting, commands=commands)
     for doubt in result.provenance["doubts"]:
         print(f"doubt: {doubt}", file=sys.stderr)
-    tables = {"runs": table, "evaluations": evaluations, **result.tables()}
+    tables = {"runs": named_runs(table), "evaluations": evaluations, **result.tables()}
     return records.save_tables(out, tables, result.documents())
 
 
@@ -722,7 +738,9 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write recorded runs as a Chrome/Perfetto trace, or as files of TensorBoard, W&B or MLflow."""
+    """Write what was recorded for other programs: Perfetto, TensorBoard, W&B, MLflow, Extra-P, or a points file."""
+    if options.to in ("points", "extra-p"):
+        return _export_points(options)
     from horovod_study import records
     from horovod_study.analysis.history import history
     from horovod_study.analysis.trace import events
@@ -763,6 +781,56 @@ def export(options: argparse.Namespace) -> int:
     else:
         print(*paths, sep="\n")
     return 0
+
+
+def _export_points(options: argparse.Namespace) -> int:
+    from horovod_study import records
+    from horovod_study.analysis import exchange
+    from horovod_study.analysis.points_file import parse_points
+    from horovod_study.report.export import write_extra_p, write_text
+
+    if options.steps != records.ALL_STEPS:
+        raise ConfigError(f"export --to {options.to}: --steps is for --to trace; leave it out")
+    notes = []
+    if options.runs.is_dir():
+        tables, documents = records.load_tables(options.runs, ("runs",), ("fits",))
+        points = exchange.points_of(tables["runs"])
+        bases = {name: each["base_samples_per_s"] for name, each in documents["fits"]["series"].items()}
+        notes = [f"{name}: its laws there are those of fit --baseline {base!r}" for name, base in bases.items()]
+    else:
+        points = parse_points(_read(options.runs, "an analysis directory or a points file"), source=str(options.runs))
+    names = list(dict.fromkeys(points["series"])) if "series" in points else [""]
+    if options.series is not None:
+        if options.series not in names:
+            raise ConfigError(f"--series {options.series}: is not there; allowed: {', '.join(names)}")
+        points = points[points["series"] == options.series]
+        notes = [note for note in notes if note.startswith(f"{options.series}: ")]
+    if options.to == "points":
+        text = exchange.points_text(points, notes)
+        paths = [write_text(text, options.out)] if options.out else []
+        if not paths:
+            print(text, end="")
+            return 0
+    else:
+        found = exchange.extra_p(points)
+        for counts in map(exchange.counts_of, found):
+            if len(counts) < exchange.FEWEST_COUNTS:
+                told = f"{len(counts)} worker counts ({', '.join(map(str, counts))})"
+                print(f"doubt: {told}; Extra-P asks for at least {exchange.FEWEST_COUNTS}", file=sys.stderr)
+        beside = options.runs if options.runs.is_dir() else options.runs.parent
+        paths = write_extra_p(found, options.out or beside / "extra-p")
+    if options.json:
+        print(json.dumps({"to": options.to, "series": len(names), "files": [str(path) for path in paths]}))
+    else:
+        print(*paths, sep="\n")
+    return 0
+
+
+def _count(text: str) -> int:
+    """Return a whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -847,43 +915,132 @@ def fit(options: argparse.Namespace) -> int:
         return 0
     for name, one in series.items():
         print(_fit_text(name, one))
+    print("(intervals are 95 %; * is the simplest law within 2 units of the best AICc; loo: median error of a worker")
+    print(" count that is left out of the fit; step times are relative to one worker; details: --json)")
     return 0
 
 
 def _fit_text(name: str, one: dict[str, Any]) -> str:
-    lines = [f"{name or 'all points'}: speedup relative to {one['baseline']}"]
+    """One series for the eye: the laws that fit, then the names of those that do not, then the doubts."""
+    lines = [f"{_one_line(name) or 'all points'}: speedup relative to {one['baseline']}"]
+    if one["assumed"]:
+        lines.append(f"  assumed: {one['assumed']}")
+    unknown, refused, told = [], [], set()
     for law, fitted in one["laws"].items():
-        parts = []
-        for parameter, value in fitted["params"].items():
-            low, high = fitted["ci95"].get(parameter) or (None, None)
-            interval = "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
-            parts.append(f"{parameter} {value:.6g}{interval}")
-        mark = "*" if law == one["selected"] else " "
-        aicc = "" if fitted["aicc"] is None else f"  AICc {fitted['aicc']:.1f}"
-        lines.append(f"{mark} {law:<10} {'  '.join(parts)}  rmse {fitted['rmse']:.3g}{aicc}")
-    lines += [f"  doubt: {doubt}" for doubt in one["doubts"]]
-    return "\n".join([*lines, "  (intervals are 95 %; * is the simplest law within 2 units of the best AICc)"])
+        if not fitted["applies"]:
+            refused.append(law)
+            continue
+        if not fitted["identifiable"] and law != one["selected"]:
+            unknown.append(law)
+            told |= {f"{law}: {doubt}" for doubt in fitted["doubts"]}
+        lines += _law_text(law, fitted, selected=law == one["selected"])
+    if unknown:
+        lines.append(f"  ? not identifiable from these points: {', '.join(unknown)}")
+    reasons: dict[str, list[str]] = {}
+    for law in refused:
+        reasons.setdefault(one["laws"][law]["why_not"], []).append(law)
+        told.add(f"{law} does not apply to {one['mode']} scaling: {one['laws'][law]['why_not']}")
+    lines += [f"  - {', '.join(laws)}: not for {one['mode']} scaling ({why})" for why, laws in reasons.items()]
+    lines += [f"  doubt: {doubt}" for doubt in one["doubts"] if doubt not in told]
+    return "\n".join(
+        part for line in lines for part in textwrap.wrap(line, 100, subsequent_indent="      ", break_long_words=False)
+    )
+
+
+def _law_text(law: str, fitted: dict[str, Any], *, selected: bool) -> list[str]:
+    parts = []
+    for parameter, value in fitted["params"].items():
+        low, high = fitted["ci95"].get(parameter) or (None, None)
+        interval = "" if low is None or high is None else f" [{low:.3g}, {high:.3g}]"
+        parts.append(f"{parameter} {value:.5g}{interval}")
+    mark = "*" if selected else " " if fitted["identifiable"] else "?"
+    quality = [f"rmse {fitted['rmse']:.3g}"]
+    quality += [] if fitted["aicc"] is None else [f"AICc {fitted['aicc']:.1f}"]
+    quality += [] if fitted["loo_error"] is None else [f"loo {fitted['loo_error']:.1%}"]
+    quality += [] if (fitted["peak"] or 0) <= 1 or not selected else [f"peak at {fitted['peak']:.4g} workers"]
+    quality += [] if fitted["limit"] is None or not selected else [f"never above {fitted['limit']:.4g}"]
+    return [f"{mark} {law:<10} {'  '.join(parts)}; {', '.join(quality)}"]
+
+
+def _one_line(name: str) -> str:
+    """A name from a file, safe to print: no control characters, at most 60 of the others."""
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name[:61])
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Forecast the throughput of larger worker counts from anybody's points."""
+    """Forecast the throughput of larger worker counts from anybody's points, score that, recommend worker counts."""
+    from horovod_study.analysis import holdout, recommendation
+    from horovod_study.analysis.advice import bench_of
     from horovod_study.analysis.points_file import parse_points
     from horovod_study.analysis.prediction import predict as predict_points
 
     points = parse_points(_read(options.points), source=str(options.points))
-    forecasts = predict_points(points, workers=options.workers, workers_per_node=options.workers_per_node)
+    wanted = "the bench.json that `horovod-study bench` wrote"
+    bench = bench_of(_read(options.bench, wanted), source=str(options.bench)) if options.bench else None
+    known: dict[str, Any] = {"workers_per_node": options.workers_per_node, "bench": bench}
+    questions = _questions(options)
+    recommended = options.recommend or questions != recommendation.Questions()
+    if not (options.workers or options.holdout is not None or recommended):
+        raise AnalysisError("nothing is asked for: give --workers to forecast, --holdout or --recommend")
+    forecasts = predict_points(points, workers=options.workers, **known) if options.workers else {}
+    scores = {}
+    if options.holdout is not None:
+        hide = None if options.holdout is True else options.holdout
+        scores = holdout.score(points, hide=hide, rolling=options.rolling, **known)
+        _refuse(options, "no forecast can be scored", {name: one.why_not for name, one in scores.items()})
+    answers = recommendation.recommend(points, questions, **known) if recommended or not options.json else {}
+    if recommended:
+        _refuse(options, "no worker count can be recommended", {name: one.why_not for name, one in answers.items()})
     if options.json:
-        series = {name: [one.to_dict() for one in each] for name, each in forecasts.items()}
-        print(json.dumps({"series": series}, allow_nan=False))
+        parts: dict[str, dict[str, Any]] = {}
+        if forecasts:
+            series = {name: [one.to_dict() for one in each] for name, each in forecasts.items()}
+            parts["forecast"] = {"series": series}
+        if scores:
+            parts["holdout"] = holdout.to_dict(scores)
+        if answers:
+            parts["recommendation"] = {"series": {name: one.to_dict() for name, one in answers.items()}}
+        # One thing asked for is the document; of several, the first is, and the others are keys of it.
+        first, *others = parts
+        print(json.dumps({**parts[first], **{name: parts[name] for name in others}}, allow_nan=False))
         return 0
     for name, each in forecasts.items():
-        print(f"{name or 'all points'}: samples/s with 95 % interval")
+        print(f"{_one_line(name) or 'all points'}: samples/s with 95 % interval")
         for one in each:
             interval = f"[{one.low:,.6g}, {one.high:,.6g}]"
             print(f"  {one.workers:>8,} workers  {one.samples_per_s:>14,.6g}  {interval}  {one.law}")
         for doubt in dict.fromkeys(doubt for one in each for doubt in one.doubts):
             print(f"  doubt: {doubt}")
+    for scored in scores.values():
+        print(*holdout.lines(scored), sep="\n")
+    if len(scores) > 1:
+        print(*holdout.summary_lines(scores), sep="\n")
+    for answer in answers.values():
+        print(*recommendation.lines(answer, only=None if recommended else ("knee",)), sep="\n")
     return 0
+
+
+def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) -> None:
+    """Raise AnalysisError where every series has a reason against `what` was asked for; the first one is told."""
+    if all(why_not.values()):
+        name, first = next(iter(why_not.items()))
+        where = f"{options.points}, series {name!r}" if name else str(options.points)
+        raise AnalysisError(f"{where}: {what}: {first}")
+
+
+def _questions(options: argparse.Namespace) -> Any:
+    """The questions about worker counts that were asked on the command line."""
+    from horovod_study.analysis.recommendation import Questions, samples_of, seconds_of
+
+    return Questions(
+        marginal=options.marginal,
+        samples=options.samples,
+        deadline_s=None if options.deadline is None else seconds_of(options.deadline),
+        gpu_hours=options.gpu_hours,
+        price_per_gpu_hour=options.price_per_gpu_hour,
+        samples_to_target=None if options.target_samples is None else samples_of(options.target_samples),
+    )
 
 
 def advise(options: argparse.Namespace) -> int:
@@ -910,6 +1067,44 @@ def advise(options: argparse.Namespace) -> int:
         print(json.dumps(advice.to_dict(), allow_nan=False))
     else:
         print(*advice.lines(), sep="\n")
+    return 0
+
+
+def simulate(options: argparse.Namespace) -> int:
+    """Simulate a data-parallel step on up to 100,000 workers, from measured or given constants, and what-ifs."""
+    from horovod_study.analysis.advice import bench_of
+    from horovod_study.analysis.simulation import scaling
+    from horovod_study.analysis.simulation.calibration import calibrate, run_times
+    from horovod_study.analysis.simulation.network import network_from
+    from horovod_study.analysis.simulation.what_if import what_if
+    from horovod_study.config import load_yaml
+    from horovod_study.records import recorded_run
+    from horovod_study.report.simulation import content, text, write_simulation
+
+    wanted = "the bench.json that `horovod-study bench` wrote"
+    network = options.network and network_from(load_yaml(options.network), source=str(options.network))
+    names = ("way", "alpha_us", "gb_per_s", "workers_per_node", "compute_ms", "compute_cv", "batch", "gradient_mb")
+    more = ("overhead_us", "cycle_ms", "fusion_mb", "buckets", "algorithm", "scaling")
+    calibration = calibrate(
+        **{name: getattr(options, name) for name in (*names, *more)},
+        network=network,
+        runs=[run_times(recorded_run(each)) for each in options.run],
+        beside=[run_times(recorded_run(each)) for each in options.beside],
+        benches=[(bench_of(_read(each, wanted), source=str(each)), str(each)) for each in options.bench],
+    )
+    scenarios = what_if(calibration.scenario, options.what_if)
+    table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)
+    doubts = scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)
+    paths = write_simulation(table, calibration, doubts, options.out) if options.out else []
+    if options.json:
+        files = {"files": [str(path) for path in paths]} if paths else {}
+        print(json.dumps({**content(table, calibration, doubts), **files}, allow_nan=False))
+    else:
+        print(text(table, calibration))
+        if paths:
+            print("", f"written: {', '.join(str(path) for path in paths)}", sep="\n")
+    for doubt in doubts:
+        print(f"doubt: {doubt}", file=sys.stderr)
     return 0
 
 
@@ -1207,6 +1402,9 @@ def _parser() -> Parser:
     tables.add_argument(
         "--target", type=float, nargs="+", metavar="MSE", help="test MSEs to which the times are compared"
     )
+    tables.add_argument(
+        "--threads", type=_count, metavar="N", help="runs read at a time (default: one per core, at most 4)"
+    )
     page = _verb(verbs, "report", report.__doc__, report)
     page.add_argument("directory", type=Path, metavar="DIR", help="directory written by analyze")
 
@@ -1217,11 +1415,20 @@ def _parser() -> Parser:
 
     elsewhere = _verb(verbs, "export", export.__doc__, export)
     elsewhere.add_argument(
-        "runs", type=Path, metavar="RUNS", help="a run directory, or (not for a trace) a folder of them"
+        "runs",
+        type=Path,
+        metavar="PLACE",
+        help="a run directory, or (not for a trace) a folder of them; for extra-p and points a directory written by "
+        "analyze, or a points file",
     )
     elsewhere.add_argument(
-        "--to", required=True, choices=("trace", "tensorboard", "wandb", "mlflow"), help="what to write"
+        "--to",
+        "--format",
+        required=True,
+        choices=("trace", "tensorboard", "wandb", "mlflow", "extra-p", "points"),
+        help="what to write",
     )
+    elsewhere.add_argument("--series", metavar="NAME", help="of extra-p and points: one series (default all)")
     elsewhere.add_argument(
         "--steps",
         type=_steps,
@@ -1233,7 +1440,8 @@ def _parser() -> Parser:
         "--out",
         type=Path,
         metavar="PATH",
-        help="the trace (default RUN_DIR/trace.json), or a new folder (default runs/tensorboard, ...)",
+        help="the trace (default RUN_DIR/trace.json), the points (default: printed), or a new folder (default "
+        "runs/tensorboard, ..., PLACE/extra-p)",
     )
     elsewhere.add_argument("--json", action="store_true", help="print the paths as one line of JSON")
 
@@ -1300,14 +1508,73 @@ def _parser() -> Parser:
         metavar="SAMPLES_PER_S",
         help="throughput that counts as speedup 1 (default: per worker at the smallest worker count)",
     )
+    laws.epilog = "Laws, points files and what the doubts mean: docs/fit.md"
     forecast = _verb(verbs, "predict", predict.__doc__, predict)
-    forecast.add_argument(
-        "--workers", type=int, nargs="+", required=True, metavar="N", help="worker counts to forecast"
-    )
+    forecast.add_argument("--workers", type=int, nargs="+", metavar="N", help="worker counts to forecast")
     forecast.add_argument("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
+    forecast.add_argument("--bench", type=Path, metavar="bench.json", help="what `horovod-study bench` measured")
+    forecast.add_argument(
+        "--holdout",
+        type=int,
+        nargs="?",
+        const=True,
+        metavar="K",
+        help="score the forecasts: hide the K largest worker counts (default: the upper half) and foretell them",
+    )
+    forecast.add_argument("--rolling", action="store_true", help="with --holdout: hide one count, two, ... up to K")
+    forecast.add_argument("--recommend", action="store_true", help="how many workers: knee, peak, cheapest")
+    forecast.add_argument("--samples", type=float, metavar="X", help="samples of the whole training, for ...")
+    forecast.add_argument("--deadline", metavar="TIME", help="... the fewest workers that finish in time (90m, 1h30m)")
+    forecast.add_argument("--gpu-hours", type=float, metavar="X", help="... the fastest count within so many GPU hours")
+    forecast.add_argument("--price-per-gpu-hour", type=float, metavar="X", help="... and what it costs")
+    forecast.add_argument(
+        "--target-samples",
+        nargs="+",
+        metavar="X|N:X",
+        help="the shortest time to a target that takes X samples, or X samples with N workers",
+    )
+    forecast.add_argument(
+        "--marginal",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="the knee: least gain of one more worker, of the mean one's (default 0.5)",
+    )
     for each in (laws, forecast):
         each.add_argument("points", type=Path, metavar="POINTS.csv", help="columns workers, samples_per_s; - is stdin")
         each.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    model = _verb(verbs, "simulate", simulate.__doc__, simulate)
+    model.add_argument("--workers", type=int, nargs="+", required=True, metavar="N", help="up to 10 million each")
+    model.add_argument("--scaling", default="weak", metavar="weak|strong", help="batch per worker or per step fixed")
+    model.add_argument(
+        "--global-batch", type=int, metavar="N", help="of strong scaling (default: of the smallest worker count)"
+    )
+    model.add_argument("--run", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="recorded runs: computing")
+    model.add_argument(
+        "--beside", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="runs of one worker made at the same time"
+    )
+    model.add_argument("--bench", type=Path, nargs="+", default=[], metavar="bench.json", help="measured networks")
+    model.add_argument("--way", metavar="NAME", help="which of their ways (default: of the run, else the quickest)")
+    model.add_argument("--network", type=Path, metavar="FILE.yaml", help="or a described one, see experiments/networks")
+    model.add_argument("--alpha-us", type=float, metavar="X", help="or by hand: microseconds of an empty message, ...")
+    model.add_argument("--gb-per-s", type=float, metavar="X", help="... and GB (1e9 bytes) per second")
+    model.add_argument("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
+    model.add_argument("--compute-ms", type=float, metavar="X", help="instead of runs: computing of a step, and ...")
+    model.add_argument("--compute-cv", type=float, metavar="X", help="... its standard deviation / mean (default 0)")
+    model.add_argument("--batch", type=int, metavar="N", help="samples per worker and step (default: of the run)")
+    model.add_argument("--gradient-mb", type=float, metavar="X", help="1e6 bytes of gradients (default: of the run)")
+    model.add_argument("--buckets", type=int, metavar="N", help="sent during backward (default 1: after backward)")
+    model.add_argument("--algorithm", metavar="NAME", help="auto, ring, tree, doubling, halving, hierarchical or ps")
+    model.add_argument("--overhead-us", type=float, metavar="X", help="of the runtime, for each message")
+    model.add_argument("--cycle-ms", type=float, metavar="X", help="Horovod's cycle; 0: new gradients end it")
+    model.add_argument("--fusion-mb", type=float, metavar="X", help="MiB that go into one message at most")
+    model.add_argument(
+        "--what-if", nargs="+", default=[], metavar="KEY=VALUE", help="as bandwidth=2x cycle=0,batch=8x algorithm=ps"
+    )
+    model.add_argument("--seed", type=int, default=1, metavar="N", help="of the simulated steps (default 1)")
+    model.add_argument("--out", type=Path, metavar="DIR", help="receives figure, CSV, JSON and table")
+    model.add_argument("--json", action="store_true", help="print one line of JSON")
 
     way = _verb(verbs, "advise", advise.__doc__, advise)
     way.add_argument("--widths", metavar="C-C-H", help="the worked example with these widths (default 15-38-197)")

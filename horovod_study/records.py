@@ -54,6 +54,9 @@ PROFILE = "profile"
 TIMELINE = "timeline.json"
 TIMELINE_READ_BYTES = 256_000_000
 """A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
+KEPT_OPEN_BYTES = 500_000_000
+"""Step rows of a run that are fewer stay mapped between two looks at them."""
+ROW_BYTES = 88
 ROWS_JOINED = 512
 """So many step rows share one head in their file, about 1.4 kB."""
 RESERVE = ".reserve"
@@ -749,32 +752,40 @@ def run_directories(root: Path, only: Collection[str] | None = None) -> Iterator
             yield manifest.parent
 
 
-def read_steps(directory: Path, rank: int) -> "pa.Table":
-    """Return the step rows of one rank, up to the last whole batch if the run was killed."""
+def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table":
+    """Return the step rows of one rank, up to the last whole batch if the run was killed.
+
+    `mapped`: leave them in the file and let the system bring in what is looked at. Not while the run goes on: its
+    writer shortens the file now and then, and to look at what is no longer there ends this program.
+    """
     import pyarrow as pa
 
     path = directory / f"steps-{rank:05d}.arrows"
     if path.exists() and path.stat().st_size == 0:
         return step_schema().empty_table()  # the process died before the first batch
     try:
-        table = _whole_batches(path)
+        table = _whole_batches(path, mapped=mapped)
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; rank {rank} recorded no steps") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
-    missing = [each for each in step_schema() if each.name not in table.column_names]  # rows of an older program
-    for each in missing:
-        table = table.append_column(each, pa.nulls(len(table), each.type))
-    return table.select(step_schema().names) if missing else table
+    schema = step_schema()
+    missing = set(schema.names).difference(table.column_names)  # rows of an older program
+    for name in missing:
+        table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
+    return table.select(schema.names) if missing else table
 
 
-def _whole_batches(path: Path) -> "pa.Table":
+def _whole_batches(path: Path, *, mapped: bool = False) -> "pa.Table":
     """Return an Arrow stream up to its last whole batch: what comes after it was torn when its writer was killed, or
     found no room. Raises OSError and ArrowInvalid where not even its schema can be read."""
     import pyarrow as pa
 
+    open_file = pa.memory_map if mapped else pa.OSFile
+    with open_file(str(path)) as stream, pa.ipc.open_stream(stream) as reader, suppress(pa.ArrowInvalid, OSError):
+        return reader.read_all()
     batches: list[pa.RecordBatch] = []
-    with pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
+    with open_file(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
         with suppress(pa.ArrowInvalid, OSError):
             for batch in reader:
                 batches.append(batch)
@@ -903,6 +914,65 @@ def _read_section(directory: Path, section: str, what: str, again: str) -> dict[
     return found
 
 
+class StepRows(Mapping[int, Mapping[str, "np.ndarray"]]):
+    """The step rows of ranks as rank -> columns, (steps of this rank,), null is NaN; taken from the files when asked.
+
+    A column is read each time it is asked for, and in a long run the file of a rank is let go with its columns: its
+    rows do not fit into memory together. For runs that have ended, see `read_steps`.
+    """
+
+    def __init__(self, directory: Path, ranks: Iterable[int]) -> None:
+        self._directory = directory
+        self._ranks = tuple(ranks)
+        self.file_bytes = sum((directory / f"steps-{rank:05d}.arrows").stat().st_size for rank in self._ranks)
+        self._open: dict[int, Mapping[str, np.ndarray]] = {}
+
+    def __getitem__(self, rank: int) -> Mapping[str, "np.ndarray"]:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        if rank in self._open:
+            return self._open[rank]
+        columns = _StepColumns(read_steps(self._directory, rank, mapped=True))
+        if self.file_bytes < KEPT_OPEN_BYTES:
+            self._open[rank] = columns
+        return columns
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+
+class _StepColumns(Mapping[str, "np.ndarray"]):
+    """Columns of an Arrow table as NumPy arrays, each made when it is asked for."""
+
+    def __init__(self, table: "pa.Table") -> None:
+        self._table = table
+
+    def __getitem__(self, name: str) -> "np.ndarray":
+        values: np.ndarray = self._table.column(name).to_numpy()
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.column_names)
+
+    def __len__(self) -> int:
+        return int(self._table.num_columns)
+
+
+def _has_rows(directory: Path, rank: int) -> bool:
+    """Return whether a rank has recorded a step, as far as a batch that can be read; raises what `read_steps` does."""
+    import pyarrow as pa
+
+    path = directory / f"steps-{rank:05d}.arrows"
+    with suppress(pa.ArrowInvalid, OSError), pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
+        for batch in reader:
+            if batch.num_rows:
+                return True
+    return len(read_steps(directory, rank)) > 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RecordedRun:
     """A run as far as it was recorded, finished or not: its record and the step rows of each rank that has some."""
@@ -921,15 +991,26 @@ class RecordedRun:
     ablation: Mapping[str, Any] | None  # what `read_ablation` returns
     why_no_ablation: str
 
+    def row_count(self) -> int:
+        """Return how many step rows there are; of those that stay in their files about how many."""
+        if isinstance(self.rows, StepRows):
+            return self.rows.file_bytes // ROW_BYTES
+        return sum(len(columns["step"]) for columns in self.rows.values())
 
-def recorded_run(directory: Path, *, name: str | None = None) -> RecordedRun:
+
+def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord | None = None) -> RecordedRun:
     """Return a run as far as it was recorded, also one that failed, was killed or still runs.
+
+    Rows of a run that has ended stay in their files (StepRows); those of a run that goes on are read now, all of them.
+    `record`: what `read_run` has returned already.
 
     The timed window begins at totals["steady"]["step"], else after the declared warm-up. A rank whose file is missing,
     unreadable or empty is no error: `missing` says so. RecordError only for what is no run.
     """
-    record = read_run(directory)
-    rows: dict[int, dict[str, Any]] = {}
+    record = read_run(directory) if record is None else record
+    state = record.state()
+    rows: dict[int, Mapping[str, Any]] = {}
+    recorded: list[int] = []
     missing: dict[int, str] = {}
     found = set(step_ranks(directory))
     said = record.effective.get("workers", record.requested.get("workers"))
@@ -938,12 +1019,16 @@ def recorded_run(directory: Path, *, name: str | None = None) -> RecordedRun:
             missing[rank] = "has no file of steps"
             continue
         try:
-            table = read_steps(directory, rank)
+            if state == "running":
+                rows[rank] = dict(_StepColumns(read_steps(directory, rank)))
+                some = len(rows[rank]["step"]) > 0
+            else:
+                some = _has_rows(directory, rank)
         except RecordError as error:
             missing[rank] = str(error).partition(": ")[2].partition(";")[0]
             continue
-        if len(table):
-            rows[rank] = {each: table.column(each).to_numpy() for each in table.column_names}
+        if some:
+            recorded.append(rank)
         else:
             missing[rank] = "recorded no step"
     first, by = timed_from(record)
@@ -953,9 +1038,9 @@ def recorded_run(directory: Path, *, name: str | None = None) -> RecordedRun:
         name=directory.resolve().name if name is None else name,
         directory=directory,
         record=record,
-        state=record.state(),
+        state=state,
         workers=said if isinstance(said, int) else len(found),
-        rows=rows,
+        rows={rank: rows[rank] for rank in recorded} if state == "running" else StepRows(directory, recorded),
         first_step=first,
         first_step_by=by,
         missing=missing,
@@ -977,17 +1062,18 @@ def recorded_runs(
     import pandas as pd
 
     tables: list[pd.DataFrame] = []
-    places: dict[Path, tuple[Path, str]] = {}  # resolved -> as found, name
+    places: dict[Path, tuple[Path, str, RunRecord]] = {}  # resolved -> as found, name, content of run.json
     for root in dict.fromkeys(roots):
-        table = run_table(root, only)
+        found = [(directory, read_run(directory)) for directory in run_directories(root, only)]
+        table = _run_table(root, found)
         table = table.assign(run=[f"{root}/{name}" for name in table["run"]] if len(roots) > 1 else table["run"])
         new = []
-        for directory, name in zip(run_directories(root, only), table["run"], strict=True):
+        for (directory, record), name in zip(found, table["run"], strict=True):
             new.append(directory.resolve() not in places)
-            places.setdefault(directory.resolve(), (directory, name))
+            places.setdefault(directory.resolve(), (directory, name, record))
         tables.append(table[new])
     whole: pd.DataFrame = pd.concat([each for each in tables if len(each)], ignore_index=True)
-    return whole, (recorded_run(directory, name=name) for directory, name in places.values())
+    return whole, (recorded_run(directory, name=name, record=record) for directory, name, record in places.values())
 
 
 def timed_from(record: RunRecord) -> tuple[int, str]:
@@ -1250,6 +1336,7 @@ _TOTALS = (
     "g0_rmse_mpa",
     "a_rmse",
     "epochs",
+    "wall_s",
     "rss_mb_max",
     "pss_mb_max",
 )
@@ -1276,11 +1363,14 @@ def run_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame"
 
     `only`: the names of the run directories that count, such as those of the present cells of a study.
     """
+    return _run_table(root, [(directory, read_run(directory)) for directory in run_directories(root, only)])
+
+
+def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataFrame":
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for directory in run_directories(root, only):
-        record = read_run(directory)
+    for directory, record in found:
         rows.append(
             {
                 "run": run_name(directory, root),
@@ -1291,12 +1381,14 @@ def run_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame"
                 **{name: record.effective.get(name, record.requested.get(name)) for name in _EFFECTIVE},
                 "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
                 "model": _model(record.effective),
-                **{name: record.requested.get(name, before) for name, before in _BEFORE_OPTIONS.items()},
+                **_options(record),
                 "budget": _budget(record.requested),
                 "seed": record.requested.get("seed"),
                 "floor_mse": record.effective.get("floor_mse"),
                 "repeat": record.repeat,
                 **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
+                **_energy(record),
+                "device": record.effective.get("device"),
                 "sync_s_median": (record.totals.get("lap_medians_s") or {}).get("sync"),
                 "per_node": per_node(record.effective.get("ranks") or ()),
                 "path": " and ".join(record.effective.get("path") or ()),
@@ -1312,9 +1404,50 @@ def run_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame"
     if not rows:
         raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
     table = pd.DataFrame(rows)
-    for column in (*_TOTALS, "sync_s_median", "floor_mse", "warmup_steps"):
+    for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
     return table
+
+
+def _options(record: RunRecord) -> dict[str, Any]:
+    """Return the options of training of a run. Another script has options of its own, known as far as it told them."""
+    if record.effective.get("model") is None:
+        return {name: record.requested.get(name, before) for name, before in _BEFORE_OPTIONS.items()}
+    told = {**record.requested, "optimizer": record.effective.get("optimizer")}
+    return {name: told.get(name) for name in _BEFORE_OPTIONS}
+
+
+def _energy(record: RunRecord) -> dict[str, Any]:
+    """Return the joules of the timed window, in all and per sample, of which kinds of devices, and what to doubt.
+
+    A kind of device (gpu, package) counts where each of them on each node has a value: half of them would look like
+    half of the energy.
+    """
+    energy = record.totals.get("energy") or {}
+    total_j, per_sample_j = energy.get("total_j"), energy.get("per_sample_j")
+    devices = [each for each in energy.get("per_device") or () if "part" in each and "host" in each]
+    kinds: dict[str, list[tuple[str, float | None]]] = {}
+    for each in devices:
+        best = each["integral_j"] if each["counter_j"] is None else each["counter_j"]
+        kinds.setdefault(each["part"].split()[0], []).append((each["host"], best))
+    nodes = record.effective.get("nodes") or 1
+    whole, doubts = [], [energy["doubt"]] if energy.get("doubt") else []
+    for kind, found in sorted(kinds.items()):
+        known = {host for host, value in found if value is not None}
+        if len(known) >= nodes and all(value is not None for _, value in found):
+            whole.append(kind)
+        elif known:
+            doubts.append(f"{kind}: not all of them were read ({energy.get('reason') or 'no reason recorded'})")
+    if devices and total_j:
+        counted_j = math.fsum(value for kind in whole for _, value in kinds[kind] if value is not None)
+        per_sample_j = None if not whole or per_sample_j is None else per_sample_j * counted_j / total_j
+        total_j = counted_j if whole else None
+    return {
+        "energy_j": total_j,
+        "energy_per_sample_j": per_sample_j,
+        "energy_of": " and ".join(whole) if total_j is not None else "",
+        "energy_doubt": "; ".join(doubts),
+    }
 
 
 def per_node(ranks: Sequence[Mapping[str, Any]]) -> str:
@@ -1351,26 +1484,43 @@ def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFram
     """
     import pandas as pd
 
-    frames = []
+    names: list[str] = []
+    rows: list[list[float]] = []
     for directory in run_directories(root, only):
         path = directory / "epochs.csv"
-        if not path.exists() or path.stat().st_size == 0:
-            continue
-        try:
-            frame = pd.read_csv(path, on_bad_lines="error")
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{path}: cannot be read ({error}); move the run directory away") from None
-        missing = [name for name in EPOCH_COLUMNS if name not in frame.columns]
-        if missing:
-            raise RecordError(f"{path}: column {missing[0]} is missing; move the run directory away")
-        frame = frame[list(EPOCH_COLUMNS)].apply(pd.to_numeric, errors="coerce").astype("float64")
-        torn = frame["lr"].isna()  # the last column: the process died while it wrote the row
-        frame.insert(0, "run", run_name(directory, root))
-        frames.append(frame[~torn])
-    if not frames:
-        frames = [pd.DataFrame(columns=["run", *EPOCH_COLUMNS]).astype(dict.fromkeys(EPOCH_COLUMNS, "float64"))]
-    table: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    return table
+        if path.exists() and path.stat().st_size:
+            found = _evaluations(path)
+            names += [run_name(directory, root)] * len(found)
+            rows += found
+    # One table, and not one of each run: a thousand small tables take minutes.
+    numbers = pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype="float64")
+    return pd.concat([pd.Series(names, name="run"), numbers], axis=1)
+
+
+def _evaluations(path: Path) -> list[list[float]]:
+    """Return the rows of an epochs.csv in the order of EPOCH_COLUMNS; what is no number is NaN."""
+    again = "move the run directory away"
+    try:
+        head, *body = [row for row in csv.reader(path.read_text(encoding="utf-8").splitlines()) if row] or [[]]
+        for row in body:
+            if len(row) > len(head):
+                raise ValueError(f"a row of {len(row)} cells under {len(head)} names")
+    except (OSError, ValueError, csv.Error) as error:
+        raise RecordError(f"{path}: cannot be read ({error}); {again}") from None
+    missing = [name for name in EPOCH_COLUMNS if name not in head]
+    if missing:
+        raise RecordError(f"{path}: column {missing[0]} is missing; {again}")
+    places = [head.index(name) for name in EPOCH_COLUMNS]
+    rows = [[_number(row[place]) if place < len(row) else math.nan for place in places] for row in body]
+    # The last column is empty where the process died while it wrote the row.
+    return [row for row in rows if not math.isnan(row[-1])]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def joined_tables(roots: Sequence[Path]) -> "tuple[pd.DataFrame, pd.DataFrame]":

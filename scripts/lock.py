@@ -23,8 +23,10 @@ HEADER = """\
 EXTRAS_HEADER = """\
 # What `make extras` adds to requirements.lock for the optional extras of setup.cfg; `make lock` makes this file.
 """
-OPTIONAL = ("export", "lightning")
+OPTIONAL = ("benchmark", "export", "lightning")
 """Extras of setup.cfg that the project works without."""
+ALONE = {"extrap": "4.2.5"}
+"""Pinned beside them without what they ask for, which contradicts the other pins; what they use is in an extra."""
 # Left to torch: it names exact versions of these, other ones in each of its builds.
 COMES_WITH_TORCH = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
 
@@ -57,7 +59,7 @@ def main() -> None:
         pins = resolve(direct(ROOT / "setup.cfg"))
         write(lock, HEADER, pins)
         more = resolve([*direct(ROOT / "setup.cfg", optional=True), "--constraint", str(lock)])
-        write(extras, EXTRAS_HEADER, {name: version for name, version in more.items() if name not in pins})
+        write(extras, EXTRAS_HEADER, {name: version for name, version in more.items() if name not in pins} | ALONE)
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
 

@@ -118,7 +118,7 @@ def test_along_a_filled_curve_the_step_to_the_next_node_is_indirect_and_says_wha
     assert row["kind"] == "indirect"
     assert (row["fewer_workers"], row["fewer_nodes"]) == (4, 1)
     assert (row["more_workers"], row["more_nodes"], row["more_per_node"]) == (5, 2, "1x4 1x1")
-    assert row["note"] == "further workers and another node at once"
+    assert row["note"] == "further workers and another node at once; the nodes are not equally full"
 
 
 def test_the_step_from_one_worker_is_not_taken_for_that_of_the_node():

@@ -14,7 +14,7 @@ from horovod_study.options import GROUPS
 
 VERBS = (
     *("data", "train", "identify", "run", "status", "search", "lr-range", "bench", "analyze", "report"),
-    *("learning-curve", "fit", "predict", "plan", "retry", "cancel", "doctor"),
+    *("learning-curve", "fit", "predict", "simulate", "plan", "retry", "cancel", "doctor"),
 )
 POINTS = "workers,samples_per_s\n1,100\n2,190\n4,370\n8,730\n"
 

@@ -13,7 +13,7 @@ from synthetic_runs import evaluation_table, run_table
 from horovod_study import records
 from horovod_study.analysis import convergence as learned
 from horovod_study.analysis.points import scaling_points
-from horovod_study.analysis.study import TABLES, Analysis, analyze
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.cli import main
 from horovod_study.cluster.study_file import load_study
 from horovod_study.config import SWEEPABLE
@@ -465,7 +465,7 @@ def test_tables_and_documents_survive_the_files(tmp_path):
     runs, evaluations = swept(lr=(1e-4, 1e-3))
     analysis = analyze(runs, evaluations, targets=[1e-3, 1e-5])
     records.save_tables(tmp_path, analysis.tables(), analysis.documents())
-    tables, documents = records.load_tables(tmp_path, TABLES, ("fits", "provenance"))
+    tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
     page = html.render(analysis)
 
     assert html.render(Analysis(**tables, **documents)) == page

@@ -1,17 +1,25 @@
 """Exporting recorded runs: traces that tile, and trackers' own readers that find what was recorded."""
 
 import json
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from synthetic_runs import run_table
 
 from horovod_study import records
+from horovod_study.analysis.exchange import extra_p, points_of, points_text
 from horovod_study.analysis.history import history
+from horovod_study.analysis.points import named_runs
+from horovod_study.analysis.points_file import parse_points
+from horovod_study.analysis.study import analyze
 from horovod_study.analysis.trace import events
 from horovod_study.cli import main
+from horovod_study.errors import AnalysisError
 from horovod_study.report import export
 
 LAPS = {"data_s": 1e-4, "forward_s": 1e-3, "backward_s": 1.5e-3, "sync_s": 4e-4, "update_s": 2e-4}
@@ -209,3 +217,143 @@ def test_a_tracker_that_is_not_installed_is_named(
     assert main(["export", str(run), "--to", "wandb", "--out", str(tmp_path / "new")]) == 2
 
     assert "needs the package wandb, which is not installed; run `make extras`" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ points and Extra-P
+
+
+def tables(directory: Path, **how: object) -> Path:
+    """Write the analysis of runs that were made up; return its directory."""
+    table = run_table(workers=(1, 2, 4, 8, 16, 32), **how)  # type: ignore[arg-type]
+    found = analyze(table)
+    records.save_tables(directory, {"runs": named_runs(table), **found.tables()}, found.documents())
+    return directory
+
+
+def test_points_that_are_read_back_give_the_laws_of_the_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tables(tmp_path / "analysis")
+    fits = json.loads((place / "fits.json").read_text())["series"]
+    assert main(["export", str(place), "--format", "points", "--out", str(tmp_path / "all.csv")]) == 0
+    whole = (tmp_path / "all.csv").read_text()
+
+    assert len(fits) == 3
+    for name, study in fits.items():
+        file = tmp_path / "points.csv"
+        capsys.readouterr()
+        assert main(["export", str(place), "--to", "points", "--series", name]) == 0
+        file.write_text(capsys.readouterr().out)
+        base = repr(study["base_samples_per_s"])
+        assert file.read_text().startswith(
+            f"# {name}: its laws there are those of fit --baseline {base}\nseries,workers"
+        )
+        assert set(file.read_text().splitlines()) <= set(whole.splitlines())
+        assert main(["fit", str(file), "--baseline", base, "--json"]) == 0
+        again = json.loads(capsys.readouterr().out)["series"][name]
+
+        assert again["laws"] == study["laws"]
+        assert again["selected"] == study["selected"]
+    repeats = parse_points(whole, "all.csv").groupby(["series", "workers"]).size()
+    assert repeats.min() == 2 and repeats.max() == 3, "every finished run is a row; the one that failed is none"
+
+
+def test_extra_p_gets_every_repeat_of_every_point(tmp_path: Path) -> None:
+    rows = [(n, 100.0 * n + repeat, 0.01 * n, 50.0) for n in (1, 2, 4) for repeat in (0, 1)]
+    points = pd.DataFrame(rows, columns=["workers", "samples_per_s", "sync_s", "batch_size"])
+    (document,) = extra_p(points)
+
+    assert document["parameters"] == ["workers"]
+    assert list(document["measurements"]) == ["all points"]
+    curves = document["measurements"]["all points"]
+    assert list(curves) == ["step_s", "s_per_sample", "sync_s"]
+    assert [each["point"] for each in curves["step_s"]] == [[1], [2], [4]]
+    assert curves["step_s"][1]["values"] == [2 * 50 / 200.0, 2 * 50 / 201.0]
+    assert curves["s_per_sample"][2]["values"] == [1 / 400.0, 1 / 401.0]
+    assert curves["sync_s"][0]["values"] == [0.01, 0.01]
+
+
+def test_extra_p_gets_a_file_for_each_set_of_worker_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its reader refuses a file in which a curve lacks a point that another one has."""
+    text = "series,workers,samples_per_s,sync_s\n" + "".join(
+        f"{series},{n},{100 * n / (1 + 0.01 * n)},{'' if n == 1 else 0.01 * n}\n"
+        for series, counts in (("b", (1, 2, 4, 8, 16)), ("a", (1, 2, 4, 8, 16)), ("c", (2, 16)), ("d", (4,)))
+        for n in counts
+    )
+    (tmp_path / "points.csv").write_text(text)
+    assert main(["export", str(tmp_path / "points.csv"), "--to", "extra-p", "--json"]) == 0
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+
+    assert [Path(path).name for path in said["files"]] == [
+        *("workers-1-16.json", "workers-2-16.json", "workers-2-16-part-2.json")
+    ]
+    assert {Path(path).parent for path in said["files"]} == {tmp_path / "extra-p"}
+    found = [json.loads(Path(path).read_text())["measurements"] for path in said["files"]]
+    assert {name: list(curves) for name, curves in found[0].items()} == {"a": ["s_per_sample"], "b": ["s_per_sample"]}
+    assert sorted(name for each in found for name in each) == ["a", "a", "b", "b", "c"], "d has one point"
+    for document in found:
+        shapes = {
+            tuple(each["point"][0] for each in curve) for curves in document.values() for curve in curves.values()
+        }
+        assert len(shapes) == 1
+    assert "doubt: 2 worker counts (2, 16); Extra-P asks for at least 5\n" in printed.err
+    assert "NaN" not in "".join(Path(path).read_text() for path in said["files"])
+
+
+def test_extra_p_reads_the_file_and_finds_the_law_in_it(tmp_path: Path) -> None:
+    pytest.importorskip("extrap", reason="Extra-P comes with `make extras`")
+    # In a process of its own: its packages warn of each other.
+    text = "workers,samples_per_s,batch_size\n" + "".join(
+        f"{n},{75 * n / (2e-3 + 5e-4 * n):.17g},75\n" for n in (1, 2, 4, 8, 16, 32) for _ in range(2)
+    )
+    (tmp_path / "points.csv").write_text(text)
+    assert main(["export", str(tmp_path / "points.csv"), "--to", "extra-p", "--out", str(tmp_path)]) == 0
+    program = (
+        "import sys\n"
+        "from extrap.fileio.file_reader.json_file_reader import JsonFileReader\n"
+        "from extrap.modelers.model_generator import ModelGenerator\n"
+        "experiment = JsonFileReader().read_experiment(sys.argv[1])\n"
+        "generator = ModelGenerator(experiment)\n"
+        "generator.model_all()\n"
+        "for (path, metric), model in generator.models.items():\n"
+        "    print(path, metric, model.hypothesis.function.evaluate(64.0), sep=';')\n"
+    )
+    words = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "workers-1-32.json")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    models = {line.split(";")[1]: float(line.split(";")[2]) for line in done.stdout.splitlines()}
+
+    assert sorted(models) == ["s_per_sample", "step_s"]
+    assert models["step_s"] == pytest.approx(2e-3 + 5e-4 * 64, rel=1e-6), "linear in the workers, as it was made"
+
+
+def test_repeats_with_one_number_are_told_apart() -> None:
+    """Two recordings of a study lie below one folder: each began to number its repeats at 0."""
+    table = run_table(workers=(1, 2), ways=(("horovod", "mpi"),), repeats=2, failed=())
+    both = pd.concat([table, table.assign(run="again/" + table["run"])], ignore_index=True)
+    points = points_of(named_runs(both.iloc[::-1]))
+
+    assert points["repeat"].tolist() == [0, 1, 2, 3] * 2
+    assert parse_points(points_text(points), "points.csv")["samples_per_s"].tolist() == points["samples_per_s"].tolist()
+    assert points_of(named_runs(table))["repeat"].tolist() == [0, 1, 0, 1]
+
+
+def test_mistakes_in_what_is_to_be_exported_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def error(*words: str) -> str:
+        assert main(["export", *words]) == 2
+        return capsys.readouterr().err
+
+    file = tmp_path / "points.csv"
+    file.write_text("workers,samples_per_s,series\n1,10,a\n1,11,a\n2,19,b\n")
+    place = str(tmp_path)
+    assert "runs.csv: no such file; run `horovod-study analyze RUNS --out" in error(place, "--to", "points")
+    assert "no series has two worker counts" in error(str(file), "--to", "extra-p")
+    assert "--series c: is not there; allowed: a, b" in error(str(file), "--to", "points", "--series", "c")
+    assert "--steps is for --to trace" in error(str(file), "--to", "points", "--steps", "1:2")
+    assert "an analysis directory or a points file" in error(str(tmp_path / "none.csv"), "--to", "extra-p")
+    file.write_text("workers,samples_per_s\n1,-10\n")
+    assert "allowed is a finite number above 0" in error(str(file), "--to", "extra-p")
+    serial = run_table(workers=(1,), ways=(("serial", "none"),))
+    with pytest.raises(AnalysisError, match="no run of a communication library is finished"):
+        points_of(named_runs(serial))

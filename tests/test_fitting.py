@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_study.analysis.fitting import fit, fit_series
-from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.fitting import fit, fit_quantity, fit_series
+from horovod_study.analysis.laws import LAWS, places
 from horovod_study.errors import AnalysisError
 
 # Throughput of a benchmark on a Cisco machine against concurrency 1..32, and the coefficients of the USL fit to it, as
@@ -121,7 +121,8 @@ class TestPlantedParameters:
     @settings(max_examples=40, deadline=None)
     def test_usl_through_a_points_file(self, alpha, beta, x1, counts):
         n = np.arange(1, counts + 1)
-        found = fit_series(points(n, x1 * LAWS["usl"].curve(n, alpha=alpha, beta=beta)))[""].fits["usl"].params
+        table = points(n, x1 * LAWS["usl"].curve(n, alpha=alpha, beta=beta))
+        found = fit_series(table, laws=("usl",))[""].fits["usl"].params
         assert {"alpha": alpha, "beta": beta, "gamma": 1.0} == pytest.approx(found, abs=1e-6)
 
     @given(alpha=st.floats(0.01, 0.3), beta=st.floats(0.001, 0.05))
@@ -130,6 +131,7 @@ class TestPlantedParameters:
         n = np.array([1, 2, 4])
         found = fit(LAWS["usl"], n, LAWS["usl"].curve(n, alpha=alpha, beta=beta))
         assert {"alpha": alpha, "beta": beta} == pytest.approx(found.params, abs=1e-6)
+        assert not found.identifiable
         assert "not identifiable: 3 distinct worker counts for 2 parameters (alpha and beta)" in found.doubts[0]
 
     @pytest.mark.parametrize("repeats", [1, 3])
@@ -153,9 +155,10 @@ class TestProperties:
         assert fit_series(table)[""].to_dict() == fit_series(table.iloc[list(order)])[""].to_dict()
 
     @given(values=st.lists(st.floats(0.5, 30), min_size=6, max_size=6))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=20, deadline=None)
     def test_usl_is_never_worse_than_amdahl(self, values):
-        fits = fit_series(points([1, 2, 3, 5, 8, 16], values), baseline_samples_per_s=1.0)[""].fits
+        table = points([1, 2, 3, 5, 8, 16], values)
+        fits = fit_series(table, baseline_samples_per_s=1.0, laws=("amdahl", "usl"))[""].fits
         assert fits["usl"].rmse <= fits["amdahl"].rmse * (1 + 1e-9)
 
     @given(
@@ -163,7 +166,7 @@ class TestProperties:
         repeats=st.sampled_from([1, 3]),
         data=st.data(),
     )
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=25, deadline=None)
     def test_any_positive_points_give_finite_parameters_inside_their_intervals(self, values, repeats, data):
         size = len(values)
         counts = data.draw(st.lists(st.integers(1, 10_000_000), min_size=size, max_size=size, unique=True))
@@ -247,7 +250,7 @@ class TestCoverage:
         counts = np.array([4, 16, 32])
         truth = LAWS[name].curve(counts.astype(float), **TRUTH[name])
         for seed in range(seeds):
-            fitted = fit_series(sweep(name, seed, repeats=repeats))[""].fits[name]
+            fitted = fit_series(sweep(name, seed, repeats=repeats), laws=(name,))[""].fits[name]
             for parameter, value in TRUTH[name].items():
                 low, high = fitted.ci95[parameter]
                 hits[parameter] += low <= value <= high
@@ -266,7 +269,7 @@ class TestCoverage:
         seeds, hits = 200, dict.fromkeys(TRUTH[name], 0)
         for seed in range(seeds):
             table = sweep(name, seed, repeats=3, counts=counts)
-            fitted = fit_series(table, baseline_samples_per_s=100)[""].fits[name]
+            fitted = fit_series(table, baseline_samples_per_s=100, laws=(name,))[""].fits[name]
             for parameter, value in TRUTH[name].items():
                 hits[parameter] += fitted.ci95[parameter][0] <= value <= fitted.ci95[parameter][1]
         assert all(0.88 <= count / seeds <= 1.0 for count in hits.values()), hits
@@ -275,7 +278,7 @@ class TestCoverage:
         """The true contention lies inside in most of twenty sweeps, and not always."""
         inside = []
         for seed in range(20):
-            low, high = fit_series(sweep("usl", seed, repeats=5))[""].fits["usl"].ci95["alpha"]
+            low, high = fit_series(sweep("usl", seed, repeats=5), laws=("usl",))[""].fits["usl"].ci95["alpha"]
             inside.append(low <= 0.05 <= high)
             assert 0.005 < high - low < 0.05
         assert 16 <= sum(inside)
@@ -293,8 +296,9 @@ class TestSelection:
         n = np.arange(1, 17)
         noisy = 100 * n * (1 + 0.02 * np.random.default_rng(seed).standard_normal(16))
         series = fit_series(points(n, noisy))[""]
-        assert min(series.fits, key=lambda law: series.fits[law].aicc) == "usl"
-        assert "usl" != series.selected
+        classic = ("linear", "amdahl", "gustafson", "usl")
+        assert min(classic, key=lambda law: series.fits[law].aicc) == "usl"
+        assert series.selected not in ("usl", "overlap")
 
     @pytest.mark.parametrize(("name", "seed", "better"), [("gustafson", 64, "linear"), ("amdahl", 45, "usl")])
     def test_a_simpler_law_within_two_units_is_preferred(self, name, seed, better):
@@ -313,8 +317,12 @@ class TestSelection:
 class TestDoubts:
     def test_a_clean_sweep_of_five_repeats_has_none(self):
         table = sweep("amdahl", 4, repeats=5, noise=0.005)
-        doubts = [doubt for doubt in fit_series(table)[""].doubts if not doubt.startswith("usl:")]
-        assert [] == doubts
+        series = fit_series(table)[""]
+        assert "amdahl" == series.selected
+        # What other laws leave open is no doubt about the points.
+        assert [] == [
+            doubt for doubt in series.doubts if not doubt.startswith(("usl: not", "ring: not", "overlap: not"))
+        ]
 
     def test_few_repeats_and_few_counts(self):
         doubts = fit_series(points([1, 2, 4] * 2, [100, 180, 330, 101, 182, 328]))[""].doubts
@@ -364,9 +372,13 @@ class TestDoubts:
 
         assert "strong" == strong.mode
         assert "gustafson" != strong.selected
-        assert any(doubt.startswith("gustafson does not apply to strong scaling") for doubt in strong.doubts)
+        assert any(
+            doubt.startswith("gustafson does not apply to strong scaling: 512 samples") for doubt in strong.doubts
+        )
+        assert not strong.fits["gustafson"].applies
         assert "mixed" == mixed.mode
-        assert mixed.selected in {"linear", "usl"}
+        assert {"linear", "usl", "power", "log2", "constant"} == {law for law, f in mixed.fits.items() if f.applies}
+        assert mixed.selected in {"linear", "power"}
 
     def test_doubts_about_the_file_are_passed_on(self):
         table = points([1, 2, 4], [100, 190, 370])
@@ -379,13 +391,15 @@ class TestJson:
         table = sweep("usl", 0, repeats=3).assign(series="alpha horovod/nccl")
         found = fit_series(table, baseline_samples_per_s={"alpha horovod/nccl": 100})["alpha horovod/nccl"].to_dict()
 
-        assert {"baseline", "base_samples_per_s", "mode", "laws", "selected", "doubts"} == set(found)
-        assert ["linear", "amdahl", "gustafson", "usl"] == list(found["laws"])
+        assert {"baseline", "base_samples_per_s", "mode", "assumed", "laws", "selected", "doubts"} == set(found)
+        assert list(LAWS) == list(found["laws"])
         assert {"slope", "intercept"} == set(found["laws"]["linear"]["params"])
         assert {"s"} == set(found["laws"]["amdahl"]["params"]) == set(found["laws"]["gustafson"]["params"])
         assert {"alpha", "beta", "gamma"} == set(found["laws"]["usl"]["params"])
         for fitted in found["laws"].values():
-            assert {"params", "ci95", "rmse", "aicc", "interval_method"} == set(fitted)
+            assert {"formula", "params", "ci95", "rmse", "aicc", "loo_error", "loo_error_rms", "interval_method"} | {
+                *("applies", "why_not", "identifiable", "doubts", "peak", "limit", "bottleneck")
+            } == set(fitted)
             assert all(len(pair) == 2 for pair in fitted["ci95"].values())
         assert "100 samples/s (given)" == found["baseline"]
         assert found == json.loads(json.dumps(found, allow_nan=False))
@@ -430,7 +444,7 @@ class TestBadInput:
 
     def test_two_counts_do_not_determine_usl(self):
         series = fit_series(points([1, 2], [100, 180]))[""]
-        assert {"linear", "amdahl", "gustafson"} == set(series.fits)
+        assert {"linear", "amdahl", "gustafson", "power", "log2", "tree", "constant"} == set(series.fits)
         assert "usl is not fitted: 1 and 2 workers do not determine alpha and beta: measure more worker counts" in (
             series.doubts
         )
@@ -470,3 +484,129 @@ class TestBadInput:
             fit(LAWS["linear"], [1, 2], [1.0, 2.0], runs=["a"])
         with pytest.raises(AnalysisError, match="cannot be scaled by 3 workers"):
             fit(LAWS["linear"], [1, 2], [1.0, 2.0], scaled_by=3)
+
+
+STEPS = [
+    ("ring", "weak", {"alpha": 0.01, "beta": 0.15, "gamma": 1.0}),
+    ("ring", "strong", {"alpha": 0.004, "beta": 0.05, "gamma": 1.0}),
+    ("tree", "weak", {"hop": 0.04, "gamma": 1.0}),
+    ("tree", "strong", {"hop": 0.01, "gamma": 1.0}),
+    ("overlap", "weak", {"alpha": 0.06, "beta": 0.1, "g": 2.0, "gamma": 1.0}),
+    ("overlap", "strong", {"alpha": 0.01, "beta": 0.05, "g": 2.0, "gamma": 1.0}),
+    ("power", "weak", {"scale": 1.0, "exponent": 0.8}),
+    ("log2", "weak", {"intercept": 1.0, "slope": 1.5}),
+    ("constant", "weak", {"level": 1.0}),
+]
+
+
+class TestLawsOfSteps:
+    @pytest.mark.parametrize(("name", "mode", "truth"), STEPS)
+    def test_planted_parameters(self, name, mode, truth):
+        n = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
+        batch = 64.0 if mode == "weak" else 6144 / n
+        speedup = LAWS[name].for_mode(mode).curve(n.astype(float), **truth)
+        series = fit_series(points(n, 100 * speedup, batch_size=batch), laws=(name,))[""]
+        assert mode == series.mode
+        assert truth == pytest.approx(series.fits[name].params, rel=2e-4)
+        assert series.fits[name].loo_rms < 1e-3
+
+    def test_the_form_follows_the_batch_and_an_assumption_is_said(self):
+        n = np.array([1, 2, 4, 8, 16])
+        weak, strong, unknown = (
+            fit_series(points(n, 100 * n**0.9, **batch))[""]
+            for batch in ({"batch_size": 64}, {"batch_size": 64 / n}, {})
+        )
+        assert "S = gamma N / (1 + " in weak.fits["ring"].law.formula
+        assert "S = gamma / (1/N + " in strong.fits["ring"].law.formula
+        assert weak.assumed is None
+        assert strong.assumed is None
+        assert "fixed work per worker (weak scaling): batch sizes are not recorded" == unknown.assumed
+        assert unknown.fits["ring"].params == weak.fits["ring"].params
+        assert not weak.fits["amdahl"].applies
+        assert "a share of an epoch over a fixed data set only" in weak.to_dict()["laws"]["amdahl"]["why_not"]
+        # A fixed data set makes epochs scale strongly with the same points.
+        both = fit_series(points(n, 100 * n**0.9, batch_size=64, train_samples=10_000))[""]
+        assert both.fits["amdahl"].applies
+
+    def test_constants_across_nodes(self):
+        n = np.array([1, 2, 3, 4, 8, 12, 16, 32])
+        nodes = -(-n // 4)
+        form = LAWS["tree"].across
+        truth = {"hop": 0.03, "hop_across": 0.1, "gamma": 1.0}
+        x = 100 * form.at(places(n, nodes), np.array(list(truth.values())))
+        with_nodes = fit_series(points(n, x, nodes=nodes))[""].fits["tree"]
+        without = fit_series(points(n, x))[""].fits["tree"]
+        assert truth == pytest.approx(with_nodes.params, rel=1e-6)
+        assert {"hop", "gamma"} == set(without.params)
+        assert with_nodes.rmse < 1e-6 < without.rmse
+        # Too few places for five numbers: one pair of constants, and said.
+        few = fit_series(points([1, 2, 4, 8], [100, 180, 340, 500], nodes=[1, 1, 1, 2]))[""].fits["ring"]
+        assert any("one pair of constants for links inside and across nodes" in doubt for doubt in few.doubts)
+
+    def test_leaving_a_worker_count_out_by_hand(self):
+        n, s = np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.9, 3.5, 6.0])
+        errors = []
+        for i in range(4):
+            slope, intercept = np.polyfit(np.delete(n, i), np.delete(s, i), 1)
+            errors.append((slope * n[i] + intercept - s[i]) / s[i])
+        line = fit(LAWS["linear"], n, s)
+        assert np.median(np.abs(errors)) == pytest.approx(line.loo_median)
+        assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(line.loo_rms)
+
+    def test_overlap_needs_more_points_than_a_ring(self):
+        n = np.array([1, 2, 4, 8])
+        fits = fit_series(points(n, 100 * LAWS["ring"].curve(n.astype(float), alpha=0.02, beta=0.1)))[""].fits
+        assert not fits["overlap"].identifiable
+        assert (
+            "not identifiable: 4 distinct worker counts for 3 parameters (alpha, beta and g)"
+            in (fits["overlap"].doubts[0])
+        )
+
+    def test_many_series_are_fitted_as_each_alone(self):
+        tables = [sweep("usl", seed, repeats=1, counts=(1, 2, 4, 8, 16)).assign(series=f"s{seed}") for seed in range(4)]
+        together = fit_series(pd.concat(tables[::-1], ignore_index=True))
+        for table in tables:
+            name = table["series"].iloc[0]
+            alone = fit_series(table)[name]
+            for law, fitted in alone.fits.items():
+                assert fitted.params == pytest.approx(together[name].fits[law].params, rel=1e-9, abs=1e-12)
+            assert alone.selected == together[name].selected
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("name", "mode", "truth"), [each for each in STEPS if each[:2] != ("overlap", "weak")])
+    def test_intervals_cover(self, name, mode, truth):
+        """100 sweeps of five repeats: 95 % nominal; an overlap of weak scaling is too little bent to be known."""
+        n = np.repeat(np.arange(1, 17), 5)
+        curve = LAWS[name].for_mode(mode).curve(n.astype(float), **truth)
+        batch = 64.0 if mode == "weak" else 720_720 / n
+        held = dict.fromkeys(truth, 0)
+        for seed in range(100):
+            noisy = 100 * curve * (1 + 0.02 * np.random.default_rng([7, seed]).standard_normal(len(n)))
+            fitted = fit_series(points(n, noisy, batch_size=batch), laws=(name,))[""].fits[name]
+            for parameter, value in truth.items():
+                held[parameter] += fitted.ci95[parameter][0] <= value <= fitted.ci95[parameter][1]
+        assert all(90 <= count for count in held.values()), held
+
+
+class TestQuantities:
+    def test_sync_seconds_of_a_ring(self):
+        n = np.array([1, 2, 4, 8, 16, 32])
+        y = 0.002 + 2 * (n - 1) * 1e-4 + 2 * (n - 1) / n * 3e-3
+        found = fit_quantity(n, y)
+        assert {"base": 0.002, "alpha": 1e-4, "beta": 3e-3} == pytest.approx(found.fits["ring"].params)
+        assert "ring" == found.selected
+        assert y[-1] == pytest.approx(float(found.fits["ring"](32)))
+        json.dumps(found.to_dict(), allow_nan=False)
+
+    def test_line_and_power(self):
+        n = np.array([1, 2, 4, 8, 16])
+        assert {"slope": 3, "intercept": 5} == pytest.approx(fit_quantity(n, 3 * n + 5).fits["linear"].params)
+        assert {"scale": 3, "exponent": -0.7} == pytest.approx(fit_quantity(n, 3 * n**-0.7).fits["power"].params)
+        assert "constant" == fit_quantity(n, [5.01, 4.99, 5.02, 4.98, 5.0]).selected
+
+    def test_one_worker_count_and_impossible_values(self):
+        alone = fit_quantity([4, 4], [1.0, 2.0])
+        assert {} == alone.fits
+        assert "all points have 4 workers" in alone.doubts[0]
+        with pytest.raises(AnalysisError, match="-1 at 2 workers is no value to fit a law to"):
+            fit_quantity([1, 2], [1.0, -1.0])

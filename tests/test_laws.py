@@ -7,13 +7,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.analysis.laws import LAWS, USL, amdahl_limit, karp_flatt, usl_bottleneck, usl_limit, usl_peak
+from horovod_study.analysis.laws import (
+    LAWS,
+    QUANTITY_LAWS,
+    USL,
+    amdahl_limit,
+    karp_flatt,
+    knee,
+    places,
+    ring_cost,
+    tree_cost,
+    usl_bottleneck,
+    usl_limit,
+    usl_peak,
+)
+from horovod_study.errors import AnalysisError
 
 fractions = st.floats(0.0, 1.0)
 
 
 def test_the_laws_and_their_order():
-    assert ["linear", "amdahl", "gustafson", "usl"] == list(LAWS)
+    names = ["linear", "amdahl", "gustafson", "usl", "power", "log2", "ring", "tree", "overlap", "constant"]
+    assert names == list(LAWS)
+    assert ["constant", "linear", "power", "log2", "ring", "tree"] == list(QUANTITY_LAWS)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +91,7 @@ def test_the_bottleneck_changes_where_coherency_overtakes_contention():
 @pytest.mark.parametrize("name", sorted(LAWS))
 def test_gradient_agrees_with_differences(name):
     law = LAWS[name]
-    values = np.array([0.07, 0.003, 0.9][: len(law.parameters)])
+    values = np.array([0.07, 0.003, 1.9, 0.8] if name == "overlap" else [0.07, 0.003, 0.9][: len(law.parameters)])
     n = np.array([1.0, 2.0, 5.0, 40.0])
 
     gradient = law.gradient(n, values)
@@ -103,3 +119,119 @@ def test_karp_flatt_known_answer_and_one_worker():
     fraction = karp_flatt([1.0, 1.95], [1, 2])
     assert math.isnan(fraction[0])
     assert 1 / 39 == pytest.approx(fraction[1])
+
+
+def test_ring_and_tree_cost_tables():
+    # 2 (n - 1) messages of 1/n of the buffer each; up and down a tree of ceil(log2 n) levels.
+    assert [0, 2 + 0.5, 6 + 0.75, 14 + 0.875] == pytest.approx(ring_cost([1, 2, 4, 8], alpha=1, beta=0.5).tolist())
+    assert [0, 2, 4, 4, 6, 6, 8] == tree_cost([1, 2, 3, 4, 5, 8, 9], hop=1).tolist()
+    assert tree_cost(2.0 ** np.arange(24), hop=0.5).tolist() == list(range(24))
+
+
+@pytest.mark.parametrize(
+    ("law", "mode", "params", "n", "expected"),
+    [
+        ("power", "weak", {"scale": 2.0, "exponent": 0.5}, 16, 8.0),
+        ("log2", "weak", {"intercept": 1.0, "slope": 1.5}, 8, 5.5),
+        ("constant", "weak", {"level": 3.0}, 99, 3.0),
+        ("ring", "weak", {"alpha": 0.01, "beta": 0.2, "gamma": 1.0}, 8, 8 / (1 + 0.14 + 0.35)),
+        ("ring", "strong", {"alpha": 0.01, "beta": 0.2, "gamma": 1.0}, 8, 1 / (0.125 + 0.14 + 0.35)),
+        ("tree", "weak", {"hop": 0.05, "gamma": 1.0}, 9, 9 / 1.4),
+        ("tree", "strong", {"hop": 0.05, "gamma": 1.0}, 8, 1 / (0.125 + 0.3)),
+        # 3, 4 and 5: a step of 1 beside an exchange of 0.75 makes 1.25 with g = 2.
+        ("overlap", "weak", {"alpha": 0.375, "beta": 0.0, "g": 2.0, "gamma": 1.0}, 2, 2 / 1.25),
+        ("overlap", "strong", {"alpha": 0.3, "beta": 0.15 / 2 * 2 / 3, "g": 1.0, "gamma": 1.0}, 4, 1 / (0.25 + 1.875)),
+    ],
+)
+def test_curves_of_steps(law, mode, params, n, expected):
+    assert expected == pytest.approx(float(LAWS[law].for_mode(mode).curve(n, **params)), rel=1e-12)
+
+
+def test_a_node_boundary_has_constants_of_its_own():
+    ring, tree = LAWS["ring"].across, LAWS["tree"].across
+    where = places([4, 6, 8], [1, 2, 2], per_node=4)
+    # Six workers on two nodes of four: four and two, so the fullest node has four.
+    assert [4, 4, 4] == where.fullest.tolist()
+    assert [4, 3, 4] == places([4, 6, 8], [1, 2, 2]).fullest.tolist()
+    assert [1, 2, 3] == places([4, 5, 12], per_node=4).nodes.tolist()
+    found = ring.at(where, np.array([0.01, 0.2, 0.03, 0.5, 1.0]))
+    inside = 2 * 3 * 0.01 + 2 * 3 / 4 * 0.2
+    across = 2 * 1 * 0.03 + 2 * 1 / 2 * 0.5
+    assert [4 / (1 + inside), 6 / (1 + inside + across), 8 / (1 + inside + across)] == pytest.approx(found.tolist())
+    assert [4 / 1.4, 6 / 1.8, 8 / 1.8] == pytest.approx(tree.at(where, np.array([0.1, 0.2, 1.0])).tolist())
+    with pytest.raises(AnalysisError, match="3 nodes for 2 workers: every node has at least one worker"):
+        places([2], [3])
+
+
+@given(
+    alpha=st.floats(0, 0.2), beta=st.floats(0, 0.5), n=st.integers(2, 4096), mode=st.sampled_from(["weak", "strong"])
+)
+def test_overlap_lies_between_the_ring_and_the_longer_part(alpha, beta, n, mode):
+    def speedup(g):
+        return float(LAWS["overlap"].for_mode(mode).curve(n, alpha=alpha, beta=beta, g=g))
+
+    serial = float(LAWS["ring"].for_mode(mode).curve(n, alpha=alpha, beta=beta))
+    own = 1 / n if mode == "strong" else 1.0
+    hidden = own * n / max(own, float(ring_cost(n, alpha, beta))) / (1 if mode == "weak" else own * n)
+    assert serial == pytest.approx(speedup(1.0), rel=1e-9)
+    assert serial * (1 - 1e-9) <= speedup(2.0) <= speedup(8.0) * (1 + 1e-9)
+    assert speedup(64.0) == pytest.approx(hidden, rel=0.012)
+
+
+@given(alpha=st.floats(1e-5, 0.05), beta=st.floats(0, 0.45))
+def test_the_peak_of_a_ring_over_fixed_work(alpha, beta):
+    ring = LAWS["ring"].for_mode("strong")
+    n = np.geomspace(1, 1e5, 20_000)
+    peak = ring.peak(alpha=alpha, beta=beta, gamma=1.0)
+    assert max(1.0, math.sqrt((1 - 2 * beta) / (2 * alpha))) == pytest.approx(peak)
+    assert ring.curve(n, alpha=alpha, beta=beta).max() <= ring.limit(alpha=alpha, beta=beta, gamma=1.0) * (1 + 1e-9)
+
+
+def test_limits_and_peaks_of_steps():
+    ring, tree, overlap = LAWS["ring"], LAWS["tree"], LAWS["overlap"]
+    assert 50 == ring.limit(alpha=0.01, beta=0.2, gamma=1.0)
+    assert math.inf == ring.peak(alpha=0.01, beta=0.2, gamma=1.0) == ring.limit(alpha=0.0, beta=0.2, gamma=1.0)
+    assert 2.5 == ring.for_mode("strong").limit(alpha=0.0, beta=0.2, gamma=1.0)
+    # 1/N + 2 hop log2 N over 1, 2, 4, 8, ...: 1, 0.6, 0.45, 0.425, 0.4625
+    assert 8 == tree.for_mode("strong").peak(hop=0.05, gamma=1.0)
+    assert 1 / 0.425 == pytest.approx(tree.for_mode("strong").limit(hop=0.05, gamma=1.0))
+    assert math.inf == tree.peak(hop=0.05, gamma=1.0)
+    assert 1 / 0.12 == pytest.approx(overlap.limit(alpha=0.06, beta=0.1, g=2.0, gamma=1.0))
+    serial = overlap.for_mode("strong").peak(alpha=0.01, beta=0.1, g=1.0, gamma=1.0)
+    assert serial == pytest.approx(LAWS["ring"].for_mode("strong").peak(alpha=0.01, beta=0.1, gamma=1.0), rel=0.01)
+
+
+def test_the_knee():
+    # Eager, Zahorjan and Lazowska 1989: the most S^2/N. For Amdahl's law that is at (1 - s)/s.
+    assert 19 == pytest.approx(knee(LAWS["amdahl"], {"s": 0.05}), rel=1e-3)
+    assert math.inf == knee(LAWS["gustafson"], {"s": 0.3})
+    n = np.arange(1, 200)
+    usl = {"alpha": 0.05, "beta": 0.001, "gamma": 1.0}
+    worth = LAWS["usl"].curve(n, **usl) ** 2 / n
+    assert n[worth.argmax()] == pytest.approx(knee(LAWS["usl"], usl), abs=1)
+    assert knee(LAWS["usl"], usl) < usl_peak(0.05, 0.001)
+
+
+def test_fit_and_predict_leave_the_law_alone():
+    n = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    fitted = LAWS["amdahl"].fit(n[:, np.newaxis], LAWS["amdahl"].curve(n, s=0.05))
+    assert 0.05 == pytest.approx(fitted.params["s"])
+    assert fitted(n) == pytest.approx(fitted.predict(n[:, np.newaxis]))
+    assert 20 == pytest.approx(fitted.limit)
+    assert 19 == pytest.approx(fitted.knee, rel=1e-3)
+    assert 1 / 1.75 == pytest.approx(float(fitted.efficiency(16)))
+    assert "contention" == fitted.bottleneck()
+    with pytest.raises(AnalysisError, match=r"worker counts of shape \(2, 3\)"):
+        fitted.predict(np.ones((2, 3)))
+
+
+def test_fit_with_nodes_in_the_second_column():
+    table = np.array([[1, 1], [2, 1], [3, 1], [4, 1], [8, 2], [12, 3], [16, 4], [32, 8], [64, 16]], dtype=float)
+    ring = LAWS["ring"].across
+    truth = np.array([0.01, 0.1, 0.02, 0.3, 1.0])
+    fitted = LAWS["ring"].fit(table, ring.at(places(table[:, 0], table[:, 1]), truth))
+    assert dict(zip(ring.parameters, truth, strict=True)) == pytest.approx(fitted.params, rel=1e-5)
+    # Without nodes, they are filled as the fullest one was.
+    assert fitted.predict([[128, 32]]) == pytest.approx(fitted([128]))
+    assert fitted.predict([[128, 128]]) != pytest.approx(fitted([128]))
+    assert "communication" == fitted.bottleneck()

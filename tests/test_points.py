@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from synthetic_runs import run_table
 
 from horovod_study.analysis import points
+from horovod_study.analysis.stragglers import pop
 from horovod_study.errors import AnalysisError
 
 ROOT = Path(__file__).parents[1]
@@ -246,6 +247,271 @@ def test_mixed_scaling_gets_no_speedup_and_a_doubt():
     ]
 
 
+def cells(*batches_and_sizes, backend="horovod", transport="mpi", **change):
+    """Return runs of (workers, local batch, training samples), two repeats each, with a throughput of their own."""
+    tables = []
+    for n, batch, size in batches_and_sizes:
+        table = run_table((n,), ways=((backend, transport),), batch=batch, failed=(), noise=0.0, repeats=2, **change)
+        tables.append(table.assign(train_samples=size, samples_per_s=100.0 * n + batch))
+    runs = pd.concat(tables, ignore_index=True)
+    return runs.assign(run=[f"{backend}/{number}" for number in range(len(runs))])
+
+
+def kinds(runs):
+    """Return {series: (mode, worker counts)} of the points of some runs."""
+    table = points.scaling_points(runs)
+    return {
+        name.removeprefix("local horovod/mpi "): (rows["mode"].iloc[0], tuple(rows["workers"]))
+        for name, rows in table.groupby("series", sort=False)
+    }
+
+
+def test_two_global_batches_are_two_strong_series_although_local_batches_are_shared():
+    runs = cells((1, 128, 1000), (2, 64, 1000), (4, 32, 1000), (1, 64, 1000), (2, 32, 1000), (4, 16, 1000))
+
+    assert kinds(runs) == {"global batch 64": ("strong", (1, 2, 4)), "global batch 128": ("strong", (1, 2, 4))}
+
+
+def test_a_grid_of_local_batches_is_weak_although_global_batches_are_shared():
+    runs = cells(*((n, batch, 1000) for n in (1, 2, 4) for batch in (16, 32, 64)))
+
+    assert kinds(runs) == {f"batch {batch}": ("weak", (1, 2, 4)) for batch in (16, 32, 64)}
+
+
+def test_two_data_sets_that_grow_are_two_series():
+    runs = cells((1, 75, 1000), (2, 75, 2000), (1, 75, 2000), (2, 75, 4000))
+
+    assert kinds(runs) == {
+        "batch 75 1000 samples per worker": ("weak", (1, 2)),
+        "batch 75 2000 samples per worker": ("weak", (1, 2)),
+    }
+
+
+def test_a_batch_that_changes_in_one_place_is_a_cell_of_its_own():
+    runs = cells((1, 75, 1000), (2, 75, 1000), (4, 75, 1000), (8, 150, 1000))
+    table = points.scaling_points(runs)
+
+    assert kinds(runs) == {"batch 75": ("weak", (1, 2, 4)), "batch 150": ("single", (8,))}
+    assert table.loc[table["workers"] == 8, "speedup_wrapped"].isna().all()
+    assert "no_wrapped_baseline" in table.loc[table["workers"] == 8, "flags"].iloc[0].split()
+
+
+def test_a_run_that_fits_two_series_counts_in_one_and_the_other_says_what_it_lacks():
+    weak, strong = ((1, 32, 1000), (2, 32, 1000), (4, 32, 1000)), ((1, 128, 1000), (2, 64, 1000))
+    runs = cells(*weak, *strong)
+    table = points.scaling_points(runs)
+
+    assert kinds(runs) == {"batch 32": ("weak", (1, 2, 4)), "global batch 128": ("strong", (1, 2))}
+    assert (
+        "local horovod/mpi global batch 128: lacks its points of 4 workers, because these runs stand in local "
+        "horovod/mpi batch 32, which they fit as well; analyse the two studies apart to have both."
+    ) in points.doubts(runs, table)
+
+
+def test_one_worker_count_has_no_mode():
+    assert kinds(cells((4, 75, 1000), (4, 150, 1000))) == {"batch 75": ("single", (4,)), "batch 150": ("single", (4,))}
+
+
+def test_a_strong_point_is_flagged_when_one_worker_with_the_whole_batch_is_missing():
+    runs = pd.concat(
+        [cells((2, 64, 1000), (4, 32, 1000)), cells((1, 64, 1000), backend="serial", transport="none")],
+        ignore_index=True,
+    )
+    table = points.scaling_points(runs)
+    own = table[table["backend"] == "horovod"]
+
+    assert set(own["mode"]) == {"strong"} and list(own["ref_batch"]) == [128, 128]
+    assert own["speedup_plain"].isna().all()
+    assert all("no_plain_baseline" in flags.split() for flags in own["flags"])
+
+
+# ---------------------------------------------------------------------------------------------------- other scripts
+
+
+OPTIONS_OF_OURS = [name for name in points.CHOICES if name not in ("optimizer", "timer_mode")]
+
+
+def foreign(runs, **known):
+    """Return the runs as those of another script, whose options are those of `known` and else not recorded."""
+    return runs.assign(**{"model": "ResNet-11689512", **dict.fromkeys(points.CHOICES), **known})
+
+
+def test_another_script_whose_data_set_has_no_size_is_compared_with_its_own_one_worker_runs():
+    runs = cells((1, 75, math.nan), (2, 75, math.nan), (4, 75, math.nan))
+    runs = foreign(pd.concat([runs, cells((1, 75, math.nan), backend="serial", transport="none")], ignore_index=True))
+    own = points.scaling_points(runs).query("backend == 'horovod'")
+
+    assert set(own["mode"]) == {"weak"}
+    assert set(own["work"]) == {"fixed local batch, size of the data set not recorded: weak per step"}
+    assert own["speedup_plain"].notna().all() and own["speedup_wrapped"].notna().all()
+    assert own["train_samples"].isna().all()
+
+
+def test_a_baseline_of_known_size_does_not_stand_in_for_one_of_unknown_size():
+    other = cells((1, 75, 1000), backend="serial", transport="none").assign(reduction="none")
+    runs = foreign(pd.concat([cells((1, 75, math.nan), (2, 75, math.nan)), other], ignore_index=True))
+    runs.loc[runs["backend"] == "serial", "model"] = "ResNet-1"
+    table = points.scaling_points(runs)
+
+    assert table.loc[table["backend"] == "horovod", "speedup_plain"].isna().all()
+    assert any(
+        "one serial worker on local with batch 75, fp32, and a training set whose size is not recorded either." in text
+        for text in points.doubts(runs, table)
+    )
+
+
+def test_options_that_another_script_did_not_record_are_empty_and_not_our_defaults():
+    runs = foreign(cells((1, 75, 1000), (2, 75, 1000)), optimizer="AdamW", timer_mode="light", horovod_defaults=False)
+    both = pd.concat([run_table((1, 2), ways=(("horovod", "mpi"),), failed=()), runs], ignore_index=True)
+    table = points.scaling_points(both)
+    theirs, ours = table[table["model"] == "ResNet-11689512"], table[table["model"] != "ResNet-11689512"]
+
+    assert (theirs[[*OPTIONS_OF_OURS, "horovod_defaults"]] == "").all(axis=None)
+    assert set(theirs["optimizer"]) == {"AdamW"} and set(theirs["timer_mode"]) == {"light"}
+    assert (ours["optimizer"] == "adam").all() and (ours["lr"] == 4.7331e-4).all()
+    assert list(table["series"].drop_duplicates()) == [
+        "local horovod/mpi batch 75",
+        "local horovod/mpi ResNet-11689512 batch 75",
+    ]
+    assert list(theirs["speedup_wrapped"]) == [1.0, 275 / 175]
+
+
+def test_options_that_another_script_did_record_tell_its_series_apart():
+    runs = [foreign(cells((1, 75, 1000), (2, 75, 1000)), optimizer=name) for name in ("SGD", "Adam")]
+    table = points.scaling_points(pd.concat(runs, ignore_index=True))
+
+    assert list(table["series"].drop_duplicates()) == [
+        "local horovod/mpi ResNet-11689512 batch 75 Adam",
+        "local horovod/mpi ResNet-11689512 batch 75 SGD",
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- flags
+
+
+def flags(table, **values):
+    row = table
+    for name, value in values.items():
+        row = row[row[name] == value]
+    assert len(row) == 1
+    return row["flags"].iloc[0].split()
+
+
+def test_flags_say_for_a_machine_what_the_doubts_say_for_a_reader():
+    clean = points.scaling_points(
+        run_table((1, 2), ways=(("serial", "none"), ("horovod", "mpi")), failed=(), noise=0.0)
+    )
+    lost = points.scaling_points(run_table(failed=[("horovod", "mpi", 8, repeat) for repeat in range(3)]))
+    partly = points.scaling_points(run_table(failed=[("horovod", "mpi", 8, 0)]))
+    runs = exact((1, 2, 4), throughput=lambda backend, n: {1: 1000.0, 2: 2300.0, 4: 4004.0}[n])
+    runs.loc[(runs["workers"] == 4), "samples_per_s"] = [3990.0, 4004.0, 4010.0]
+    runs.loc[(runs["workers"] == 1) & (runs["backend"] == "horovod"), "samples_per_s"] = [800.0, 950.0, 990.0]
+    runs.loc[runs["workers"] == 2, "steps"] = 40
+    odd = points.scaling_points(runs)
+
+    assert (clean["flags"] == "").all()
+    assert flags(lost, backend="horovod", transport="mpi", workers=8) == ["missing", "failed"]
+    assert flags(partly, backend="horovod", transport="mpi", workers=8) == ["failed", "few_repeats"]
+    assert flags(odd, workers=2) == ["superlinear", "few_steps"]
+    assert flags(odd, workers=4) == ["superlinear_unresolved"]
+    assert flags(odd, backend="horovod", workers=1) == ["wide_spread"]
+    assert set(" ".join(pd.concat([lost, partly, odd])["flags"]).split()) <= set(points.FLAGS)
+
+
+def test_mixed_scaling_is_flagged_and_not_compared():
+    table = points.scaling_points(cells((1, 75, 1000), (2, 100, 1000), (4, 130, 1000)))
+
+    assert set(table["mode"]) == {"mixed"}
+    assert all(each == "mixed few_repeats" for each in table["flags"])
+    assert table[["speedup_plain", "speedup_wrapped", "karp_flatt", "computation_scalability"]].isna().all(axis=None)
+
+
+# ---------------------------------------------------------------------------------------------------- ranks
+
+
+def test_karp_flatt_has_the_interval_of_the_speedup():
+    runs = exact(throughput=lambda backend, n: {1: 1000.0, 2: 1600.0, 4: 2400.0}[n])
+    runs.loc[(runs["workers"] == 4), "samples_per_s"] = [2300.0, 2400.0, 2450.0]
+    four = point(points.scaling_points(runs), 4)
+
+    assert four["karp_flatt"] == pytest.approx((1 / 2.4 - 1 / 4) / (1 - 1 / 4))
+    for end, other in (("low", "high"), ("high", "low")):
+        speedup = four[f"speedup_plain_{other}"]
+        assert four[f"karp_flatt_{end}"] == pytest.approx((1 / speedup - 1 / 4) / (1 - 1 / 4))
+    assert four["karp_flatt_low"] < four["karp_flatt"] < four["karp_flatt_high"]
+
+
+def of_ranks(runs, **values):
+    """Return `Accounting.run_rows` of some runs: a row per run with these values, and one of a rank with others."""
+    whole = pd.DataFrame({"run": runs["run"], "rank": pd.array([pd.NA] * len(runs), dtype="Int64"), **values})
+    ranks = whole.assign(rank=pd.array([0] * len(runs), dtype="Int64"), **dict.fromkeys(values, 99.0))
+    return pd.concat([ranks, whole], ignore_index=True).sample(frac=1, random_state=5)
+
+
+def test_pop_factors_of_one_late_rank_reach_the_points_exactly():
+    runs = exact((1, 4), throughput=lambda backend, n: {1: 1000.0, 4: 2880.0}[n])
+    found = pop([1, 1, 1, 0.6], 1.25)
+    alone = runs["workers"] == 1
+    accounting = of_ranks(
+        runs,
+        load_balance=np.where(alone, 1.0, found.load_balance),
+        communication_efficiency=np.where(alone, 1.0, found.communication),
+        parallel_efficiency=np.where(alone, 1.0, found.parallel),
+        skew_s=np.where(alone, 0.0, 1e-3),
+    )
+    four = point(points.scaling_points(runs, accounting), 4)
+
+    assert (four["load_balance_median"], four["communication_efficiency_median"]) == (0.9, 0.8)
+    assert four["parallel_efficiency_median"] == pytest.approx(0.72, abs=1e-15)
+    assert four["skew_s_median"] == 1e-3
+    # Efficiency is 0.72 as well: all that is lost is lost by waiting, and the computing itself scales.
+    assert four["efficiency_plain"] == 0.72
+    assert four["computation_scalability"] == pytest.approx(1.0)
+
+
+def test_efficiency_is_waiting_times_slower_computing():
+    runs = exact((1, 2), throughput=lambda backend, n: {1: 1000.0, 2: 1200.0}[n])
+    alone = runs["workers"] == 1  # which the rows say nothing of: one worker waits for nobody
+    accounting = of_ranks(
+        runs,
+        load_balance=np.where(alone, math.nan, 1.0),
+        communication_efficiency=np.where(alone, math.nan, 0.8),
+        parallel_efficiency=np.where(alone, math.nan, 0.8),
+        skew_s=0.0,
+    )
+    two = point(points.scaling_points(runs, accounting), 2)
+
+    # 2 x 0.8 / 1200 useful seconds for a sample where one worker needs 1 / 1000
+    assert two["computation_scalability"] == pytest.approx((1 / 1000) / (2 * 0.8 / 1200))
+    assert 0.8 * two["computation_scalability"] == pytest.approx(two["efficiency_plain"]) == pytest.approx(0.6)
+
+
+def test_what_the_rows_do_not_say_is_empty():
+    runs = exact((1, 2), throughput=lambda backend, n: 1000.0 * n)
+    known = of_ranks(runs, load_balance=np.where(runs["repeat"] == 1, math.nan, 0.9))
+    bare, partly = points.scaling_points(runs), points.scaling_points(runs, known)
+    names = [f"{name}_median" for name in points.OF_RANKS]
+
+    assert bare[[*names, "computation_scalability"]].isna().all(axis=None)
+    assert partly[names].isna().all(axis=None), "a median over repeats of which one is not known"
+
+
+# ---------------------------------------------------------------------------------------------------- repeats
+
+
+def test_single_repeats_join_the_points():
+    runs = run_table().sample(frac=1, random_state=2)
+    named = points.named_runs(runs)
+    table = points.scaling_points(runs)
+    good = named[named["status"] == "done"]
+    medians = good.groupby(["series", "workers", "nodes"])["samples_per_s"].median()
+
+    pd.testing.assert_frame_equal(named.drop(columns=["series", "mode"]), runs)
+    assert list(named.columns[:3]) == ["run", "series", "mode"]
+    for row in table.itertuples():
+        assert row.samples_per_s_median == medians[row.series, row.workers, row.nodes]
+
+
 # ---------------------------------------------------------------------------------------------------- intervals
 
 
@@ -397,3 +663,19 @@ def test_checkpoints_are_compared_with_a_baseline_that_writes_as_many():
     assert two["batch 75 checkpoint every 20 steps"] / two["batch 75 checkpoint every 100 steps"] == pytest.approx(
         2, 0.1
     )
+
+
+def test_one_worker_serves_all_placements_and_the_own_one_first():
+    ways = (("serial", "none"), ("horovod", "mpi"))
+    filled = run_table((1, 2), ways=ways, failed=(), change={"placement": "fill", "workers_per_node": None})
+    spread = run_table((2, 4), ways=ways[1:], failed=(), change={"placement": "spread", "workers_per_node": 2})
+    runs = pd.concat([filled, spread], ignore_index=True)
+    runs["run"] = [f"run{number}" for number in range(len(runs))]
+    shared = points.scaling_points(runs)
+    own = run_table((1,), ways=ways[1:], failed=(), change={"placement": "spread", "workers_per_node": 2})
+    own = own.assign(run=[f"own{number}" for number in range(len(own))], samples_per_s=1000.0)
+    both = points.scaling_points(pd.concat([runs, own], ignore_index=True))
+
+    assert shared["speedup_wrapped"].notna().sum() == 4 and not points.doubts(runs, shared)
+    bases = both[both["workers"] > 1].set_index("placement")["base_wrapped_samples_per_s"]
+    assert set(bases["spread"]) == {1000.0} and bases["fill"] != 1000.0

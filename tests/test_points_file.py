@@ -173,3 +173,28 @@ class TestDuplicates:
     def test_equal_lines_are_a_doubt(self):
         frame = parse_points(HEAD + "1,100\n2,190\n1,100\n1,101\n", "my.csv")
         assert ("line 4 of my.csv repeats earlier lines exactly: copied, or truly repeats?",) == frame.attrs["doubts"]
+
+
+@pytest.mark.parametrize("cell", ["1_0", "\uff11", "\u0664"])
+def test_only_plain_digits_are_numbers(cell):
+    with pytest.raises(DataError, match=r"workers is .* allowed is a whole number"):
+        parse_points(f"workers,samples_per_s\n{cell},100\n", "p.csv")
+
+
+def test_workers_that_do_not_fit_on_their_nodes_are_doubted():
+    text = "workers,samples_per_s,nodes,workers_per_node\n4,370,1,4\n8,700,1,4\n9,700,2,4\n"
+    doubts = parse_points(text, "p.csv").attrs["doubts"]
+    assert ("line 3 of p.csv: 8 workers do not fit on 1 node with 4 workers per node (and 1 more lines)",) == doubts
+
+
+def test_thousands_of_unknown_columns_are_one_short_doubt():
+    names = ",".join(f"c{i}" for i in range(10_000))
+    (doubt,) = parse_points(f"workers,samples_per_s,{names}\n1,100,{',' * 9999}\n", "p.csv").attrs["doubts"]
+    assert "columns 'c0', 'c1', 'c2', 'c3', 'c4', 9995 more not used" == doubt
+
+
+def test_a_file_of_steps_is_refused(monkeypatch):
+    monkeypatch.setattr("horovod_study.analysis.points_file.MOST_POINTS", 3)
+    with pytest.raises(DataError, match=r"p.csv: has more than 3 points; a points file has one line per run"):
+        parse_points("workers,samples_per_s\n" + "1,100\n" * 4, "p.csv")
+    assert 3 == len(parse_points("workers,samples_per_s\n" + "1,100\n" * 3, "p.csv"))

@@ -17,8 +17,8 @@ from rank_rows import hosts, noise, rows_of
 from horovod_study import records
 from horovod_study.analysis.attribution import observe, parts_of
 from horovod_study.analysis.inspection import inspect
-from horovod_study.analysis.rank_steps import align
-from horovod_study.analysis.stragglers import Stragglers, find_stragglers, pop, pop_of
+from horovod_study.analysis.rank_steps import align, common_steps
+from horovod_study.analysis.stragglers import Stragglers, find_stragglers, pop, pop_of, waiting
 from horovod_study.errors import AnalysisError
 from horovod_study.report.inspection import write_inspection
 
@@ -288,6 +288,51 @@ def test_the_efficiencies_of_a_run() -> None:
     assert seen is not None
     assert [round(each, 12) for each in seen.to_dict().values()] == [0.9, 0.8, 0.72]
     assert pop_of(align(rows_of(np.ones((30, 2)), visible=False), workers=2)) is None
+
+
+def changed(rows: dict[int, dict[str, Any]], rank: int, name: str, value: Any, steps: slice = slice(None)) -> None:
+    rows[rank][name] = rows[rank][name].copy()
+    rows[rank][name][steps] = value
+
+
+def test_waiting_is_told_rank_by_rank_as_by_all_ranks_side_by_side() -> None:
+    """What is known, from which steps on, and over which steps: all that `align` sees, without laying rows together."""
+    own_s = noise(3, 400, 3)
+    stretches = rows_of(own_s, stretch=37, per_epoch=150)
+    barriers = rows_of(own_s, stretch=40, between_s=2e-4)
+    without_update = rows_of(own_s)
+    changed(without_update, 1, "update_s", np.nan, slice(7, 8))
+    no_begin = rows_of(own_s, stretch=37)
+    changed(no_begin, 2, "begin_s", np.nan)
+    device = rows_of(own_s, stretch=40, between_s=0.02)  # a gap for the host's clock, none for 10 steps of a device's
+    changed(device, 0, "sync_host_s", 1e-4)
+    holes = rows_of(own_s)
+    changed(holes, 1, "step_s", np.nan, slice(30, 33))
+    fewer = rows_of(own_s)
+    fewer[2] = {name: values[:250] for name, values in fewer[2].items()}
+    every = {"stretches": stretches, "barriers": barriers, "without update": without_update, "no begin": no_begin}
+    every |= {"two clocks": device, "holes": holes, "fewer": fewer}
+    for name, rows in every.items():
+        for from_step in (0, 50):
+            aligned = align(rows, workers=3, from_step=from_step)
+            seen = waiting(rows, common_steps(rows, workers=3, from_step=from_step))
+            pop, skew = pop_of(aligned), find_stragglers(aligned).skew_s
+
+            assert pop is not None and skew is not None and seen.pop is not None
+            assert list(seen.pop.to_dict().values()) == pytest.approx(list(pop.to_dict().values()), rel=1e-12), name
+            assert seen.skew_s == pytest.approx(skew["mean"], rel=1e-9), name
+    skews = {name: waiting(rows, common_steps(rows, workers=3)).skew_s for name, rows in every.items()}
+    assert len({round(skew, 12) for skew in skews.values()}) >= 6, "each of them counts other steps or laps"
+
+
+def test_waiting_is_not_known_where_it_cannot_be_seen() -> None:
+    hidden = rows_of(noise(3, 100, 2), visible=False)
+    few = rows_of(noise(3, 15, 2))
+    one_step = rows_of(noise(3, 1, 2))
+    found = [waiting(rows, common_steps(rows, workers=2)) for rows in (hidden, few, one_step)]
+
+    assert [each.pop is None for each in found] == [True, False, True]
+    assert np.isnan([each.skew_s for each in found]).all(), "and a skew of 14 steps is a guess"
 
 
 # ---------------------------------------------------------------------------------------------------- real ranks

@@ -12,7 +12,9 @@ to read all of it.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +27,8 @@ from horovod_study.analysis import ablation
 from horovod_study.analysis.attribution import INSIDE_BACKWARD, Estimate, Observation, Part, observe, parts_of
 from horovod_study.analysis.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.points import CELL, LAP_COLUMNS, with_series, worker_counts
+from horovod_study.analysis.rank_steps import common_steps, where
+from horovod_study.analysis.stragglers import Pop, Waiting, waiting
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun, rows_lost
 
@@ -41,7 +45,8 @@ _COLUMNS = (*LAP_COLUMNS, "step_s")
 RUN_COLUMNS = (
     *("run", "series", "state", "workers", "rank", "steps", "excluded", "last", *_COLUMNS),
     *("residual_share_mean", "residual_share_median", "residual_share_p99", "residual_share_worst"),
-    *("worst_step", "worst_rank", "gap_s", "open_steps", "why_not"),
+    *("worst_step", "worst_rank", "gap_s", "open_steps"),
+    *("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s", "why_not"),
 )
 """Of `Accounting.run_rows`."""
 _OBSERVED = ("backend", "transport", "reduction", "workers", "batch")
@@ -118,6 +123,8 @@ class RunAccount:
     why_not_benched: str
     left_out: ablation.Answer | None
     why_not_left_out: str
+    pop: Pop | None = None  # None where not known: one worker, a wait that is not visible, ranks that are not whole
+    skew_s: float = math.nan  # mean over steps and ranks; NaN where not known
 
     @property
     def excluded(self) -> int:
@@ -150,27 +157,41 @@ class RunAccount:
             "notes": list(self.notes),
             "ranks": [rank.to_dict() for rank in self.ranks],
             "ablation": None if self.left_out is None else self.left_out.to_dict(),
+            "pop": None if self.pop is None else self.pop.to_dict(),
+            "skew_s": _plain(self.skew_s),
         }
 
 
-def account_run(run: RecordedRun) -> RunAccount:
-    """Account for the steps of one run as far as they were recorded; nothing that a run lacks is an error."""
+def account_run(run: RecordedRun, *, views: bool = True) -> RunAccount:
+    """Account for the steps of one run as far as they were recorded; nothing that a run lacks is an error.
+
+    Without `views`, what the other answers to the cost of communication need is left out: of it, arrays as long as the
+    run stay in memory.
+    """
     ranks, values = [], []
     hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
-    shares, where = [], []
+    shares: list[Floats | None] = []
+    ends: dict[int, int] = {}
     for rank, columns in run.rows.items():
-        timed = np.asarray(columns["step"]) >= run.first_step
+        every = np.asarray(columns["step"])
+        ends[rank] = int(every.max())
+        timed = every >= run.first_step
         if not timed.any():
             continue
         host = hosts[rank] if rank < len(hosts) else run.record.host
-        own, share = _rank(rank, host, columns, timed)
+        own, share = _rank(rank, host, columns, every, where(timed))
         ranks.append(own)
         values.append([own.parts_s[part] for part in PARTS])
         shares.append(share)
-        where.append(np.asarray(columns["step"])[timed])
     means = folded(np.array(values)).mean(axis=0) if ranks else np.full(len(PARTS), np.nan)
-    why_not = _why_not(run, ranks, means)
-    seen, why_not_seen = _seen(run)
+    why_not = _why_not(run, ranks, ends, means)
+    residual = None if why_not else _over_ranks(shares, ranks, means)
+    shares.clear()
+    torn = bool(run.missing) or len(set(ends.values())) > 1
+    late = Waiting(pop=None, skew_s=math.nan)
+    if run.workers > 1 and len(ranks) == run.workers and not torn and not why_not:
+        late = waiting(run.rows, common_steps(run.rows, workers=run.workers, from_step=run.first_step))
+    seen, why_not_seen = _seen(run) if views else (None, "")
     answer, why_not_left_out = _left_out(run)
     return RunAccount(
         run=run.name,
@@ -180,82 +201,148 @@ def account_run(run: RecordedRun) -> RunAccount:
         workers=run.workers,
         ranks=tuple(ranks),
         parts_s=dict(zip(PARTS, means.tolist(), strict=True)),
-        residual=None if why_not else _shares(shares, where, [rank.rank for rank in ranks], means),
+        residual=residual,
         why_not=why_not,
         first_step=run.first_step,
         excluded_by=run.first_step_by,
-        notes=tuple(_notes(run, ranks)),
-        torn=_torn(run),
+        notes=tuple(_notes(run, ranks, ends, torn=torn)),
+        torn=torn,
         seen=seen,
         why_not_seen=why_not_seen,
         why_not_benched=run.why_no_synchronisation,
         left_out=answer,
         why_not_left_out=why_not_left_out,
+        pop=late.pop,
+        skew_s=late.skew_s,
     )
 
 
+AT_ONCE_ROWS = 20_000_000
+"""Runs with more step rows together than these are not taken at a time, whatever the number of threads."""
+
+
+def account_runs(
+    runs: Iterable[RecordedRun], *, threads: int = 1, told: Callable[[int], None] | None = None
+) -> list[RunAccount]:
+    """Return `account_run` of each run without its views, in their order, up to `threads` of them at a time.
+
+    NumPy and Arrow compute side by side in threads, and what comes out does not depend on their number. `told` is
+    called with how many runs are done.
+    """
+    found: list[RunAccount] = []
+    begun: deque[tuple[Future[RunAccount], int]] = deque()
+
+    def finish() -> None:
+        found.append(begun.popleft()[0].result())
+        if told is not None:
+            told(len(found))
+
+    with ThreadPoolExecutor(threads) as pool:
+        for run in runs:
+            rows = run.row_count()
+            while begun and (len(begun) > threads or sum(each for _, each in begun) + rows > AT_ONCE_ROWS):
+                finish()
+            begun.append((pool.submit(account_run, run, views=False), rows))
+        while begun:
+            finish()
+    return found
+
+
 def _rank(
-    rank: int, host: str, columns: Mapping[str, Any], timed: NDArray[np.bool_]
+    rank: int, host: str, columns: Mapping[str, Any], every: NDArray[np.int64], timed: slice | NDArray[np.int64]
 ) -> tuple[RankAccount, Floats | None]:
-    """Return the account of one rank, and the residual share of each timed step, (S,), None where not known."""
-    every = np.asarray(columns["step"])
+    """Return the account of one rank, and the residual share of each timed step, (S,), None where not known.
+
+    `every`: the steps of all rows. Columns are taken one after the other, because all of a long run are many.
+    """
     step = every[timed]
-    table = np.stack([np.asarray(columns[name], dtype=np.float64)[timed] for name in _COLUMNS], axis=1)  # (S, 7)
-    nulls = np.isnan(table).sum(axis=0)
-    known = nulls < len(table)
-    counted = np.nan_to_num(table)
-    gap = np.abs(counted[:, :-1].sum(axis=1) - counted[:, -1])
-    has_laps = bool(known[:-2].any() and known[-2] and known[-1])
+    means, nulls = {}, {}
+    covered = np.zeros(len(step))
+    values = covered
+    for part, column in zip(PARTS, _COLUMNS, strict=True):
+        values = np.asarray(columns[column], dtype=np.float64)[timed]
+        means[part], nulls[part] = float(values.sum()) / len(step), 0
+        if not math.isfinite(means[part]):
+            nulls[part] = int(np.isnan(values).sum())
+            values = np.nan_to_num(values)
+            means[part] = float(values.sum()) / len(step) if nulls[part] < len(step) else math.nan
+        if part == "residual":
+            residual = values
+        if part != "step":
+            covered += values
+    known = [part for part in PARTS if nulls[part] < len(step)]
+    has_laps = "residual" in known and "step" in known and len(known) > 2
+    gap = np.abs(np.subtract(covered, values, out=covered), out=covered)
     worst = int(np.argmax(gap))
-    means = np.where(known, counted.mean(axis=0), np.nan)
-    share = None
-    if has_laps:
-        share = np.divide(counted[:, -2], counted[:, -1], out=np.zeros(len(step)), where=counted[:, -1] > 0)
-    return RankAccount(
+    own = RankAccount(
         rank=rank,
         host=host,
         first=int(every.min()),
         last=int(every.max()),
         steps=len(step),
-        excluded=int((~timed).sum()),
-        holes=int(every.max() - every.min()) + 1 - len(np.unique(every)),
-        parts_s=dict(zip(PARTS, means.tolist(), strict=True)),
-        residual=None if share is None else _shares([share], [step], [rank], means),
+        excluded=len(every) - len(step),
+        holes=int(every.max() - every.min()) + 1 - _distinct(every),
+        parts_s=means,
+        residual=None,
         gap_s=float(gap[worst]) if has_laps else math.nan,
         gap_step=int(step[worst]),
         open_steps=int((gap > CLOSES_S).sum()) if has_laps else 0,
-        partly={
-            part: int(nulls[place]) for place, part in enumerate(PARTS) if has_laps and known[place] and nulls[place]
-        },
-    ), share
+        partly={part: nulls[part] for part in PARTS if has_laps and part in known and nulls[part]},
+    )
+    if not has_laps:
+        return own, None
+    share = np.divide(residual, values, out=np.zeros(len(step)), where=values > 0)
+    return replace(own, residual=_shares(share, step, rank, means)), share
 
 
-def _shares(
-    shares: Sequence[Floats | None], steps: Sequence[Any], ranks: Sequence[int], means: Floats
-) -> Shares | None:
-    told = [(share, step, rank) for share, step, rank in zip(shares, steps, ranks, strict=True) if share is not None]
-    if not told or math.isnan(means[-2]):
-        return None
-    every = np.concatenate([share for share, _, _ in told])
-    share, step, rank = max(told, key=lambda each: float(np.abs(each[0]).max()))
+def _distinct(steps: NDArray[np.int64]) -> int:
+    """Return how many different steps there are; they are in order nearly always, which is quicker to see."""
+    return len(steps) if bool((steps[1:] > steps[:-1]).all()) else len(np.unique(steps))
+
+
+def _shares(share: Floats, step: NDArray[np.int64], rank: int, means: Mapping[str, float]) -> Shares:
+    """Return what the residual is of the steps of one rank, (S,)."""
     place = int(np.argmax(np.abs(share)))
+    median, p99 = _quantiles(share.copy())
     return Shares(
-        mean=float(means[-2] / means[-1]),
-        median=float(np.median(every)),
-        p99=float(np.quantile(every, 0.99)),
+        mean=means["residual"] / means["step"],
+        median=median,
+        p99=p99,
         worst=float(share[place]),
         worst_step=int(step[place]),
         worst_rank=rank,
     )
 
 
-def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], means: Floats) -> str:
+def _over_ranks(shares: list[Floats | None], ranks: Sequence[RankAccount], means: Floats) -> Shares | None:
+    """Return what the residual is of the steps of all ranks; takes the arrays out of `shares` as it goes."""
+    told = [rank.residual for rank in ranks if rank.residual is not None]
+    if not told or math.isnan(means[-2]):
+        return None
+    every = np.empty(sum(len(share) for share in shares if share is not None))
+    end = 0
+    while shares:
+        share = shares.pop()
+        if share is not None:
+            every[end : end + len(share)] = share
+            end += len(share)
+    median, p99 = _quantiles(every)
+    worst = max(told, key=lambda each: abs(each.worst))
+    return replace(worst, mean=float(means[-2] / means[-1]), median=median, p99=p99)
+
+
+def _quantiles(values: Floats) -> tuple[float, float]:
+    """Return the median and the 99 % quantile; `values` are in another order afterwards."""
+    median = float(np.median(values, overwrite_input=True))
+    return median, float(np.quantile(values, 0.99, overwrite_input=True))
+
+
+def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, int], means: Floats) -> str:
     """Return why a run has no account of its parts; empty where it has one."""
     if not run.rows:
         return "no rank recorded a step"
     if not ranks:
-        last = max(int(np.max(columns["step"])) for columns in run.rows.values())
-        return f"ends at step {last:,}, before its timed window, which begins at step {run.first_step:,}"
+        return f"ends at step {max(ends.values()):,}, before its timed window, which begins at step {run.first_step:,}"
     if not np.isnan(means[:-2]).all() and not math.isnan(means[-2]):
         return ""
     if run.record.requested.get("timer_mode") == "off":
@@ -265,10 +352,9 @@ def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], means: Floats) -> s
     return NOT_TIMED
 
 
-def _notes(run: RecordedRun, ranks: Sequence[RankAccount]) -> Iterable[str]:
-    """Yield what is not whole about a run."""
-    ends = {rank: int(np.max(columns["step"])) for rank, columns in run.rows.items()}
-    if run.state != "done" or _torn(run):
+def _notes(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, int], *, torn: bool) -> Iterable[str]:
+    """Yield what is not whole about a run; `ends`: rank -> last recorded step."""
+    if run.state != "done" or torn:
         because = f" ({run.record.reason})" if run.record.reason else ""
         told = [f"{_ranks([rank for rank in ends if ends[rank] == last])} at step {last:,}" for last in _falling(ends)]
         state = {"done": "is done", "incomplete": "ended without saying how (killed)", "running": "still runs"}
@@ -289,10 +375,6 @@ def _notes(run: RecordedRun, ranks: Sequence[RankAccount]) -> Iterable[str]:
     doubt = steady.get("doubt") if isinstance(steady, Mapping) else None
     if doubt:
         yield f"steady state: {doubt}"
-
-
-def _torn(run: RecordedRun) -> bool:
-    return bool(run.missing) or len({int(np.max(columns["step"])) for columns in run.rows.values()}) > 1
 
 
 def _falling(ends: Mapping[int, int]) -> list[int]:
@@ -439,7 +521,10 @@ class Accounting:
         }
 
     def run_rows(self) -> pd.DataFrame:
-        """Return one row per run and rank, and one for the mean over its ranks (rank is empty)."""
+        """Return one row per run and rank, and one for the mean over its ranks (rank is empty).
+
+        What waiting costs (load balance, efficiencies, skew) is known of all ranks together only.
+        """
         rows = []
         for run in self.runs:
             head = {"run": run.run, "series": self.series[run.run], "state": run.state, "workers": run.workers}
@@ -448,6 +533,7 @@ class Accounting:
                 "last": None,
                 "gap_s": max((rank.gap_s for rank in run.ranks), default=math.nan),
                 "open_steps": sum(rank.open_steps for rank in run.ranks),
+                **_waiting(run),
             }
             rows.append({**head, **_row(run), **whole, "why_not": run.why_not})
             for rank in run.ranks:
@@ -455,8 +541,20 @@ class Accounting:
                 rows.append({**head, **_row(rank), **own, "why_not": run.why_not})
         table = pd.DataFrame(rows, columns=list(RUN_COLUMNS))
         kinds: dict[Any, Any] = dict.fromkeys(("rank", "last", "worst_step", "worst_rank"), "Int64")
-        kinds |= {name: "float64" for name in RUN_COLUMNS if name.startswith("residual_share") or name.endswith("_s")}
+        numbers = ("residual_share", "load_balance", "communication_efficiency", "parallel_efficiency")
+        kinds |= {name: "float64" for name in RUN_COLUMNS if name.startswith(numbers) or name.endswith("_s")}
         return table.astype(kinds)
+
+
+def _waiting(run: RunAccount) -> dict[str, float]:
+    """Return what waiting costs a run, for its row; a rank alone waits for nobody."""
+    found = Pop(load_balance=math.nan, communication=math.nan, parallel=math.nan) if run.pop is None else run.pop
+    return {
+        "load_balance": found.load_balance,
+        "communication_efficiency": found.communication,
+        "parallel_efficiency": found.parallel,
+        "skew_s": run.skew_s,
+    }
 
 
 def _row(each: RunAccount | RankAccount) -> dict[str, Any]:
@@ -484,10 +582,9 @@ def account(table: pd.DataFrame, runs: Iterable[RunAccount], *, views: bool = Tr
     named = with_series(table)
     placed = [accounts[name] for name in named["run"] if name in accounts]
     named = named[named["run"].isin(list(accounts))].reset_index(drop=True)
-    for place, run in enumerate(placed):
-        for part, column in zip(PARTS, _COLUMNS, strict=True):
-            named.loc[place, column] = math.nan if run.why_not and part != "step" else run.parts_s[part]
-    named[list(_COLUMNS)] = named[list(_COLUMNS)].astype(float)
+    for part, column in zip(PARTS, _COLUMNS, strict=True):
+        values = [math.nan if run.why_not and part != "step" else run.parts_s[part] for run in placed]
+        named[column] = np.array(values, dtype=np.float64)
     known = named["step_s"] > 0
     groups = named[known].groupby(["series", *CELL], dropna=False, sort=False)
     done = (named["status"] == "done") & known

@@ -13,19 +13,27 @@ one sharing them evenly, are one here, because their difference is what is asked
 
 Intervals are those of breakdown.py: Student's t of the differences of pairs of repeats, else Welch's, 95 %, from three
 repeats on. A jump is resolved when its interval leaves out 0. docs/metrics.md defines it.
+
+An indirect jump holds the growth with the further workers too. Where two worker counts or more (above one) are known on
+the fewer nodes, `beyond_s` is what is left when that growth goes on as it was there: along log2 of the workers (a tree)
+and along the workers (a ring), the mean of both; its interval spans both.
+
+`boundaries` takes a run table, `boundaries_of_points` anybody's points with their nodes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
 from horovod_study.analysis.breakdown import difference_interval
 from horovod_study.analysis.points import FEWEST_REPEATS, measured, with_series, worker_counts
+from horovod_study.errors import AnalysisError
 
 Floats = NDArray[np.float64]
 
@@ -36,15 +44,17 @@ NODE_COLUMNS = (
 )
 """One row per series, workers, nodes and workers on each node; the times are of the repeats."""
 
-_SIDE = ("workers", "nodes", "per_node", "path", "repeats", "sync_s", "step_s")
+_SIDE = ("workers", "nodes", "per_node", "partly", "path", "repeats", "sync_s", "step_s")
 BOUNDARY_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "kind", "per_step"),
     *(f"fewer_{name}" for name in _SIDE),
     *(f"more_{name}" for name in _SIDE),
     *("jump_s", "low_s", "high_s", "resolved", "interval"),
     *("step_jump_s", "step_low_s", "step_high_s", "step_resolved", "note"),
+    *("beyond_s", "beyond_low_s", "beyond_high_s", "beyond_resolved"),
 )
-"""One row per comparison. `fewer_` and `more_` are the sides, by their nodes."""
+"""One row per comparison. `fewer_` and `more_` are the sides, by their nodes; `partly`: some node of that side holds
+fewer workers than another, None where that is not known."""
 
 DIRECT, INDIRECT = "direct", "indirect"
 
@@ -54,7 +64,11 @@ NOTES = {
     "alone": "one worker synchronises with nobody, so this is all that synchronising costs there, not the node alone",
     "workers": "further workers and another node at once",
     "hidden": "synchronisation runs inside backward and cannot be told apart; the step as a whole can",
+    "partly": "the nodes are not equally full",
 }
+
+GROWTHS: tuple[Callable[[Floats], Floats], ...] = (np.log2, lambda workers: workers)
+"""How waiting may go on to grow with the workers on equal nodes: as in a tree, as in a ring."""
 
 _PLACING = ("placement", "workers_per_node")
 _WITHIN = ("shared memory", "memory", "tcp:lo")
@@ -93,9 +107,25 @@ def boundaries(runs: pd.DataFrame) -> pd.DataFrame:
     larger one; indirect ones at every boundary of a series, and named so. An indirect one from one worker is the whole
     cost of synchronising there, and its `note` says so. No row without a series on several nodes.
     """
+    return _jumps(_cells(runs))
+
+
+def boundaries_of_points(points: pd.DataFrame, *, workers_per_node: int | None = None) -> pd.DataFrame:
+    """Return BOUNDARY_COLUMNS of points as `points_file` reads them: the jump at every node boundary of each series.
+
+    Needed is `workers`, and `sync_s` or `samples_per_s` with `batch_size` (per worker). The nodes of a row are those of
+    its column `nodes`, else as many as its `workers_per_node`, or the argument, needs when a node is filled before the
+    next one is used; rows that know neither are left out. Rows of equal workers and nodes are repeats, paired where
+    `repeat` numbers all of them. No row without a series on several nodes. Raises AnalysisError without a needed column
+    or with a `workers_per_node` below 1.
+    """
+    return _jumps(_point_cells(points, workers_per_node))
+
+
+def _jumps(found: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     cells: dict[str, list[pd.DataFrame]] = {}
-    for series, cell in _cells(runs):
+    for series, cell in found:
         cells.setdefault(series, []).append(cell)
     for own in cells.values():
         counts = sorted({_int(cell, "nodes") for cell in own})
@@ -106,7 +136,8 @@ def boundaries(runs: pd.DataFrame) -> pd.DataFrame:
             a = max(left, key=lambda cell: (_int(cell, "workers"), len(cell)))
             beyond = [cell for cell in right if _int(cell, "workers") > _int(a, "workers")]
             if beyond:
-                rows.append(_row(a, min(beyond, key=lambda cell: (_int(cell, "workers"), -len(cell))), INDIRECT))
+                b = min(beyond, key=lambda cell: (_int(cell, "workers"), -len(cell)))
+                rows.append(_row(a, b, INDIRECT) | _beyond(left, b))
     whole = [f"{side}_{name}" for side in ("fewer", "more") for name in ("workers", "nodes", "repeats")]
     return _frame(rows, BOUNDARY_COLUMNS, whole=whole)
 
@@ -168,6 +199,68 @@ def _cells(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     ]
 
 
+def _point_cells(points: pd.DataFrame, workers_per_node: int | None) -> list[tuple[str, pd.DataFrame]]:
+    """Return the rows of each cell of somebody's points with their series, in the form of `_cells`."""
+    if "workers" not in points.columns or not ({"sync_s"} & {*points.columns} or _TIMED <= {*points.columns}):
+        raise AnalysisError(
+            "points without a time per step: needed are 'workers', and 'sync_s' or 'samples_per_s' with 'batch_size'"
+        )
+    if workers_per_node is not None and workers_per_node < 1:
+        raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1; give its number of GPUs")
+
+    def numbers(name: str) -> pd.Series:
+        known = points[name] if name in points.columns else pd.Series(math.nan, points.index)
+        return pd.to_numeric(known).astype("float64")
+
+    workers, full = numbers("workers"), numbers("workers_per_node")
+    full = full.fillna(math.nan if workers_per_node is None else float(workers_per_node))
+    filled = pd.Series(np.ceil(workers / full), points.index)
+    nodes = numbers("nodes").fillna(filled)
+    texts = [
+        _filling(n, count, size) for n, count, size in zip(workers, nodes, full.where(filled == nodes), strict=True)
+    ]
+    table = pd.DataFrame(
+        {
+            "series": points["series"].astype(object).fillna("").astype(str) if "series" in points.columns else "",
+            **dict.fromkeys(("setting", "partition", "backend", "transport", "path", "study"), ""),
+            "workers": workers,
+            "nodes": nodes,
+            "per_node": texts,
+            "per_step": MEAN,
+            "sync_value_s": numbers("sync_s"),
+            "step_value_s": workers * numbers("batch_size") / numbers("samples_per_s"),
+            "repeat": numbers("repeat"),
+        }
+    )
+    known = table["nodes"].notna() & table[["sync_value_s", "step_value_s"]].notna().any(axis=1)
+    order = ["series", "workers", "nodes", "per_node", "repeat", "sync_value_s", "step_value_s"]
+    table = table[known].sort_values(order, kind="stable").reset_index(drop=True)
+    if table["repeat"].isna().any():
+        table["repeat"] = np.arange(len(table), dtype=np.float64)  # nobody's twin
+    keys = ["series", "workers", "nodes", "per_node"]
+    return [(str(key[0]), cell) for key, cell in table.groupby(keys, sort=True)]
+
+
+_TIMED = {"samples_per_s", "batch_size"}
+
+
+def _filling(workers: float, nodes: float, full: float) -> str:
+    """Return how many workers sit on how many nodes, as records.per_node does; empty where that is not known."""
+    if nodes == 1:
+        return f"1x{workers:.0f}"
+    if not math.isfinite(full):
+        return ""
+    rest = workers % full
+    return f"{workers // full:.0f}x{full:.0f}" + (f" 1x{rest:.0f}" if rest else "")
+
+
+def _partly(workers: int, nodes: int, per_node: str) -> bool | None:
+    """Return whether some node holds fewer workers than another; None where the record leaves it open."""
+    if per_node:
+        return " " in per_node
+    return True if workers % nodes else None
+
+
 def _int(cell: pd.DataFrame, name: str) -> int:
     return int(cell[name].iloc[0])
 
@@ -183,6 +276,7 @@ def _name(cell: pd.DataFrame) -> dict[str, Any]:
 def _side(cell: pd.DataFrame) -> dict[str, Any]:
     return {
         **{name: cell[name].iloc[0] for name in ("workers", "nodes", "per_node")},
+        "partly": _partly(_int(cell, "workers"), _int(cell, "nodes"), cell["per_node"].iloc[0]),
         "path": " or ".join(sorted(set(cell["path"]) - {""})),
         "repeats": len(cell),
     }
@@ -219,10 +313,48 @@ def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
         notes.append(NOTES["hidden"])
     if kind == INDIRECT:
         notes.append(NOTES["alone" if row["fewer_workers"] == 1 else "workers"])
+    if row["fewer_partly"] or row["more_partly"]:
+        notes.append(NOTES["partly"])
     if len(fewer) < FEWEST_REPEATS or len(more) < FEWEST_REPEATS:
         notes.append(f"fewer than {FEWEST_REPEATS} repeats, so chance cannot be told from a difference")
     row["note"] = "; ".join(notes)
-    return row
+    return row | dict.fromkeys(("beyond_s", "beyond_low_s", "beyond_high_s"), math.nan) | {"beyond_resolved": None}
+
+
+def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
+    """Return what `more` waits longer than the growth within the cells on fewer nodes leads to, with its interval.
+
+    The growth is the straight line of least squares through the means of the cells with several workers, against each
+    of GROWTHS; what it says of more workers is a sum of those means with fixed weights, so that variances add
+    (Welch's degrees of freedom).
+    """
+    inside = [cell for cell in left if _int(cell, "workers") > 1]
+    counts = np.array([_int(cell, "workers") for cell in inside], dtype=np.float64)
+    samples = [cell["sync_value_s"].to_numpy(dtype=np.float64) for cell in (more, *inside)]
+    if len(set(counts)) < 2 or any(np.isnan(each).any() for each in samples):
+        return {}
+    means = np.array([each.mean() for each in samples])
+    sizes = np.array([len(each) for each in samples])
+    repeated = bool(sizes.min() >= FEWEST_REPEATS)
+    squares = np.array([each.var(ddof=1) if repeated else math.nan for each in samples]) / sizes
+    values, lows, highs = [], [], []
+    for growth in GROWTHS:
+        x = growth(counts)
+        aside = (float(growth(np.array([float(_int(more, "workers"))]))[0]) - x.mean()) / np.sum((x - x.mean()) ** 2)
+        weights = np.concatenate([[1.0], -(1 / len(x) + aside * (x - x.mean()))])
+        parts = weights**2 * squares
+        total, freedom = parts.sum(), np.sum(parts**2 / np.maximum(sizes - 1, 1))
+        half = stats.t.ppf(0.975, total**2 / freedom) * math.sqrt(total) if total > 0 else total
+        values.append(float(weights @ means))
+        lows.append(values[-1] - half)
+        highs.append(values[-1] + half)
+    low, high = min(lows), max(highs)
+    return {
+        "beyond_s": sum(values) / len(values),
+        "beyond_low_s": low,
+        "beyond_high_s": high,
+        "beyond_resolved": bool(low > 0 or high < 0) if repeated else None,
+    }
 
 
 def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, whole: Sequence[str]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ run* - the one in the middle of the repeats ordered by the quantity in question,
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,7 +62,12 @@ TARGET_COLUMNS = (
     *("same_samples_s", "more_samples_s", "outside_s"),
     *("base", "base_series", "base_train_s", "base_samples", "speedup", "speedup_low", "speedup_high"),
     *("speedup_at_least", "speedup_at_most", "throughput_ratio", "statistical_efficiency"),
-    *("speedup_wall", "overhead_ratio", "note"),
+    *("speedup_wall", "overhead_ratio", "worker_hours", "worker_hours_at_least", "energy_j", "energy_j_at_least"),
+    "note",
+)
+CROSSING_COLUMNS = (
+    *("run", *_IDENTITY, "target_mse", "reached"),
+    *("samples", "train_s", "wall_s", "worker_hours", "energy_j", "at_first"),
 )
 
 AT_FIRST = "met at the first evaluation: reached at this time or earlier"
@@ -75,6 +80,7 @@ class Convergence:
     curves: pd.DataFrame  # CURVE_COLUMNS, a row per cell and place of evaluation
     learning: pd.DataFrame  # LEARNING_COLUMNS, a row per cell
     targets: pd.DataFrame  # TARGET_COLUMNS, a row per cell and target
+    crossings: pd.DataFrame  # CROSSING_COLUMNS, a row per run and target; lower bounds where it was not reached
     doubts: tuple[str, ...]
 
 
@@ -87,12 +93,17 @@ class Crossing:
     train_s: float
     wall_s: float
     at_first: bool = False  # already at the first evaluation: it was met then or before
+    worker_hours: float = math.nan  # workers x wall_s / 3600
+    energy_j: float = math.nan  # samples x joules per sample of the timed window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
     """The evaluations of one run in the order they were made, shape (E,) each, E >= 1."""
 
+    name: str
+    workers: float
+    energy_per_sample_j: float
     seed: float
     budget: str
     warmup_samples: float
@@ -145,14 +156,16 @@ def convergence(
         curves=_frame([row for cell in cells for row in _curve_rows(cell)], CURVE_COLUMNS),
         learning=_frame([_learning_row(cell) for cell in cells], LEARNING_COLUMNS),
         targets=_frame(rows, TARGET_COLUMNS),
+        crossings=_frame([row for cell in cells for row in _crossing_rows(cell, levels)], CROSSING_COLUMNS),
         doubts=tuple(_doubts(cells, rows)),
     )
 
 
 def nothing() -> Convergence:
     """Return the convergence of runs that were never evaluated: tables without rows."""
-    tables = [_frame([], columns) for columns in (CURVE_COLUMNS, LEARNING_COLUMNS, TARGET_COLUMNS)]
-    return Convergence(curves=tables[0], learning=tables[1], targets=tables[2], doubts=())
+    columns = (CURVE_COLUMNS, LEARNING_COLUMNS, TARGET_COLUMNS, CROSSING_COLUMNS)
+    curves, learning, targets, crossings = (_frame([], each) for each in columns)
+    return Convergence(curves=curves, learning=learning, targets=targets, crossings=crossings, doubts=())
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
@@ -168,7 +181,7 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
     table = with_series(runs)
     if finished:
         table = table[measured(table)]
-    table = table.assign(floor_mse=_column(table, "floor_mse"))
+    table = table.assign(**{name: _column(table, name) for name in ("floor_mse", "energy_per_sample_j")})
     by_run = dict(list(evaluations.groupby("run", sort=False)))
     cells = []
     for _, rows in table.groupby(["series", *CELL], dropna=False, sort=False):
@@ -199,6 +212,9 @@ def _run(row: Mapping[Any, Any], evaluations: pd.DataFrame) -> _Run:
     excluded = row.get("warmup_steps", row.get("excluded_steps", math.nan))
     seed = row.get("seed")
     return _Run(
+        name=f"{row['run']}",
+        workers=float(row["workers"]),
+        energy_per_sample_j=float(row["energy_per_sample_j"]),
         seed=math.nan if seed is None else float(seed),
         budget=f"{row.get('budget', '')}",
         warmup_samples=float(excluded) * float(row["global_batch"]),
@@ -405,7 +421,8 @@ class _Met:
 
     def at_least(self, name: str) -> float:
         """Return what the middle of a quantity over the repeats cannot be below."""
-        return _middle(getattr(run, name) for run in self.runs)
+        values = [getattr(run, name) for run in self.runs]
+        return math.nan if any(math.isnan(value) for value in values) else _middle(values)
 
     def times(self) -> Floats | None:
         """Return the seconds of every repeat, shape (R,); None where one did not meet the target."""
@@ -413,7 +430,24 @@ class _Met:
 
 
 def _met(cell: _Cell, target: float) -> _Met:
-    return _Met(runs=tuple(crossing(run.samples, run.train_s, run.wall_s, run.test_mse, target) for run in cell.runs))
+    return _Met(runs=tuple(_crossing(run, target) for run in cell.runs))
+
+
+def _crossing(run: _Run, target: float) -> Crossing:
+    found = crossing(run.samples, run.train_s, run.wall_s, run.test_mse, target)
+    return replace(
+        found,
+        worker_hours=run.workers * found.wall_s / 3600,
+        energy_j=found.samples * run.energy_per_sample_j,
+    )
+
+
+def _crossing_rows(cell: _Cell, targets: Sequence[float]) -> list[dict[str, Any]]:
+    return [
+        {"run": run.name, **_identity(cell), "target_mse": target, **asdict(_crossing(run, target))}
+        for target in targets
+        for run in cell.runs
+    ]
 
 
 def _target_row(cell: _Cell, base: _Cell | None, target: float, baseline: str) -> dict[str, Any]:
@@ -430,7 +464,7 @@ def _target_row(cell: _Cell, base: _Cell | None, target: float, baseline: str) -
         "base_series": "" if base is None else base.facts["series"],
         "note": AT_FIRST if own is not None and own.at_first else "",
     }
-    for name in ("train_s", "wall_s", "samples"):
+    for name in ("train_s", "wall_s", "samples", "worker_hours", "energy_j"):
         row[name] = math.nan if own is None else getattr(own, name)
         row[f"{name}_at_least"] = met.at_least(name) if own is None else math.nan
     row["samples_per_s"] = _over(row["samples"], row["train_s"])

@@ -1,9 +1,11 @@
 """Points in, fitted laws with honest intervals out.
 
-Letters: R rows (observations), K distinct worker counts, k parameters of a law, B bootstrap replicates.
+Letters: R rows (observations), K distinct places (a worker count on a number of nodes), k parameters of a law,
+B sets of means fitted at once (series, bootstrap replicates, or series with a worker count left out).
 
 The estimate is plain least squares of the law on all rows of speedup against workers, inside the law's bounds:
-in closed form for laws that are linear in their parameters, otherwise by `scipy.optimize.least_squares`.
+in closed form for laws that are linear in their parameters, otherwise by Levenberg-Marquardt from several starts.
+Series of the same places are solved together.
 
 The 95 % interval depends on what was measured, and `interval_method` says which way was gone:
 
@@ -29,49 +31,77 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, stats
+from scipy import optimize, special
 
-from horovod_study.analysis.laws import LAWS, Array, Law, karp_flatt, usl_bottleneck
+from horovod_study.analysis.laws import (
+    LAWS,
+    QUANTITY_LAWS,
+    Array,
+    Law,
+    Places,
+    columns,
+    knee,
+    places,
+    usl_bottleneck,
+)
 from horovod_study.errors import AnalysisError
 
-__all__ = ["ScalingFit", "SeriesFit", "check_points", "fit", "fit_series", "karp_flatt", "off_counts", "point_doubts"]
+__all__ = [
+    *("QuantityFit", "ScalingFit", "SeriesFit", "check_points", "fit", "fit_quantity", "fit_series"),
+    *("off_counts", "point_doubts"),
+]
 
 REPLICATES = 1000
-_Z95 = float(stats.norm.ppf(0.975))
+_Z95 = float(special.ndtri(0.975))
 _CLEARLY = 2.0  # in log likelihood
 _EXACT = 1e-10  # residuals below this share of the largest speedup are rounding, not misfit
+_SCALES = frozenset({"gamma", "scale", "level", "base"})  # parameters that say how much, not how it scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingFit:
-    """One law fitted to the speedups of one series; call it with worker counts, shape (N,) -> (N,)."""
+    """One law fitted to one series; call it with worker counts (and nodes, where known), shape (N,) -> (N,)."""
 
-    law: Law
+    law: Law  # in the form that was fitted
     params: Mapping[str, float]
     ci95: Mapping[str, tuple[float, float]]
     workers: tuple[int, int]  # smallest and largest count fitted
     points: int  # rows fitted
-    rmse: float  # of speedup, over all rows
+    rmse: float  # of speedup (or of the quantity), over all rows
     aicc: float | None  # None where there are too few rows for it
+    loo_median: float | None  # median over worker counts of the relative error of each, fitted without it
+    loo_rms: float | None  # root mean square of the same
     doubts: tuple[str, ...]
     interval_method: str
+    why_not: str = ""  # why the law does not apply to the scaling mode; empty where it does
+    _per_node: float | None = field(default=None, repr=False)  # workers of the fullest node fitted
     _noise: "_Noise" = field(repr=False, compare=False)
     _draws: Array | None = field(default=None, repr=False, compare=False)  # bootstrap replicates (B, k)
 
-    def __call__(self, n: ArrayLike) -> Array:
-        return np.asarray(self.law.curve(np.asarray(n, dtype=np.float64), **self.params), dtype=np.float64)
+    def __call__(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Array:
+        """Speedup at worker counts `n`; without `nodes`, nodes are filled as the fullest one fitted was."""
+        counts = np.asarray(n, dtype=np.float64)
+        values = self.law.at(self._places(counts.ravel(), nodes), self._values)
+        return np.array(values, dtype=np.float64).reshape(counts.shape)
 
-    def interval(self, n: ArrayLike) -> tuple[Array, Array]:
+    def predict(self, workers: ArrayLike) -> Array:
+        """Speedup at `workers` of shape (N,), (N, 1), or (N, 2) with the nodes in the second column, as (N,)."""
+        return self(*columns(workers))
+
+    def efficiency(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Array:
+        """Speedup over workers at worker counts `n`, shape as `n`."""
+        return np.asarray(self(n, nodes) / np.asarray(n, dtype=np.float64), dtype=np.float64)
+
+    def interval(self, n: ArrayLike, nodes: ArrayLike | None = None) -> tuple[Array, Array]:
         """95 % band of the curve at worker counts `n`: (low, high), shapes as `n`; never below zero."""
         counts = np.asarray(n, dtype=np.float64)
-        flat = np.atleast_1d(counts).ravel()
-        centre = np.array(list(self.params.values()))
-        values = self(flat)
-        reach, stretch = self._noise.reach(self.law.gradient(flat, centre))
+        where = self._places(counts.ravel(), nodes)
+        values = np.array(self.law.at(where, self._values))
+        reach, stretch = self._noise.reach(self.law.gradient(where, self._values))
         if self._draws is None:
             low, high = values - reach, values + reach
         else:
-            low, high = _stretched(values, self.law.at(flat, self._draws), stretch)
+            low, high = _stretched(values, self.law.at(where, self._draws), stretch)
         low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)
         return low.reshape(counts.shape), high.reshape(counts.shape)
 
@@ -80,30 +110,71 @@ class ScalingFit:
         return not self.workers[0] <= n <= self.workers[1]
 
     @property
+    def applies(self) -> bool:
+        """Whether the law is about the scaling mode of the points; `why_not` says what stands against it."""
+        return not self.why_not
+
+    @property
+    def identifiable(self) -> bool:
+        """Whether the points determine all parameters; `doubts` says what stands against it."""
+        return not any(doubt.startswith(_NOT_IDENTIFIABLE) for doubt in self.doubts)
+
+    @property
     def peak(self) -> float:
-        """Worker count with the highest speedup of this law; inf when it keeps rising."""
+        """Worker count with the highest speedup of this law; inf when it keeps rising, NaN where nodes decide."""
         return float(self.law.peak(**self.params))
 
     @property
     def limit(self) -> float:
-        """Speedup that this law never exceeds; inf when there is no such bound."""
+        """Speedup that this law never exceeds; inf when there is no such bound, NaN where nodes decide."""
         return float(self.law.limit(**self.params))
 
+    @property
+    def knee(self) -> float:
+        """Worker count with the best speedup times efficiency; inf when more workers always improve it."""
+        return knee(self.law, self.params, per_node=self._per_node)
+
     def bottleneck(self, n: float | None = None) -> str | None:
-        """USL only: whether "contention" or "coherency" costs more at `n` (largest fitted count); else None."""
-        if self.law.name != "usl":
-            return None
-        return usl_bottleneck(self.workers[1] if n is None else n, self.params["alpha"], self.params["beta"])
+        """What costs most at `n` (the largest fitted count): "contention", "communication" or "none"; else None.
+
+        usl says "contention" or "coherency", its word for communication of all with all. amdahl and gustafson know
+        serial work only ("contention"), ring, tree and overlap communication; the others claim nothing about causes.
+        """
+        if self.law.name == "usl":
+            return usl_bottleneck(self.workers[1] if n is None else n, self.params["alpha"], self.params["beta"])
+        if self.law.name in ("amdahl", "gustafson"):
+            return "contention" if self.params["s"] > 0 else "none"
+        if self.law.name in ("ring", "tree", "overlap"):
+            return "communication" if any(self.params[cost] > 0 for cost in self.law.costs) else "none"
+        return None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: params, ci95, rmse, aicc and how the interval was made; null where a number is not known."""
+        """JSON-ready: parameters with intervals, how good the fit is and what speaks against it; null if not known."""
         return {
+            "formula": self.law.formula,
             "params": {name: _finite(value) for name, value in self.params.items()},
             "ci95": {name: [_finite(low), _finite(high)] for name, (low, high) in self.ci95.items()},
             "rmse": _finite(self.rmse),
             "aicc": _finite(self.aicc),
+            "loo_error": _finite(self.loo_median),
+            "loo_error_rms": _finite(self.loo_rms),
+            "applies": self.applies,
+            "why_not": self.why_not or None,
+            "identifiable": self.identifiable,
+            "doubts": list(self.doubts),
             "interval_method": self.interval_method,
         }
+
+    @property
+    def _values(self) -> Array:
+        return np.array(list(self.params.values()))
+
+    def _places(self, n: Array, nodes: ArrayLike | None) -> Places:
+        if not self.law.by_nodes:
+            return Places(n, np.ones_like(n), n)
+        if nodes is None:
+            return places(n, per_node=self._per_node)
+        return places(n, np.asarray(nodes, dtype=np.float64).ravel())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +185,7 @@ class SeriesFit:
     baseline: str  # what the speedup is relative to, in words
     base_samples_per_s: float  # throughput of one worker of that baseline
     mode: str  # "strong", "weak", "mixed" or "unknown", from the recorded batch sizes
+    assumed: str | None  # what the laws took for granted because nothing was recorded about it
     fits: Mapping[str, ScalingFit]
     selected: str | None
     doubts: tuple[str, ...]
@@ -124,6 +196,32 @@ class SeriesFit:
             "baseline": self.baseline,
             "base_samples_per_s": _finite(self.base_samples_per_s),
             "mode": self.mode,
+            "assumed": self.assumed,
+            "laws": {
+                name: {
+                    **fitted.to_dict(),
+                    "peak": _finite(fitted.peak),
+                    "limit": _finite(fitted.limit),
+                    "bottleneck": fitted.bottleneck(),
+                }
+                for name, fitted in self.fits.items()
+            },
+            "selected": self.selected,
+            "doubts": list(self.doubts),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantityFit:
+    """Laws fitted to any positive quantity y(N): the one selected, and every reason to doubt them."""
+
+    fits: Mapping[str, ScalingFit]
+    selected: str | None
+    doubts: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, in the form of one series of `fit --json`."""
+        return {
             "laws": {name: fitted.to_dict() for name, fitted in self.fits.items()},
             "selected": self.selected,
             "doubts": list(self.doubts),
@@ -135,32 +233,69 @@ def fit(
     workers: ArrayLike,
     speedup: ArrayLike,
     *,
+    nodes: ArrayLike | None = None,
+    per_node: ArrayLike | None = None,
     runs: Sequence[Any] | ArrayLike | None = None,
     scaled_by: int | None = None,
     seed: int = 0,
 ) -> ScalingFit:
     """Fit `law` to rows of (workers (R,), speedup (R,)); every row is one observation.
 
-    `runs` labels the rows of one run (default: every row is a run of its own); the bootstrap draws whole runs.
-    `scaled_by` is the worker count whose median throughput the speedups were divided by, when that baseline comes
-    from these rows: its noise then belongs to the intervals.
+    `nodes` and `per_node` (workers that fill a node) say where the rows were measured, for laws with constants of their
+    own across nodes. `runs` labels the rows of one run (default: every row is a run of its own); the bootstrap draws
+    whole runs. `scaled_by` is the worker count whose median throughput the speedups were divided by, when that baseline
+    comes from these rows: its noise then belongs to the intervals.
     A law with more parameters than distinct worker counts is fitted in its `reduced` form where it has one.
 
     Raises AnalysisError when the rows are not numbers above zero, or too few to determine the parameters.
     """
-    sample = _sample(workers, speedup, runs, scaled_by, seed)
-    return _fit(_solve(law, sample), sample)
+    sample = _sample(workers, speedup, nodes, per_node, runs, scaled_by, seed)
+    solved = _solve(law, [sample])[0]
+    if isinstance(solved, str):
+        raise AnalysisError(solved)
+    return _fit(solved, sample)
+
+
+def fit_quantity(
+    workers: ArrayLike,
+    values: ArrayLike,
+    *,
+    nodes: ArrayLike | None = None,
+    runs: Sequence[Any] | ArrayLike | None = None,
+    laws: Sequence[str] = tuple(QUANTITY_LAWS),
+    seed: int = 0,
+) -> QuantityFit:
+    """Fit the laws of `QUANTITY_LAWS` to rows of a positive quantity: workers (R,), values (R,) in any unit.
+
+    `nodes` and `runs` are as for `fit`; `laws` are the names of those to fit.
+    With one distinct worker count there are no fits, and a doubt that says so.
+    Raises AnalysisError when the rows are not numbers above zero.
+    """
+    sample = _sample(workers, values, nodes, None, runs, None, seed, kind="no value to fit a law to")
+    if len(np.unique(sample.where.workers)) == 1:
+        return QuantityFit(fits={}, selected=None, doubts=(_one_count(sample.where.workers[0]),))
+    doubts, fits = [], {}
+    for law in (QUANTITY_LAWS[name] for name in laws):
+        solved = _solve(law, [sample])[0]
+        if isinstance(solved, str):
+            doubts.append(f"{law.name} is not fitted: {solved}")
+        else:
+            fits[law.name] = _fit(solved, sample)
+    selected, why = _select(fits)
+    return QuantityFit(fits=fits, selected=selected, doubts=(*doubts, *_law_doubts(fits, selected), *why))
 
 
 def fit_series(
     points: pd.DataFrame,
     *,
     baseline_samples_per_s: float | Mapping[str, float] | None = None,
+    laws: Sequence[str] = tuple(LAWS),
     seed: int = 0,
 ) -> dict[str, SeriesFit]:
-    """Fit every law to every series of `points`, in the order of their names ("" without a `series` column).
+    """Fit all `laws` to every series of `points`, in the order of their names ("" without a `series` column).
 
-    Columns: workers, samples_per_s (samples/s of all workers); optional series, batch_size (per worker).
+    Columns: workers, samples_per_s (samples/s of all workers); optional series, batch_size (per worker), nodes,
+    workers_per_node, and train_samples (size of the data set; a fixed one gives Amdahl's law its meaning for epochs).
     Rows of one worker count are its repeats; `points.attrs["doubts"]` (see points_file) joins the doubts.
     Speedup is throughput over `baseline_samples_per_s` (one number, or one per series name);
     without it, over the median throughput at the smallest worker count divided by that count.
@@ -170,12 +305,25 @@ def fit_series(
     """
     check_points(points)
     names = points["series"].astype(str) if "series" in points else pd.Series("", index=points.index)
-    groups = {str(name): rows for name, rows in points.groupby(names.to_numpy(), sort=True)}
     of_file = tuple(points.attrs.get("doubts", ()))
-    return {
-        name: _fit_one(name, rows, _baseline_of(name, baseline_samples_per_s), seed, of_file, alone=len(groups) == 1)
-        for name, rows in groups.items()
+    # Sorted, so that neither sums nor drawn runs depend on the order of the rows.
+    keys = [key for key in ("nodes", "samples_per_s", "batch_size") if key in points]
+    table = points.assign(series=names).sort_values(["series", "workers", *keys], kind="stable", ignore_index=True)
+    frames = {str(name): rows for name, rows in table.groupby("series", sort=True)}
+    asked = {
+        name: _ask(name, rows, _baseline_of(name, baseline_samples_per_s), seed, of_file, alone=len(frames) == 1)
+        for name, rows in frames.items()
     }
+    fitted = {name: one for name, one in asked.items() if one.sample is not None}
+    solved: dict[str, list[_Solved | str]] = {name: [] for name in fitted}
+    for law in (LAWS[name] for name in laws):
+        for strong in (True, False):
+            names_of = [name for name, one in fitted.items() if (one.mode == "strong") == strong]
+            samples = [fitted[name].sample for name in names_of]
+            found = _solve(law.for_mode("strong" if strong else "weak"), [each for each in samples if each is not None])
+            for name, one_solved in zip(names_of, found, strict=True):
+                solved[name].append(one_solved)
+    return {name: _answer(name, one, laws, solved.get(name, [])) for name, one in asked.items()}
 
 
 def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_s: float) -> list[str]:
@@ -223,70 +371,122 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
 # --- one series -------------------------------------------------------------------------------------------------------
 
 
-def _fit_one(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One series before its laws are fitted."""
+
+    base: float
+    baseline: str
+    mode: str
+    assumed: str | None
+    why_not: Mapping[str, str]  # laws that do not apply
+    doubts: Sequence[str]
+    sample: "_Sample | None"  # None with one distinct worker count
+
+
+def _ask(
     name: str, rows: pd.DataFrame, baseline: float | None, seed: int, of_file: Sequence[str], *, alone: bool
-) -> SeriesFit:
-    # Sorted, so that neither sums nor drawn runs depend on the order of the rows.
-    rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
+) -> _Asked:
     n = rows["workers"].to_numpy(dtype=np.float64)
     x = rows["samples_per_s"].to_numpy(dtype=np.float64)
+    nodes, per_node = _nodes(rows)
     smallest = int(n[0])
     if baseline is None:
-        base = float(np.median(x[n == smallest])) / smallest
+        first = n == smallest if nodes is None else (n == smallest) & (nodes == nodes[n == smallest].min())
+        base = float(np.median(x[first])) / smallest
         text = f"median of {smallest} worker{'s' * (smallest > 1)} of this series"
         if smallest > 1:
             text += f", divided by {smallest}"
         scaled_by: int | None = smallest
     else:
         base, text, scaled_by = baseline, f"{baseline:g} samples/s (given)", None
-    mode, mode_doubts = _mode(rows)
+    mode, why_not, assumed, mode_doubts = _mode(rows)
     doubts = [*of_file, *point_doubts(n, x, base), *mode_doubts]
     if baseline is None and smallest > 1:
         doubts.append(
             f"no 1-worker point: amdahl and gustafson take {smallest} workers as perfectly scaled; "
             "give the baseline to have their s"
         )
-
-    fits: dict[str, ScalingFit] = {}
+    sample = None
     if n[0] == n[-1]:
         message = _one_count(smallest)
         if alone:
-            raise AnalysisError(message if not name else f"series {name!r}: {message}")
+            raise AnalysisError(message if not name else f"series {_brief(name)}: {message}")
         doubts.append(message)
     else:
-        sample = _sample(n, x / base, None, scaled_by, seed)
-        solved = []
-        for law in LAWS.values():
-            try:
-                solved.append(_solve(law, sample))
-            except AnalysisError as error:
-                doubts.append(f"{law.name} is not fitted: {error}")
-        base_noise = _baseline_noise(solved, sample)
-        fits = {each.law.name: _fit(each, sample, base_noise) for each in solved}
-    for fitted in fits.values():
-        doubts += [f"{fitted.law.name}: {doubt}" for doubt in fitted.doubts]
-        if mode not in fitted.law.modes and mode != "unknown":
-            doubts.append(f"{fitted.law.name} does not apply to {mode} scaling: its s is not a fraction of anything")
-    candidates = {law: f for law, f in fits.items() if mode == "unknown" or mode in f.law.modes}
-    selected, why = _select(candidates)
+        sample = _sample(n, x / base, nodes, per_node, None, scaled_by, seed)
+    return _Asked(base=base, baseline=text, mode=mode, assumed=assumed, why_not=why_not, doubts=doubts, sample=sample)
+
+
+def _answer(name: str, asked: _Asked, laws: Sequence[str], solved: Sequence["_Solved | str"]) -> SeriesFit:
+    """Add intervals and doubts to the solved laws of one series, and select one."""
+    doubts = list(asked.doubts)
+    fits: dict[str, ScalingFit] = {}
+    if asked.sample is not None:
+        for law, each in zip(laws, solved, strict=True):
+            if isinstance(each, str):
+                doubts.append(f"{law} is not fitted: {each}")
+        good = [each for each in solved if not isinstance(each, str)]
+        noise = _baseline_noise(good, asked.sample)
+        fits = {
+            each.law.name: _fit(each, asked.sample, noise, why_not=asked.why_not.get(each.law.name, ""))
+            for each in good
+        }
+    selected, why = _select({law: fitted for law, fitted in fits.items() if fitted.applies})
+    doubts += _law_doubts(fits, selected)
+    doubts += [f"{law} does not apply to {asked.mode} scaling: {f.why_not}" for law, f in fits.items() if f.why_not]
     return SeriesFit(
         name=name,
-        baseline=text,
-        base_samples_per_s=base,
-        mode=mode,
+        baseline=asked.baseline,
+        base_samples_per_s=asked.base,
+        mode=asked.mode,
+        assumed=asked.assumed,
         fits=fits,
         selected=selected,
         doubts=tuple(doubts + why),
     )
 
 
+def _law_doubts(fits: Mapping[str, ScalingFit], selected: str | None) -> list[str]:
+    """All doubts of the law selected; of the others, that and why they are not identifiable, one line each."""
+    doubts = []
+    for law, fitted in fits.items():
+        if law == selected:
+            doubts += [f"{law}: {doubt}" for doubt in fitted.doubts]
+        elif fitted.applies:
+            doubts += [f"{law}: {doubt}" for doubt in fitted.doubts if doubt.startswith(_NOT_IDENTIFIABLE)][:1]
+    return doubts
+
+
+def _nodes(rows: pd.DataFrame) -> tuple[Array | None, Array | None]:
+    """Nodes and workers per full node of every row; None where that is not known for all of them."""
+    n = rows["workers"].to_numpy(dtype=np.float64)
+    unknown = np.full(len(n), np.nan)
+    nodes = rows["nodes"].to_numpy(dtype=np.float64) if "nodes" in rows else unknown
+    per_node = rows["workers_per_node"].to_numpy(dtype=np.float64) if "workers_per_node" in rows else unknown
+    nodes = np.where(np.isnan(nodes), np.ceil(n / per_node), nodes)
+    if np.isnan(nodes).any() or nodes.max() <= 1:
+        return None, None
+    return nodes, None if np.isnan(per_node).any() else per_node
+
+
 def _select(fits: Mapping[str, ScalingFit]) -> tuple[str | None, list[str]]:
     """The law with the fewest parameters within 2 AICc units of the best one; and a doubt where that is no contest.
 
     Two units is the difference below which a model has as much support as the best (Burnham and Anderson 2002).
-    A law of several costs stands back as long as the data show none of them: USL bends to any noise of a straight line.
+    A law of costs stands back as long as the points show none of them, or do not determine its parameters: USL bends
+    to any noise of a straight line.
     """
-    shown = {n: f for n, f in fits.items() if not f.law.costs or any(f.ci95[cost][0] > 0 for cost in f.law.costs)}
+    if "constant" in fits and "linear" in fits:
+        low, high = fits["linear"].ci95["slope"]
+        if low > 0 or high < 0:
+            # With few points AICc knows the laws of one parameter only, however badly they fit.
+            fits = {name: fitted for name, fitted in fits.items() if name != "constant"}
+    shown = {
+        name: fitted
+        for name, fitted in fits.items()
+        if not fitted.law.costs or (fitted.identifiable and any(fitted.ci95[cost][0] > 0 for cost in fitted.law.costs))
+    }
     fits = shown or fits
     if not fits:
         return None, []
@@ -300,26 +500,41 @@ def _select(fits: Mapping[str, ScalingFit]) -> tuple[str | None, list[str]]:
     return min(entry for entry in close if entry[1] <= best + 2)[3], []
 
 
-def _mode(rows: pd.DataFrame) -> tuple[str, list[str]]:
-    """Scaling mode from the batch size per worker: constant is weak, total constant is strong; and doubts."""
+def _mode(rows: pd.DataFrame) -> tuple[str, dict[str, str], str | None, list[str]]:
+    """Scaling mode, the laws that do not apply with the reason, what was assumed, and doubts.
+
+    The batch per worker says it: constant is weak, a constant total is strong.
+    """
     if "batch_size" not in rows or rows["batch_size"].isna().any():
-        return "unknown", []
+        return "unknown", {}, "fixed work per worker (weak scaling): batch sizes are not recorded", []
     batch = rows["batch_size"].to_numpy(dtype=np.float64)
     total = batch * rows["workers"].to_numpy(dtype=np.float64)
-    constant, fixed_total = np.ptp(batch) == 0, np.ptp(total) <= 0.01 * total.max()
-    if constant:
-        # Over a fixed data set the time per epoch then shrinks as in strong scaling, with the same points:
-        # both readings of s are legitimate, so neither law is refused.
-        return "unknown", []
-    if fixed_total:
-        return "strong", []
-    return "mixed", [f"batch sizes differ ({_numbers(np.unique(batch))}): neither strong nor weak scaling"]
+    if np.ptp(batch) == 0:
+        if "train_samples" in rows and rows["train_samples"].notna().all() and rows["train_samples"].nunique() == 1:
+            # Over a fixed data set epochs scale strongly while steps scale weakly, with the same points.
+            return "weak", {}, None, []
+        why = (
+            f"{batch[0]:g} samples per worker make the work of a step grow with the workers; "
+            "read its s as a share of an epoch over a fixed data set only"
+        )
+        return "weak", {"amdahl": why}, None, []
+    if np.ptp(total) <= 0.01 * total.max():
+        why = f"{np.median(total):g} samples in all workers are fixed work, so its s is not a fraction of anything"
+        return "strong", {"gustafson": why}, None, []
+    why = "neither the batch per worker nor its total is fixed"
+    refused = {law.name: why for law in LAWS.values() if "mixed" not in law.modes}
+    return (
+        "mixed",
+        refused,
+        None,
+        [f"batch sizes differ ({_numbers(np.unique(batch))}): neither strong nor weak scaling"],
+    )
 
 
 def _baseline_of(name: str, given: float | Mapping[str, float] | None) -> float | None:
     if isinstance(given, Mapping):
         if name not in given:
-            raise AnalysisError(f"series {name!r} has no baseline: give one for each of the series, in samples/s")
+            raise AnalysisError(f"series {_brief(name)} has no baseline: give one for each of the series, in samples/s")
         given = given[name]
     if given is None:
         return None
@@ -338,14 +553,14 @@ def check_points(points: pd.DataFrame) -> None:
     _check_numbers(points["workers"].to_numpy(dtype=np.float64), points["samples_per_s"].to_numpy(dtype=np.float64))
 
 
-def _check_numbers(n: Array, value: Array) -> None:
+def _check_numbers(n: Array, value: Array, kind: str = "no throughput: leave out runs without a value above 0") -> None:
     wrong = ~(np.isfinite(n) & (n >= 1))
     if wrong.any():
         raise AnalysisError(f"{n[wrong][0]:g} workers: every point needs a worker count of at least 1")
     wrong = ~(np.isfinite(value) & (value > 0))
     if wrong.any():
         at, bad = n[wrong][0], value[wrong][0]
-        raise AnalysisError(f"{bad:g} at {at:g} workers is no throughput: leave out runs without a value above 0")
+        raise AnalysisError(f"{bad:g} at {at:g} workers is {kind}")
 
 
 def _one_count(count: float) -> str:
@@ -383,77 +598,90 @@ def _far_off(counts: Array, medians: Array) -> set[float]:
 
 # --- one law ----------------------------------------------------------------------------------------------------------
 
+_NOT_IDENTIFIABLE = "not identifiable"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """Rows of one series in the form that all laws share: per worker count and per run."""
+    """Rows of one series in the form that all laws share: per place and per run."""
 
-    workers: Array  # (R,)
     speedup: Array  # (R,)
-    counts: Array  # (K,) distinct worker counts
-    rows: Array  # (K,) rows per worker count
+    place: NDArray[np.intp]  # (R,) index of the place
+    where: Places  # K distinct places
+    rows: Array  # (K,) rows per place
     means: Array  # (K,) mean speedup
     within: float  # sum of squares of the rows around their means
-    runs: tuple[int, ...]  # (K,) runs per worker count
+    runs: tuple[int, ...]  # (K,) runs per place
     run_variance: Array  # (K,) variance of the mean over runs; NaN with one run
-    scaled_by: int | None
+    base: int | None  # place that the speedups were divided by
     drawn: Array | None  # (B, K) bootstrap means, rescaled by their own baseline
 
 
 def _sample(
-    workers: ArrayLike, speedup: ArrayLike, runs: Sequence[Any] | ArrayLike | None, scaled_by: int | None, seed: int
+    workers: ArrayLike,
+    speedup: ArrayLike,
+    nodes: ArrayLike | None,
+    per_node: ArrayLike | None,
+    runs: Sequence[Any] | ArrayLike | None,
+    scaled_by: int | None,
+    seed: int,
+    kind: str = "no throughput: leave out runs without a value above 0",
 ) -> _Sample:
     n, s = np.asarray(workers, dtype=np.float64).ravel(), np.asarray(speedup, dtype=np.float64).ravel()
     if n.shape != s.shape or n.size == 0:
         raise AnalysisError(f"{n.size} worker counts and {s.size} speedups: give one speedup per worker count")
-    _check_numbers(n, s)
+    _check_numbers(n, s, kind)
     labels = np.arange(n.size) if runs is None else pd.factorize(np.asarray(runs), sort=True)[0]
     if labels.shape != n.shape:
         raise AnalysisError(f"{n.size} rows but {labels.size} run labels: give one label per row")
     if scaled_by is not None and not np.any(n == scaled_by):
         raise AnalysisError(f"speedups cannot be scaled by {scaled_by} workers: no row has that worker count")
-    order = np.lexsort((s, n)) if runs is None else np.lexsort((s, labels, n))
-    n, s, labels = n[order], s[order], labels[order]
+    where = places(n, nodes, per_node=per_node)
+    keys = (where.fullest, where.nodes, n)
+    order = np.lexsort((s, *keys) if runs is None else (s, labels, *keys))
+    s, labels = s[order], labels[order]
+    layout = np.stack([where.workers, where.nodes, where.fullest], axis=1)[order]
 
-    counts, first, rows = np.unique(n, return_index=True, return_counts=True)
-    per_run = []  # per worker count: (sum of speedups, rows) of each run
+    new = np.concatenate([[True], np.any(layout[1:] != layout[:-1], axis=1)])
+    first = np.flatnonzero(new)
+    rows = np.diff(np.append(first, n.size))
+    per_run = []  # per place: (sum of speedups, rows) of each run
     for start, size in zip(first, rows, strict=True):
         of_run = np.unique(labels[start : start + size], return_inverse=True)[1]
         per_run.append(
             (np.bincount(of_run, s[start : start + size]).astype(np.float64), np.bincount(of_run).astype(np.float64))
         )
     means = np.array([sums.sum() / size.sum() for sums, size in per_run])
-    within = float(np.sum((s - np.repeat(means, rows)) ** 2))
-    variance = np.array(
-        [np.var(sums / size, ddof=1) / len(sums) if len(sums) > 1 else np.nan for sums, size in per_run]
-    )
+    variance = [np.var(sums / size, ddof=1) / len(sums) if len(sums) > 1 else np.nan for sums, size in per_run]
     numbers = tuple(len(sums) for sums, _ in per_run)
+    counts = layout[first, 0]
+    base = None if scaled_by is None else int(np.flatnonzero(counts == scaled_by)[0])
     return _Sample(
-        workers=n,
         speedup=s,
-        counts=counts,
+        place=np.cumsum(new) - 1,
+        where=Places(counts, layout[first, 1], layout[first, 2]),
         rows=rows.astype(np.float64),
         means=means,
-        within=within,
+        within=float(np.sum((s - np.repeat(means, rows)) ** 2)),
         runs=numbers,
-        run_variance=variance,
-        scaled_by=scaled_by,
-        drawn=_draw(counts, per_run, scaled_by, seed) if min(numbers) >= 3 and len(counts) > 1 else None,
+        run_variance=np.array(variance),
+        base=base,
+        drawn=_draw(per_run, base, seed) if min(numbers) >= 3 and len(first) > 1 else None,
     )
 
 
-def _draw(counts: Array, per_run: list[tuple[Array, Array]], scaled_by: int | None, seed: int) -> Array:
-    """Bootstrap means (B, K): m - 1 of the m runs of each worker count, drawn with replacement."""
+def _draw(per_run: list[tuple[Array, Array]], base: int | None, seed: int) -> Array:
+    """Bootstrap means (B, K): m - 1 of the m runs of each place, drawn with replacement."""
     generator = np.random.default_rng(seed)
-    drawn = np.empty((REPLICATES, len(counts)))
-    base = np.ones(REPLICATES)
+    drawn = np.empty((REPLICATES, len(per_run)))
+    scale = np.ones(REPLICATES)
     for i, (sums, size) in enumerate(per_run):
         pick = generator.integers(len(sums), size=(REPLICATES, len(sums) - 1))
         drawn[:, i] = sums[pick].sum(axis=1) / size[pick].sum(axis=1)
-        if counts[i] == scaled_by:
+        if i == base:
             middle = float(np.median(sums / size))
-            base = np.median((sums / size)[pick], axis=1) / middle
-    return drawn / base[:, np.newaxis]
+            scale = np.median((sums / size)[pick], axis=1) / middle
+    return drawn / scale[:, np.newaxis]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,148 +692,289 @@ class _Solved:
     values: Array  # (k,)
     error: float  # sum of squares over all rows
     aicc: float | None
+    left_out: Array | None  # (worker counts,) relative error of each, fitted without it; None with too few
 
 
-def _solve(law: Law, sample: _Sample) -> _Solved:
-    if len(sample.counts) < 2:
-        raise AnalysisError(_one_count(sample.counts[0]))
-    if law.reduced is not None and len(sample.counts) <= len(law.parameters):
+def _solve(law: Law, samples: Sequence[_Sample]) -> list[_Solved | str]:
+    """Least squares of `law` on every sample, or why it cannot be; samples of the same places are solved at once."""
+    found: list[_Solved | str] = [""] * len(samples)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, sample in enumerate(samples):
+        where = sample.where
+        alike.setdefault((*where.workers, *where.nodes, *where.fullest), []).append(i)
+    for members in alike.values():
+        where = samples[members[0]].where
+        counts = np.unique(where.workers)
+        form = _form(law, where)
+        if form is None:
+            reason = _undetermined(law, counts)
+            for i in members:
+                found[i] = reason
+            continue
+        # Together as many as keep the work of one call within a few million numbers.
+        chunk = max(1, 200_000 // len(where) ** 2)
+        for begin in range(0, len(members), chunk):
+            some = members[begin : begin + chunk]
+            for i, solved in zip(some, _solve_alike(form, [samples[i] for i in some]), strict=True):
+                found[i] = solved
+    return found
+
+
+def _undetermined(law: Law, counts: Array) -> str:
+    if len(counts) < 2:
+        return _one_count(counts[0])
+    while law.reduced is not None:
         law = law.reduced
-    values = _estimate(law, sample)
-    _check_determined(law, sample, values)
-    error = sample.within + float(np.sum(sample.rows * (sample.means - law.at(sample.counts, values)) ** 2))
-    return _Solved(law=law, values=values, error=error, aicc=_aicc(error, sample, len(values)))
+    return f"{_numbers(counts)} workers do not determine {_words(law.parameters)}: measure more worker counts"
 
 
-def _check_determined(law: Law, sample: _Sample, values: Array) -> None:
-    """Raise AnalysisError where the worker counts leave some combination of the parameters open."""
-    jacobian = law.gradient(sample.counts, values)
+def _form(law: Law, where: Places) -> Law | None:
+    """The form of a law with as many parameters as the places can determine; None if they cannot determine any."""
+    if len(np.unique(where.workers)) < 2:
+        return None
+    several = where.several_nodes and bool(np.any(where.fullest > 1))
+    form: Law | None = law.across if several and law.across is not None else law
+    while form is not None:
+        if form.reduced is None or (_distinct(form, where) > len(form.parameters) and _determined(form, where)):
+            break
+        form = form.reduced
+    return form if form is not None and _determined(form, where) else None
+
+
+def _distinct(law: Law, where: Places) -> int:
+    """How many different places the law can see."""
+    return len(where) if law.by_nodes else len(np.unique(where.workers))
+
+
+def _determined(law: Law, where: Places) -> bool:
+    """Whether the places leave no combination of the parameters open, where all of them have an effect."""
+    probe = np.array(
+        [
+            0.5 if (low, high) == (0.0, 1.0) else 0.1 if low == 0.0 and name not in _SCALES else max(1.0, 2.0 * low)
+            for name, (low, high) in zip(law.parameters, law.bounds, strict=True)
+        ]
+    )
+    jacobian = law.gradient(where, probe)
     scale = np.linalg.norm(jacobian, axis=0)
-    if np.linalg.matrix_rank(jacobian / np.where(scale > 0, scale, 1), tol=1e-9) < len(values):
-        raise AnalysisError(
-            f"{_numbers(sample.counts)} workers do not determine {_words(law.parameters)}: measure more worker counts"
+    return bool(np.linalg.matrix_rank(jacobian / np.where(scale > 0, scale, 1), tol=1e-9) == len(probe))
+
+
+def _solve_alike(law: Law, samples: Sequence[_Sample]) -> list[_Solved]:
+    """Solve samples that share their places (K,): one set of means (B, K) each."""
+    where = samples[0].where
+    weight = np.stack([sample.rows for sample in samples])
+    means = np.stack([sample.means for sample in samples])
+    values = _estimate(law, where, weight, means)
+    misfit = np.sum(weight * (means - law.at(where, values)) ** 2, axis=1)
+    left_out = _left_out(law, where, weight, means, values)
+    return [
+        _Solved(
+            law=law,
+            values=values[i],
+            error=sample.within + float(misfit[i]),
+            aicc=_aicc(sample.within + float(misfit[i]), sample, len(values[i])),
+            left_out=None if left_out is None else left_out[i],
         )
+        for i, sample in enumerate(samples)
+    ]
 
 
-def _fit(solved: _Solved, sample: _Sample, base_noise: float = math.inf) -> ScalingFit:
+def _left_out(law: Law, where: Places, weight: Array, means: Array, values: Array) -> Array | None:
+    """Relative error of every distinct worker count, fitted without it: (B, counts); None where that leaves too few."""
+    counts, group = np.unique(where.workers, return_inverse=True)
+    kept = [np.flatnonzero(group != i) for i in range(len(counts))]
+    if any(
+        _distinct(law, rest) < len(law.parameters) or len(np.unique(rest.workers)) < 2 or not _determined(law, rest)
+        for rest in (_some(where, keep) for keep in kept)
+    ):
+        return None
+    sets, number = len(means), len(counts)
+    without = np.repeat(weight[:, np.newaxis], number, axis=1) * (group != np.arange(number)[:, np.newaxis])
+    targets = np.repeat(means, number, axis=0)
+    start = np.repeat(values, number, axis=0)
+    without = without.reshape(sets * number, -1)
+    found = (
+        _closed(law, where, without, targets)
+        if law.linear
+        else _refit(law, where, without, targets, start, tolerance=1e-6, steps=20)
+    )
+    apart = ((law.at(where, found) - targets) / targets).reshape(sets, number, -1)
+    # A worker count on several numbers of nodes is left out as a whole; its error is the mean over those places.
+    return np.stack([apart[:, i, group == i].mean(axis=1) for i in range(number)], axis=1)
+
+
+def _some(where: Places, keep: NDArray[np.intp]) -> Places:
+    return Places(where.workers[keep], where.nodes[keep], where.fullest[keep])
+
+
+def _fit(solved: _Solved, sample: _Sample, base_noise: float = math.inf, *, why_not: str = "") -> ScalingFit:
     """Add the intervals; `base_noise` limits the noise of one baseline run, in units of speedup."""
     law, values = solved.law, solved.values
+    jacobian = law.gradient(sample.where, values)
     if sample.drawn is None:
         draws = None
-        noise, method = _from_residuals(solved, sample, base_noise)
+        noise, method = _from_residuals(solved, sample, jacobian, base_noise)
     else:
-        draws = _refit(law, sample, sample.drawn, values)
-        noise = _from_repeats(solved, sample)
+        draws = _refit(law, sample.where, sample.rows, sample.drawn, values)
+        noise = _from_repeats(sample, jacobian)
         method = "bootstrap over runs within each worker count, stretched by Student t for few repeats"
     reach, stretch = noise.reach(np.eye(len(values)))
-    low, high = values - reach, values + reach
+    # Where a parameter has no effect at all the points say nothing about it.
+    reach = np.where(np.any(jacobian != 0, axis=0), reach, np.inf)
+    turned = np.array([name in law.inverse for name in law.parameters])
+    low, high = _between(values, reach, turned)
     if draws is not None:
-        # A parameter on its bound stays there in most replicates; what it could be is for the linear theory to say.
-        inside = np.array([value not in bounds for value, bounds in zip(values, law.bounds, strict=True)])
-        lower, upper = _stretched(values, draws, stretch)
-        low, high = np.where(inside, lower, np.minimum(low, lower)), np.where(inside, upper, np.maximum(high, upper))
+        lower, upper = _stretched(values, draws, stretch, turned)
+        # Percentiles do not hold where a parameter meets its bound (Andrews 2000), neither its own nor those of others
+        # that make up for it: there, and for an exponent that bends everything, the linear theory has a say, too.
+        bounds = np.array(law.bounds)
+        if turned.any() or np.mean(np.any((draws <= bounds[:, 0]) | (draws >= bounds[:, 1]), axis=1)) > 0.025:
+            low, high = np.minimum(low, lower), np.maximum(high, upper)
+        else:
+            low, high = lower, upper
     ci95 = {
         name: (max(float(low[i]), law.bounds[i][0]), min(float(high[i]), law.bounds[i][1]))
         for i, name in enumerate(law.parameters)
     }
-    total = len(sample.workers)
+    total = len(sample.speedup)
+    errors = solved.left_out
     return ScalingFit(
         law=law,
         params=dict(zip(law.parameters, values.tolist(), strict=True)),
         ci95=ci95,
-        workers=(int(sample.counts[0]), int(sample.counts[-1])),
+        workers=(int(sample.where.workers[0]), int(sample.where.workers[-1])),
         points=total,
         rmse=math.sqrt(solved.error / total),
         aicc=solved.aicc,
+        loo_median=None if errors is None else float(np.median(np.abs(errors))),
+        loo_rms=None if errors is None else float(np.sqrt(np.mean(errors**2))),
         doubts=tuple(_fit_doubts(law, sample, values, ci95)),
         interval_method=method,
+        why_not=why_not,
+        _per_node=float(sample.where.fullest.max()) if sample.where.several_nodes else None,
         _noise=noise,
         _draws=draws,
     )
 
 
-def _estimate(law: Law, sample: _Sample) -> Array:
-    """Least squares on all rows, (k,). Rows enter as means per worker count, which has the same minimum."""
-    n, weight = sample.counts, np.sqrt(sample.rows)
+def _estimate(law: Law, where: Places, weight: Array, means: Array) -> Array:
+    """Least squares on all rows: means (B, K) with weights (B, K) -> (B, k). Means have the same minimum as rows."""
     lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
     if law.linear:
-        zero = np.zeros(len(law.parameters))
-        target = sample.means - law.at(n, zero)
-        solved = optimize.lsq_linear(law.gradient(n, zero) * weight[:, np.newaxis], target * weight, (lower, upper))
-        return _snapped(law, sample, np.asarray(solved.x, dtype=np.float64))
-    starts = np.clip(law.starts(n, sample.means), lower, upper)
-    _check_determined(law, sample, starts[0])
-    with np.errstate(all="ignore"):  # its steps may overflow on points that no law of this kind could have made
-        solved = optimize.least_squares(
-            lambda values: (law.at(n, values) - sample.means) * weight,
-            starts[0],
-            jac=lambda values: law.gradient(n, values) * weight[:, np.newaxis],
-            bounds=(lower, upper),
-            x_scale="jac",
-            ftol=1e-14,
-            xtol=1e-14,
-            gtol=1e-14,
-        )
-    # The trust region stays strictly inside the bounds and may end in a valley of its own: the last digits, a solution
-    # on a bound and the comparison with the other starts are ours.
-    tried = np.vstack([solved.x, starts]) if np.isfinite(solved.x).all() else starts
-    found = _refit(law, sample, np.broadcast_to(sample.means, (len(tried), len(n))), tried, tolerance=1e-13)
-    misfit = np.sum(sample.rows * (law.at(n, found) - sample.means) ** 2, axis=1)
-    best = int(np.argmax(misfit <= misfit.min() * (1 + 1e-9)))
-    return _snapped(law, sample, found[best])
+        return _snapped(law, where, means, _closed(law, where, weight, means))
+    starts = [np.clip(np.array(law.starts(where, each)), lower, upper) for each in means]
+    number = max(len(each) for each in starts)
+    tried = np.stack([np.concatenate([each, np.repeat(each[:1], number - len(each), axis=0)]) for each in starts])
+    sets = len(means)
+    found = _refit(
+        law,
+        where,
+        np.repeat(weight, number, axis=0),
+        np.repeat(means, number, axis=0),
+        tried.reshape(sets * number, -1),
+        tolerance=1e-13,
+        steps=60,
+    ).reshape(sets, number, -1)
+    misfit = np.sum(weight[:, np.newaxis] * (law.at(where, found) - means[:, np.newaxis]) ** 2, axis=2)
+    misfit = np.where(np.isfinite(misfit), misfit, np.inf)
+    best = np.argmax(misfit <= misfit.min(axis=1, keepdims=True) * (1 + 1e-9), axis=1)
+    return _snapped(law, where, means, found[np.arange(sets), best])
 
 
-def _snapped(law: Law, sample: _Sample, values: Array) -> Array:
-    """Values that differ from a bound or from zero by rounding only, put there."""
-    curve = law.at(sample.counts, values)
+def _closed(law: Law, where: Places, weight: Array, means: Array) -> Array:
+    """Least squares of a law that is linear in its parameters: means (B, K), weights (B, K) -> (B, k)."""
+    zero = np.zeros(len(law.parameters))
+    slopes, rest = law.gradient(where, zero), means - law.at(where, zero)
+    root = np.sqrt(weight)
+    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    if len(zero) == 1:
+        # Clipping one parameter is exact: the sum of squares is a parabola.
+        best = np.sum(weight * slopes[:, 0] * rest, axis=1) / np.sum(weight * slopes[:, 0] ** 2, axis=1)
+        return np.asarray(np.clip(best, lower[0], upper[0]))[:, np.newaxis]
+    found = np.empty((len(means), len(zero)))
+    for i in range(len(means)):
+        rows = slopes * root[i, :, np.newaxis]
+        if math.isinf(lower[0]):
+            found[i] = np.linalg.lstsq(rows, rest[i] * root[i])[0]
+        else:
+            size = np.linalg.norm(rows, axis=0)
+            found[i] = optimize.nnls(rows / size, rest[i] * root[i])[0] / size
+    return found
+
+
+def _snapped(law: Law, where: Places, means: Array, values: Array) -> Array:
+    """Values (B, k) that differ from a bound or from zero by rounding only, put there."""
+    curve = law.at(where, values)
+    close = 1e-13 * np.max(means, axis=1)
     for i, (lowest, highest) in enumerate(law.bounds):
         for target in (0.0, lowest, highest):
-            if math.isfinite(target):
-                moved = np.where(np.arange(len(values)) == i, target, values)
-                if np.max(np.abs(law.at(sample.counts, moved) - curve)) < 1e-13 * np.max(sample.means):
-                    values = moved
+            if math.isfinite(target) and lowest <= target <= highest:
+                moved = values.copy()
+                moved[:, i] = target
+                near = np.max(np.abs(law.at(where, moved) - curve), axis=1) < close
+                values = np.where(near[:, np.newaxis], moved, values)
     return values
 
 
-def _refit(law: Law, sample: _Sample, targets: Array, start: Array, *, tolerance: float = 1e-6) -> Array:
+def _refit(
+    law: Law, where: Places, weight: Array, targets: Array, start: Array, *, tolerance: float = 1e-5, steps: int = 40
+) -> Array:
     """Bounded least squares for many sets of means at once: targets (B, K), start (B, k) or (k,) -> parameters (B, k).
 
     Levenberg-Marquardt with an active set: a parameter that sits on a bound and wants to leave the allowed range is
-    held there for the step. `tolerance` is the last step's effect on the curve, relative to the largest target.
+    held there for the step. `weight` is (K,) or (B, K); `tolerance` is the last step's effect on the curve, relative
+    to the largest target. The defaults are those of replicates, which start next to where they end.
     """
-    n, weight = sample.counts, sample.rows
     lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
     unit = np.eye(len(lower))
     found = np.broadcast_to(start, (len(targets), len(lower))).copy()
-    # The rows still moving, with their place in `found`.
+    weight = np.broadcast_to(weight, targets.shape)
+    # The sets still moving, with their place in `found`.
     place, values = np.arange(len(targets)), found.copy()
-    cost = np.sum(weight * (targets - law.at(n, values)) ** 2, axis=1)
     damping = np.full(len(targets), 0.0 if law.linear else 1e-6)
-    close = tolerance * np.max(targets)
-    for _ in range(2 if law.linear else 50):
-        jacobian = law.gradient(n, values)
-        across = np.swapaxes(jacobian * weight[:, np.newaxis], 1, 2)
-        descent = (across @ (targets - law.at(n, values))[..., np.newaxis])[..., 0]
-        normal = across @ jacobian
-        size = np.sqrt(np.einsum("bkk->bk", normal))
-        size = np.where(size > 0, size, 1.0)  # columns scaled to one: parameters may differ by many orders
-        free = ~(((values <= lower) & (descent < 0)) | ((values >= upper) & (descent > 0)))
-        both = free[:, :, np.newaxis] & free[:, np.newaxis, :]
-        normal = normal / (size[:, :, np.newaxis] * size[:, np.newaxis, :]) * both
-        normal = normal + unit * (~free[:, :, np.newaxis] + damping[:, np.newaxis, np.newaxis] + 1e-15)
-        step = np.linalg.solve(normal, (descent / size * free)[..., np.newaxis])[..., 0] / size
-        candidates = np.clip(values + step, lower, upper)
-        reached = np.sum(weight * (targets - law.at(n, candidates)) ** 2, axis=1)
-        better = reached <= cost
-        moving = np.max(np.abs(candidates - values) * size, axis=1) > close
-        values = np.where(better[:, np.newaxis], candidates, values)
-        found[place] = values
-        if not moving.any():
-            break
-        cost = np.where(better, reached, cost)[moving]
-        damping = np.where(better, damping / 10, np.maximum(damping, 1e-8) * 10)[moving]
-        place, values, targets = place[moving], values[moving], targets[moving]
+    close = tolerance * np.max(targets, axis=1)
+    with np.errstate(all="ignore"):  # steps may overflow on points that no law of this kind could have made
+        cost = np.sum(weight * (targets - law.at(where, values)) ** 2, axis=1)
+        cost = np.where(np.isfinite(cost), cost, np.inf)
+        for _ in range(steps):
+            jacobian = law.gradient(where, values)
+            across = np.swapaxes(jacobian * weight[..., np.newaxis], 1, 2)
+            descent = (across @ (targets - law.at(where, values))[..., np.newaxis])[..., 0]
+            normal = across @ jacobian
+            size = np.sqrt(np.einsum("bkk->bk", normal))
+            size = np.where(size > 0, size, 1.0)  # columns scaled to one: parameters may differ by many orders
+            free = ~(((values <= lower) & (descent < 0)) | ((values >= upper) & (descent > 0)))
+            both = free[:, :, np.newaxis] & free[:, np.newaxis, :]
+            normal = normal / (size[:, :, np.newaxis] * size[:, np.newaxis, :]) * both
+            normal = normal + unit * (~free[:, :, np.newaxis] + damping[:, np.newaxis, np.newaxis] + 1e-15)
+            good = np.isfinite(normal).all(axis=(1, 2)) & np.isfinite(descent).all(axis=1)
+            normal, descent = (
+                np.where(good[:, np.newaxis, np.newaxis], normal, unit),
+                np.where(good[:, np.newaxis], descent, 0.0),
+            )
+            step = np.linalg.solve(normal, (descent / size * free)[..., np.newaxis])[..., 0] / size
+            candidates = np.clip(values + np.where(np.isfinite(step), step, 0.0), lower, upper)
+            reached = np.sum(weight * (targets - law.at(where, candidates)) ** 2, axis=1)
+            better = reached <= cost
+            moving = np.max(np.abs(candidates - values) * size, axis=1) > close
+            values = np.where(better[:, np.newaxis], candidates, values)
+            found[place] = values
+            if not moving.any():
+                break
+            cost = np.where(better, reached, cost)[moving]
+            damping = np.where(better, damping / 10, np.maximum(damping, 1e-8) * 10)[moving]
+            place, values, targets = place[moving], values[moving], targets[moving]
+            weight, close = weight[moving], close[moving]
     return found
+
+
+def _between(values: Array, reach: Array, turned: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """values +- reach; for parameters that are `turned` it is 1/p +- the same reach to first order."""
+    with np.errstate(all="ignore"):
+        inverse, width = 1 / values, reach / values**2
+        far = np.where(inverse > width, 1 / (inverse - width), np.inf)
+        low, high = np.where(turned, 1 / (inverse + width), values - reach), np.where(turned, far, values + reach)
+    return np.where(np.isinf(reach), -np.inf, low), np.where(np.isinf(reach), np.inf, high)
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------
@@ -620,28 +989,34 @@ class _Noise:
 
     def reach(self, contrasts: Array) -> tuple[Array, Array]:
         """Half width of the 95 % interval of linear contrasts (C, k) of the parameters, and its t/z; shapes (C,)."""
+        nothing = np.full(len(contrasts), np.inf)
         if not np.isfinite(self.covariance).all():
-            return np.full(len(contrasts), np.inf), np.ones(len(contrasts))
-        parts = np.maximum(np.einsum("ck,skl,cl->cs", contrasts, self.covariance, contrasts), 0.0)
-        variance = parts.sum(axis=1)
+            return nothing, np.ones(len(contrasts))
+        with np.errstate(over="ignore", invalid="ignore"):
+            parts = np.maximum(np.einsum("ck,skl,cl->cs", contrasts, self.covariance, contrasts), 0.0)
+            variance = parts.sum(axis=1)
+        known = np.isfinite(variance)
         # Satterthwaite: the sum of variances that are each known with their own degrees of freedom.
-        blur = np.sum(parts**2 / self.freedom, axis=1)
-        degrees = np.divide(variance**2, blur, out=np.full(len(contrasts), np.inf), where=blur > 0)
-        t = stats.t.ppf(0.975, np.maximum(degrees, 1.0))
-        return t * np.sqrt(variance), t / _Z95
+        share = np.divide(
+            parts, variance[:, np.newaxis], out=np.zeros_like(parts), where=known[:, np.newaxis] & (parts > 0)
+        )
+        blur = np.sum(share**2 / self.freedom, axis=1)
+        degrees = np.divide(1.0, blur, out=np.full(len(contrasts), np.inf), where=blur > 0)
+        t = np.where(np.isinf(degrees), _Z95, special.stdtrit(np.maximum(degrees, 1.0), 0.975))
+        return np.where(known, t * np.sqrt(np.where(known, variance, 0.0)), nothing), t / _Z95
 
 
-def _from_repeats(solved: _Solved, sample: _Sample) -> _Noise:
-    """Noise of the parameters from the spread of the runs at each worker count, one source each."""
-    influence = _influence(solved.law.gradient(sample.counts, solved.values), sample.rows)
-    if sample.scaled_by is not None:
-        at_base = sample.counts == sample.scaled_by
-        influence = influence - np.outer(influence @ sample.means, at_base / sample.scaled_by)
+def _from_repeats(sample: _Sample, jacobian: Array) -> _Noise:
+    """Noise of the parameters from the spread of the runs at each place, one source each; jacobian is (K, k)."""
+    influence = _influence(jacobian, sample.rows)
+    if sample.base is not None:
+        at_base = np.arange(len(sample.where)) == sample.base
+        influence = influence - np.outer(influence @ sample.means, at_base / sample.where.workers[sample.base])
     sources = influence * np.sqrt(sample.run_variance)
     return _Noise(covariance=np.einsum("ks,ls->skl", sources, sources), freedom=np.array(sample.runs) - 1.0)
 
 
-def _from_residuals(solved: _Solved, sample: _Sample, base_noise: float) -> tuple[_Noise, str]:
+def _from_residuals(solved: _Solved, sample: _Sample, jacobian: Array, base_noise: float) -> tuple[_Noise, str]:
     """Noise of the parameters from the residuals of the fit, and how it was found.
 
     The misfit of a wrong law is no noise of the baseline: `base_noise` is an upper limit for the latter.
@@ -652,11 +1027,11 @@ def _from_residuals(solved: _Solved, sample: _Sample, base_noise: float) -> tupl
         nothing = np.full((1, k, k), np.inf)
         return _Noise(covariance=nothing, freedom=np.ones(1)), "none: no point is left over to see the noise in"
     at_base = _baseline_rows(sample)
-    moves = _influence(solved.law.gradient(sample.workers, solved.values), np.ones(len(sample.workers)))
+    moves = _influence(jacobian[sample.place], np.ones(len(sample.place)))
     if at_base.any():
         # A baseline run moves its own point and, the other way, all points.
         moves = moves - np.outer(moves @ sample.speedup, at_base / (at_base.sum() * sample.speedup[at_base].mean()))
-    size = np.where(at_base, np.minimum(spread.size, base_noise), spread.size)
+    size = np.where(at_base, np.minimum(spread.of_base, base_noise), spread.size)
     parts = [(moves * size)[:, at_base == which] for which in (False, True)]
     return (
         _Noise(covariance=np.stack([part @ part.T for part in parts]), freedom=np.full(2, float(spread.freedom))),
@@ -670,6 +1045,7 @@ class _Spread:
 
     model: str
     size: Array  # (R,) standard deviations of the speedups
+    of_base: Array  # (R,) the same, as it counts for the baseline
     freedom: int
 
 
@@ -679,15 +1055,16 @@ def _residual_spread(solved: _Solved, sample: _Sample) -> _Spread | None:
     Residuals are taken orthogonal to what the parameters and the common scale of all points can do,
     which leaves sigma^2 with as many degrees of freedom as directions remain (restricted likelihood).
     """
-    n, s = sample.workers, sample.speedup
-    curve = solved.law.at(n, solved.values)
-    columns = solved.law.gradient(n, solved.values)
-    if sample.scaled_by is not None:
-        columns = np.column_stack([columns, curve])
-    columns = columns / np.linalg.norm(columns, axis=0)
+    s = sample.speedup
+    curve = solved.law.at(sample.where, solved.values)[sample.place]
+    slopes = solved.law.gradient(sample.where, solved.values)[sample.place]
+    if sample.base is not None:
+        slopes = np.column_stack([slopes, curve])
+    size = np.linalg.norm(slopes, axis=0)
+    slopes = slopes / np.where(size > 0, size, 1.0)
     fits = []
     for model, unit in (("proportional to the speedup", np.maximum(curve, 1e-3 * s)), ("constant", np.ones_like(s))):
-        basis, strength, _ = np.linalg.svd(columns / unit[:, np.newaxis], full_matrices=False)
+        basis, strength, _ = np.linalg.svd(slopes / unit[:, np.newaxis], full_matrices=False)
         rank = int(np.sum(strength > 1e-7 * strength[0]))
         freedom = len(s) - rank
         if freedom == 0:
@@ -699,21 +1076,27 @@ def _residual_spread(solved: _Solved, sample: _Sample) -> _Spread | None:
         likelihood = -0.5 * freedom * math.log(max(variance, floor)) - float(
             np.sum(np.log(unit)) + np.sum(np.log(strength[:rank]))
         )
-        fits.append((likelihood, _Spread(model=model, size=unit * math.sqrt(variance), freedom=freedom)))
+        fits.append(
+            (
+                likelihood,
+                _Spread(
+                    model=model, size=unit * math.sqrt(variance), of_base=unit * math.sqrt(variance), freedom=freedom
+                ),
+            )
+        )
     (proportional, relative), (constant, absolute) = fits
     if constant > proportional + _CLEARLY:
         return absolute
     if proportional > constant + _CLEARLY:
         return relative
+    # Undecided, both count. A baseline run is another matter: as noisy as the largest point it would swamp all others.
     return replace(
         relative, model="proportional to the speedup or constant", size=np.maximum(relative.size, absolute.size)
     )
 
 
 def _baseline_rows(sample: _Sample) -> NDArray[np.bool_]:
-    if sample.scaled_by is None:
-        return np.zeros(len(sample.workers), dtype=bool)
-    return np.asarray(sample.workers == sample.scaled_by)
+    return np.asarray(sample.place == (-1 if sample.base is None else sample.base))
 
 
 def _baseline_noise(solved: Sequence[_Solved], sample: _Sample) -> float:
@@ -723,24 +1106,33 @@ def _baseline_noise(solved: Sequence[_Solved], sample: _Sample) -> float:
     if not scored or not at_base.any():
         return math.inf
     spread = _residual_spread(min(scored, key=lambda each: each.aicc or 0.0), sample)
-    return math.inf if spread is None else float(spread.size[at_base].max())
+    return math.inf if spread is None else float(spread.of_base[at_base].max())
 
 
 def _influence(jacobian: Array, weight: Array) -> Array:
     """d parameters / d points, (k, points): the weighted pseudo-inverse of the Jacobian (points, k)."""
     root = np.sqrt(weight)
     scale = np.linalg.norm(jacobian * root[:, np.newaxis], axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
     inverse = np.linalg.pinv(jacobian * root[:, np.newaxis] / scale)
     return np.asarray(inverse * root / scale[:, np.newaxis], dtype=np.float64)
 
 
-def _stretched(values: Array, drawn: Array, stretch: Array) -> tuple[Array, Array]:
-    """Percentile interval of replicates (B, C) around `values` (C,), widened by `stretch` (C,)."""
-    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
-    return (
-        np.minimum(values, values + (low - values) * stretch),
-        np.maximum(values, values + (high - values) * stretch),
-    )
+def _stretched(
+    values: Array, drawn: Array, stretch: Array, turned: NDArray[np.bool_] | None = None
+) -> tuple[Array, Array]:
+    """Percentile interval of replicates (B, C) around `values` (C,), widened by `stretch` (C,).
+
+    For parameters that are `turned` it is 1/p that is widened.
+    """
+    if turned is None or not turned.any():
+        turned = np.zeros(np.shape(values), dtype=bool)
+    with np.errstate(divide="ignore"):
+        values, drawn = (np.where(turned, 1 / each, each) for each in (values, drawn))
+        low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+        low = np.minimum(values, values + (low - values) * stretch)
+        high = np.maximum(values, values + (high - values) * stretch)
+        return np.where(turned, 1 / high, low), np.where(turned, np.where(low > 0, 1 / low, np.inf), high)
 
 
 def _aicc(error: float, sample: _Sample, parameters: int) -> float | None:
@@ -748,7 +1140,7 @@ def _aicc(error: float, sample: _Sample, parameters: int) -> float | None:
 
     n log(RSS / n) + 2 K + 2 K (K + 1) / (n - K - 1), K counting the noise as a parameter.
     """
-    n, k = len(sample.workers), parameters + 1
+    n, k = len(sample.place), parameters + 1
     if n - k - 1 <= 0:
         return None
     variance = max(error / n, (_EXACT * float(sample.speedup.max())) ** 2)
@@ -757,30 +1149,59 @@ def _aicc(error: float, sample: _Sample, parameters: int) -> float | None:
 
 def _fit_doubts(law: Law, sample: _Sample, values: Array, ci95: Mapping[str, tuple[float, float]]) -> list[str]:
     doubts = []
-    if len(sample.counts) <= len(values) + 1:
+    distinct = _distinct(law, sample.where)
+    if distinct <= len(values) + 1:
+        what = "places" if law.by_nodes else "worker counts"
         doubts.append(
-            f"not identifiable: {len(sample.counts)} distinct worker counts for {len(values)} "
-            f"parameter{'s' * (len(values) > 1)} ({_words(law.parameters)}); measure at least {len(values) + 2}"
+            f"{_NOT_IDENTIFIABLE}: {distinct} distinct {what} for {len(values)} parameter{'s' * (len(values) > 1)} "
+            f"({_words(law.parameters)}); measure at least {len(values) + 2}"
         )
+    if LAWS.get(law.name, law).across is not None and not law.by_nodes and sample.where.several_nodes:
+        doubts.append("one pair of constants for links inside and across nodes: too few places for two")
+    blind = [name for name in law.parameters if not math.isfinite(ci95[name][1] - ci95[name][0])]
+    if len(blind) == len(values):
+        doubts.append("nothing is known about its uncertainty: no point is left over to see the noise in")
+        return doubts
     for i, (name, (lowest, highest)) in enumerate(zip(law.parameters, law.bounds, strict=True)):
         low, high = ci95[name]
-        if not math.isfinite(high - low):
-            doubts.append(
-                f"nothing is known about the uncertainty of {name}: no point is left over to see the noise in"
-            )
+        if name in blind:
+            doubts.append(f"{_NOT_IDENTIFIABLE}: {name} has no effect at these worker counts")
             continue
-        # What the parameter could be at all: a fraction, or for beta a cost as large as the work itself.
-        span = min(highest - lowest, 1.0 if name != "beta" else 1.0 / float(sample.counts[-1]))
         if values[i] in (lowest, highest) and high > low:
             end = high if values[i] == lowest else low
             doubts.append(
-                f"not identifiable: {name} sits on its bound {values[i]:g}; the other end of its interval is {end:.3g}"
+                f"{_NOT_IDENTIFIABLE}: {name} sits on its bound {values[i]:g}; "
+                f"the other end of its interval is {end:.3g}"
             )
-        elif math.isfinite(lowest) and name != "gamma" and high - low >= 0.9 * span:
-            doubts.append(f"not identifiable: the interval of {name} ({low:.3g} to {high:.3g}) spans its range")
+        elif _spans(law, sample.where, values, i, low, high):
+            doubts.append(f"{_NOT_IDENTIFIABLE}: the interval of {name} ({low:.3g} to {high:.3g}) spans its range")
         elif math.isfinite(lowest) and low <= lowest and high > low:
             doubts.append(f"{name} cannot be told from {lowest:g} (interval {low:.3g} to {high:.3g})")
     return doubts
+
+
+def _spans(law: Law, where: Places, values: Array, i: int, low: float, high: float) -> bool:
+    """Whether the interval of parameter `i` holds nearly all that it could be.
+
+    That is its range; for a cost without an upper bound, all between nothing and as much as the work itself.
+    """
+    name, (lowest, highest) = law.parameters[i], law.bounds[i]
+    if name in law.inverse:
+        return 1 / low - 1 / high >= 0.9 * (1 / lowest - 1 / highest)
+    if math.isfinite(highest - lowest):
+        return high - low >= 0.9 * (highest - lowest)
+    if name not in law.costs:
+        return False
+    if law.name == "usl":
+        return high - low >= (0.9 if name == "alpha" else 0.9 / float(where.workers[-1]))
+    if low > lowest:
+        return False
+    nothing = np.array([0.0 if other in law.costs else values[j] for j, other in enumerate(law.parameters)])
+    only = np.where(np.arange(len(values)) == i, high, nothing)
+    without, alone = law.at(where, nothing), law.at(where, only)
+    if law.linear:
+        return bool(np.max(alone - without) >= 0.9 * np.max(law.at(where, values)))
+    return bool(np.any(without >= 1.9 * alone))
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -796,6 +1217,11 @@ def _numbers(values: Sequence[float] | Array) -> str:
     if len(texts) > 6:
         texts = [*texts[:5], f"{len(texts) - 5} more"]
     return _words(texts)
+
+
+def _brief(name: str) -> str:
+    """A name as part of a message of one line, control characters made visible."""
+    return repr(name if len(name) <= 60 else name[:57] + "...")
 
 
 def _words(texts: Sequence[str]) -> str:

@@ -41,6 +41,11 @@ _KNOB_WORDS = {
     "ps_servers": "{} servers",
 }
 
+UNKNOWN = ""
+"""An option of training that was not recorded, as of another script's runs."""
+
+_NO_SIZE = -1.0
+
 _TEXTS = (*KNOBS, "checkpoint_every")
 """Choices that may be nobody's: they are texts in the table."""
 
@@ -109,11 +114,30 @@ REQUIRED = (
 WORK = {
     "weak": "fixed local batch and fixed data set: per-step weak, per-epoch strong",
     "strong": "fixed global batch and fixed data set: strong per step and per epoch",
+    "weak, unknown data": "fixed local batch, size of the data set not recorded: weak per step",
+    "strong, unknown data": "fixed global batch, size of the data set not recorded: strong per step",
     "weak, growing data": "fixed local batch, data set growing with the workers: weak per step and per epoch",
     "mixed": "neither the local nor the global batch is fixed: worker counts are not comparable",
     "single": "one worker count only",
 }
 """What each way of scaling keeps fixed, in words for captions."""
+
+FLAGS = {
+    "missing": "no run of this cell gave a result",
+    "failed": "some of its runs gave no result",
+    "mixed": "neither the local nor the global batch is fixed: not comparable with the other worker counts",
+    "no_plain_baseline": "one plain worker with the same work was not measured",
+    "no_wrapped_baseline": "one worker inside the same library with the same work was not measured",
+    "few_repeats": "fewer than three repeats: no interval",
+    "wide_spread": "the repeats spread by more than 10 % of their median",
+    "superlinear": "an efficiency above 100 %, and its interval too",
+    "superlinear_unresolved": "an efficiency above 100 %, within the scatter of the repeats or without an interval",
+    "few_steps": "fewer than 100 steps in the timed window of some run",
+}
+"""Words of the column `flags`, in their order there, and what each says of a point."""
+
+OF_RANKS = ("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s")
+"""What the step rows say of the ranks of each run (`accounting.Accounting.run_rows`), as medians over repeats here."""
 
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of a normal sample over the variance of its mean, in the limit of many repeats."""
@@ -151,6 +175,20 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
         )
     if runs.empty:
         raise AnalysisError("run table: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
+    for given, named in _RECENT:
+        if given.equals(runs):
+            return named.copy()
+    named = _named(runs)
+    _RECENT[:] = [(runs.copy(), named), *_RECENT[:7]]
+    return named.copy()
+
+
+_RECENT: list[tuple[pd.DataFrame, pd.DataFrame]] = []
+"""The last run tables and what `with_series` made of them: each part of an analysis asks for it again, and of a
+thousand runs it takes longer than all else that the parts do. Equal tables only, whatever was done to them since."""
+
+
+def _named(runs: pd.DataFrame) -> pd.DataFrame:
     table = _completed(runs)
     table = table.assign(
         series="",
@@ -166,7 +204,7 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
         index = list(family.rows)
         texts = [name, _setting(family, told), family.kind.split(",")[0], WORK[family.kind]]
         table.loc[index, ["series", "setting", "mode", "work"]] = texts
-        if family.kind == "strong":
+        if family.kind.startswith("strong"):
             table.loc[index, "ref_batch"] = table.loc[index, "global_batch"]
         if family.kind == "weak, growing data":
             table.loc[index, "ref_train_samples"] = table.loc[index, "train_samples"] / table.loc[index, "workers"]
@@ -184,35 +222,54 @@ class _Family:
     rows: tuple[int, ...]  # labels in the run table
 
 
+_RULES = ("weak", "strong", "weak, growing data")
+_KEPT = {"weak": "batch", "strong": "global_batch", "weak, growing data": "batch", "single": "batch"}
+"""The batch that each kind of series keeps fixed."""
+
+
 def _families(table: pd.DataFrame) -> list[_Family]:
-    """Split the runs of equal settings into series; what two rules could claim goes to the earlier rule."""
-    per_worker = table["train_samples"] / table["workers"]
-    rules = (
-        ("weak", "batch", table["train_samples"]),
-        ("strong", "global_batch", table["train_samples"]),
-        ("weak, growing data", "batch", per_worker),
-    )
+    """Split the runs of equal settings into series.
+
+    A run belongs to one series. Cells of a study of local and of global batches may fit several rules: the one that is
+    tried first is chosen so that series are as long as possible (largest sum of squared numbers of worker counts), a
+    fixed local batch where that decides nothing. `_doubt_shared` names the series that then lacks a point.
+    """
     families = []
     for settings, group in table.groupby(list(SETTINGS), dropna=False, sort=True):
         common = dict(zip(SETTINGS, settings, strict=True))
-        rest = group
-        for kind, column, data in (*rules, ("single", "batch", table["train_samples"])):
-            if kind == "single" and len(rest) == len(group) and rest["workers"].nunique() > 1:
-                rows = tuple(rest.index)
-                families.append(
-                    _Family(settings=common, kind="mixed", batch=math.nan, train_samples=math.nan, rows=rows)
-                )
-                break
-            keys = rest[[column, "workers"]].assign(data=data[rest.index])
-            for key, same in keys.groupby([column, "data"], dropna=False, sort=True):
-                batch, train_samples = (float(f"{part}") for part in key)
-                if kind == "single" or same["workers"].nunique() > 1:
-                    rows = tuple(same.index)
-                    families.append(
-                        _Family(settings=common, kind=kind, batch=batch, train_samples=train_samples, rows=rows)
-                    )
-                    rest = rest.drop(index=list(rows))
+        best = _claimed(group, common, _RULES)
+        if len(best) > 1 and group["workers"].nunique() > 1:
+            for first in _RULES[1:]:
+                found = _claimed(group, common, (first, *(rule for rule in _RULES if rule != first)))
+                best = found if _length(found, group) > _length(best, group) else best
+        families += best
     return families
+
+
+def _length(families: Sequence[_Family], group: pd.DataFrame) -> int:
+    return sum(group.loc[list(each.rows), "workers"].nunique() ** 2 for each in families)
+
+
+def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str]) -> list[_Family]:
+    """Return the series of the runs of equal settings; what two rules could claim goes to the earlier one."""
+    found: list[_Family] = []
+    rest = group
+    for kind in (*rules, "single"):
+        if kind == "single" and not found and rest["workers"].nunique() > 1:
+            rows = tuple(rest.index)
+            return [_Family(settings=common, kind="mixed", batch=math.nan, train_samples=math.nan, rows=rows)]
+        data = rest["train_samples"]
+        if kind == "weak, growing data":
+            data = (data / rest["workers"]).where(data.notna(), -rest["workers"])  # unknown data grow with nothing
+        keys = rest[[_KEPT[kind], "workers"]].assign(data=data)
+        for key, same in keys.groupby([_KEPT[kind], "data"], dropna=False, sort=True):
+            batch, train_samples = (float(f"{part}") for part in key)
+            if kind == "single" or same["workers"].nunique() > 1:
+                rows = tuple(same.index)
+                told = f"{kind}, unknown data" if kind in ("weak", "strong") and math.isnan(train_samples) else kind
+                found.append(_Family(settings=common, kind=told, batch=batch, train_samples=train_samples, rows=rows))
+                rest = rest.drop(index=list(rows))
+    return found
 
 
 def _completed(runs: pd.DataFrame) -> pd.DataFrame:
@@ -220,29 +277,45 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
 
     A run that died early knows only what was asked for (`auto`, no training set size); one worker reduces nothing,
     so its reduction is `none`. Where the other runs leave exactly one possibility the run belongs there, otherwise
-    it stays as it is. Measured values are never touched.
+    it stays as it is. Measured values are never touched. Options that a run of another script did not record are
+    UNKNOWN, those of our own that are older than the option have its default.
     """
     table = runs.reset_index(drop=True)
     table["horovod_defaults"] = table["horovod_defaults"].astype(bool)
     models = table["model"].astype(object) if "model" in table.columns else pd.Series(OWN_MODEL, table.index, object)
     table["model"] = models.where(models.notna(), OWN_MODEL)
+    foreign = table["model"] != OWN_MODEL
     for column in CHOICES:
         default = RUN_FIELDS[column].default
-        values = table[column].astype(object) if column in table.columns else pd.Series(default, table.index, object)
-        table[column] = values.where(values.notna(), default)
-    for column in _TEXTS:
-        table[column] = table[column].map(_knob_text).astype(object)
+        given = table[column].astype(object) if column in table.columns else pd.Series(None, table.index, object)
+        not_told = foreign & given.isna()
+        given = given.where(given.notna(), default)
+        table[column] = given.map(_knob_text).astype(object) if column in _TEXTS else given
+        if not_told.any():  # how another script trains is not what ours would have done by default
+            table[column] = table[column].astype(object).mask(not_told, UNKNOWN)
     for column in ("batch", "global_batch", "train_samples", "workers", "nodes"):
         table[column] = pd.to_numeric(table[column]).astype(float)
     for column in ("partition", "backend", "transport", "precision", "reduction"):
         table[column] = table[column].astype(object).where(table[column].notna(), "auto")
+    # A finished run of another script may have a data set without a size, which is no gap to be filled.
+    sizeless = foreign & table["train_samples"].isna() & measured(table)
+    table.loc[sizeless, "train_samples"] = _NO_SIZE
     family = [*SETTINGS, "batch", "train_samples"]
     unknown = pd.DataFrame(
         {column: table[column].isna() | ((table[column] == "auto") & (column not in _TEXTS)) for column in family}
     )
     unknown["reduction"] |= (table["reduction"] == "none") & (table["backend"] != "serial") & (table["workers"] == 1)
-    complete = table.loc[~unknown.any(axis=1), family]
-    for label in table.index[unknown.any(axis=1)]:
+    complete = table.loc[~unknown.any(axis=1), family].drop_duplicates()
+    # Runs that know the same of themselves are told the same; a large study has many of them.
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    partly = table.loc[unknown.any(axis=1), family]
+    for label, values, marks in zip(
+        partly.index, partly.itertuples(index=False), unknown.loc[partly.index].itertuples(index=False), strict=True
+    ):
+        told = tuple(None if mark else value for value, mark in zip(values, marks, strict=True))
+        alike.setdefault(told, []).append(label)
+    for labels in alike.values():
+        label = labels[0]
         # Runs of the same work first; where there are none (the batch may change with the workers), of any work.
         for columns in (family, list(SETTINGS)):
             known = [column for column in columns if not unknown.at[label, column]]
@@ -250,9 +323,10 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
             fits = complete.loc[same, columns].drop_duplicates()
             if len(fits) == 1:
                 for column in columns:
-                    table.at[label, column] = fits.iloc[0][column]
+                    table.loc[labels, column] = fits.iloc[0][column]
             if len(fits):
                 break
+    table["train_samples"] = table["train_samples"].where(table["train_samples"] != _NO_SIZE)
     batches = table["batch"] * table["workers"]
     table["global_batch"] = table["global_batch"].where(table["global_batch"].notna(), batches)
     table["nodes"] = table["nodes"].where(table["nodes"].notna() | (table["workers"] != 1), 1.0)
@@ -271,14 +345,15 @@ def _telling(table: pd.DataFrame) -> tuple[str, ...]:
     """Return the choices in which the runs of a table differ, in the order of CHOICES.
 
     A learning rate that grows with the workers grows nothing for a plain worker, and how workers talk means nothing
-    to it: these tell nothing there.
+    to it: these tell nothing there. Other models have other options anyway: differences within a model count.
     """
     parallel = table[table["backend"] != "serial"]
-    counts = {
-        column: (parallel if column in ("lr_scaling", *KNOBS) else table)[column].nunique(dropna=False)
-        for column in CHOICES
-    }
-    return tuple(column for column, count in counts.items() if count > 1)
+    told = []
+    for column in CHOICES:
+        rows = parallel if column in ("lr_scaling", *KNOBS) else table
+        if (rows.groupby("model")[column].nunique(dropna=False) > 1).any():
+            told.append(column)
+    return tuple(told)
 
 
 def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Family]:
@@ -309,12 +384,14 @@ def _name(family: _Family, told: Sequence[str]) -> str:
 
 def _setting(family: _Family, told: Sequence[str]) -> str:
     size = "unknown" if math.isnan(family.batch) else f"{family.batch:.0f}"
-    batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(family.kind, f"batch {size}")
+    kind = family.kind.split(",")[0]
+    batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(kind, f"batch {size}")
     precision = family.settings["precision"]
     words = [batch, *([] if precision in ("fp32", "auto") else [precision])]
     for choice in told:
-        if choice not in ("lr_scaling", *KNOBS) or family.settings["backend"] != "serial":
-            words.append(CHOICE_WORDS[choice](family.settings[choice]))
+        value = family.settings[choice]
+        if f"{value}" != UNKNOWN and (choice not in ("lr_scaling", *KNOBS) or family.settings["backend"] != "serial"):
+            words.append(CHOICE_WORDS[choice](value))
     return " ".join(words)
 
 
@@ -333,10 +410,10 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
     keys = {
         column: table[column].map(ranks[column]).fillna(99)
         if column in ranks
-        else table[column].map(parse_widths)
+        else table[column].map(lambda text: parse_widths(text) if text != UNKNOWN else (math.inf,))
         if column == "widths"
         else pd.to_numeric(table[column], errors="coerce")
-        if column in _TEXTS
+        if column in _TEXTS or (column in CHOICES and (table[column].astype(object) == UNKNOWN).any())
         else table[column]
         for column in (
             *("partition", "backend", "transport", "precision", "ref_batch", *CHOICES, "horovod_defaults", "model"),
@@ -356,24 +433,44 @@ def measured(runs: pd.DataFrame) -> pd.Series:
     return (runs["status"] == "done") & np.isfinite(runs["samples_per_s"].astype(float))
 
 
-def scaling_points(runs: pd.DataFrame) -> pd.DataFrame:
+def named_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the run table as it is, its rows in their order, with `series` and `mode` of each run behind its name.
+
+    With them, single repeats join the points: a point is the runs of one series, workers and nodes.
+    """
+    named = with_series(runs.assign(_place=range(len(runs)))).sort_values("_place", kind="stable")
+    table = runs.drop(columns=["series", "mode"], errors="ignore")
+    after = list(table.columns).index("run") + 1
+    for column in ("mode", "series"):
+        table.insert(after, column, named[column].to_numpy())
+    return table
+
+
+def scaling_points(runs: pd.DataFrame, accounting: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return one row per cell of the run table: medians over repeats, spread, speedup and efficiency.
 
     Speedups are given against two baselines of the same partition, precision, batch and training set size: `plain`
     (one worker without a communication library) and `wrapped` (one worker inside the same one). Columns are NaN
     where a cell has no finished run, where its baseline has none, and for intervals from fewer than three repeats.
+    `flags` are those of FLAGS that hold, a blank between them. `accounting` (`Accounting.run_rows`) brings what the
+    step rows say of the ranks, OF_RANKS; without it, and where a repeat does not know it, these are NaN.
     """
-    table = with_series(runs)
+    table = with_series(_with_ranks(runs, accounting))
     rows = [_point(cell) for _, cell in table.groupby(["series", *CELL], dropna=False, sort=False)]
     values = {place: _throughputs(row) for place, row in enumerate(rows)}
     for place, row in enumerate(rows):
         for kind in ("plain", "wrapped"):
             base = baseline_place(rows, row, kind)
             row.update(_against(row, values[place], kind, None if base is None else values[base], base == place))
-        row["karp_flatt"] = float(karp_flatt(row["speedup_plain"], row["workers"]))
+        row |= _karp_flatt(row)
+        row |= _pop(row)
+        row["flags"] = " ".join(_flags(row))
     for row in rows:
-        del row["_samples_per_s"]
+        del row["_samples_per_s"], row["_steps"]
     points = pd.DataFrame(rows)
+    foreign = points["model"] != OWN_MODEL
+    if foreign.any():
+        points["horovod_defaults"] = points["horovod_defaults"].astype(object).mask(foreign, UNKNOWN)
     whole = [
         "batch",
         "train_samples",
@@ -391,6 +488,52 @@ def scaling_points(runs: pd.DataFrame) -> pd.DataFrame:
     return points
 
 
+def _with_ranks(runs: pd.DataFrame, accounting: pd.DataFrame | None) -> pd.DataFrame:
+    """Return the run table with OF_RANKS of each run, NaN where they are not known."""
+    table = runs.copy()
+    for name in OF_RANKS:
+        table[name] = math.nan
+        if accounting is not None and name in accounting.columns:
+            whole = accounting[accounting["rank"].isna()].drop_duplicates("run").set_index("run")
+            table[name] = table["run"].map(whole[name]).astype(float)
+    return table
+
+
+def _karp_flatt(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the Karp-Flatt fraction of a point and its 95 % interval, from that of the speedup: e falls as S grows."""
+    ends = {"": "speedup_plain", "_low": "speedup_plain_high", "_high": "speedup_plain_low"}
+    return {f"karp_flatt{end}": float(karp_flatt(row[name], row["workers"])) for end, name in ends.items()}
+
+
+def _pop(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return POP's computation scalability over the plain baseline: its useful seconds per sample over those here.
+
+    One plain worker waits for nobody, so that its time is useful. The ranks of a point spend N PE / X useful seconds on
+    a sample, whether the work of a step is fixed in total or per worker: the quotient is E / PE.
+    """
+    return {"computation_scalability": row["efficiency_plain"] / row["parallel_efficiency_median"]}
+
+
+def _flags(row: Mapping[str, Any]) -> list[str]:
+    kinds = ["plain"] if row["backend"] == "serial" else ["plain", "wrapped"]
+    mixed, several = row["mode"] == "mixed", row["workers"] > 1
+    above = [kind for kind in kinds if several and row[f"efficiency_{kind}"] > 1]
+    resolved = any(row[f"efficiency_{kind}_low"] > 1 for kind in above)
+    spread = (row["samples_per_s_max"] - row["samples_per_s_min"]) / row["samples_per_s_median"]
+    holds = {
+        "missing": row["missing"],
+        "failed": row["failed"] > 0,
+        "mixed": mixed,
+        **{f"no_{kind}_baseline": not mixed and row[f"base_{kind}_repeats"] == 0 for kind in kinds},
+        "few_repeats": 0 < row["repeats"] < FEWEST_REPEATS,
+        "wide_spread": spread > WIDE_SPREAD,
+        "superlinear": resolved,
+        "superlinear_unresolved": bool(above) and not resolved,
+        "few_steps": row["_steps"] < FEW_STEPS,
+    }
+    return [name for name in FLAGS if holds.get(name, False)]
+
+
 def _point(cell: pd.DataFrame) -> dict[str, Any]:
     first = cell.iloc[0]
     good = cell[measured(cell)]
@@ -405,6 +548,7 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
         "missing": good.empty,
         "reasons": "; ".join(dict.fromkeys(_why(each) for _, each in bad.iterrows())),
         "_samples_per_s": np.sort(good["samples_per_s"].to_numpy(dtype=float)),
+        "_steps": float(good["steps"].astype(float).min()) if len(good) else math.nan,
     }
     x = row["_samples_per_s"]
     low, high = ratio_interval(x)
@@ -416,6 +560,7 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     row["step_mean_s_median"] = _median(good["step_s"])
     row |= {f"{column}_median": _median(good[column]) for column in LAP_COLUMNS}
     row["test_mse_median"] = _median(good["test_mse"])
+    row |= {f"{column}_median": _median(good[column]) for column in OF_RANKS}
     return row
 
 
@@ -445,13 +590,14 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     """Return the place in `cells` of the one-worker cell that `cell` is compared with, or None where there is none.
 
     kind is `plain` or `wrapped`. A cell of another partition, precision, batch, training set size or other choices
-    never stands in; only how the learning rate grows with the workers may differ, as it does not grow for one, and how
-    workers talk where there is one plain worker.
+    never stands in; only what means nothing to one worker may differ: how the learning rate grows with the workers, on
+    which nodes they are put, and for the plain one how they talk. A training set of unknown size is that of others of
+    unknown size.
     """
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
     way = ("serial", "none") if kind == "plain" else (cell["backend"], cell["transport"])
-    free = {"lr_scaling", *(KNOBS if kind == "plain" else ())}
+    free = {"lr_scaling", *_WHERE, *(KNOBS if kind == "plain" else ())}
     places = [
         place
         for place, other in enumerate(cells)
@@ -460,19 +606,24 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         and (other["backend"], other["transport"]) == way
         and all(other[name] == cell[name] for name in ("partition", "precision", "model", *CHOICES) if name not in free)
         and other["batch"] == cell["ref_batch"]
-        and other["train_samples"] == cell["ref_train_samples"]
+        and _same(other["train_samples"], cell["ref_train_samples"])
         and (kind == "plain" or other["horovod_defaults"] == cell["horovod_defaults"])
         and (kind == "plain" or other["reduction"] in (cell["reduction"], "none"))
     ]
     # Where there is a choice: the same settings first, then the one-worker run that had nothing to reduce.
     places.sort(
         key=lambda place: (
+            *(cells[place][name] != cell[name] for name in _WHERE),
             cells[place]["horovod_defaults"] != cell["horovod_defaults"],
             cells[place]["lr_scaling"] != cell["lr_scaling"],
             cells[place]["reduction"] != cell["reduction"],
         )
     )
     return places[0] if places else None
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) -> dict[str, float]:
@@ -531,6 +682,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
         *_doubt_failures(runs),
         *_doubt_baselines(points),
         *_doubt_modes(points),
+        *_doubt_shared(points),
         *_doubt_repeats(points),
         *_doubt_spread(points),
         *_doubt_superlinear(points),
@@ -566,7 +718,7 @@ def _doubt_baselines(points: pd.DataFrame) -> list[str]:
             found.append(
                 f"{series}: no {kind} baseline for {worker_counts(lacking['workers'])}, so speedup_{kind} is left "
                 f"empty; it needs one {way} worker on {first['partition']} with batch {needed['ref_batch']:.0f}, "
-                f"{first['precision']}, {needed['ref_train_samples']:.0f} training samples."
+                f"{first['precision']}, {_size(needed['ref_train_samples'])}."
             )
     return found
 
@@ -577,6 +729,36 @@ def _doubt_modes(points: pd.DataFrame) -> list[str]:
         "given; keep one of them fixed."
         for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
     ]
+
+
+def _size(train_samples: float) -> str:
+    if math.isnan(train_samples):
+        return "and a training set whose size is not recorded either"
+    return f"{train_samples:.0f} training samples"
+
+
+def _doubt_shared(points: pd.DataFrame) -> list[str]:
+    """A run counts in one series; where it fits another as well, that one lacks a point."""
+    found = []
+    for _, alike in points.groupby(list(SETTINGS), dropna=False, sort=False):
+        if alike["series"].nunique() < 2:
+            continue
+        for series, rows in alike.groupby("series", sort=False):
+            batch = {"strong": "global_batch", "weak": "batch"}.get(rows["mode"].iloc[0])
+            if batch is None:
+                continue
+            others = alike[
+                (alike[batch] == rows[batch].iloc[0])
+                & alike["train_samples"].isin(rows["train_samples"])
+                & ~alike["workers"].isin(rows["workers"])
+            ]
+            if len(others):
+                names = ", ".join(others["series"].drop_duplicates())
+                found.append(
+                    f"{series}: lacks its points of {worker_counts(others['workers'])}, because these runs stand in "
+                    f"{names}, which they fit as well; analyse the two studies apart to have both."
+                )
+    return found
 
 
 def _doubt_repeats(points: pd.DataFrame) -> list[str]:

@@ -32,6 +32,7 @@ OPTIONAL = ("nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_no
 COLUMNS = REQUIRED + OPTIONAL
 
 MOST_WORKERS = 10_000_000
+MOST_POINTS = 1_000_000
 _THROUGHPUT = (1e-9, 1e15)  # samples/s; outside, a number is a slip
 
 
@@ -70,7 +71,7 @@ def parse_points(text: str, source: str) -> pd.DataFrame:
 
     frame = pd.DataFrame.from_records(records)
     frame = frame[[name for name in COLUMNS if name in frame]]
-    doubts += _duplicates(frame, lines, source)
+    doubts += [*_overfull(frame, lines, source), *_duplicates(frame, lines, source)]
     frame.attrs["doubts"] = tuple(doubts)
     return frame
 
@@ -83,6 +84,11 @@ def _rows(text: str, source: str) -> list[tuple[int, list[str]]]:
         for cells in reader:
             if any(cell.strip() for cell in cells) and not cells[0].lstrip().startswith("#"):
                 rows.append((reader.line_num, cells))
+            if len(rows) > MOST_POINTS + 1:
+                raise DataError(
+                    f"{source}: has more than {MOST_POINTS:,} points; a points file has one line per run, so give "
+                    "throughputs of runs instead of steps, or split it by series"
+                )
     except csv.Error as error:
         raise DataError(f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV") from None
     return rows
@@ -113,8 +119,24 @@ def _columns(header: list[str], source: str, line: int) -> tuple[list[tuple[int,
     twice = [name for name in COLUMNS if names.count(name) > 1]
     if twice:
         raise DataError(f"{where}: column {twice[0]!r} appears {names.count(twice[0])} times; keep one of them")
-    doubts = [f"column{'s' * (len(unknown) > 1)} {', '.join(map(_shown, unknown))} not used"] if unknown else []
+    some = [*map(_shown, unknown[:5]), *([f"{len(unknown) - 5} more"] if len(unknown) > 5 else [])]
+    doubts = [f"column{'s' * (len(unknown) > 1)} {', '.join(some)} not used"] if unknown else []
     return [(i, name) for i, name in enumerate(names) if name in COLUMNS], doubts
+
+
+def _overfull(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]:
+    """Doubt workers that do not fit on their nodes."""
+    if "nodes" not in frame or "workers_per_node" not in frame:
+        return []
+    over = frame.index[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
+    if not len(over):
+        return []
+    first = frame.loc[over[0]]
+    return [
+        f"line {lines[over[0]]} of {source}: {first['workers']:g} workers do not fit on {first['nodes']:g} "
+        f"node{'s' if first['nodes'] > 1 else ''} with {first['workers_per_node']:g} workers per node"
+        + (f" (and {len(over) - 1} more lines)" if len(over) > 1 else "")
+    ]
 
 
 def _duplicates(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]:
@@ -145,6 +167,8 @@ def _duplicates(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]
 
 def _number(cell: str, where: str, name: str, allowed: str) -> float:
     try:
+        if "_" in cell or not cell.isascii():
+            raise ValueError
         return float(cell)
     except ValueError:
         comma = " (write decimals with a point)" if "," in cell else ""

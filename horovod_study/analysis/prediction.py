@@ -2,56 +2,66 @@
 
 No single law is right for everybody's data: published curves of data-parallel training mostly level off after the
 first workers, as a ring all-reduce does, while fixed work runs into Amdahl's or Gunther's ceiling.
-So the forecast is a weighted mean of several laws:
+So the forecast is a weighted mean of the laws in `trends`, which weigh as they foresaw the largest known counts:
 
-1. Each law is fitted to the per-worker throughput X/N of the medians, with relative residuals and no negative costs.
-2. Each is asked to forecast the largest known worker counts from the smaller ones.
-   Its weight is a prior times the Student t likelihood of those errors, in logarithms and per doubling ahead;
-   each origin further back counts half.
-   With two worker counts there is nothing to hold out, and the priors decide.
-3. The mean (of logarithms) is taken half as the laws say it and half starting from the last measured point.
-   It never exceeds ideal scaling from the best per-worker throughput known, and is never negative.
+1. Medians of the runs at each worker count; runs and counts in another unit (30-fold off) are left out, and said.
+2. Laws of the worker count; with `sync_s` and `batch_size` also of synchronisation and computing apart; with points on
+   several nodes also laws that know where a node ends; with a micro-benchmark also its all-reduce.
+   A fixed global batch (strong scaling) makes Amdahl's law and USL the likely ones.
+3. The mean never exceeds ideal scaling from the best per-worker throughput known, and is never negative.
 
-The interval combines the noise of one run, the errors made in step 2 (shrunk towards what published curves show, and
-growing with the square root of the doublings beyond the data), and the disagreement between the laws.
+The interval combines the noise of one run, the errors that the laws made about the largest known counts (growing with
+the doublings beyond the data), and their disagreement. It never narrows with distance.
 
 A node boundary changes the regime, and the `nodes` column or `workers_per_node` tells where it is.
-Where the points on several nodes lie far below what the points on one node lead to expect, only the former are
-used. Where no point spans several nodes and the forecast does, the share of the step that communication took inside
-the node is taken to grow several times; nothing in the data says how many, so the interval is wide and a doubt says
-why. The constants below were chosen by leaving the largest worker counts out of published scaling tables
-(single hosts, InfiniBand and Ethernet clusters, 2017 to 2024); they are no physics.
+Where the points on several nodes lie far below what the points on one node lead to expect, only the former are used.
+Where no point spans several nodes and the forecast does, the laws are followed until the node is full, and then the
+network between nodes costs something: as the micro-benchmark says if it ran on several hosts, else a guess with a wide
+interval, and a doubt says so. The constants here and in `trends` were chosen on published scaling tables, leaving one
+source out at a time (single hosts, InfiniBand and Ethernet clusters, 2017 to 2024); they are no physics.
 
-Letters: K distinct worker counts known, M counts to forecast, P laws.
+Letters: K distinct worker counts known, M counts to forecast.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import optimize
 
+from horovod_study.analysis.advice import network_of
 from horovod_study.analysis.fitting import check_points, off_counts
 from horovod_study.analysis.laws import Array
+from horovod_study.analysis.trends import (
+    POWER,
+    Mixture,
+    Trend,
+    bench_trend,
+    fit_trend,
+    mix,
+    node_trends,
+    sync_trends,
+    trends,
+)
 from horovod_study.errors import AnalysisError
 
-LAW_ERROR = 0.10  # log error of a usable law one doubling ahead
 MIN_NOISE = 0.02  # relative spread of single runs, where repeats do not say better
 DRIFT = 0.06  # log error of a good forecast one doubling beyond the data, before the data has its say
 BOUNDARY_DRIFT = 0.2  # the same, where only points beyond a node boundary are used
-DRIFT_WEIGHT = 2.0  # how many observed errors that prior counts for
-AGE = 0.5  # weight of an error whose origin is one worker count further back
-ANCHORED = 0.5  # share of the forecast that starts from the last measured point
 SPREAD = 0.5  # share of the variance between laws that counts
-OPEN = 0.9  # over K: weight of the priors in that variance; with few counts the law that did best may be luck
-REFUTED = 2.0  # log likelihood below the best from which on a law does not count as possible any more
 WIDTH = 2.0  # half width of the 95 % interval in standard deviations
 BOUNDARY = math.log(1.35)  # a fall of the per-worker throughput that only a node boundary explains
-ACROSS_NODES = 5.0  # communication time across nodes over that inside one, where nothing is known
-UNKNOWN_BOUNDARY = 1.0  # log error of a forecast across a boundary that no point has crossed
+OFF = 30.0  # a run this many times off the median of its worker count is in another unit
+NETWORK = (
+    0.3  # of the geometric mean of computing and communication on a full node: what the network between nodes adds
+)
+QUIET = 0.02  # share of the step that communication takes where none is seen
+UNKNOWN_NETWORK = 1.6  # log error of NETWORK
+MEASURED_NETWORK = 0.5  # log error of the all-reduce of a micro-benchmark as a part of the step: overlap, contention
+FIXED_WORK = ("amdahl",)
+_CERTAIN = 0.9  # weight from which on a law is named alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +74,8 @@ class Prediction:
     low: float
     high: float
     law: str  # "combined", the one law that dominates, or "interpolated" between measured counts
+    weights: Mapping[str, float] = field(default_factory=dict)  # of the laws that were combined; they sum to 1
+    ideal: float = math.nan  # `workers` times the best per-worker throughput measured, samples/s
     doubts: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,19 +86,28 @@ class Prediction:
             "low": self.low,
             "high": self.high,
             "law": self.law,
+            "weights": dict(self.weights),
+            "ideal": self.ideal if math.isfinite(self.ideal) else None,
+            "doubts": list(self.doubts),
         }
 
 
 def predict(
-    points: pd.DataFrame, *, workers: Sequence[int], workers_per_node: int | None = None
+    points: pd.DataFrame,
+    *,
+    workers: Sequence[int],
+    workers_per_node: int | None = None,
+    bench: Mapping[str, Any] | None = None,
 ) -> dict[str, list[Prediction]]:
     """Forecast every series of `points` at the given worker counts, in the order given.
 
     Columns: workers, samples_per_s; optional series, nodes, workers_per_node, sync_s (seconds per step), batch_size
     (per worker).
     With `workers_per_node` nodes are filled one after the other; without it, the fullest node known is the measure.
-    Raises AnalysisError for impossible worker counts, for rows that are not positive numbers, and for a series with
-    fewer than two distinct worker counts.
+    `bench` is the content of a bench.json of `horovod-study bench`: its all-reduce of all gradients of its model is
+    taken as that of the points, which need `batch_size` for it.
+    Raises AnalysisError for impossible worker counts, for rows that are not positive numbers, for a bench.json without
+    a fitted all-reduce, and for a series with fewer than two distinct worker counts.
     """
     check_points(points)
     for count in workers:
@@ -94,66 +115,23 @@ def predict(
             raise AnalysisError(f"cannot forecast {count} workers: worker counts are whole numbers of at least 1")
     if workers_per_node is not None and workers_per_node < 1:
         raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1 worker")
+    network = None if bench is None else _network(bench)
     names = points["series"].astype(str) if "series" in points else pd.Series("", index=points.index)
     return {
-        str(name): _predict_series(str(name), rows, [int(count) for count in workers], workers_per_node)
+        str(name): _predict_series(str(name), rows, [int(count) for count in workers], workers_per_node, network)
         for name, rows in points.groupby(names.to_numpy(), sort=True)
     }
 
 
-# --- the laws, as they are combined -----------------------------------------------------------------------------------
+# --- what is known ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trend:
-    """A law with a free scale, as costs that are added: `of` says to what, `costs` how they depend on N."""
+class _Network:
+    """The all-reduce of all gradients, from a micro-benchmark."""
 
-    name: str
-    prior: float
-    of: str  # "time" N/X = a + costs, "rate" X/N = a + costs, "log" log(X/N) = a - costs
-    costs: tuple[Callable[[Array], Array], ...] = ()
-
-
-# Amdahl and USL take everything that is lost for a cost that grows with N. Where the loss levels off, as in most
-# published curves, they fall far too fast; a quarter of the prior of the others makes them ask for evidence.
-_TRENDS = (
-    _Trend(name="ring", prior=1.0, of="time", costs=(lambda n: (n - 1) / n,)),
-    _Trend(name="log2", prior=1.0, of="time", costs=(np.log2,)),
-    _Trend(name="linear", prior=1.0, of="rate", costs=(lambda n: 1 / n,)),  # X = a N + b; Gustafson's law with a scale
-    _Trend(name="power", prior=1.0, of="log", costs=(np.log,)),
-    _Trend(name="constant", prior=1.0, of="last"),
-    _Trend(name="amdahl", prior=0.25, of="time", costs=(lambda n: n - 1,)),
-    _Trend(name="usl", prior=0.25, of="time", costs=(lambda n: n - 1, lambda n: n * (n - 1))),
-)
-
-
-_POWER = next(trend for trend in _TRENDS if trend.name == "power")
-
-
-def _fit_trend(trend: _Trend, n: Array, rate: Array) -> Callable[[Array], Array]:
-    """Fit to per-worker throughputs `rate` (K,); the result gives log X/N at any counts."""
-    if trend.of == "last" or len(n) == 1:
-        last = math.log(rate[-1])
-        return lambda m: np.full(np.shape(m), last)
-    if trend.of == "log":
-        centre, scale = np.log(n).mean(), np.log(rate).mean()
-        x = np.log(n) - centre
-        slope = min(float(x @ np.log(rate) / (x @ x)), 0.0)
-        return lambda m: np.asarray(scale + slope * (np.log(m) - centre), dtype=np.float64)
-    value = rate if trend.of == "rate" else 1 / rate
-    sign = 1.0 if trend.of == "rate" else -1.0
-
-    def design(m: Array) -> Array:
-        return np.stack([np.ones_like(m), *(cost(m) for cost in trend.costs)], axis=1)
-
-    columns = design(n) / value[:, np.newaxis]
-    size = np.linalg.norm(columns, axis=0)
-    size = np.where(size > 0, size, 1.0)
-    coefficients = optimize.nnls(columns / size, np.ones_like(n))[0] / size
-    return lambda m: np.asarray(sign * np.log(np.maximum(design(m) @ coefficients, 1e-300)), dtype=np.float64)
-
-
-# --- one series -------------------------------------------------------------------------------------------------------
+    seconds: Callable[[int], float]
+    hosts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,25 +142,132 @@ class _Known:
     log_rate: Array  # (K,) log of samples/s per worker
     nodes: Array  # (K,) NaN where not known
     noise: float  # relative spread of single runs
-    communication: float  # share of the step at the largest count that is communication
+    share: Array | None  # (K,) of the step that is exposed synchronisation
+    batch: float  # samples per worker and step; NaN where it differs or is not known
+    strong: bool  # the global batch is fixed
+    per_node: int | None
+
+    @property
+    def beyond(self) -> Any:
+        """(K,) whether a count spans several nodes."""
+        return self.nodes > 1
+
+    def part(self, chosen: Any) -> tuple[Array, Array]:
+        return self.workers[chosen], self.log_rate[chosen]
+
+
+def _network(bench: Mapping[str, Any]) -> _Network:
+    source = "the micro-benchmark"
+    try:
+        size = float(bench["model"]["flat_bytes"])
+        jobs = [job["conditions"] for job in bench.get("measured", [])]
+        hosts = max((len({rank["host"] for rank in job["ranks"]}) for job in jobs), default=1)
+    except (KeyError, TypeError, ValueError) as error:
+        raise AnalysisError(
+            f"{source} is damaged ({error!r} is missing or wrong); give the bench.json of `horovod-study bench`"
+        ) from None
+    found = network_of(bench, source=source, way=None, size=size)
+    return _Network(seconds=lambda n: found.all_reduce(size, n)[0], hosts=hosts)
+
+
+def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """`rows` less what is in another unit, as far as that can be told, and the worker counts it was found at."""
+    off = off_counts(rows["workers"], rows["samples_per_s"])
+    if not off:
+        return rows, ""
+    median = rows.groupby("workers")["samples_per_s"].transform("median")
+    ratio = rows["samples_per_s"] / median
+    kept = rows[(ratio < OFF) & (ratio > 1 / OFF)]
+    kept = kept[~kept["workers"].isin(off_counts(kept["workers"], kept["samples_per_s"]))]
+    named = ", ".join(f"{count:g}" for count in off)
+    return (kept if kept["workers"].nunique() > 1 else rows), named
+
+
+def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
+    n = rows["workers"].to_numpy(dtype=np.float64)
+    x = rows["samples_per_s"].to_numpy(dtype=np.float64)
+    counts, group = np.unique(n, return_inverse=True)
+
+    def medians(values: Array) -> Array:
+        return np.array([np.median(values[group == i]) for i in range(len(counts))])
+
+    log_rate = medians(np.log(x / n))
+    nodes = np.full(len(counts), np.nan)
+    if "nodes" in rows and rows["nodes"].notna().any():
+        given = rows["nodes"].to_numpy(dtype=np.float64)
+        nodes = np.array([_largest(given[group == i]) for i in range(len(counts))])
+    elif workers_per_node is not None:
+        nodes = np.ceil(counts / workers_per_node)
+    several = nodes > 1
+    if workers_per_node is None and several.any():
+        workers_per_node = int(np.max(np.ceil(counts[several] / nodes[several])))
+    batch = rows["batch_size"].to_numpy(dtype=np.float64) if "batch_size" in rows else np.full(len(rows), np.nan)
+    steady, fixed = np.ptp(batch) == 0, np.ptp(batch * n) <= 0.01 * np.max(batch * n)
+    share = None
+    if "sync_s" in rows:
+        share = medians(np.clip(rows["sync_s"].to_numpy(dtype=np.float64) * x / (n * batch), 0.0, 0.99))
+        share = share if np.isfinite(share).all() else None
+    return _Known(
+        workers=counts,
+        log_rate=log_rate,
+        nodes=nodes,
+        # Rows that are equal in everything may be copies: they say nothing about the spread.
+        noise=_noise((np.log(x / n) - log_rate[group])[~rows.duplicated().to_numpy()], len(counts)),
+        share=share,
+        batch=float(batch[0]) if steady else math.nan,
+        strong=bool(fixed and not steady),
+        per_node=workers_per_node,
+    )
+
+
+def _noise(errors: Array, counts: int) -> float:
+    """Relative spread of single runs, from their log distances to their medians; one wild run counts as three sigma."""
+    away = np.abs(errors[errors != 0])
+    limit = 3 * max(1.4826 * float(np.median(away)), MIN_NOISE) if len(away) else math.inf
+    freedom = len(errors) - counts
+    total = 2 * MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
+    return math.sqrt(total / (2 + freedom))
+
+
+def _largest(values: Array) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.max()) if len(finite) else math.nan
+
+
+def _nodes(count: int, known: _Known) -> int | None:
+    if known.per_node is not None:
+        return math.ceil(count / known.per_node)
+    inside = known.workers[known.nodes == 1]
+    return 1 if len(inside) and count <= inside[-1] else None
+
+
+def _falls_at_boundary(known: _Known) -> bool:
+    """Whether the points on several nodes lie far below the trend (a power law) of those on one node."""
+    inside = known.nodes == 1
+    if not inside.any() or not known.beyond.any():
+        return False
+    n, log_rate = known.part(inside)
+    trend = fit_trend(POWER, n, np.exp(log_rate))
+    return bool(np.median(trend(known.workers[known.beyond]) - known.log_rate[known.beyond]) > BOUNDARY)
+
+
+# --- one series -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Mixture:
-    """Forecast beyond the known counts, in logarithms of samples/s per worker."""
+class _Outlook:
+    """Forecasts outside the known counts, logarithms of samples/s per worker, before the ceiling."""
 
     centre: Array  # (M,)
-    spread: Array  # (M,) disagreement of the laws
-    lowest: Array  # (M,) of the laws that the known counts do not refute
-    highest: Array  # (M,)
-    drift: float  # error of the forecast one doubling ahead
-    regular: bool  # whether any law foresaw the larger known counts
-    law: str
+    down: Array  # (M,) from the centre to the lower end of the interval, at least 0
+    up: Array  # (M,)
+    mixture: Mixture
 
 
 def _predict_series(
-    name: str, rows: pd.DataFrame, workers: list[int], workers_per_node: int | None
+    name: str, rows: pd.DataFrame, workers: list[int], workers_per_node: int | None, network: _Network | None
 ) -> list[Prediction]:
+    rows, off = _without_other_units(rows.sort_values(["workers", "samples_per_s"], kind="stable"))
     if workers_per_node is None and "workers_per_node" in rows and rows["workers_per_node"].notna().any():
         workers_per_node = int(rows["workers_per_node"].max())
     known = _known(rows, workers_per_node)
@@ -192,168 +277,138 @@ def _predict_series(
             f"{where}: all have {known.workers[0]:g} workers; a forecast needs at least 2 distinct worker counts, "
             "better 4"
         )
-    per_node = workers_per_node or _fullest_node(known)
-    beyond = known.nodes > 1
-    boundary = _falls_at_boundary(known)
-    chosen = beyond if boundary else np.ones(len(beyond), dtype=bool)
-    n, log_rate = known.workers[chosen], known.log_rate[chosen]
-    asked = np.array(workers, dtype=np.float64)
-    mixture = _mix(n, log_rate, asked, BOUNDARY_DRIFT if boundary else DRIFT)
+    falls = _falls_at_boundary(known)
+    first, last = known.workers[0], known.workers[-1]
+    counts = np.array(workers, dtype=np.float64)
+    outlook = _outlook(known, np.maximum(counts, last), falls, network)
+    below = outlook
+    if min(workers, default=first) < first:
+        below = _outlook(known, np.minimum(counts, first), falls, network, downwards=True)
     best = float(known.log_rate.max())
     ceiling = best + WIDTH * known.noise  # a single run may be lucky, an expectation is not above ideal
 
-    off = ", ".join(f"{count:g}" for count in off_counts(rows["workers"], rows["samples_per_s"]))
     forecasts = []
     for i, count in enumerate(workers):
-        nodes = _nodes(count, per_node, known)
-        doubts = [f"throughput at {off} workers contradicts the other points 30-fold: mixed units?"] if off else []
-        if known.workers[0] <= count <= known.workers[-1]:
-            centre = float(np.interp(math.log(count), np.log(known.workers), known.log_rate))
-            gap = float(np.min(np.abs(np.log2(known.workers / count))))
-            reach = WIDTH * math.sqrt(known.noise**2 + mixture.drift**2 * gap)
-            low, high, law = centre - reach, centre + reach, "interpolated"
+        nodes = _nodes(count, known)
+        gap = float(np.min(np.abs(np.log2(known.workers / count))))
+        weights: Mapping[str, float] = {}
+        if first <= count <= last:
+            centre, law = _between(known, count, nodes, falls), "interpolated"
+            down = up = WIDTH * math.sqrt(known.noise**2 + outlook.mixture.drift**2 * gap)
         else:
-            centre = min(float(mixture.centre[i]), best)
-            if count > n[-1] and not mixture.regular:
-                centre = max(centre, float(log_rate[-1]) + math.log(n[-1] / count))
-            gap = float(np.min(np.abs(np.log2(n / count))))
-            reach = WIDTH * math.sqrt(known.noise**2 + mixture.drift**2 * gap + SPREAD * float(mixture.spread[i]) ** 2)
-            low = min(centre - reach, float(mixture.lowest[i]) - 2 * WIDTH * known.noise)
-            high = max(centre + reach, float(mixture.highest[i]) + 2 * WIDTH * known.noise)
-            law = mixture.law
-            if nodes is not None and nodes > 1 and not beyond.any() and np.isfinite(known.nodes).all():
-                # Inside the node the trend says little about the network between nodes: the last rate, less what
-                # the communication would cost there.
-                slower = math.log1p((ACROSS_NODES - 1) * known.communication)
-                centre = min(float(log_rate[-1]) - slower, best)
-                low = min(low, centre - math.hypot(reach, UNKNOWN_BOUNDARY))
-                high, law = max(high, centre + reach), "combined"
-                doubts.append("no measured point spans several nodes: what the network costs is a guess")
-            if nodes is None and count > n[-1]:
-                doubts.append("nodes are not known: a node boundary beyond the measured points is not in the interval")
-            if gap > 2:
-                doubts.append(f"{count} workers is more than 4 times away from what was measured")
+            one = below if count < first else outlook
+            centre, down, up = float(one.centre[i]), float(one.down[i]), float(one.up[i])
+            weights = one.mixture.weights
+            top = max(weights, key=lambda name: weights[name])
+            law = top if weights[top] > _CERTAIN and not _crosses(known, count) else "combined"
         forecasts.append(
             Prediction(
                 workers=count,
                 nodes=nodes,
                 samples_per_s=count * math.exp(centre),
-                low=count * math.exp(low),
-                high=count * math.exp(max(min(high, ceiling), centre)),
+                low=count * math.exp(centre - down),
+                high=count * math.exp(max(min(centre + up, ceiling), centre)),
                 law=law,
-                doubts=tuple(doubts),
+                weights=weights,
+                ideal=count * math.exp(best),
+                doubts=tuple(_doubts(known, count, nodes, gap, off, network)),
             )
         )
     return forecasts
 
 
-def _mix(n: Array, log_rate: Array, asked: Array, drift: float) -> _Mixture:
-    """Weigh the laws by what they say about the largest counts from the smaller ones, and let them forecast."""
-    rate = np.exp(log_rate)
-    origins = range(2, len(n))
-    ahead = np.array([max(math.log2(n[j] / n[h - 1]), 0.3) for h in origins for j in range(h, len(n))])
-    age = np.array([AGE ** (len(n) - 1 - h) for h in origins for _ in range(h, len(n))])
-    errors = np.zeros((len(_TRENDS), len(ahead)))
-    forecasts = np.zeros((len(_TRENDS), len(asked)))
-    for i, trend in enumerate(_TRENDS):
-        forecasts[i] = _forecast(trend, n, rate, asked)
-        if len(ahead):
-            errors[i] = np.concatenate([_forecast(trend, n[:h], rate[:h], n[h:]) - log_rate[h:] for h in origins])
-    misses = -2.0 * np.log1p((errors / (LAW_ERROR * ahead)) ** 2 / 3)  # Student t, 3 degrees
-    score = np.log([trend.prior for trend in _TRENDS]) + (age * misses).sum(axis=1)
-    weights = np.exp(score - score.max())
-    weights /= weights.sum()
-    centre = weights @ forecasts
-    prior = np.array([trend.prior for trend in _TRENDS])
-    likelihood = (age * misses).sum(axis=1)
-    # A law of two costs follows any three points and thereby says nothing.
-    meaningful = np.array([len(n) >= 2 * len(trend.costs) for trend in _TRENDS])
-    standing = meaningful & (likelihood >= likelihood[meaningful].max() - REFUTED)
-    openness = OPEN / max(len(n), 3)
-    broad = (1 - openness) * weights + openness * prior / prior.sum()
-    squares = weights @ (age * errors**2 / ahead).sum(axis=1)
-    closest = float((age * (errors / ahead) ** 2).sum(axis=1).min() / age.sum()) if len(ahead) else math.inf
-    top = int(np.argmax(weights))
-    return _Mixture(
-        centre=centre,
-        lowest=forecasts[standing].min(axis=0),
-        highest=forecasts[standing].max(axis=0),
-        spread=np.sqrt(broad @ (forecasts - centre) ** 2),
-        drift=math.sqrt((DRIFT_WEIGHT * drift**2 + squares) / (DRIFT_WEIGHT + age.sum())),
-        regular=bool(closest <= (2 * LAW_ERROR) ** 2),
-        law=_TRENDS[top].name if weights[top] > 0.9 else "combined",
+def _crosses(known: _Known, counts: Array | float) -> Any:
+    """Whether `counts` workers need several nodes and no known count does."""
+    inside = known.per_node is not None and bool((known.nodes == 1).all())
+    return (np.asarray(counts) > max(known.per_node or 0, known.workers[-1])) & inside
+
+
+def _between(known: _Known, count: int, nodes: int | None, falls: bool) -> float:
+    """Log rate between known counts, straight in logarithms; on the far side of a fall at the node's end, beyond it."""
+    n, log_rate = known.workers, known.log_rate
+    if falls and nodes is not None and nodes > 1:
+        n, log_rate = known.part(known.beyond)
+    elif falls and nodes == 1:
+        n, log_rate = known.part(known.nodes == 1)
+    return float(np.interp(math.log(count), np.log(n), log_rate))
+
+
+def _outlook(
+    known: _Known, asked: Array, falls: bool, network: _Network | None, *, downwards: bool = False
+) -> _Outlook:
+    beyond = known.beyond
+    chosen = np.ones(len(beyond), dtype=bool)
+    if falls:
+        chosen = known.nodes == 1 if downwards else beyond
+    n, log_rate = known.part(chosen)
+    full = _crosses(known, asked)
+    inside = np.where(full, float(known.per_node or 1), asked)
+    inside = np.maximum(inside, n[-1]) if not downwards else inside
+    mixture = mix(
+        _candidates(known, beyond.any() and not falls, network, n),
+        n,
+        log_rate,
+        inside,
+        drift=BOUNDARY_DRIFT if falls else DRIFT,
+        # Without batch sizes the work may be fixed, and that shows late.
+        possible=FIXED_WORK if known.strong or not math.isfinite(known.batch) else (),
+    )
+    centre = np.minimum(mixture.centre, known.log_rate.max())
+    if not mixture.regular and not downwards:
+        # Nothing foresaw the last points: whatever happens next, more workers are not taken to be slower than fewer.
+        centre = np.maximum(centre, log_rate[-1] + np.log(n[-1] / inside))
+    gap = np.min(np.abs(np.log2(n[:, np.newaxis] / asked)), axis=0)
+    wander = mixture.drift**2 * gap * np.maximum(1.0, (1 + gap) / 2)
+    reach = WIDTH * np.sqrt(known.noise**2 + wander + SPREAD * mixture.spread**2)
+    down = np.maximum(reach, centre - mixture.lowest + 2 * WIDTH * known.noise)
+    up = np.maximum(reach, mixture.highest - centre + 2 * WIDTH * known.noise)
+    slower = np.zeros((3, len(asked)))
+    for i in np.flatnonzero(full):
+        slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]), network)
+    return _Outlook(
+        centre=centre - slower[0],
+        down=np.hypot(down, slower[2] - slower[0]),
+        up=np.hypot(up, slower[0] - slower[1]),
+        mixture=mixture,
     )
 
 
-def _forecast(trend: _Trend, n: Array, rate: Array, asked: Array) -> Array:
-    """Log X/N at `asked` (M,) from points (n, rate): half as the law says, half from the nearest end of the points."""
-    law = _fit_trend(trend, n, rate)
-    end = np.where(asked < n[0], 0, -1)
-    last = np.log(rate)[end]
-    found = law(asked) + ANCHORED * (last - law(n)[end])
-    # Per worker, throughput changes at most with the square of the worker count: USL at its worst.
-    bound = 2 * np.abs(np.log(asked / n[end]))
-    return np.asarray(np.clip(found, last - bound - MIN_NOISE, last + bound + MIN_NOISE), dtype=np.float64)
+def _candidates(known: _Known, spans: bool, network: _Network | None, n: Array) -> list[Trend]:
+    found = list(trends(strong=known.strong))
+    if spans and known.per_node is not None and known.per_node > 1 and np.isfinite(known.nodes).all():
+        found += node_trends(known.per_node)
+    if known.share is not None and not known.beyond.any() and not known.strong:
+        found += sync_trends(dict(zip(known.workers.tolist(), known.share.tolist(), strict=True)))
+    if network is not None and math.isfinite(known.batch) and (network.hosts > 1) == bool(known.beyond.any()):
+        found.append(bench_trend(network.seconds, known.batch))
+    return found
 
 
-def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
-    n = rows["workers"].to_numpy(dtype=np.float64)
-    x = rows["samples_per_s"].to_numpy(dtype=np.float64)
-    counts, group = np.unique(n, return_inverse=True)
-    logs = np.log(x / n)
-    medians = np.array([np.median(logs[group == i]) for i in range(len(counts))])
-    means = np.bincount(group, logs) / np.bincount(group)
-    freedom = len(x) - len(counts)
-    variance = (2 * MIN_NOISE**2 + float(np.sum((logs - means[group]) ** 2))) / (2 + freedom)
-    if "nodes" in rows and rows["nodes"].notna().any():
-        given = rows["nodes"].to_numpy(dtype=np.float64)
-        nodes = np.array([_largest(given[group == i]) for i in range(len(counts))])
-    elif workers_per_node is not None:
-        nodes = np.ceil(counts / workers_per_node)
+def _network_cost(known: _Known, count: int, log_rate: float, network: _Network | None) -> tuple[float, float, float]:
+    """What the network between nodes takes from a full node's log rate: as expected, at least and at most (95 %)."""
+    if network is not None and network.hosts > 1 and math.isfinite(known.batch):
+        cost, error = network.seconds(count) * math.exp(log_rate) / known.batch, MEASURED_NETWORK
     else:
-        nodes = np.full(len(counts), np.nan)
-    lost = 1 - math.exp(medians[-1] - medians.max())
-    return _Known(
-        workers=counts,
-        log_rate=medians,
-        nodes=nodes,
-        noise=math.sqrt(variance),
-        communication=max(lost, _sync_share(rows[n == counts[-1]])),
-    )
+        share = 1 - math.exp(log_rate - float(known.log_rate.max()))
+        share = min(max(share, 0.0 if known.share is None else float(known.share[-1])), 0.99)
+        cost, error = NETWORK * math.sqrt((share + QUIET) * (1 - share)), UNKNOWN_NETWORK
+    least, most = cost * math.exp(-1.96 * error), cost * math.exp(1.96 * error)
+    return math.log1p(cost), math.log1p(least), math.log1p(most)
 
 
-def _largest(values: Array) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if len(finite) else math.nan
-
-
-def _sync_share(rows: pd.DataFrame) -> float:
-    """Share of the step that is exposed synchronisation, where seconds and batch sizes were given; else 0."""
-    if "sync_s" not in rows or "batch_size" not in rows:
-        return 0.0
-    step_s = rows["workers"] * rows["batch_size"] / rows["samples_per_s"]
-    share = (rows["sync_s"] / step_s).to_numpy(dtype=np.float64)
-    share = share[np.isfinite(share)]
-    return float(np.clip(np.median(share), 0.0, 1.0)) if len(share) else 0.0
-
-
-def _fullest_node(known: _Known) -> int | None:
-    """Workers per node, from points that span several; None where there is none."""
-    several = known.nodes > 1
-    return int(np.max(np.ceil(known.workers[several] / known.nodes[several]))) if several.any() else None
-
-
-def _nodes(count: int, per_node: int | None, known: _Known) -> int | None:
-    if per_node is not None:
-        return math.ceil(count / per_node)
-    inside = known.workers[known.nodes == 1]
-    return 1 if len(inside) and count <= inside[-1] else None
-
-
-def _falls_at_boundary(known: _Known) -> bool:
-    """Whether the points on several nodes lie far below the trend (a power law) of those on one node."""
-    inside, beyond = known.nodes == 1, known.nodes > 1
-    if not inside.any() or not beyond.any():
-        return False
-    trend = _fit_trend(_POWER, known.workers[inside], np.exp(known.log_rate[inside]))
-    return bool(np.median(trend(known.workers[beyond]) - known.log_rate[beyond]) > BOUNDARY)
+def _doubts(known: _Known, count: int, nodes: int | None, gap: float, off: str, network: _Network | None) -> list[str]:
+    doubts = [f"throughput at {off} workers contradicts the other points 30-fold: mixed units?"] if off else []
+    if _crosses(known, count):
+        if network is not None and network.hosts > 1 and math.isfinite(known.batch):
+            doubts.append("no measured point spans several nodes: what the network costs is the micro-benchmark's")
+        else:
+            doubts.append("no measured point spans several nodes: what the network costs is a guess")
+            if network is not None and network.hosts == 1:
+                doubts.append("the micro-benchmark ran on one host: it does not know the network between nodes")
+    if network is not None and not math.isfinite(known.batch):
+        doubts.append("the micro-benchmark is not used: that needs one batch_size for all points")
+    if nodes is None and count > known.workers[-1]:
+        doubts.append("nodes are not known: a node boundary beyond the measured points is not in the interval")
+    if gap > 2:
+        doubts.append(f"{count} workers is more than 4 times away from what was measured")
+    return doubts

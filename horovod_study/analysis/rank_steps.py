@@ -68,6 +68,96 @@ class RankSteps:
         return {lap: self.laps[lap][here - 1 if lap == "update" else here] for lap in told}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CommonSteps:
+    """The S steps that all of some ranks have, and where among its rows each rank has them."""
+
+    step: NDArray[np.int64]  # (S,)
+    epoch: NDArray[np.int64]  # (S,)
+    places: Mapping[int, slice | NDArray[np.int64]]  # rank -> rows; a slice where they follow each other
+    notes: tuple[str, ...] = ()  # what is not here, in words
+
+    def column(self, columns: Mapping[str, Any], rank: int, name: str) -> Floats:
+        """Return a column of the rows of `rank` at these steps, (S,)."""
+        found: Floats = np.asarray(columns[name], dtype=np.float64)[self.places[rank]]
+        return found
+
+
+def common_steps(
+    rows: Mapping[int, Mapping[str, Any]],
+    *,
+    workers: int,
+    from_step: int = 0,
+    fewest: int = 1,
+    missing: Mapping[int, str] | None = None,
+    name: str = "the run",
+) -> CommonSteps:
+    """Return the steps from `from_step` on that all ranks have rows of; what is left out, `align` says."""
+    notes = []
+    kept: dict[int, NDArray[np.int64] | slice] = {}
+    steps: dict[int, NDArray[np.int64]] = {}
+    common = epoch = None
+    for rank in sorted(rows):
+        columns = rows[rank]
+        step = np.asarray(columns["step"])
+        there = (step >= from_step) & np.isfinite(np.asarray(columns["step_s"], dtype=np.float64))
+        if int(there.sum()) < max(1, fewest):
+            continue
+        kept[rank] = where(there)
+        own = step[kept[rank]]
+        if common is None:
+            common, epoch = own, np.asarray(columns["epoch"])[kept[rank]]
+        if np.array_equal(own, common):
+            own = common  # once in memory, not once for each rank
+        steps[rank] = own
+    if not kept:
+        raise AnalysisError(
+            f"{name}: no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
+        )
+    absent = [rank for rank in range(workers) if rank not in kept]
+    explained = {rank: why for rank, why in (missing or {}).items() if rank in absent}
+    few = [rank for rank in absent if rank not in explained]
+    if few:
+        what = f"fewer than {fewest:,} recorded steps" if fewest > 1 else "no recorded steps"
+        notes.append(f"{_ranks(few)} {what} from step {from_step:,} on and {_are(few)} left out")
+    for why in dict.fromkeys(explained.values()):
+        whom = [rank for rank, each in explained.items() if each == why]
+        verb, _, rest = why.partition(" ")
+        notes.append(f"{_ranks(whom) if verb == 'has' else f'{_name(whom)} {verb}'} {rest} and {_are(whom)} left out")
+    assert common is not None and epoch is not None
+    first = common
+    for own in steps.values():
+        common = common if own is common else np.intersect1d(common, own, assume_unique=True)
+    if not len(common):
+        raise AnalysisError(f"{name}: its ranks have no step in common; the rows belong to different runs")
+    most = max(len(own) for own in steps.values())
+    if most > len(common):
+        short = [rank for rank, own in steps.items() if len(own) < most]
+        notes.append(
+            f"{_ranks(short)} up to {most - len(common):,} steps fewer than the others: only the {len(common):,} steps "
+            "that all have are compared"
+        )
+    if common is not first:
+        epoch = epoch[np.searchsorted(first, common)]
+    for rank, own in steps.items():
+        if own is not common:
+            kept[rank] = np.arange(len(rows[rank]["step"]))[kept[rank]][np.searchsorted(own, common)]
+    return CommonSteps(
+        step=np.asarray(common, dtype=np.int64),
+        epoch=np.asarray(epoch, dtype=np.int64),
+        places=kept,
+        notes=tuple(notes),
+    )
+
+
+def where(there: NDArray[np.bool_]) -> slice | NDArray[np.int64]:
+    """Return the places that are true: as a slice, which copies nothing, where they follow each other."""
+    first, count = int(np.argmax(there)), int(np.count_nonzero(there))
+    if there[first : first + count].all():
+        return slice(first, first + count)
+    return np.flatnonzero(there)
+
+
 def align(
     rows: Mapping[int, Mapping[str, Any]],
     *,
@@ -84,74 +174,35 @@ def align(
     rank has no row of; `notes` say so. `missing` says why a rank is not in `rows` (rank -> "has ..."). Raises
     AnalysisError, which begins with `name`, when nothing is left.
     """
-    notes = []
-    kept: dict[int, dict[str, Any]] = {}
-    for rank, columns in sorted(rows.items()):
-        there = (np.asarray(columns["step"]) >= from_step) & np.isfinite(
-            np.asarray(columns["step_s"], dtype=np.float64)
-        )
-        if int(there.sum()) >= max(1, fewest):
-            kept[rank] = {each: np.asarray(values)[there] for each, values in columns.items()}
-    if not kept:
-        raise AnalysisError(
-            f"{name}: no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
-        )
-    absent = [rank for rank in range(workers) if rank not in kept]
-    explained = {rank: why for rank, why in (missing or {}).items() if rank in absent}
-    few = [rank for rank in absent if rank not in explained]
-    if few:
-        what = f"fewer than {fewest:,} recorded steps" if fewest > 1 else "no recorded steps"
-        notes.append(f"{_ranks(few)} {what} from step {from_step:,} on and {_are(few)} left out")
-    for why in dict.fromkeys(explained.values()):
-        whom = [rank for rank, each in explained.items() if each == why]
-        verb, _, rest = why.partition(" ")
-        notes.append(f"{_ranks(whom) if verb == 'has' else f'{_name(whom)} {verb}'} {rest} and {_are(whom)} left out")
-    common = None
-    for columns in kept.values():
-        common = columns["step"] if common is None else np.intersect1d(common, columns["step"], assume_unique=True)
-    assert common is not None
-    if not len(common):
-        raise AnalysisError(f"{name}: its ranks have no step in common; the rows belong to different runs")
-    most = max(len(columns["step"]) for columns in kept.values())
-    if most > len(common):
-        short = [rank for rank, columns in kept.items() if len(columns["step"]) < most]
-        notes.append(
-            f"{_ranks(short)} up to {most - len(common):,} steps fewer than the others: only the {len(common):,} steps "
-            "that all have are compared"
-        )
-    tables = [_select(columns, common) for columns in kept.values()]
+    shared = common_steps(rows, workers=workers, from_step=from_step, fewest=fewest, missing=missing, name=name)
+    kept = shared.places
+    tables = [
+        {each: np.asarray(values)[places] for each, values in rows[rank].items()} for rank, places in kept.items()
+    ]
     laps = {}
     for lap in PARTS:
         if all(f"{lap}_s" in table for table in tables):
             values = _stack(tables, f"{lap}_s")
             if not np.isnan(values).any():
                 laps[lap] = values
-    first = tables[0]
     begins = _stack(tables, "begin_s") if all("begin_s" in table for table in tables) else None
     if begins is not None and np.isnan(begins).any():
         begins = None
     step_s = _stack(tables, "step_s")
-    step = np.asarray(first["step"], dtype=np.int64)
-    epoch = np.asarray(first["epoch"], dtype=np.int64)
     two_clocks = any("sync_host_s" in table and np.isfinite(table["sync_host_s"]).any() for table in tables)
     named = tuple(hosts) if len(hosts) >= workers else ("",) * workers
     return RankSteps(
         workers=workers,
         ranks=tuple(kept),
         hosts=tuple(named[rank] if rank < len(named) else "" for rank in kept),
-        step=step,
-        epoch=epoch,
+        step=shared.step,
+        epoch=shared.epoch,
         begin_s=None if begins is None else begins[:, 0],
         step_s=step_s,
         laps=laps,
-        follows=_follows(step, epoch, begins, step_s, laps.get("residual"), two_clocks=two_clocks),
-        notes=tuple(notes),
+        follows=_follows(shared, begins, step_s, laps.get("residual"), two_clocks=two_clocks),
+        notes=shared.notes,
     )
-
-
-def _select(columns: Mapping[str, Any], steps: NDArray[np.int64]) -> dict[str, Any]:
-    places = np.searchsorted(columns["step"], steps)
-    return {name: values[places] for name, values in columns.items()}
 
 
 def _stack(tables: Sequence[Mapping[str, Any]], name: str) -> Floats:
@@ -159,8 +210,7 @@ def _stack(tables: Sequence[Mapping[str, Any]], name: str) -> Floats:
 
 
 def _follows(
-    step: NDArray[np.int64],
-    epoch: NDArray[np.int64],
+    shared: CommonSteps,
     begins: Floats | None,
     step_s: Floats,
     residual: Floats | None,
@@ -168,14 +218,26 @@ def _follows(
     two_clocks: bool,
 ) -> NDArray[np.bool_]:
     """Return for each step, (S,), whether the one before it came right before it, in the same stretch."""
-    follows = np.concatenate([[False], (np.diff(step) == 1) & (np.diff(epoch) == 0)])
+    follows = same_epoch(shared)
     if begins is not None and residual is not None:
-        # A row's residual lies before its begin. What a script marks as residual behind it may differ from step to
-        # step and looks like a gap then: such a step is left out, which does no harm.
-        gap = np.diff(begins - residual, axis=0) - step_s[:-1]
         allowed = GAP_STEPS * float(np.median(step_s)) if two_clocks else GAP_S
-        follows[1:] &= (gap <= allowed).all(axis=1)
+        follows[1:] &= (gaps_s(begins, residual, step_s) <= allowed).all(axis=1)
     return follows
+
+
+def same_epoch(shared: CommonSteps) -> NDArray[np.bool_]:
+    """Return for each step, (S,), whether the step before it is there, in the same epoch."""
+    return np.concatenate([[False], (np.diff(shared.step) == 1) & (np.diff(shared.epoch) == 0)])
+
+
+def gaps_s(begin: Floats, residual: Floats, step_s: Floats) -> Floats:
+    """Return from (S, ...) the time between the end of each step and the beginning of the next, (S - 1, ...).
+
+    A row's residual lies before its begin. What a script marks as residual behind it may differ from step to step and
+    looks like a gap then: such a step is left out, which does no harm.
+    """
+    gaps: Floats = np.diff(begin - residual, axis=0) - step_s[:-1]
+    return gaps
 
 
 def _name(ranks: Sequence[int]) -> str:

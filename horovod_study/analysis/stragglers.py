@@ -21,7 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from horovod_study.analysis.rank_steps import Floats, RankSteps
+from horovod_study.analysis.rank_steps import (
+    BEFORE_SYNC,
+    GAP_S,
+    GAP_STEPS,
+    CommonSteps,
+    Floats,
+    RankSteps,
+    gaps_s,
+    same_epoch,
+)
 
 FEWEST_STEPS = 20
 WORTH = 0.01
@@ -256,6 +265,64 @@ def pop_of(rows: RankSteps) -> Pop | None:
     if not own.max() > 0:
         return None
     return pop(own, float((own + rows.sync_s[rows.follows].sum(axis=0)).max()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """What waiting for each other costs the ranks of a run: two means of `find_stragglers` and `pop_of`."""
+
+    pop: Pop | None  # None where not known
+    skew_s: float  # mean; NaN where not known
+
+
+def waiting(rows: Mapping[int, Mapping[str, Any]], shared: CommonSteps) -> Waiting:
+    """Return the mean skew and the POP efficiencies of ranks over the steps that they share.
+
+    The same numbers as of `find_stragglers(align(rows))` and `pop_of(align(rows))`, for runs whose rows do not fit into
+    memory together: at any time a few columns of one rank are there. Nothing is known where a rank cannot see its
+    synchronisation.
+    """
+    nothing = Waiting(pop=None, skew_s=math.nan)
+    names = ("sync_s", "begin_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
+    unknown: set[str] = set()
+    two_clocks = False
+    largest = np.full(max(len(shared.step) - 1, 0), -math.inf)  # gap before a step, of all ranks
+    for rank in shared.places:
+        columns = rows[rank]
+        found = {name: shared.column(columns, rank, name) for name in ("begin_s", "residual_s", "step_s")}
+        np.maximum(largest, gaps_s(found["begin_s"], found["residual_s"], found["step_s"]), out=largest)
+        for name in names:
+            if np.isnan(found[name] if name in found else shared.column(columns, rank, name)).any():
+                unknown.add(name)
+        two_clocks |= bool(np.isfinite(shared.column(columns, rank, "sync_host_s")).any())
+    if "sync_s" in unknown:
+        return nothing
+    laps = [lap for lap in BEFORE_SYNC if f"{lap}_s" not in unknown]
+    follows = same_epoch(shared)
+    if not unknown & {"begin_s", "residual_s"}:
+        allowed = GAP_S
+        if two_clocks:
+            every = [shared.column(rows[rank], rank, "step_s") for rank in shared.places]
+            allowed = GAP_STEPS * float(np.median(np.concatenate(every)))
+        follows[1:] &= largest <= allowed
+    steps = int(np.count_nonzero(follows))
+    if not (laps and steps):
+        return nothing
+    useful_s, runtime_s = [], []
+    last = np.full(steps, -math.inf)
+    for rank in shared.places:
+        columns = rows[rank]
+        own = np.zeros(steps)
+        for lap in laps:
+            values = shared.column(columns, rank, f"{lap}_s")
+            own += values[:-1][follows[1:]] if lap == "update" else values[follows]
+        useful_s.append(float(own.sum()))
+        runtime_s.append(useful_s[-1] + float(shared.column(columns, rank, "sync_s")[follows].sum()))
+        np.maximum(last, own, out=last)
+    return Waiting(
+        pop=pop(useful_s, max(runtime_s)) if max(useful_s) > 0 else None,
+        skew_s=(float(last.sum()) - math.fsum(useful_s) / len(useful_s)) / steps if steps >= FEWEST_STEPS else math.nan,
+    )
 
 
 def _finite(value: float) -> float | None:

@@ -9,18 +9,29 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import accounting as steps
+from horovod_study.analysis import batch_size as sizes
 from horovod_study.analysis import boundary as nodewise
 from horovod_study.analysis import breakdown as laps
 from horovod_study.analysis import convergence as learned
+from horovod_study.analysis import cycle as looks
+from horovod_study.analysis import forecast as ahead
 from horovod_study.analysis import points as scaling
+from horovod_study.analysis import resources as taken
+from horovod_study.analysis import synchronisation as waiting
+from horovod_study.analysis import transports as ways
 from horovod_study.analysis.fitting import SeriesFit, fit_series
 from horovod_study.errors import AnalysisError
 
 SCHEMA = 1
 """Of provenance.json; raised when a key changes its meaning."""
 
-TABLES = ("points", "curves", "breakdown", "convergence", "learning", "targets", "accounting", "nodes", "boundary")
-DOCUMENTS = ("fits", "provenance")
+TABLES = (
+    *("points", "curves", "breakdown", "convergence", "learning", "targets", "accounting", "nodes", "boundary"),
+    *("resources", "quantity_curves", "crossings"),
+    "forecast",
+    *("synchronisation", "sync_curves", "transports", "batches", "knees", "batch_curves", "cycle"),
+)
+DOCUMENTS = ("fits", "provenance", "quantities", "holdout", "sync_fits")
 
 CURVE_COLUMNS = (
     *("series", "law", "selected", "workers", "speedup", "low", "high"),
@@ -40,11 +51,28 @@ _NEEDED = {
     "accounting": steps.RUN_COLUMNS,
     "nodes": nodewise.NODE_COLUMNS,
     "boundary": nodewise.BOUNDARY_COLUMNS,
+    "resources": taken.RESOURCE_COLUMNS,
+    "quantity_curves": taken.QUANTITY_CURVE_COLUMNS,
+    "crossings": learned.CROSSING_COLUMNS,
+    "forecast": ahead.FORECAST_COLUMNS,
+    "synchronisation": waiting.SYNC_COLUMNS,
+    "sync_curves": waiting.CURVE_COLUMNS,
+    "transports": ways.TRANSPORT_COLUMNS,
+    "batches": sizes.BATCH_COLUMNS,
+    "knees": sizes.KNEE_COLUMNS,
+    "batch_curves": sizes.CURVE_COLUMNS,
+    "cycle": looks.CYCLE_COLUMNS,
 }
 _TEXTS = (
     *("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not"),
+    *("flags", "device", "energy_of"),
     *("per_node", "path", "fewer_per_node", "fewer_path", "more_per_node", "more_path"),
+    "doubts",
+    *("setting", "lost_base", "form", "other_form", "interval", "test", "better"),
 )
+
+_OPTIONS = (*scaling.CHOICES, "horovod_defaults")
+"""Empty where another script did not record them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +90,22 @@ class Analysis:
     accounting: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(steps.RUN_COLUMNS)))
     nodes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(nodewise.NODE_COLUMNS)))
     boundary: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(nodewise.BOUNDARY_COLUMNS)))
+    resources: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(taken.RESOURCE_COLUMNS)))
+    quantity_curves: pd.DataFrame = field(
+        default_factory=lambda: pd.DataFrame(columns=list(taken.QUANTITY_CURVE_COLUMNS))
+    )
+    crossings: pd.DataFrame = field(default_factory=lambda: learned.nothing().crossings)
+    quantities: Mapping[str, Any] = field(default_factory=lambda: {"fits": []})
+    forecast: pd.DataFrame = field(default_factory=lambda: ahead.nothing().table)
+    holdout: Mapping[str, Any] = field(default_factory=lambda: ahead.nothing().document)
+    synchronisation: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(waiting.SYNC_COLUMNS)))
+    sync_curves: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(waiting.CURVE_COLUMNS)))
+    sync_fits: Mapping[str, Any] = field(default_factory=lambda: waiting.document({}))
+    transports: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(ways.TRANSPORT_COLUMNS)))
+    batches: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(sizes.BATCH_COLUMNS)))
+    knees: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(sizes.KNEE_COLUMNS)))
+    batch_curves: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(sizes.CURVE_COLUMNS)))
+    cycle: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(looks.CYCLE_COLUMNS)))
 
     def __post_init__(self) -> None:
         for name in TABLES:
@@ -72,7 +116,9 @@ class Analysis:
                     f"{name}.csv: column {missing[0]} is missing; make the directory again with horovod-study analyze"
                 )
             # An empty text is an empty cell in CSV and comes back as NaN.
-            texts = {column: frame[column].astype(object).fillna("") for column in _TEXTS if column in frame.columns}
+            unknown = [column for column in _OPTIONS if column in frame.columns and frame[column].isna().any()]
+            columns = [*(column for column in _TEXTS if column in frame.columns), *unknown]
+            texts = {column: frame[column].astype(object).fillna("") for column in columns}
             object.__setattr__(self, name, frame.assign(**texts))
         if self.provenance.get("schema") != SCHEMA:
             raise AnalysisError(
@@ -105,10 +151,12 @@ def analyze(
     the study; without them the usual ones are named.
     Raises AnalysisError for a table without runs or without a needed column.
     """
-    points = scaling.scaling_points(runs)
+    accounts = None if accounting is None else accounting.run_rows()
+    points = scaling.scaling_points(runs, accounts)
     parts = laps.breakdown(runs)
     baseline = _baseline(points)
     fitted = _fitted(runs, points, baseline, seed)
+    foretold = _foretold(runs, points, baseline, fitted, seed)
     learning = (
         learned.nothing()
         if evaluations is None
@@ -116,6 +164,12 @@ def analyze(
     )
     rows = [] if accounting is None else steps.row_doubts(accounting)
     doubts = [*scaling.doubts(runs, points), *laps.doubts(runs), *nodewise.doubts(runs), *rows, *learning.doubts]
+    doubts += taken.doubts(runs)
+    quantities = taken.fit_quantities(runs, learning.crossings, seed=seed)
+    talking = waiting.parallel(runs)
+    waits, wait_laws = waiting.synchronisation(talking), waiting.fits(talking, seed=seed)
+    batched = sizes.batch_sizes(runs, seed=seed)
+    doubts += [*waiting.doubts(waits, wait_laws), *sizes.doubts(batched.knees)]
     return Analysis(
         points=points,
         curves=_curves(fitted),
@@ -125,7 +179,21 @@ def analyze(
         targets=learning.targets,
         nodes=nodewise.by_nodes(runs),
         boundary=nodewise.boundaries(runs),
-        **({} if accounting is None else {"accounting": accounting.run_rows()}),
+        forecast=foretold.table,
+        holdout=foretold.document,
+        resources=taken.resources(runs),
+        quantity_curves=taken.quantity_curves(quantities),
+        crossings=learning.crossings,
+        quantities={"fits": [each.to_dict() for each in quantities]},
+        synchronisation=waits,
+        sync_curves=waiting.curves(wait_laws, waits),
+        sync_fits=waiting.document(wait_laws),
+        transports=ways.transports(talking),
+        batches=batched.cells,
+        knees=batched.knees,
+        batch_curves=batched.curves,
+        cycle=looks.cycle_shares(runs),
+        **({} if accounts is None else {"accounting": accounts}),
         fits={
             "baseline": baseline,
             "series": {name: _document(name, fit, points, baseline) for name, fit in fitted.items()},
@@ -168,12 +236,34 @@ def _fitted(runs: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) 
         measured = rows[rows[f"speedup_{baseline}"].notna()]
         if measured["workers"].nunique() > 1:
             bases[str(series)] = float(measured[f"base_{baseline}_samples_per_s"].iloc[0])
-    table = scaling.with_series(runs)
-    rows = table[scaling.measured(table) & table["series"].isin(list(bases))]
-    if rows.empty:
+    frame = _scaling_rows(runs, list(bases))
+    if frame.empty:
         return {}
+    fits = fit_series(frame, baseline_samples_per_s=bases, seed=seed)
+    return {name: fits[name] for name in bases}
+
+
+def _foretold(
+    runs: pd.DataFrame, points: pd.DataFrame, baseline: str, fitted: Mapping[str, SeriesFit], seed: int
+) -> ahead.Outlook:
+    """Forecast every parallel series in which only the worker count changes."""
+    chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
+    base = points.groupby("series")[f"base_{baseline}_samples_per_s"].first()
+    return ahead.outlook(
+        _scaling_rows(runs, list(chosen["series"])),
+        settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
+        bases={str(series): float(value) for series, value in base.dropna().items()},
+        fits=fitted,
+        seed=seed,
+    )
+
+
+def _scaling_rows(runs: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:
+    """Return the finished runs of `series` with the columns that laws and forecasts are made from, as for a user."""
+    table = scaling.with_series(runs)
+    rows = table[scaling.measured(table) & table["series"].isin(list(series))]
     rows = rows[nodewise.fewest_nodes(rows)]
-    frame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "series": rows["series"],
             "workers": rows["workers"],
@@ -182,10 +272,9 @@ def _fitted(runs: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) 
             "repeat": rows["repeat"],
             "sync_s": rows["sync_s"],
             "batch_size": rows["batch"],
+            "train_samples": rows["train_samples"],
         }
     )
-    fits = fit_series(frame, baseline_samples_per_s=bases, seed=seed)
-    return {name: fits[name] for name in bases}
 
 
 def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str) -> dict[str, Any]:
@@ -396,7 +485,7 @@ def _common(runs: pd.DataFrame) -> dict[str, Any]:
     return {
         choice: _plain_value(table[choice].iloc[0])
         for choice in scaling.CHOICES
-        if table[choice].nunique(dropna=False) == 1
+        if table[choice].nunique(dropna=False) == 1 and f"{table[choice].iloc[0]}" != scaling.UNKNOWN
     }
 
 

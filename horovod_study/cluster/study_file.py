@@ -126,9 +126,9 @@ class StudyConfig:
             parts.insert(0, placement.partition)
         if placement.nodes > 1:
             parts.append(f"{placement.nodes} nodes")
-        if cell.runtime != "serial" and len(self._layouts()) > 1:
+        if placement.workers > 1 and len(self._layouts()) > 1:
             parts.append(config.placement)
-        if cell.runtime != "serial" and config.workers_per_node is not None:
+        if placement.workers > 1 and config.workers_per_node is not None:
             parts.append(f"{config.workers_per_node} per node")
         for name in self.told():
             if name not in COMMUNICATION or matters(name, cell.runtime):
@@ -149,6 +149,7 @@ class StudyConfig:
         """Yield the first repeat of every run on one partition; what cannot be placed there is a ConfigError."""
         run = changed(self.run, partition=partition.name)
         shapes: dict[tuple[Any, ...], list[tuple[Placement, dict[str, Any]]]] = {}
+        alone: list[tuple[Placement, dict[str, Any]]] = []
         for values in self._combinations():
             together = values.get("global_batch")
             variant = changed(run, **{name: value for name, value in values.items() if name in SWEEPABLE})
@@ -160,7 +161,11 @@ class StudyConfig:
                 shapes[placing] = self._shapes(partition, dict(zip(PLACING, placing, strict=True)))
             for runtime in (values["runtime"],) if "runtime" in values else self.runtimes:
                 for placement, options in shapes[placing]:
-                    if runtime != "serial":
+                    if runtime != "serial" and placement.workers == 1:
+                        # Where one worker sits means nothing: one run of it serves all placements.
+                        alone = alone or [(placement, options)]
+                        yield self._first(variant, runtime, *alone[0], together)
+                    elif runtime != "serial":
                         yield self._first(variant, runtime, placement, options, together)
                     elif placement.workers == 1:
                         yield self._first(variant, runtime, self._alone(partition), {}, together)

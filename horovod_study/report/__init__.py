@@ -5,7 +5,10 @@
     wording    the analysis in words: sentences with numbers, rounded to what they are worth
     html       report.html, one file that needs nothing else
     boundary       synchronisation against workers with the node boundaries, and what they add
+    synchronisation  waiting per step and per epoch, between transports, against the batch, and Horovod's cycle
+    forecast       throughput beyond the measured counts with its band, the errors of the method, worker counts
     convergence    learning curves with the floor of the data, time to a target, sensitivity to one option
+    resources      energy per sample and worker hours against workers
     lr_range       the loss of a learning-rate range test, with the rates that were read off it
     bench          tables of collectives in nccl-tests' layout, the figure of the network, the roofline
     search         the trials of a hyper-parameter search

@@ -111,6 +111,7 @@ def table(analysis: Analysis) -> list[dict[str, Any]]:
                     "repeats": f"{row['fewer_repeats']}, {row['more_repeats']}",
                     "sync": [_time(row["fewer_sync_s"]), _time(row["more_sync_s"])],
                     "jump": _jump(row, ""),
+                    "beyond": _jump(row, "beyond_") if row["kind"] == INDIRECT else None,
                     "step_jump": _jump(row, "step_"),
                     "interval": row["interval"],
                     "note": row["note"],
@@ -192,7 +193,8 @@ def _time(seconds: float) -> str:
 
 
 def _jump(row: Mapping[Any, Any], start: str) -> dict[str, str]:
-    value, low, high = (row[f"{start}{name}_s"] for name in ("jump", "low", "high"))
+    names = ("s", "low_s", "high_s") if start == "beyond_" else ("jump_s", "low_s", "high_s")
+    value, low, high = (row[f"{start}{name}"] for name in names)
     if not math.isfinite(value):
         return {"value": NOTHING, "interval": "", "verdict": ""}
     text, _, interval = with_interval(1000 * value, 1000 * low, 1000 * high).partition(" ")
@@ -250,7 +252,7 @@ def _panel(
     axes.set_ylabel("Waiting for gradients / ms per step")
     texts = _arrows(axes, cells, jumps, places, styles)
     _write_apart(axes, texts, top)
-    _boundary_lines(axes, cells, top)
+    boundary_lines(axes, cells, top)
 
 
 def _places(cells: pd.DataFrame, *, apart: float) -> dict[tuple[str, int, int], float]:
@@ -376,7 +378,7 @@ def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str, str]], top
         )
 
 
-def _boundary_lines(axes: Axes, cells: pd.DataFrame, top: float) -> None:
+def boundary_lines(axes: Axes, cells: pd.DataFrame, top: float) -> None:
     """Draw a dashed line where further workers need another node, or where equal workers stand on both sides."""
     counts = sorted(set(cells["nodes"]))
     left, right = axes.get_xlim()

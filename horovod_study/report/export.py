@@ -1,4 +1,4 @@
-"""Recorded runs as files of other programs: Chrome traces, TensorBoard, Weights & Biases offline, MLflow.
+"""Recorded runs as files of other programs: Chrome traces, TensorBoard, Weights & Biases offline, MLflow, Extra-P.
 
 Each tracker's own package writes its files (`pip install .[export]`, or `make extras`); nothing is sent anywhere.
 """
@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horovod_study.analysis.exchange import counts_of
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.records import RunRecord, atomic_write
 
@@ -69,6 +70,37 @@ def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mappi
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --out") from None
+    return path
+
+
+def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:
+    """Write documents of analysis/exchange.py as files for Extra-P, named by their worker counts; return their paths.
+
+    Raises RecordError when they cannot be written.
+    """
+    paths: list[Path] = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for document in documents:
+            counts = counts_of(document)
+            name = f"workers-{counts[0]}-{counts[-1]}"
+            taken = sum(path.stem == name or path.stem.startswith(f"{name}-part-") for path in paths)
+            paths.append(directory / f"{name}{f'-part-{taken + 1}' if taken else ''}.json")
+            atomic_write(paths[-1], json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise RecordError(
+            f"{directory}: cannot be written ({error.strerror or error}); choose a writable --out"
+        ) from None
+    return paths
+
+
+def write_text(text: str, path: Path) -> Path:
+    """Write a text and return its path; RecordError when it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, text)
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --out") from None
     return path

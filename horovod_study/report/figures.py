@@ -59,11 +59,14 @@ class Drawing:
 
 def drawings(analysis: Analysis) -> list[Drawing]:
     """Return the figures that this analysis has data for, in the order in which a report shows them."""
-    from horovod_study.report import boundary, convergence  # which draw with the marks of this module
+    # These draw with the marks of this module.
+    from horovod_study.report import boundary, convergence, forecast, resources, synchronisation
 
     made = [_speedup(analysis), _efficiency(analysis), _breakdown(analysis), _throughput(analysis)]
     known = [each for each in made if each is not None]
-    return [*known, *boundary.drawings(analysis), *convergence.drawings(analysis)]
+    waits = synchronisation.drawings(analysis)
+    learned = [*forecast.drawings(analysis), *convergence.drawings(analysis), *resources.drawings(analysis)]
+    return [*known, *boundary.drawings(analysis), *waits, *learned]
 
 
 def write_figures(analysis: Analysis, directory: Path) -> list[Path]:

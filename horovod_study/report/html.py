@@ -16,7 +16,7 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.points import short_rate
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
-from horovod_study.report import boundary
+from horovod_study.report import boundary, forecast, resources, synchronisation
 from horovod_study.report.figures import Drawing, css_name, drawings, inline_svg, write_figures
 from horovod_study.report.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, series_labels
 from horovod_study.report.wording import (
@@ -41,7 +41,14 @@ WIDE_IN = 6.3
 LEARNING = ("learning", "targets", "sensitivity")
 """The figures of the section on learning."""
 
-WIDTHS_IN = {"breakdown": WIDE_IN, "throughput": 5.0, boundary.NAME: WIDE_IN, **dict.fromkeys(LEARNING, WIDE_IN)}
+WIDTHS_IN = {
+    "breakdown": WIDE_IN,
+    "throughput": 5.0,
+    boundary.NAME: WIDE_IN,
+    forecast.NAME: WIDE_IN,
+    resources.NAME: WIDE_IN,
+    **dict.fromkeys((*LEARNING, *synchronisation.NAMES), WIDE_IN),
+}
 """Widths at which figures that stand alone are drawn for the page, where they differ from SCREEN_WIDTH_IN."""
 
 NOTHING = "\u2013"
@@ -90,10 +97,20 @@ def render(analysis: Analysis) -> str:
         boundary=figures.get(boundary.NAME),
         jumps=boundary.table(analysis),
         jumped=boundary.sentences(analysis),
+        waiting=synchronisation.section(analysis),
+        waiting_figures=[figures[name] for name in synchronisation.NAMES if name in figures],
+        ahead=figures.get(forecast.NAME),
+        foretold=forecast.table(analysis),
         learning=[figures[name] for name in LEARNING if name in figures],
         learned=learned(analysis),
         learned_cells=_learned(analysis, labels),
         targets=_targets(analysis, labels),
+        resources={
+            "figure": figures.get(resources.NAME),
+            "rows": resources.table(analysis),
+            "sentences": resources.sentences(analysis),
+            "units": resources.units(analysis),
+        },
         common=_common(provenance),
         baseline=provenance["baseline"],
         works=_works(analysis),
@@ -380,7 +397,7 @@ def _fits(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]
             laws.append(
                 {
                     "name": LAW_NAMES.get(name, name),
-                    "formula": _formula(LAWS[name].formula) if name in LAWS else "",
+                    "formula": _formula(law.get("formula") or (LAWS[name].formula if name in LAWS else "")),
                     "params": params,
                     "rmse": number(law["rmse"]) if law["rmse"] is not None else NOTHING,
                     "aicc": f"{law['aicc']:.1f}".replace("-", "\u2212") if law["aicc"] is not None else NOTHING,

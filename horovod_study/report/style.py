@@ -78,7 +78,18 @@ _VARIANTS: tuple[tuple[bool, Any], ...] = (
 BACKENDS = {"serial": "plain PyTorch", "horovod": "Horovod", "ddp": "PyTorch DDP", "mpi": "direct"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
 
-LAW_NAMES = {"linear": "linear", "amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
+LAW_NAMES = {
+    "constant": "constant",
+    "linear": "linear",
+    "amdahl": "Amdahl",
+    "gustafson": "Gustafson",
+    "usl": "USL",
+    "power": "power",
+    "log2": "log2",
+    "ring": "ring",
+    "tree": "tree",
+    "overlap": "overlap",
+}
 THIN_LAWS: dict[str, Any] = {"amdahl": (0, (5, 1.5, 1, 1.5)), "gustafson": (0, (1.2, 1.2))}
 """Laws drawn thinly beside the selected one, with their dashes."""
 

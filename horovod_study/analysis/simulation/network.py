@@ -1,0 +1,339 @@
+"""A described network, and what an all-reduce of S bytes among N workers costs on it.
+
+Every algorithm here costs latency + S * seconds per byte, which is what `Cost` holds. Letters: N workers, g workers per
+node, M = ceil(N / g) nodes, S bytes, a = alpha (s per message), b = 1 / bandwidth (s per byte) of a link, k servers.
+Workers fill one node after the other. On one kind of link:
+
+    ring           2 (N-1) a + 2 (N-1)/N S b
+    doubling       ceil(log2 N) (a + S b)
+    halving        2 ceil(log2 N) a + 2 (N-1)/N S b
+    hierarchical   ring reduce-scatter in each node, ring of the shards between nodes, ring all-gather in each node
+    ps             2 a + 2 (N-1)/k S b: k of the workers are servers of S/k each, everybody sends to and gets from all
+
+Sources: R. Thakur, R. Rabenseifner and W. Gropp, IJHPCA 19 (2005) 49-66, without the time of adding numbers up, for
+ring, recursive doubling and recursive halving with doubling (Rabenseifner); P. Patarasuk and X. Yuan, J. Parallel
+Distrib. Comput. 69 (2009) 117-124, for the ring's optimality in bytes. With several kinds of links:
+
+    ring           a message crosses each link of the ring twice less one hop, so latencies add up along it; bytes flow
+                   at the pace of the slowest link. A node's network card carries one stream in each direction.
+    doubling       partners are 1, 2, 4, ... apart. Once they sit on different nodes, the g workers of a node send
+                   through its card at the same time.
+    halving        nearest partners first, so that only S/g per worker, S per node, is left to cross nodes.
+    ps             servers are ranks 0, 1, ..., as in this package's own: those of one node share its card.
+
+Switch levels add their latency to every message that crosses them. Oversubscription divides the bandwidth of messages
+with which all nodes below a switch leave it at once; a ring sends one stream out of a switch, which it slows only where
+the uplinks together are narrower than one card.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.errors import ConfigError, nearest
+
+Floats: TypeAlias = NDArray[np.float64]
+Value: TypeAlias = float | Floats
+"""A constant, or draws of it, (K, 1)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Link:
+    """What a message between two workers takes: alpha_s + bytes / bytes_per_s."""
+
+    alpha_s: Value
+    bytes_per_s: Value
+
+    def times(self, *, alpha: Value = 1.0, bandwidth: Value = 1.0) -> "Link":
+        """Return the link with its constants multiplied."""
+        return Link(alpha_s=self.alpha_s * alpha, bytes_per_s=self.bytes_per_s * bandwidth)
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.alpha_s).all() and np.all(np.asarray(self.alpha_s) >= 0)):
+            raise ConfigError(f"network: alpha is {np.ravel(self.alpha_s)[0]:g} s; it must be 0 or greater")
+        if not np.all(np.asarray(self.bytes_per_s) > 0):
+            raise ConfigError(
+                f"network: bandwidth is {np.ravel(self.bytes_per_s)[0]:g} bytes/s; it must be greater than 0"
+            )
+
+    @property
+    def s_per_byte(self) -> Value:
+        """The inverse of the bandwidth."""
+        return 1.0 / self.bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """One level of switches: what messages between groups of so many nodes cross."""
+
+    nodes: int  # below one switch of this level
+    latency_s: float = 0.0
+    oversubscription: float = 1.0  # bandwidth of the nodes together / bandwidth out of the switch
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise ConfigError(f"network: a switch has {self.nodes} nodes below it; it must be at least 1")
+        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
+            raise ConfigError(f"network: the latency of a switch is {self.latency_s:g} s; it must be 0 or greater")
+        if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
+            raise ConfigError(
+                f"network: oversubscription is {self.oversubscription:g}; it must be at least 1 (1 is none)"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Network:
+    """Links within a node and between nodes, how many workers share a node and its card, and switches."""
+
+    intra: Link
+    inter: Link
+    workers_per_node: int = 1
+    levels: tuple[Level, ...] = ()
+    servers: int = 1  # of a parameter server
+    source: str = "as given"
+
+    def __post_init__(self) -> None:
+        for name, count in (("workers per node", self.workers_per_node), ("servers", self.servers)):
+            if count < 1:
+                raise ConfigError(f"network: {name} is {count}; it must be at least 1")
+
+    def nodes(self, n: int) -> int:
+        """Return on how many nodes `n` workers sit."""
+        return math.ceil(n / self.workers_per_node)
+
+    def crossed(self, distance: int) -> tuple[Value, float]:
+        """Return alpha between nodes `distance` apart and the largest oversubscription on the way."""
+        there = [level for level in self.levels if level.nodes <= distance]
+        alpha = self.inter.alpha_s + sum(level.latency_s for level in there)
+        return alpha, max((level.oversubscription for level in there), default=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Cost:
+    """Seconds of an all-reduce of S bytes: latency_s + S * s_per_byte."""
+
+    latency_s: Value
+    s_per_byte: Value
+
+    def time_s(self, size: Value) -> Value:
+        """Return the seconds for `size` bytes."""
+        return self.latency_s + size * self.s_per_byte
+
+
+NOTHING = Cost(latency_s=0.0, s_per_byte=0.0)
+
+
+def _ring_of_nodes(network: Network, nodes: int, hops: int) -> tuple[Value, Value]:
+    """Return latency of `hops` hops on a ring of one member per node, and s/byte of its slowest link."""
+    latency = hops * network.inter.alpha_s + _switches(network, nodes, hops)
+    slowest = max((max(1.0, each.oversubscription / each.nodes) for each in _used(network, nodes)), default=1.0)
+    return latency, network.inter.s_per_byte * slowest
+
+
+def _used(network: Network, nodes: int) -> list[Level]:
+    return [level for level in network.levels if level.nodes < nodes]
+
+
+def _switches(network: Network, nodes: int, hops: int) -> float:
+    # Twice round the ring, and each group of nodes is left once in a round.
+    return sum(min(hops, 2 * math.ceil(nodes / level.nodes)) * level.latency_s for level in _used(network, nodes))
+
+
+def ring(network: Network, n: int) -> Cost:
+    """Return the cost of a ring through all workers, node after node."""
+    nodes, hops = network.nodes(n), 2 * (n - 1)
+    if nodes == 1:
+        return Cost(latency_s=hops * network.intra.alpha_s, s_per_byte=hops / n * network.intra.s_per_byte)
+    between = min(hops, 2 * nodes)
+    latency, slowest = _ring_of_nodes(network, nodes, between)
+    if network.workers_per_node > 1:
+        slowest = np.maximum(slowest, network.intra.s_per_byte)
+    return Cost(latency_s=latency + (hops - between) * network.intra.alpha_s, s_per_byte=hops / n * slowest)
+
+
+def doubling(network: Network, n: int) -> Cost:
+    """Return the cost of recursive doubling: in each round everybody exchanges everything with a partner."""
+    g = min(n, network.workers_per_node)
+    inside, rounds = math.ceil(math.log2(g)), math.ceil(math.log2(n))
+    latency: Value = inside * network.intra.alpha_s
+    per_byte: Value = inside * network.intra.s_per_byte
+    for round_ in range(rounds - inside):
+        alpha, over = network.crossed(2**round_)
+        latency = latency + alpha
+        per_byte = per_byte + g * over * network.inter.s_per_byte
+    return Cost(latency_s=latency, s_per_byte=per_byte)
+
+
+def halving(network: Network, n: int) -> Cost:
+    """Return the cost of a reduce-scatter by recursive halving and an all-gather by recursive doubling."""
+    g, nodes = min(n, network.workers_per_node), network.nodes(n)
+    inside, between = math.ceil(math.log2(g)), math.ceil(math.log2(nodes))
+    latency: Value = 2 * inside * network.intra.alpha_s
+    # Of the bytes, (g-1)/g stay in the node; the rest, S/g per worker and S per node, crosses in halves.
+    per_byte: Value = 2 * (g - 1) / g * network.intra.s_per_byte
+    # For a number of nodes that is no power of two the rounds are scaled so that they carry the (M-1)/M that must move.
+    scale = ((nodes - 1) / nodes) / (1 - 0.5**between) if between else 1.0
+    for round_ in range(between):
+        alpha, over = network.crossed(2**round_)
+        latency = latency + 2 * alpha
+        per_byte = per_byte + 2 * scale * 0.5 ** (round_ + 1) * over * network.inter.s_per_byte
+    return Cost(latency_s=latency, s_per_byte=per_byte)
+
+
+def hierarchical(network: Network, n: int) -> Cost:
+    """Return the cost of reducing inside nodes, then between them, then handing out inside; one node is a ring."""
+    g, nodes = min(n, network.workers_per_node), network.nodes(n)
+    latency: Value = 2 * (g - 1) * network.intra.alpha_s
+    per_byte: Value = 2 * (g - 1) / g * network.intra.s_per_byte
+    if nodes > 1:
+        # Each of the g workers of a node moves its shard of S/g around a ring of nodes; together they share the card.
+        between, slowest = _ring_of_nodes(network, nodes, 2 * (nodes - 1))
+        latency = latency + between
+        per_byte = per_byte + 2 * (nodes - 1) / nodes * slowest
+    return Cost(latency_s=latency, s_per_byte=per_byte)
+
+
+def parameter_server(network: Network, n: int) -> Cost:
+    """Return the cost of sending everything to servers and getting the sums back."""
+    g, nodes, k = min(n, network.workers_per_node), network.nodes(n), min(n, network.servers)
+    inside = 2 * (g - 1) / k * network.intra.s_per_byte
+    if nodes == 1:
+        return Cost(latency_s=2 * network.intra.alpha_s, s_per_byte=inside)
+    alpha, over = network.crossed(nodes)
+    through = 2 * min(k, g) * (n - g) / k * network.inter.s_per_byte  # the card of the first node
+    across = 2 * g * over * network.inter.s_per_byte  # what a node of workers sends and gets past the switches
+    return Cost(latency_s=2 * alpha, s_per_byte=np.maximum(inside, np.maximum(through, across * _leaves(n, g, k))))
+
+
+def _leaves(n: int, g: int, k: int) -> float:
+    """Return the share of a worker's gradients whose server sits on another node, for a node with the fewest servers.
+
+    Servers fill the nodes from the first, so unless all are servers the last node has none: everything leaves it.
+    """
+    return (n - g) / n if k == n else 1.0
+
+
+ALGORITHMS: Mapping[str, Callable[[Network, int], Cost]] = {
+    "ring": ring,
+    "doubling": doubling,
+    "halving": halving,
+    "hierarchical": hierarchical,
+    "ps": parameter_server,
+}
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in ALGORITHMS},
+    "tree": ("doubling", "halving"),
+    "auto": ("ring", "doubling", "halving"),
+}
+"""What can be asked for. Of several the quickest at the size of the message is taken, as libraries do."""
+
+
+def costs(network: Network, algorithm: str, n: int) -> tuple[Cost, ...]:
+    """Return the costs of the algorithms among which `algorithm` lets the size choose; one worker costs nothing.
+
+    Raises ConfigError for an algorithm that is not known.
+    """
+    if algorithm not in CHOICES:
+        raise ConfigError(
+            f"simulate: algorithm {algorithm!r} is not known{nearest(algorithm, CHOICES)}; allowed: "
+            f"{', '.join(CHOICES)}"
+        )
+    if n == 1:
+        return (NOTHING,)
+    return tuple(ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
+
+
+def allreduce_s(network: Network, algorithm: str, n: int, size: Value) -> Value:
+    """Return the seconds of an all-reduce of `size` bytes among `n` workers."""
+    latency, transfer = split(costs(network, algorithm, n), size)
+    return latency + transfer
+
+
+def split(choices: tuple[Cost, ...], size: Value) -> tuple[Value, Value]:
+    """Return (latency, transfer) in s of the quickest of `choices` for `size` bytes."""
+    first = choices[0]
+    latency, transfer = first.latency_s, size * first.s_per_byte
+    for each in choices[1:]:
+        other, moved = each.latency_s, size * each.s_per_byte
+        quicker = other + moved < latency + transfer
+        latency, transfer = np.where(quicker, other, latency), np.where(quicker, moved, transfer)
+    return latency, transfer
+
+
+def small_allreduce_s(network: Network, n: int) -> Value:
+    """Return the latency of agreeing on a few bytes among all: recursive doubling without its bytes."""
+    return 0.0 if n == 1 else doubling(network, n).latency_s
+
+
+# ----------------------------------------------------------------------------------------------------- as a file
+
+
+_LINK_KEYS = ("alpha_us", "gb_per_s")
+_LEVEL_KEYS = ("nodes", "latency_us", "oversubscription")
+_KEYS = ("description", "source", "workers_per_node", "intra", "inter", "levels", "servers")
+
+
+def network_from(content: Mapping[str, Any], *, source: str) -> Network:
+    """Return the network that a YAML file describes, see docs/simulate.md; ConfigError names the key that is wrong."""
+    _known(source, content, _KEYS)
+    for key in ("inter", "workers_per_node"):
+        if key not in content:
+            raise ConfigError(
+                f"{source}: has no {key}; a network needs inter: {{alpha_us, gb_per_s}} and workers_per_node"
+            )
+    inter = _link(source, "inter", content["inter"])
+    intra = _link(source, "intra", content["intra"]) if "intra" in content else inter
+    levels = content.get("levels") or []
+    if not isinstance(levels, list):
+        raise ConfigError(f"{source}: levels must be a list of {{{', '.join(_LEVEL_KEYS)}}}")
+    return Network(
+        intra=intra,
+        inter=inter,
+        workers_per_node=_whole(source, "workers_per_node", content["workers_per_node"]),
+        levels=tuple(_level(source, place, each) for place, each in enumerate(levels, start=1)),
+        servers=_whole(source, "servers", content.get("servers", 1)),
+        source=source,
+    )
+
+
+def _level(source: str, place: int, content: Any) -> Level:
+    where = f"{source}: level {place}"
+    if not isinstance(content, dict) or "nodes" not in content:
+        raise ConfigError(f"{where} must be {{nodes, latency_us, oversubscription}}, with the nodes below one switch")
+    _known(where, content, _LEVEL_KEYS)
+    return Level(
+        nodes=_whole(where, "nodes", content["nodes"]),
+        latency_s=_number(where, "latency_us", content.get("latency_us", 0.0)) / 1e6,
+        oversubscription=_number(where, "oversubscription", content.get("oversubscription", 1.0)),
+    )
+
+
+def _link(source: str, key: str, content: Any) -> Link:
+    if not isinstance(content, dict) or set(content) != set(_LINK_KEYS):
+        raise ConfigError(f"{source}: {key} must be {{alpha_us: microseconds, gb_per_s: 1e9 bytes per second}}")
+    alpha, rate = (_number(f"{source}: {key}", name, content[name]) for name in _LINK_KEYS)
+    return Link(alpha_s=alpha / 1e6, bytes_per_s=rate * 1e9)
+
+
+def _known(source: str, content: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
+    for key in content:
+        if key not in allowed:
+            raise ConfigError(
+                f"{source}: key {key!r} is not known{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}"
+            )
+
+
+def _number(source: str, key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{source}: {key} is {value!r}; it must be a number, 0 or greater")
+    return float(value)
+
+
+def _whole(source: str, key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{source}: {key} is {value!r}; it must be a whole number, at least 1")
+    return value

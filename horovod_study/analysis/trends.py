@@ -1,0 +1,247 @@
+"""Laws as a forecast combines them: per-worker throughput against workers and nodes, weighted by what they foresaw.
+
+A trend says how the per-worker throughput r = X/N falls, as costs that are added and cannot be negative:
+
+    time    1/r = a + sum of c_i f_i(N), the step time of weak scaling, or N times that of strong scaling
+    rate    r = a + c f(N)
+    log     log r = a - c log N, the power law
+    last    r as at the largest known count
+    sync    1/r = a + c f(N), c fitted to `sync_s` and a the rest of the step at the largest known count
+    bench   1/r = a + the all-reduce as the micro-benchmark has it, nothing of it fitted
+
+Each is asked to forecast the largest known counts from the smaller ones, and weighs as its prior times the likelihood
+of these errors. docs/metrics.md, "Forecast", has the formulas; `prediction` adds boundaries, limits and intervals.
+
+Letters: K distinct worker counts known, M counts to forecast, P trends, E hold-out errors.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize
+
+from horovod_study.analysis.laws import Array
+
+LAW_ERROR = 0.08  # log error of a usable law one doubling ahead
+SHORT = 0.3  # doublings: a step from 15 to 16 workers tells no less than this
+AGE = 0.5  # weight of an error whose origin is one worker count further back
+ORIGINS = 8  # of them; older ones weigh nothing
+ANCHORED = 0.5  # share of the forecast that starts from the last measured point
+DRIFT_WEIGHT = 2.0  # how many observed errors the prior of the drift counts for
+OPEN = 0.9  # over K: weight of the priors in the spread; with few counts the law that did best may be luck
+REFUTED = 2.0  # log likelihood below the best from which on a law does not count as possible any more
+LEAST_COMPUTING = 0.1  # share of the quickest step; an all-reduce that seems to fill it is hidden behind computing
+SLACK = 0.02  # log, how much further than the worst USL a law may be off its last point
+UNLIKELY = 0.5  # prior of laws that level off too late, or too early, for nearly all published curves of the mode
+
+Curve = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """A law with a free scale; `of` names one of the forms above."""
+
+    name: str
+    prior: float
+    of: str
+    costs: tuple[Curve, ...] = ()
+    share: Mapping[float, float] | None = None  # workers -> share of the step that is synchronisation
+    batch: float = math.nan  # samples per worker and step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Forecast at M counts, in logarithms of samples/s per worker."""
+
+    centre: Array  # (M,)
+    spread: Array  # (M,) disagreement of the trends
+    lowest: Array  # (M,) of the trends that the known counts do not refute
+    highest: Array  # (M,)
+    drift: float  # error of the forecast one doubling ahead
+    regular: bool  # whether any trend foresaw the larger known counts
+    weights: Mapping[str, float]
+
+
+def _one(n: Array) -> Array:
+    return np.ones_like(n)
+
+
+def _per_worker(n: Array) -> Array:
+    return np.asarray(1 / n, dtype=np.float64)
+
+
+def _ring(n: Array) -> Array:
+    return np.asarray((n - 1) / n, dtype=np.float64)
+
+
+def _others(n: Array) -> Array:
+    return np.asarray(n - 1, dtype=np.float64)
+
+
+def _pairs(n: Array) -> Array:
+    return np.asarray(n * (n - 1), dtype=np.float64)
+
+
+def _log2(n: Array) -> Array:
+    return np.asarray(np.log2(n), dtype=np.float64)
+
+
+def _n_log2(n: Array) -> Array:
+    return np.asarray(n * np.log2(n), dtype=np.float64)
+
+
+POWER = Trend(name="power", prior=1.0, of="log")
+
+
+def trends(*, strong: bool) -> tuple[Trend, ...]:
+    """The laws that need nothing but worker counts.
+
+    With a fixed batch per worker Amdahl's law and USL take everything that is lost for a cost that grows with N. Where
+    the loss levels off, as in most published curves, they fall far too fast; UNLIKELY makes them ask for evidence.
+    With a fixed global batch N/X is N times the step, so that what a step spends on a ring is Amdahl's cost.
+    """
+    fixed_work, levels_off = (1.0, UNLIKELY) if strong else (UNLIKELY, 1.0)
+    found = (
+        Trend(name="ring", prior=levels_off, of="time", costs=(_ring,)),
+        Trend(name="tree", prior=levels_off, of="time", costs=(_log2,)),
+        Trend(name="linear", prior=levels_off, of="rate", costs=(_per_worker,)),
+        POWER,
+        Trend(name="constant efficiency", prior=levels_off, of="last"),
+        Trend(name="amdahl", prior=fixed_work, of="time", costs=(_others,)),
+        Trend(name="usl", prior=fixed_work, of="time", costs=(_others, _pairs)),
+    )
+    return (*found, Trend(name="tree of fixed work", prior=1.0, of="time", costs=(_n_log2,))) if strong else found
+
+
+def node_trends(per_node: int) -> tuple[Trend, ...]:
+    """Laws that know where a node ends: what workers of a node share stops growing once the node is full."""
+
+    def inside(cost: Curve) -> Curve:
+        return lambda n: cost(np.minimum(n, per_node))
+
+    def across(cost: Curve) -> Curve:
+        return lambda n: cost(np.ceil(n / per_node))
+
+    pairs = {
+        "ring of nodes": (_others, _ring),
+        "tree of nodes": (_others, _log2),
+        "two rings": (_ring, _ring),
+        "two trees": (_log2, _log2),
+    }
+    return tuple(
+        Trend(name=name, prior=0.5, of="time", costs=(inside(local), across(wide)))
+        for name, (local, wide) in pairs.items()
+    )
+
+
+def sync_trends(share: Mapping[float, float]) -> tuple[Trend, ...]:
+    """Laws of the synchronisation alone; what is left of the step is computing, which more workers do not change."""
+    costs = {"sync ring": _ring, "sync tree": _log2, "sync linear": _others}
+    return tuple(Trend(name=name, prior=1.0, of="sync", costs=(cost,), share=share) for name, cost in costs.items())
+
+
+def bench_trend(seconds: Callable[[int], float], batch: float) -> Trend:
+    """The step as computing plus an all-reduce of `seconds(workers)`, for `batch` samples per worker."""
+
+    def cost(n: Array) -> Array:
+        return np.array([seconds(int(count)) for count in n], dtype=np.float64)
+
+    return Trend(name="bench", prior=1.0, of="bench", costs=(cost,), batch=batch)
+
+
+def fit_trend(trend: Trend, n: Array, rate: Array) -> Curve:
+    """Fit to per-worker throughputs `rate` (K,) at `n` (K,), relative residuals; return log r at any counts."""
+    if trend.of == "last" or len(n) == 1:
+        last = math.log(rate[-1])
+        return lambda m: np.full(np.shape(m), last)
+    if trend.of == "log":
+        centre, scale = np.log(n).mean(), np.log(rate).mean()
+        x = np.log(n) - centre
+        slope = min(float(x @ np.log(rate) / (x @ x)), 0.0)
+        return lambda m: np.asarray(scale + slope * (np.log(m) - centre), dtype=np.float64)
+    if trend.of == "bench":
+        left = float(np.median(trend.batch / rate - trend.costs[0](n)))
+        computing = max(left, LEAST_COMPUTING * trend.batch / float(rate.max()))
+        return lambda m: np.asarray(math.log(trend.batch) - np.log(computing + trend.costs[0](m)), dtype=np.float64)
+    if trend.of == "sync" and trend.share is not None:
+        share = np.array([trend.share[count] for count in n])
+        computing = float((1 - share[-1]) / rate[-1])
+        cost = _nonnegative(_columns(trend.costs, n) * rate[:, np.newaxis], share)
+        return lambda m: np.asarray(-np.log(computing + _columns(trend.costs, m) @ cost), dtype=np.float64)
+    value, sign = (rate, 1.0) if trend.of == "rate" else (1 / rate, -1.0)
+    costs: tuple[Curve, ...] = (_one, *trend.costs)
+    found = _nonnegative(_columns(costs, n) / value[:, np.newaxis], np.ones_like(n))
+    return lambda m: np.asarray(sign * np.log(np.maximum(_columns(costs, m) @ found, 1e-300)), dtype=np.float64)
+
+
+def _columns(costs: Sequence[Curve], n: Array) -> Array:
+    return np.stack([cost(n) for cost in costs], axis=1)
+
+
+def _nonnegative(columns: Array, target: Array) -> Array:
+    """Least squares with coefficients of at least 0; columns of any scale."""
+    size = np.linalg.norm(columns, axis=0)
+    size = np.where(size > 0, size, 1.0)
+    return np.asarray(optimize.nnls(columns / size, target)[0] / size, dtype=np.float64)
+
+
+def forecast(trend: Trend, n: Array, rate: Array, asked: Array) -> Array:
+    """Log r at `asked` (M,) from points (n, rate): half as the law says, half from the nearest end of the points."""
+    law = fit_trend(trend, n, rate)
+    end = np.where(asked < n[0], 0, -1)
+    last = np.log(rate)[end]
+    found = law(asked) + ANCHORED * (last - law(n)[end])
+    # Per worker, throughput changes at most with the square of the worker count: USL at its worst.
+    bound = 2 * np.abs(np.log(asked / n[end]))
+    return np.asarray(np.clip(found, last - bound - SLACK, last + bound + SLACK), dtype=np.float64)
+
+
+def mix(
+    candidates: Sequence[Trend],
+    n: Array,
+    log_rate: Array,
+    asked: Array,
+    *,
+    drift: float,
+    possible: Sequence[str] = (),
+) -> Mixture:
+    """Weigh the trends by what they say about the largest counts from the smaller ones, and let them forecast.
+
+    `n`, `log_rate` (K,) ascending in workers; `drift` is the log error one doubling ahead before the data have a say.
+    The trends named in `possible` stay possible, however badly they foresaw the known counts.
+    """
+    rate = np.exp(log_rate)
+    origins = range(max(2, len(n) - ORIGINS), len(n))
+    ahead = np.array([max(math.log2(n[j] / n[h - 1]), SHORT) for h in origins for j in range(h, len(n))])
+    age = np.array([AGE ** (len(n) - 1 - h) for h in origins for _ in range(h, len(n))])
+    errors = np.zeros((len(candidates), len(ahead)))
+    forecasts = np.zeros((len(candidates), len(asked)))
+    for i, trend in enumerate(candidates):
+        forecasts[i] = forecast(trend, n, rate, asked)
+        if len(ahead):
+            errors[i] = np.concatenate([forecast(trend, n[:h], rate[:h], n[h:]) - log_rate[h:] for h in origins])
+    prior = np.array([trend.prior for trend in candidates])
+    likelihood = (age * -2.0 * np.log1p((errors / (LAW_ERROR * ahead)) ** 2 / 3)).sum(axis=1)  # Student t, 3 degrees
+    score = np.log(prior) + likelihood
+    weights = np.exp(score - score.max())
+    weights /= weights.sum()
+    centre = weights @ forecasts
+    # A law of two costs follows any three points and thereby says nothing.
+    meaningful = np.array([len(n) >= 2 * len(trend.costs) for trend in candidates])
+    standing = meaningful & (likelihood >= likelihood[meaningful].max() - REFUTED)
+    standing |= np.array([trend.name in possible for trend in candidates])
+    openness = OPEN / max(len(n), 3)
+    broad = (1 - openness) * weights + openness * prior / prior.sum()
+    squares = float(weights @ (age * errors**2 / ahead).sum(axis=1)) if len(ahead) else 0.0
+    closest = float((age * (errors / ahead) ** 2).sum(axis=1).min() / age.sum()) if len(ahead) else math.inf
+    return Mixture(
+        centre=centre,
+        spread=np.sqrt(broad @ (forecasts - centre) ** 2),
+        lowest=forecasts[standing].min(axis=0),
+        highest=forecasts[standing].max(axis=0),
+        drift=math.sqrt((DRIFT_WEIGHT * drift**2 + squares) / (DRIFT_WEIGHT + age.sum())),
+        regular=bool(closest <= (2 * LAW_ERROR) ** 2),
+        weights={trend.name: float(weight) for trend, weight in zip(candidates, weights, strict=True)},
+    )

@@ -1,0 +1,340 @@
+"""Recommended worker counts: closed forms, intervals that cover, answers beyond what was seen, bad input."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from horovod_study import cli
+from horovod_study.analysis import recommendation
+from horovod_study.analysis.prediction import Prediction
+from horovod_study.analysis.recommendation import Questions, duration, recommend, samples_of, seconds_of
+from horovod_study.errors import AnalysisError
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def points(workers, samples_per_s, **columns):
+    return pd.DataFrame({"workers": workers, "samples_per_s": np.asarray(samples_per_s, dtype=float), **columns})
+
+
+def usl(n, alpha, beta, x1=100.0):
+    n = np.asarray(n, dtype=float)
+    return x1 * n / (1 + alpha * (n - 1) + beta * n * (n - 1))
+
+
+def noisy(counts, truth, *, repeats=5, sigma=0.01, seed=0):
+    rng = np.random.default_rng(seed)
+    n = np.repeat(counts, repeats)
+    return points(n, np.repeat(truth, repeats) * np.exp(sigma * rng.standard_normal(len(n))))
+
+
+def answers(table, **questions):
+    return recommend(table, Questions(**questions))[""].answers
+
+
+def exactly(monkeypatch, curve, width=0.0):
+    """Make the forecast a known curve, so that answers have closed forms."""
+
+    def predict(table, *, workers, workers_per_node=None, bench=None):
+        name = str(table["series"].iloc[0]) if "series" in table else ""
+        return {
+            name: [
+                Prediction(
+                    workers=n,
+                    nodes=None,
+                    samples_per_s=float(curve(n)),
+                    low=float(curve(n)) * math.exp(-width),
+                    high=float(curve(n)) * math.exp(width),
+                    law="x",
+                )
+                for n in workers
+            ]
+        }
+
+    monkeypatch.setattr(recommendation, "predict", predict)
+
+
+class TestClosedForms:
+    @pytest.mark.parametrize("s", [0.05, 0.1, 0.02])
+    def test_the_knee_of_amdahls_law(self, monkeypatch, s):
+        """d log S/d log N = (1 - s) / (1 + s (N - 1)) is a half at N = (1 - s) / s."""
+        exactly(monkeypatch, lambda n: usl(n, s, 0.0))
+        assert answers(points(COUNTS, usl(COUNTS, s, 0.0)))["knee"].workers == pytest.approx((1 - s) / s, abs=1)
+
+    def test_the_knee_with_another_share(self, monkeypatch):
+        """(1 - s) / (1 + s (N - 1)) is 0.8 at N = (1 - s) / (0.8 s) - (1 - s) / s."""
+        exactly(monkeypatch, lambda n: usl(n, 0.02, 0.0))
+        found = answers(points(COUNTS, usl(COUNTS, 0.02, 0.0)), marginal=0.8)["knee"].workers
+        assert found == pytest.approx(0.98 / (0.8 * 0.02) - 0.98 / 0.02, abs=1)
+
+    def test_the_knee_has_the_highest_product_of_speedup_and_efficiency(self, monkeypatch):
+        exactly(monkeypatch, lambda n: usl(n, 0.02, 0.0005))
+        n = np.arange(1, 513)
+        best = n[np.argmax(usl(n, 0.02, 0.0005) ** 2 / n)]
+        assert answers(points(COUNTS, usl(COUNTS, 0.02, 0.0005)))["knee"].workers == pytest.approx(best, abs=1)
+
+    def test_ideal_scaling_has_no_knee_up_to_the_last_count_looked_at(self, monkeypatch):
+        exactly(monkeypatch, lambda n: 100 * n)
+        one = answers(points(COUNTS, 100 * np.array(COUNTS)))["knee"]
+        assert (one.workers, one.low, one.high, one.searched_to) == (None, 512, None, 512)
+        assert recommendation.in_words(one) == "at least 512"
+        assert any("no upper end was seen" in doubt for doubt in one.doubts)
+
+    def test_the_peak_of_usl(self):
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.03, 0.001)))["usl_peak"]
+        truth = math.sqrt(0.97 / 0.001)
+        assert one.low <= truth <= one.high
+        assert one.workers == pytest.approx(truth, rel=0.15)
+
+    def test_no_peak_where_beta_cannot_be_told_from_zero(self):
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.03, 0.0)))["usl_peak"]
+        assert one.workers is None and one.high is None
+        assert "do not tell beta from 0" in one.why_not
+
+    def test_deadline_budget_and_cheapest_of_a_known_curve(self, monkeypatch):
+        exactly(monkeypatch, lambda n: usl(n, 0.05, 0.0))
+        found = answers(points(COUNTS, usl(COUNTS, 0.05, 0.0)), samples=1e6, deadline_s=1500.0, gpu_hours=4.0)
+        n = np.arange(1, 513)
+        x = usl(n, 0.05, 0.0)
+        assert found["deadline"].workers == n[x >= 1e6 / 1500][0]
+        assert found["budget"].workers == n[n * 1e6 / x / 3600 <= 4][-1]
+        assert found["cheapest"].workers == 1
+        spent, low, high = found["budget"].values["gpu_hours"]
+        assert spent <= 4.0 and low <= spent <= high
+
+    def test_the_knee_to_a_target_on_an_ideal_machine_is_the_critical_count(self, monkeypatch):
+        """X = N, E = E_min (1 + N / N_crit): d log(X/E)/d log N = 1 / (1 + N / N_crit), a half at N_crit."""
+        exactly(monkeypatch, lambda n: 100 * n)
+        needed = {n: 1e6 * (1 + n / 40) for n in (1, 4, 16, 64)}
+        found = answers(points(COUNTS, 100 * np.array(COUNTS)), samples_to_target=needed)
+        assert found["target_knee"].workers == pytest.approx(40, abs=1)
+        assert found["fastest_to_target"].workers is None  # more workers never harm here
+        samples = found["target_knee"].values["duration_s"][0] * found["target_knee"].values["samples_per_s"][0]
+        assert samples == pytest.approx(2e6, rel=0.02)
+
+    def test_samples_to_the_target_move_the_fastest_count_down(self, monkeypatch):
+        exactly(monkeypatch, lambda n: usl(n, 0.02, 0.0005))
+        table = points(COUNTS, usl(COUNTS, 0.02, 0.0005))
+        same = answers(table, samples_to_target={1: 1e6})["fastest_to_target"]
+        grown = answers(table, samples_to_target={n: 1e6 * (1 + n / 40) for n in (1, 4, 16)})["fastest_to_target"]
+        assert same.workers == pytest.approx(math.sqrt(0.98 / 0.0005), abs=1)
+        assert grown.workers < same.workers
+        assert any("taken as the same at every count" in doubt for doubt in same.doubts)
+
+    def test_cost_is_price_times_gpu_hours(self):
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.05, 0.0)), samples=1e6, price_per_gpu_hour=2.5)["cheapest"]
+        for value, low, high in one.values.values():
+            assert low < value < high
+        assert one.values["cost"] == pytest.approx([2.5 * hours for hours in one.values["gpu_hours"]])
+        speed = one.values["samples_per_s"][0]
+        assert one.values["gpu_hours_per_million_samples"][0] == pytest.approx(one.workers * 1e6 / speed / 3600)
+
+
+class TestIntervals:
+    def test_drawn_curves_have_the_forecasts_own_intervals(self):
+        forecasts = [
+            Prediction(workers=n, nodes=None, samples_per_s=100 * n, low=100 * n / 1.3, high=100 * n * 1.1, law="x")
+            for n in (1, 2, 4, 8, 16)
+        ]
+        curves = recommendation._draw(forecasts, 4000, 0)
+        low, high = np.exp(np.quantile(curves.rate[1:], [0.025, 0.975], axis=0))
+        assert low == pytest.approx(np.full(5, 100 / 1.3), rel=0.02)
+        assert high == pytest.approx(np.full(5, 110), rel=0.02)
+
+    def test_wider_forecasts_give_wider_answers(self, monkeypatch):
+        table = points(COUNTS, usl(COUNTS, 0.05, 0.0))
+        spans = []
+        for width in (0.0, 0.05, 0.2):
+            exactly(monkeypatch, lambda n: usl(n, 0.05, 0.0), width)
+            one = answers(table, samples=1e6, deadline_s=1000)["deadline"]
+            spans.append((one.high or math.inf) - one.low)
+        assert spans[0] == 0 < spans[1] < spans[2]
+
+    def test_an_answer_beyond_the_measured_counts_is_doubtful(self):
+        one = answers(noisy((1, 2, 4, 8), usl((1, 2, 4, 8), 0.02, 0.0)), samples=1e6, deadline_s=700)["deadline"]
+        assert one.workers > 8
+        assert any(doubt == f"{one.workers} workers lie beyond the 8 that were measured" for doubt in one.doubts)
+
+    @pytest.mark.slow
+    def test_intervals_of_the_deadline_cover_the_truth(self):
+        """The answer inside the measured range: 90 % of the seeds or more, whole counts make it conservative."""
+        truth = np.arange(1, 65)[usl(np.arange(1, 65), 0.05, 0.0005) >= 1e6 / 1100][0]
+        inside = 0
+        for seed in range(60):
+            table = noisy(COUNTS, usl(COUNTS, 0.05, 0.0005), repeats=3, sigma=0.02, seed=seed)
+            one = recommend(table, Questions(samples=1e6, deadline_s=1100), draws=300)[""].answers["deadline"]
+            inside += one.low <= truth <= (one.high or math.inf)
+        assert inside >= 54
+
+    @pytest.mark.slow
+    def test_intervals_of_the_knee_cover_the_truth(self):
+        n = np.arange(1, 513)
+        truth = n[np.argmax(usl(n, 0.05, 0.0005) ** 2 / n)]
+        inside = 0
+        for seed in range(60):
+            table = noisy(COUNTS, usl(COUNTS, 0.05, 0.0005), repeats=3, sigma=0.02, seed=seed)
+            one = recommend(table, draws=300, seed=seed)[""].answers["knee"]
+            inside += one.low <= truth <= (one.high or math.inf)
+        assert inside >= 54
+
+
+class TestImpossible:
+    def test_a_deadline_that_nobody_meets_says_what_is_possible(self):
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.3, 0.02)), samples=1e9, deadline_s=60.0)["deadline"]
+        assert (one.workers, one.low, one.high) == (None, None, None)
+        assert one.why_not.startswith("no count up to 512 meets it: the fastest, ")
+        assert one.values == {}
+        assert recommendation.in_words(one) == "none"
+
+    def test_a_budget_that_is_too_small_says_what_is_needed(self):
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.1, 0.0)), samples=1e6, gpu_hours=1.0)["budget"]
+        assert one.workers is None
+        assert one.why_not == "no count up to 512 is within it: the cheapest, 1, takes 2.77 GPU hours" or (
+            one.why_not.startswith("no count up to 512 is within it: the cheapest, 1, takes 2.")
+        )
+
+    def test_one_worker_count_has_no_answers_and_the_others_have(self):
+        table = pd.concat([points([4], [100]).assign(series="a"), points([1, 2], [100, 190]).assign(series="b")])
+        found = recommend(table)
+        assert found["a"].answers == {}
+        assert found["a"].why_not.startswith("all points have 4 workers; a forecast needs at least 2")
+        assert "knee" in found["b"].answers
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("questions", "message"),
+        [
+            ({"price_per_gpu_hour": 0.0}, "a price of 0: give the price of a GPU hour in any currency, above 0"),
+            ({"samples": -1.0}, "samples of -1: "),
+            ({"samples": math.nan}, "samples of nan: "),
+            ({"samples": 1.0, "deadline_s": math.inf}, "a deadline of inf: "),
+            ({"deadline_s": 60.0}, "a deadline without samples: "),
+            ({"gpu_hours": 1.0}, "a budget of GPU hours without samples: "),
+            ({"samples": 1.0, "gpu_hours": 0.0}, "a budget of 0: give GPU hours, above 0"),
+            ({"marginal": 0.0}, "a marginal efficiency of 0: "),
+            ({"marginal": 1.0}, "a marginal efficiency of 1: "),
+            ({"samples_to_target": {1: 0.0}}, "samples to the target of 0: "),
+            ({"samples_to_target": {0: 5.0}}, "samples to the target at 0 workers: "),
+        ],
+    )
+    def test_questions_that_cannot_be_asked(self, questions, message):
+        with pytest.raises(AnalysisError) as caught:
+            Questions(**questions)
+        assert str(caught.value).startswith(message)
+
+    @pytest.mark.parametrize(
+        ("text", "seconds"),
+        [("90s", 90), ("45m", 2700), ("1h30m", 5400), ("2.5h", 9000), ("1d", 86400), ("5 min", 300)],
+    )
+    def test_times(self, text, seconds):
+        assert seconds_of(text) == seconds
+
+    @pytest.mark.parametrize("text", ["", "90", "1x", "h", "-1h", "0h", "1h30", "nan h"])
+    def test_what_is_no_time(self, text):
+        with pytest.raises(AnalysisError, match="is no time: give a number and a unit"):
+            seconds_of(text)
+
+    def test_samples_to_a_target(self):
+        assert samples_of(["2e6"]) == {1: 2e6}
+        assert samples_of(["1:2e6", "8:2.6e6"]) == {1: 2e6, 8: 2.6e6}
+
+    @pytest.mark.parametrize("words", [["x"], ["1:2", "3"], ["0:5"], ["1:-2"], ["a:2"], ["1:nan"], ["1:2", "1:3"]])
+    def test_what_are_no_samples(self, words):
+        with pytest.raises(AnalysisError, match=r"are no samples to a target|are given twice"):
+            samples_of(words)
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"), [(45, "45 s"), (750, "12.5 min"), (11520, "3.2 h"), (181440, "2.1 d"), (3600, "1 h")]
+    )
+    def test_durations_in_words(self, seconds, text):
+        assert duration(seconds) == text
+
+
+class TestOrderAndForm:
+    def test_rows_in_any_order_give_the_same_answers_and_stay_as_they_are(self):
+        table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001))
+        before = table.copy()
+        asked = Questions(samples=1e6, deadline_s=900, gpu_hours=5, samples_to_target={1: 1e6, 8: 2e6, 64: 3e6})
+        one = recommend(table, asked)[""].to_dict()
+        pd.testing.assert_frame_equal(table, before)
+        again = recommend(table.sample(frac=1, random_state=2), asked)[""].to_dict()
+        assert json.dumps(one, allow_nan=False) == json.dumps(again, allow_nan=False)
+
+    @pytest.mark.parametrize("counts", [(1, 2), (1, 10_000_000), (7, 9), (3, 4, 5, 6, 7)])
+    def test_any_counts_give_json_without_nan(self, counts):
+        found = recommend(points(counts, usl(counts, 0.01, 0.0)), Questions(samples=1e6, deadline_s=1, gpu_hours=1e-9))
+        for one in found[""].answers.values():
+            assert one.workers is None or one.low <= one.workers <= (one.high or math.inf)
+        json.dumps(found[""].to_dict(), allow_nan=False)
+
+    def test_knots_hold_the_measured_counts_and_both_sides_of_full_nodes(self):
+        found = recommendation.knots(1, 64, (3, 5), 8)
+        assert {1, 3, 5, 8, 9, 16, 17, 32, 33, 64} <= set(found)
+        assert found == sorted(found)
+
+
+class TestCommandLine:
+    @pytest.fixture
+    def file(self, tmp_path):
+        path = tmp_path / "points.csv"
+        noisy(COUNTS, usl(COUNTS, 0.05, 0.001)).to_csv(path, index=False)
+        return path
+
+    def run(self, capsys, *words):
+        code = cli.main([str(word) for word in ("predict", *words)])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    def test_the_knee_is_always_printed_below_the_forecasts(self, capsys, file):
+        code, out, _ = self.run(capsys, file, "--workers", 128)
+        assert code == 0
+        assert out.splitlines()[0] == "all points: samples/s with 95 % interval"
+        assert "\n  knee  " in out and "cheapest" not in out
+
+    def test_all_answers_fit_into_100_columns(self, capsys, file):
+        words = ("--samples", "75e6", "--deadline", "24h", "--gpu-hours", "300", "--price-per-gpu-hour", "2")
+        code, out, _ = self.run(capsys, file, *words, "--target-samples", "1:1e6", "8:2e6", "32:4e6")
+        assert code == 0
+        for name in ("knee", "peak (USL)", "cheapest", "deadline", "budget", "to target", "knee to target"):
+            assert f"\n  {name} " in out
+        assert "to pay" in out
+        assert max(map(len, out.splitlines())) <= 100
+
+    def test_json(self, capsys, file):
+        code, out, _ = self.run(capsys, file, "--samples", "1e6", "--deadline", "1h", "--json")
+        found = json.loads(out, parse_constant=lambda name: pytest.fail(name))
+        assert code == 0
+        one = found["series"][""]["answers"]["deadline"]
+        assert {"question", "workers", "low", "high", "searched_to", "doubts", "why_not", "cost"} <= set(one)
+        assert one["cost"] is None and one["duration_s"] <= 3600
+
+    def test_without_questions_json_is_as_it_was(self, capsys, file):
+        _, out, _ = self.run(capsys, file, "--workers", 128, "--json")
+        found = json.loads(out)
+        assert set(found) == {"series"}
+        assert {"workers", "nodes", "samples_per_s", "low", "high", "law"} <= set(found["series"][""][0])
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--recommend", "--price-per-gpu-hour", "0"), "a price of 0"),
+            (("--deadline", "1h"), "a deadline without samples"),
+            (("--samples", "1", "--deadline", "soon"), "'soon' is no time"),
+            (("--target-samples", "1:x"), "'1:x' are no samples to a target"),
+        ],
+    )
+    def test_wrong_use_is_one_line(self, capsys, file, words, message):
+        code, out, err = self.run(capsys, file, *words)
+        assert code == 2 and out == ""
+        assert message in err and len(err.strip().splitlines()) == 1
+
+    def test_one_worker_count(self, capsys, tmp_path):
+        path = tmp_path / "one.csv"
+        path.write_text("workers,samples_per_s\n4,100\n4,101\n")
+        code, _, err = self.run(capsys, path, "--recommend")
+        assert code == 2
+        assert "no worker count can be recommended: all points have 4 workers" in err

@@ -1,0 +1,311 @@
+"""Energy and worker hours: known answers, what is not known, laws with planted parameters, targets that were missed."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_runs import evaluation_table, run_table
+
+from horovod_study import records
+from horovod_study.analysis import convergence, resources
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
+from horovod_study.report import html
+from horovod_study.report import resources as drawn
+from horovod_study.report.style import style
+
+WAYS = (("serial", "none"), ("horovod", "mpi"))
+MPI = "local horovod/mpi batch 75"
+
+
+def metered(workers=(1, 2, 4, 8), *, per_sample_j=lambda n: 0.01 * n**0.5, scatter=0.0, repeats=3, device="X100"):
+    """Return a run table of GPU runs with the joules per sample of `per_sample_j(workers)`."""
+    runs = run_table(workers, ways=WAYS, repeats=repeats, failed=(), noise=0.0)
+    rng = np.random.default_rng(3)
+    joules = [per_sample_j(n) * math.exp(scatter * rng.standard_normal()) for n in runs["workers"]]
+    return runs.assign(
+        energy_per_sample_j=joules,
+        energy_j=joules * runs["samples_per_s"] * runs["window_s"],
+        energy_of="gpu",
+        energy_doubt="",
+        device=device,
+        wall_s=runs["window_s"] + 2.0,
+    )
+
+
+def cell(table, workers, backend="horovod"):
+    found = table[(table["workers"] == workers) & (table["backend"] == backend)]
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+def fitted(runs, evaluations=None, *, targets=(), **wanted):
+    crossings = convergence.nothing().crossings
+    if evaluations is not None:
+        crossings = convergence.convergence(runs, evaluations, targets=targets).crossings
+    found = resources.fit_quantities(runs, crossings)
+    return next(each for each in found if all(getattr(each, name) == value for name, value in wanted.items()))
+
+
+# ---------------------------------------------------------------------------------------------------- known answers
+
+
+def test_100_w_for_10_s_are_1000_j_also_over_a_run_directory_and_in_the_table():
+    runs = metered((1, 2)).assign(samples_per_s=2000.0, window_s=10.0, energy_j=1000.0, energy_per_sample_j=0.05)
+    two = cell(resources.resources(runs), 2)
+
+    assert (two["power_w_median"], two["energy_per_sample_j_median"]) == (100.0, 0.05)
+    assert two["energy_per_sample_j_median"] * 2000.0 * 10.0 == 1000.0
+    assert (two["energy_ratio"], two["speedup_per_joule"]) == (1.0, 1.0)
+
+
+def test_hours_are_workers_times_time():
+    runs = metered((1, 4)).assign(train_samples=36_000, wall_s=900.0)
+    runs["samples_per_s"] = np.where(runs["workers"] == 4, 100.0, 40.0)
+    table = resources.resources(runs)
+    four = cell(table, 4)
+
+    assert four["worker_hours_per_epoch_median"] == pytest.approx(4 * 36_000 / 100 / 3600)  # 4 for 0.1 h
+    assert four["worker_hours_of_run_median"] == pytest.approx(1.0)  # 4 for a quarter of an hour
+    assert cell(table, 1, "serial")["worker_hours_per_epoch_median"] == pytest.approx(0.25)
+
+
+def test_twice_the_speed_for_one_and_a_half_times_the_energy_is_a_speedup_per_joule_of_four_thirds():
+    runs = metered((1, 2), per_sample_j=lambda n: {1: 0.02, 2: 0.03}[n])
+    runs["samples_per_s"] = 1000.0 * runs["workers"]
+    two = cell(resources.resources(runs), 2)
+
+    assert two["energy_ratio"] == pytest.approx(1.5)
+    assert two["speedup_per_joule"] == pytest.approx(4 / 3)
+    assert cell(resources.resources(runs), 1, "serial")["speedup_per_joule"] == 1.0
+
+
+def test_the_energy_law_that_was_planted_is_found_with_an_interval_around_it():
+    runs = metered((1, 2, 4, 8, 16), scatter=0.01)
+    found = fitted(runs, quantity="energy_per_sample_j")
+    power = found.fit.fits["power"]
+
+    assert found.series == MPI and found.censored == 0
+    assert found.fit.selected == "power"
+    assert power.params["exponent"] == pytest.approx(0.5, abs=0.02)
+    low, high = power.ci95["exponent"]
+    assert low < 0.5 < high and high - low < 0.05
+
+
+def test_a_quantity_that_does_not_change_is_constant():
+    found = fitted(metered(per_sample_j=lambda n: 0.03, scatter=0.01), quantity="energy_per_sample_j")
+
+    assert found.fit.selected == "constant"
+    assert next(iter(found.fit.fits["constant"].params.values())) == pytest.approx(0.03, rel=0.02)
+
+
+# ---------------------------------------------------------------------------------------------------- not known
+
+
+def test_without_a_sensor_energy_is_empty_and_never_nothing():
+    runs = run_table((1, 2, 4), ways=WAYS, failed=())
+    table = resources.resources(runs)
+    zero = resources.resources(metered((1, 2)).assign(energy_j=0.0, energy_per_sample_j=0.0))
+
+    for each in (table, zero):
+        assert (
+            each[[name for name in each.columns if "energy" in name and name != "energy_of"]]
+            .drop(columns="energy_repeats")
+            .isna()
+            .all(axis=None)
+        )
+        assert (each["energy_repeats"] == 0).all() and each["power_w_median"].isna().all()
+    assert {each.quantity for each in resources.fit_quantities(runs, convergence.nothing().crossings)} == {
+        "worker_hours_per_epoch"
+    }
+    assert resources.doubts(runs) == []
+
+
+def test_energy_of_other_devices_is_not_compared():
+    runs = metered((1, 2, 4))
+    runs.loc[runs["workers"] == 4, "energy_of"] = "package"
+    mixed = runs.assign(energy_of=np.where(runs["repeat"] == 0, "package", "gpu"))
+    four = cell(resources.resources(runs), 4)
+    quantities = {each.quantity for each in resources.fit_quantities(runs, convergence.nothing().crossings)}
+
+    assert four["energy_per_sample_j_median"] > 0 and math.isnan(four["energy_ratio"])
+    assert quantities == {"worker_hours_per_epoch"}
+    assert resources.resources(mixed)["energy_per_sample_j_median"].isna().all()
+    assert resources.doubts(runs) == [
+        f"{MPI}: its energy is that of gpu in some runs and of package in others, so worker counts are not compared "
+        "and no law is fitted; give every node the same sensors."
+    ]
+
+
+def test_doubtful_and_lacking_energy_is_said():
+    runs = metered((1, 2))
+    two = runs.index[runs["workers"] == 2]
+    runs.loc[two[0], "energy_doubt"] = "its counter says 10 J and the integral of its power 20 J (+100 %)"
+    runs.loc[two[1], ["energy_j", "energy_per_sample_j"]] = math.nan
+
+    assert cell(resources.resources(runs), 2)["energy_repeats"] == 2
+    assert resources.doubts(runs) == [
+        f"{MPI}: the energy of 1 of 6 runs is doubtful, at 2 workers: its counter says 10 J and the integral of its "
+        "power 20 J (+100 %).",
+        f"{MPI}: 1 of 6 runs have no energy; medians are those of the rest.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "expected"),
+    [
+        (1, [("a", "gpu 0", 600.0), ("a", "gpu 1", 400.0)], (1000.0, 0.5, "gpu", "")),
+        (1, [("a", "gpu 0", 600.0), ("a", "package 0", 400.0)], (1000.0, 0.5, "gpu and package", "")),
+        (2, [("a", "gpu 0", 600.0), ("b", "gpu 0", 400.0)], (1000.0, 0.5, "gpu", "")),
+        # the processor of one node of two, and a GPU of two that was lost: half would look like all
+        (2, [("a", "gpu 0", 500.0), ("b", "gpu 0", 400.0), ("b", "package 0", 100.0)], (900.0, 0.45, "gpu", "package")),
+        (1, [("a", "gpu 0", 600.0), ("a", "gpu 1", None)], (math.nan, math.nan, "", "gpu")),
+    ],
+)
+def test_a_kind_of_device_counts_where_all_of_them_were_read(tmp_path, nodes, devices, expected):
+    total_j = math.fsum(value or 0.0 for _, _, value in devices)
+    record = records.RunRecord(
+        study="s", key="k", repeat=0, partition="local", status="done", started="2026-03-14T09:26:53+00:00", host="a",
+        pid=1, requested={}, effective={"workers": 2, "nodes": nodes, "batch": 75}, environment={},
+    )  # fmt: skip
+    records.create_run(tmp_path / "run", record)
+    energy = {
+        "total_j": total_j,
+        "per_sample_j": total_j / 2000,
+        "per_device": [
+            {"host": host, "part": part, "counter_j": value, "integral_j": None} for host, part, value in devices
+        ],
+        "reason": "b: package: permission denied",
+        "doubt": "",
+    }
+    records.finish_run(
+        tmp_path / "run", record, status="done", finished="2026-03-14T09:27:53+00:00", totals={"energy": energy}
+    )
+    row = records.run_table(tmp_path).iloc[0]
+
+    assert (row["energy_j"], row["energy_per_sample_j"]) == pytest.approx(expected[:2], nan_ok=True)
+    assert row["energy_of"] == expected[2]
+    words = f"{expected[3]}: not all of them were read (b: package: permission denied)" if expected[3] else ""
+    assert row["energy_doubt"] == words
+
+
+# ---------------------------------------------------------------------------------------------------- to a target
+
+
+def learning(waste, *, epochs=8, **options):
+    runs = metered(**options)
+    return runs, evaluation_table(
+        runs, epochs=epochs, waste=waste, scatter=0.0, rate=1.0, floor_mse=0.0, start_mse=1e-2
+    )
+
+
+def test_samples_to_target_grow_as_planted_and_cost_hours_and_joules():
+    runs, evaluations = learning({n: 1 + 0.05 * (n - 1) for n in (2, 4, 8)}, epochs=16)
+    target = 1e-2 / 8  # after 8 epochs of one worker
+    found = convergence.convergence(runs, evaluations, targets=[target])
+    samples = fitted(runs, evaluations, targets=[target], quantity="samples")
+    row = found.targets[found.targets["workers"] == 4].iloc[0]
+
+    linear = samples.fit.fits["linear"]
+    assert samples.censored == 0 and samples.target_mse == target
+    # one epoch in 75,000; ln MSE is not linear in samples between epochs, hence the tolerance
+    assert linear.params["slope"] == pytest.approx(0.05 * 8 * 75_000, rel=0.02)
+    assert row["worker_hours"] == pytest.approx(4 * row["wall_s"] / 3600)
+    assert row["energy_j"] == pytest.approx(row["samples"] * 0.02)
+    assert row["worker_hours_at_least"] != row["worker_hours_at_least"], "known, hence no bound"
+
+
+def test_a_missed_target_is_a_lower_bound_and_not_a_value_for_a_law():
+    runs, evaluations = learning({2: 1.1, 4: 1.3, 8: 2.5}, epochs=8, workers=(1, 2, 4, 8))
+    target = 1e-2 / 6
+    crossings = convergence.convergence(runs, evaluations, targets=[target]).crossings
+    late = crossings[~crossings["reached"]]
+    found = fitted(runs, evaluations, targets=[target], quantity="samples")
+    without = fitted(runs[runs["workers"] < 8], evaluations, targets=[target], quantity="samples")
+
+    assert set(late["workers"]) == {8} and (late["samples"] == 8 * 75_000).all()
+    assert (found.censored, without.censored) == (3, 0)
+    assert {name: fit.params for name, fit in found.fit.fits.items()} == {
+        name: fit.params for name, fit in without.fit.fits.items()
+    }
+    text = "3 of 12 runs did not meet the target, at 8 workers: these are lower bounds, and the laws are fitted to the "
+    assert any(doubt.startswith(text + "other worker counts; ") for doubt in found.doubts)
+    values = found.fit.fits[found.fit.selected]([8.0])
+    below = f"{found.fit.selected} lies below the bounds at 8 workers, so it is too low there and beyond"
+    assert any(below in doubt for doubt in found.doubts) == (values[0] < 8 * 75_000)
+
+
+def test_targets_that_nobody_meets_leave_no_law_and_say_so():
+    runs, evaluations = learning({}, workers=(1, 2, 4))
+    found = fitted(runs, evaluations, targets=[1e-6], quantity="train_s")
+
+    assert found.fit is None
+    assert found.to_dict()["laws"] == {} and found.to_dict()["selected"] is None
+    assert found.doubts == (
+        "9 of 9 runs did not meet the target, at 1, 2 and 4 workers: these are lower bounds, and too few worker counts "
+        "are left for a law; train longer there",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- files and page
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    runs, evaluations = learning({2: 1.1, 4: 1.2}, workers=(1, 2, 4), scatter=0.01)
+    return analyze(runs, evaluations, targets=[2e-3])
+
+
+def test_permuted_runs_give_the_same_bytes_and_survive_the_files(analysis, tmp_path):
+    runs, evaluations = learning({2: 1.1, 4: 1.2}, workers=(1, 2, 4), scatter=0.01)
+    order = np.random.default_rng(1).permutation(len(runs))
+    again = analyze(runs.iloc[order], evaluations.sample(frac=1, random_state=2), targets=[2e-3])
+    records.save_tables(tmp_path / "a", analysis.tables(), analysis.documents())
+    records.save_tables(tmp_path / "b", again.tables(), again.documents())
+    tables, documents = records.load_tables(tmp_path / "a", TABLES, DOCUMENTS)
+    loaded = Analysis(**tables, **documents)
+
+    for name in ("points.csv", "resources.csv", "quantity_curves.csv", "crossings.csv", "quantities.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    assert "Infinity" not in json.dumps(documents) and "NaN" not in json.dumps(documents)
+    assert not np.isinf(analysis.quantity_curves[["value", "low", "high"]].to_numpy(dtype=float)).any()
+    assert loaded.resources["energy_of"].tolist() == analysis.resources["energy_of"].tolist()
+    assert drawn.table(loaded) == drawn.table(analysis)
+
+
+def test_the_figure_and_the_table_say_what_training_costs(analysis):
+    (drawing,) = drawn.drawings(analysis)
+    rows = next(group for group in drawn.table(analysis) if group["label"] == "Horovod/MPI")["rows"]
+
+    assert "Energy of GPUs in the timed window" in drawing.caption
+    assert "hollow triangle" in drawing.caption and "Lines: the law selected by AICc" in drawing.caption
+    with style():
+        labels = [axes.get_ylabel() for axes in drawing.draw(6.3).axes]
+    assert labels == ["Energy per sample / mJ", "GPU seconds per epoch", "GPU seconds to target"]
+    assert [row["workers"] for row in rows] == ["1", "2", "4"]
+    assert rows[2]["ratio"][0].startswith("2.0") and rows[0]["hours"][0] != "\u2013"
+    assert drawn.sentences(analysis)[0].startswith("Horovod/MPI: 4 workers use 2.0")
+    assert "Energy and hours" in html.render(analysis)
+
+
+def test_nothing_is_shown_where_nothing_was_recorded(analysis):
+    runs = run_table((1, 2), ways=WAYS, failed=()).assign(device="cpu")
+    alone = analyze(metered((1,)))
+
+    for each in (analyze(runs), alone):
+        assert drawn.drawings(each) == [] and drawn.table(each) == [] and drawn.sentences(each) == []
+        assert 'id="resources"' not in html.render(each)
+    hours = dataclasses.replace(analysis, resources=analysis.resources.assign(device="cpu"))
+    assert drawn.units(analysis) == {"energy": "mJ", "hours": "GPU seconds"}
+    assert drawn.units(hours) == {"energy": "mJ", "hours": "Worker seconds"}
+    assert "Worker seconds<br>per epoch" in html.render(hours)
+
+
+def test_units_are_those_that_can_be_read():
+    panel = drawn._panel("worker_hours", math.nan, "GPU {} to target", "hours", pd.Series([0.5, 30.0]))
+    small = drawn._panel("energy_per_sample_j", math.nan, "Energy per sample", "J", pd.Series([3e-6]))
+
+    assert (panel.label, panel.unit) == ("GPU hours to target", 1.0)
+    assert (small.label, small.unit) == ("Energy per sample / \u00b5J", 1e-6)

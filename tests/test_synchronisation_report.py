@@ -1,0 +1,161 @@
+"""The section on synchronisation: its figures, sentences and tables say what the analysis says; silent without data."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_runs import run_table
+
+from horovod_study import records
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
+from horovod_study.report import figures, html, style, synchronisation, wording
+
+WAYS = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
+OWN = ("synchronisation", "sync_curves", "transports", "batches", "knees", "batch_curves", "cycle")
+
+
+def study() -> pd.DataFrame:
+    """Return runs against workers, batches and cycles, over two transports."""
+    rng = np.random.default_rng(4)
+    frames = [run_table((1, 2, 4), ways=WAYS, failed=())]
+    for place, batch in enumerate((32, 300, 1024, 2048)):
+        runs = run_table((2,), ways=WAYS[1:2], failed=(), batch=batch, seed=place)
+        frames.append(runs.assign(run=runs["run"] + f"-{batch}"))
+    for place, each in enumerate((0.2, 1.0)):
+        runs = run_table((2,), ways=WAYS[1:2], failed=(), seed=20 + place)
+        more = 0.5e-3 * each
+        frames.append(
+            runs.assign(
+                run=runs["run"] + f"-cycle-{each}",
+                cycle_time_ms=each,
+                idle_cycle_time_ms=0.0,
+                sync_s=runs["sync_s"] + more,
+                step_s=runs["step_s"] + more,
+            )
+        )
+    table = pd.concat(frames, ignore_index=True)
+    step = table["step_s"] + 1e-5 * table["batch"] * np.exp(0.01 * rng.standard_normal(len(table)))
+    return table.assign(samples_per_s=table["workers"] * table["batch"] / step)
+
+
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    return analyze(study())
+
+
+@pytest.fixture(scope="module")
+def section(analysis):
+    return synchronisation.section(analysis)
+
+
+def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path):
+    records.save_tables(tmp_path, analysis.tables(), analysis.documents())
+    tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
+    again = Analysis(**tables, **documents)
+
+    assert synchronisation.section(again) == synchronisation.section(analysis)
+    assert {each.name: each.caption for each in synchronisation.drawings(again)} == {
+        each.name: each.caption for each in synchronisation.drawings(analysis)
+    }
+
+
+def test_runs_in_any_order_give_the_same_tables(analysis):
+    again = analyze(study().sample(frac=1, random_state=2))
+
+    for name in OWN:
+        pd.testing.assert_frame_equal(getattr(analysis, name), getattr(again, name))
+    assert json.dumps(analysis.sync_fits, allow_nan=False) == json.dumps(again.sync_fits, allow_nan=False)
+
+
+def test_the_section_holds_figures_and_tables_once(analysis):
+    page = html.render(analysis)
+
+    assert page.count('<section id="synchronisation">') == 1 and 'href="#synchronisation"' in page
+    for table in ("table-sync", "table-transports", "table-knees", "table-cycle"):
+        assert page.count(f'id="{table}"') == 1
+    assert [each.name for each in synchronisation.drawings(analysis)] == list(synchronisation.NAMES)
+    section = page[page.index('<section id="synchronisation">') :]
+    assert section[: section.index("</section>")].count("<svg") == 3
+    assert ">nan<" not in page and ">inf<" not in page
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        run_table((1,), ways=WAYS[:1], failed=()),
+        run_table((1,), ways=WAYS[:2], failed=()),
+        run_table((1, 2, 4), ways=(("ddp", "gloo"),), failed=()),
+    ],
+    ids=["one plain worker", "one worker", "hidden in backward"],
+)
+def test_where_there_is_nothing_to_show_there_is_no_section(runs):
+    analysis = analyze(runs)
+
+    assert not synchronisation.section(analysis)["shown"] and synchronisation.drawings(analysis) == []
+    assert 'id="synchronisation"' not in html.render(analysis)
+
+
+def test_two_counts_are_a_table_and_no_figure():
+    analysis = analyze(run_table((1, 2), ways=WAYS, failed=()))
+
+    assert synchronisation.drawings(analysis) == [] and synchronisation.section(analysis)["cells"]
+
+
+def test_the_sentences_carry_the_numbers_of_the_tables(analysis, section):
+    text = " ".join(section["sentences"]).replace("\u202f", " ")
+    cell = analysis.synchronisation.query(
+        "series == 'local horovod/mpi batch 75 cycle time as shipped idle cycle time as shipped' and workers == 4"
+    ).iloc[0]
+    row = analysis.cycle.iloc[0]
+
+    assert cell["batches_per_epoch"] == 250
+    assert "of an epoch of 250 batches" in text
+    slope = wording.with_interval(row["slope"], row["slope_low"], row["slope_high"])
+    assert f"each ms of Horovod's cycle adds {slope} ms of waiting" in text
+    assert "as waiting for its looks explains" in text
+    assert "the knee is at a batch of" in text
+
+
+def test_unknown_values_are_dashes_with_their_reason():
+    runs = run_table((1, 2, 4), ways=(("horovod", "mpi"), ("ddp", "gloo")), failed=())
+    analysis = analyze(runs)
+    (hidden,) = [group for group in synchronisation.section(analysis)["cells"] if "DDP" in group["label"]]
+
+    assert [row["sync"]["value"] for row in hidden["rows"]][1:] == ["\u2013", "\u2013"]
+    assert "inside backward" in hidden["rows"][1]["note"]
+    drawing = synchronisation.drawings(analysis)[0]
+    assert "hidden inside their backward pass: PyTorch DDP/Gloo." in drawing.caption
+
+
+def test_colours_are_those_of_the_other_figures_and_dashes_tell_the_transport(analysis):
+    usual = style.series_styles(analysis.synchronisation)
+    own = synchronisation._styles(analysis.synchronisation)
+    transports = analysis.synchronisation.drop_duplicates("series").set_index("series")["transport"]
+
+    assert {name: look.color for name, look in own.items()} == {name: look.color for name, look in usual.items()}
+    assert len({str(look.dash) for look in own.values()}) == transports.nunique()
+
+
+def test_figures_are_the_same_bytes_each_time(analysis):
+    for drawing in synchronisation.drawings(analysis):
+        assert figures.inline_svg(drawing) == figures.inline_svg(drawing), drawing.name
+
+
+def test_no_axis_label_is_markup(analysis):
+    for drawing in synchronisation.drawings(analysis):
+        assert "mathdefault" not in figures.inline_svg(drawing), drawing.name
+
+
+def test_a_jump_beyond_growth_stands_with_the_indirect_jump():
+    runs = run_table((2, 4, 8), ways=WAYS[1:2], failed=())
+    far = runs["workers"] > 4
+    more = np.where(far, 5e-3, 0.0)
+    runs = runs.assign(nodes=np.where(far, 2, 1), sync_s=runs["sync_s"] + more, step_s=runs["step_s"] + more)
+    analysis = analyze(runs)
+    (row,) = analysis.boundary.to_dict("records")
+
+    assert row["kind"] == "indirect" and row["beyond_low_s"] < 5e-3 < row["beyond_high_s"]
+    assert "beyond growth: +" in html.render(analysis)
+    assert math.isfinite(row["jump_s"]) and row["jump_s"] > row["beyond_s"]
