@@ -16,8 +16,8 @@ PYTHON ?= $(shell $(FIRST))
 OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') $(if $(BUILDS),--builds '$(BUILDS)') \
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
-# What `make bench` measures; learning (half an hour alone) only when it is named.
-BENCH ?= data loading step gradients checkpoint throughput stability recording ledger analysis forecast
+# What `make bench` measures; learning (half an hour alone) and coverage only when they are named.
+BENCH ?= data loading step gradients checkpoint throughput stability recording ledger analysis simulation forecast
 
 BIN := .venv/bin
 START := $(shell date +%s)

@@ -1,6 +1,6 @@
 """How often the 95 % intervals of fitted laws hold the truth: every law, every parameter, by simulation.
 
-    python benchmarks/coverage.py [--seeds 100] [--laws ring overlap] [--noise 0.02]
+    python benchmarks/coverage.py [--seeds 100] [--first 0] [--laws ring overlap] [--noise 0.02]
 
 Each seed makes a sweep with noise proportional to the speedup and fits the law that made it. A row is one parameter of
 one law in one design (worker counts, repeats): covered seeds of all, the median width of the interval and the truth.
@@ -122,15 +122,17 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="first seed: others than those looked at before")
     parser.add_argument("--laws", nargs="+", choices=sorted(LAWS), default=list(LAWS))
     parser.add_argument("--noise", type=float, default=0.02)
     options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
     print(f"{'law':<16} {'places':>6} {'repeats':>7}  {'parameter':<12} {'truth':>8} {'width':>9}  covered")
     for case in CASES:
         if case.law not in options.laws:
             continue
         for repeats in (5, 1):
-            found = coverage(case, repeats=repeats, noise=options.noise, seeds=range(options.seeds))
+            found = coverage(case, repeats=repeats, noise=options.noise, seeds=seeds)
             for name, (held, width) in found.items():
                 mark = "" if 0.90 <= held / options.seeds <= 0.99 else "  outside 90 to 99 %"
                 print(

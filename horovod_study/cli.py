@@ -5,6 +5,7 @@ works where only its own extra is installed.
 """
 
 import argparse
+import errno
 import json
 import math
 import os
@@ -41,12 +42,16 @@ MOST_THREADS = 4
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code: 0 done, 1 a check failed or cells are missing, 2 wrong use."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name from a file that the terminal cannot show
     try:
         if words[:1] == ["train"] and not {"-h", "--help"} & set(words):
             return _train(words[1:])
         options = _parser().parse_strictly(words)
         options.words = words
         code: int = options.verb(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a reader that left or a full disk can still be told
         return code
     except StudyError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -69,6 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe left early
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"error: {error.filename or 'the output'}: {error.strerror}; free some, and try again", file=sys.stderr)
+        if error.filename is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
 
 
 # ------------------------------------------------------------------------------------------------------- data
@@ -957,7 +969,11 @@ def _law_text(law: str, fitted: dict[str, Any], *, selected: bool) -> list[str]:
     quality = [f"rmse {fitted['rmse']:.3g}"]
     quality += [] if fitted["aicc"] is None else [f"AICc {fitted['aicc']:.1f}"]
     quality += [] if fitted["loo_error"] is None else [f"loo {fitted['loo_error']:.1%}"]
-    quality += [] if (fitted["peak"] or 0) <= 1 or not selected else [f"peak at {fitted['peak']:.4g} workers"]
+    for what in ("knee", "peak") if selected else ():
+        if (fitted[what] or 0) > 1:
+            low, high = fitted[f"{what}_ci95"] or (None, None)
+            interval = "" if low is None else f" [{low:.3g}, {'no end' if high is None else format(high, '.3g')}]"
+            quality.append(f"{what} at {fitted[what]:.4g}{interval} workers")
     quality += [] if fitted["limit"] is None or not selected else [f"never above {fitted['limit']:.4g}"]
     return [f"{mark} {law:<10} {'  '.join(parts)}; {', '.join(quality)}"]
 
@@ -983,6 +999,8 @@ def predict(options: argparse.Namespace) -> int:
     recommended = options.recommend or questions != recommendation.Questions()
     if not (options.workers or options.holdout is not None or recommended):
         raise AnalysisError("nothing is asked for: give --workers to forecast, --holdout or --recommend")
+    if options.rolling and options.holdout is None:
+        raise AnalysisError("--rolling says how to hide worker counts: give --holdout, too, or leave it out")
     forecasts = predict_points(points, workers=options.workers, **known) if options.workers else {}
     scores = {}
     if options.holdout is not None:
@@ -1112,7 +1130,8 @@ def _read(path: Path, wanted: str = "a CSV file with workers,samples_per_s") -> 
     """Return the text of a file that should be `wanted`; `-` is standard input."""
     try:
         if str(path) == "-":
-            return sys.stdin.read()
+            with open(0, encoding="utf-8-sig", closefd=False) as stream:
+                return stream.read()
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); name {wanted}") from None

@@ -393,10 +393,18 @@ def changed(config: RunConfig, **values: Any) -> RunConfig:
     return made
 
 
+MOST_YAML_BYTES = 4_000_000
+"""PyYAML takes minutes for more, and nobody writes settings of this size."""
+
+
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; a missing, unreadable or malformed file is a ConfigError naming the line."""
     try:
+        if path.stat().st_size > MOST_YAML_BYTES:
+            raise ConfigError(f"{path}: is larger than {MOST_YAML_BYTES:,} bytes; name a file of settings")
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply; name a file of settings") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name an existing YAML file") from None
     except UnicodeDecodeError:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from synthetic_runs import run_table
 
 from horovod_study import records
-from horovod_study.analysis import boundary
+from horovod_study.analysis import boundary, points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report import boundary as drawn
 from horovod_study.report import figures, html
@@ -262,6 +262,18 @@ def test_order_of_rows_does_not_matter_the_input_stays_and_sides_add_up(jump_ms,
 
 
 # ---------------------------------------------------------------------------------------------------- the report
+
+
+def test_runs_that_have_series_already_give_the_same_jumps():
+    table = node_table(FILLED)
+    table["placement"] = ["fill" if place % 2 else "spread" for place in range(len(table))]
+    named = points.with_series(table)
+    placed = boundary.over_placements(named)
+
+    assert named["series"].nunique() > placed["series"].nunique()
+    for made in (boundary.boundaries, boundary.by_nodes):
+        pd.testing.assert_frame_equal(made(placed), made(table))
+    assert [*boundary.jump_doubts(placed), *boundary.fit_doubts(named)] == boundary.doubts(table)
 
 
 def test_the_report_says_the_jump_in_one_sentence_and_where_it_was_carried():

@@ -1,6 +1,7 @@
 """The command line: what a user types and what comes back."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
         (["run"], "the following arguments are required: STUDY.yaml"),
         (["run", "/none.yaml"], "/none.yaml: cannot be read .*; name an existing YAML file"),
         (["fit", "/none.csv"], "/none.csv: cannot be read .*; name a CSV file with workers,samples_per_s"),
-        (["predict", "/none.csv"], "the following arguments are required: --workers"),
+        (["predict", "/none.csv"], "/none.csv: cannot be read .*; name a CSV file with workers,samples_per_s"),
         (["analyze", "/none", "--out", "/tmp/x"], "/none: no such directory; name the directory that holds the runs"),
         (["report", "/none"], r"/none/.*: no such file; run `horovod-study analyze RUNS --out /none` first"),
         (["data", "check", "/none"], "/none: no such data set"),
@@ -154,6 +155,63 @@ def test_points_from_standard_input() -> None:
         check=True,
     )
     assert json.loads(done.stdout)["series"][""]["laws"]["linear"]["params"]["slope"] == pytest.approx(0.9)
+
+
+def program(
+    *words: object, text: bytes = b"", output: int = subprocess.PIPE, **environment: str
+) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "horovod_study.cli", *map(str, words)],
+        input=text,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment},
+        timeout=60,
+    )
+    return done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
+    rows = "series,workers,samples_per_s\n\u65e5,1,100\n\u65e5,2,190\n\u65e5,4,350\n".encode()
+    code, out, err = program("predict", "-", "--workers", "8", text=rows, PYTHONIOENCODING="ascii")
+
+    assert (code, err) == (0, "")
+    assert out.startswith("\\u65e5: samples/s")
+
+
+def test_standard_input_that_is_no_text_is_refused() -> None:
+    assert program("fit", "-", text=b"\xff\xfe\x00") == (
+        2,
+        "",
+        "error: -: is not a text file in UTF-8; name a CSV file with workers,samples_per_s\n",
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        code, _, err = program("fit", "-", text=POINTS.encode(), output=full.fileno())
+
+    assert (code, err) == (2, "error: the output: No space left on device; free some, and try again\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--workers", "1000000000000"), "cannot forecast 1000000000000 workers: .* from 1 to 10,000,000"),
+        (("--workers", "8", "--rolling"), "--rolling says how .* give --holdout"),
+        (("--price-per-gpu-hour", "2"), "a price without samples"),
+    ],
+)
+def test_options_of_predict_that_say_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    code, out, err = call(capsys, "predict", path, *words)
+
+    assert (code, out) == (2, "")
+    assert re.fullmatch(f"error: .*{message}.*\n", err)
 
 
 def test_a_missing_extra_is_named() -> None:

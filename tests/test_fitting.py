@@ -240,6 +240,22 @@ class TestProperties:
 class TestCoverage:
     """The nominal 95 % interval covers the truth in 90 to 99 % of simulated sweeps (N = 1..16, 2 % noise)."""
 
+    @pytest.mark.parametrize("repeats", [5, 1])
+    def test_the_knee_and_the_peak_of_usl_have_intervals(self, repeats):
+        # alpha = 0.05, beta = 0.001: sqrt(950) and the root of 3 beta n^2 + (alpha - beta) n = 1 - alpha.
+        inside = np.zeros(2)
+        for seed in range(20):
+            fitted = fit_series(sweep("usl", seed, repeats=repeats), laws=("usl",))[""].fits["usl"]
+            if fitted.identifiable:
+                intervals = (fitted.knee_ci95, fitted.peak_ci95)
+                inside += [
+                    low <= truth <= high for truth, (low, high) in zip((11.4129, 30.8221), intervals, strict=True)
+                ]
+            else:
+                assert fitted.knee_ci95 is None
+                inside += 1
+        assert np.all(inside >= 16), inside
+
     @pytest.mark.slow
     @pytest.mark.parametrize("repeats", [5, 1])
     @pytest.mark.parametrize("name", sorted(TRUTH))
@@ -398,7 +414,18 @@ class TestJson:
         assert {"alpha", "beta", "gamma"} == set(found["laws"]["usl"]["params"])
         for fitted in found["laws"].values():
             assert {"formula", "params", "ci95", "rmse", "aicc", "loo_error", "loo_error_rms", "interval_method"} | {
-                *("applies", "why_not", "identifiable", "doubts", "peak", "limit", "bottleneck")
+                *(
+                    "applies",
+                    "why_not",
+                    "identifiable",
+                    "doubts",
+                    "peak",
+                    "peak_ci95",
+                    "knee",
+                    "knee_ci95",
+                    "limit",
+                    "bottleneck",
+                )
             } == set(fitted)
             assert all(len(pair) == 2 for pair in fitted["ci95"].values())
         assert "100 samples/s (given)" == found["baseline"]

@@ -100,6 +100,15 @@ def test_the_examples_of_the_metrics_book_hold():
     assert result.attempted >= 15
 
 
+def test_named_runs_are_taken_as_they_are_and_say_the_same():
+    runs = run_table((1, 2, 4))
+    named = points.with_series(runs)
+
+    assert points.with_series(named) is named
+    pd.testing.assert_frame_equal(points.scaling_points(named), points.scaling_points(runs))
+    assert points.doubts(named, points.scaling_points(named)) == points.doubts(runs, points.scaling_points(runs))
+
+
 # ---------------------------------------------------------------------------------------------------- baselines
 
 

@@ -215,6 +215,12 @@ class TestBadInput:
             ({"deadline_s": 60.0}, "a deadline without samples: "),
             ({"gpu_hours": 1.0}, "a budget of GPU hours without samples: "),
             ({"samples": 1.0, "gpu_hours": 0.0}, "a budget of 0: give GPU hours, above 0"),
+            ({"samples": 1e308}, "samples of 1e+308: give the samples of the whole training, above 0 and at most 1e"),
+            ({"price_per_gpu_hour": 2.0}, "a price without samples: give the samples of the whole training, too"),
+            (
+                {"samples_to_target": {10**23: 5.0}},
+                f"samples to the target at {10**23} workers: a worker count is a whole number from 1 to 10,000,000",
+            ),
             ({"marginal": 0.0}, "a marginal efficiency of 0: "),
             ({"marginal": 1.0}, "a marginal efficiency of 1: "),
             ({"samples_to_target": {1: 0.0}}, "samples to the target of 0: "),

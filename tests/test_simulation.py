@@ -496,6 +496,7 @@ def test_what_if_of_everything_else() -> None:
         ("bandwidth=-1x", "must be a factor greater than 0"),
         ("bandwidth=1e999x", "must be a factor greater than 0"),
         ("bandwidth=nanx", "must be a factor greater than 0"),
+        ("bandwidth=1e10x", "allowed: 1e-09x to 1e\\+09x"),
         ("latency=fast", "must be a factor greater than 0"),
         ("cycle=-1", "must be milliseconds"),
         ("cycle=nan", "must be milliseconds"),
@@ -589,10 +590,10 @@ def test_a_described_network_is_read() -> None:
         ({"intr": {}}, r"n.yaml: key 'intr' is not known \(did you mean 'int"),
         ({"inter": None}, "n.yaml: inter must be {alpha_us"),
         ({"inter": {"alpha_us": 1}}, "n.yaml: inter must be {alpha_us"),
-        ({"inter": {"alpha_us": "1 us", "gb_per_s": 1}}, "n.yaml: inter: alpha_us is '1 us'; it must be a number"),
-        ({"inter": {"alpha_us": 1, "gb_per_s": math.inf}}, "gb_per_s is inf; it must be a number"),
-        ({"inter": {"alpha_us": 1, "gb_per_s": 0}}, "bandwidth is 0 bytes/s"),
-        ({"workers_per_node": 2.5}, "workers_per_node is 2.5; it must be a whole number"),
+        ({"inter": {"alpha_us": "1 us", "gb_per_s": 1}}, "n.yaml: inter: alpha_us is '1 us'; allowed: a number"),
+        ({"inter": {"alpha_us": 1, "gb_per_s": math.inf}}, "gb_per_s is inf; allowed: a number"),
+        ({"inter": {"alpha_us": 1, "gb_per_s": 0}}, "gb_per_s is 0; allowed: a number"),
+        ({"workers_per_node": 2.5}, "workers_per_node is 2.5; allowed: a whole number"),
         ({"workers_per_node": True}, "workers_per_node is True"),
         ({"levels": {"nodes": 3}}, "levels must be a list"),
         ({"levels": [3]}, "n.yaml: level 1 must be {nodes"),
@@ -636,3 +637,12 @@ def test_doubts_travel_with_the_numbers() -> None:
     assert any(each.startswith("batch=2x: batch 150: computing is taken as proportional") for each in several)
     assert len(several) == len(set(several))
     assert json.dumps(several)
+
+
+def test_a_value_that_anchors_made_huge_is_told_in_short() -> None:
+    huge: Any = 1
+    for _ in range(40):
+        huge = [huge] * 10
+
+    with pytest.raises(ConfigError, match="workers_per_node is a list; allowed: a whole number, 1 to 10,000,000"):
+        network_from({**GOOD, "workers_per_node": huge}, source="n.yaml")

@@ -414,9 +414,16 @@ def test_the_verb_from_records(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--network", "/none.yaml", "--workers", "2"], "/none.yaml: cannot be read"),
         (["--run", "/none", "--workers", "2"], "/none/run.json: cannot be read"),
         (["--bench", "/none.json", "--workers", "2"], "/none.json: cannot be read .*; name the bench.json"),
-        ([*GIVEN, "--workers", "2", "--compute-ms", "nan"], "computes for nan ms"),
+        ([*GIVEN, "--workers", "2", "--compute-ms", "nan"], "--compute-ms is nan; allowed: 0, or 1e-12"),
         ([*GIVEN, "--workers", "2", "--gb-per-s", "0"], "bandwidth is 0 bytes/s"),
-        ([*GIVEN, "--workers", "2", "--overhead-us", "-1"], "overhead is -1e-06 s"),
+        ([*GIVEN, "--workers", "2", "--overhead-us", "-1"], "--overhead-us is -1; allowed: 0, or 1e-12"),
+        ([*GIVEN, "--workers", "2", "--gb-per-s", "inf"], "--gb-per-s is inf; allowed"),
+        ([*GIVEN, "--workers", "2", "--seed", "-1"], "--seed is -1; it must be 0 or greater"),
+        ([*GIVEN, "--workers", "2", "--batch", "0"], "the batch is 0 samples per worker; allowed: 1 to"),
+        ([*GIVEN, "--workers", "2", "--buckets", "0"], "0 buckets; allowed: 1"),
+        ([*GIVEN, "--workers", "2", "--cycle-ms", "1e10"], "allowed: 0 to 3600 s"),
+        ([*GIVEN, "--workers", "2", "--global-batch", "64"], "add --scaling strong"),
+        ([*GIVEN, "--workers", "2", "--way", "mpi"], "give --bench bench.json"),
     ],
 )
 def test_wrong_use_of_the_verb_is_one_line(

@@ -296,6 +296,15 @@ def test_batches_on_one_side_bound_the_knee_and_no_more(low, high, side, words):
     assert math.isfinite(bound) and (bound > 300) == (side == "most")
 
 
+def test_a_knee_whose_interval_reaches_into_the_batches_is_not_called_below_them_all():
+    runs = batched(lambda b: 3e-3 + 6e-5 * b, (60, 100, 200), noise=0.15, repeats=1)
+    (row,) = batch_size.batch_sizes(runs).knees.to_dict("records")
+
+    assert row["knee_at_most"] > 60 and not row["identified"]
+    assert row["note"].startswith("not identifiable: its estimate lies below the batches measured")
+    assert "or repeats" in row["note"]
+
+
 def test_a_step_that_follows_neither_form_is_doubted():
     sizes = np.repeat(np.array(BATCHES, dtype=float), 4)
     odd = (3e-3 + 1e-5 * sizes) * np.where(sizes > 500, 1.5, 1.0)  # out of the cache

@@ -183,6 +183,7 @@ def account_run(run: RecordedRun, *, views: bool = True) -> RunAccount:
         ranks.append(own)
         values.append([own.parts_s[part] for part in PARTS])
         shares.append(share)
+        del columns  # of a long run, before those of the next rank are there
     means = folded(np.array(values)).mean(axis=0) if ranks else np.full(len(PARTS), np.nan)
     why_not = _why_not(run, ranks, ends, means)
     residual = None if why_not else _over_ranks(shares, ranks, means)

@@ -393,8 +393,18 @@ def _why_not(found: Knee) -> list[str]:
     """Return why there is no knee, in words; nothing where there is one."""
     if found.identified:
         return []
-    value = found.at[0]
+    value, low, high = found.at
     smallest, largest = found.batches
+    if value < smallest < high:
+        return [
+            f"not identifiable: its estimate lies below the batches measured, its interval reaches up to {high:.3g}; "
+            f"add batches below {smallest:g}, or repeats"
+        ]
+    if low < largest < value:
+        return [
+            f"not identifiable: its estimate lies above the batches measured, its interval reaches down to {low:.3g}; "
+            f"add batches above {largest:g}, or repeats"
+        ]
     if value < smallest:
         return [f"not identifiable: every batch measured lies above the knee; add batches below {smallest:g}"]
     if value > largest:

@@ -153,6 +153,11 @@ def fewest_nodes(points: pd.DataFrame) -> pd.Series:
 
 def doubts(runs: pd.DataFrame) -> list[str]:
     """Return what a reader must know before believing the jumps, one sentence or two each, in a stable order."""
+    return [*jump_doubts(runs), *fit_doubts(runs)]
+
+
+def jump_doubts(runs: pd.DataFrame) -> list[str]:
+    """Return the doubts about the jumps themselves."""
     found = []
     cells: dict[str, list[pd.DataFrame]] = {}
     for series, cell in _cells(runs):
@@ -169,15 +174,22 @@ def doubts(runs: pd.DataFrame) -> list[str]:
             )
         if any(_hidden(cell) for cell in own if _int(cell, "workers") > 1):
             found.append(f"{series}: {NOTES['hidden']}, so only that is given at the node boundary.")
-    return [*found, *_doubt_fits(runs)]
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- cells
 
 
-def _cells(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return the finished runs of each cell with their series: in the order of series, nodes and workers."""
-    table = with_series(runs.drop(columns=list(_PLACING), errors="ignore"))
+def over_placements(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished parallel runs with series along which the placement may differ, and what each run waited.
+
+    What it returned is taken as it is: every function here can be given it instead of a run table, but `fit_doubts`.
+    """
+    if "sync_value_s" in runs.columns:
+        return runs
+    table = with_series(runs)
+    if any(table[name].nunique() > 1 for name in _PLACING):
+        table = with_series(table.drop(columns=[*_PLACING, "ref_batch"]))
     table = table[measured(table) & (table["backend"] != "serial") & table["nodes"].notna()]
     for name in ("per_node", "path"):
         texts = table[name].astype(object) if name in table.columns else pd.Series("", table.index, object)
@@ -191,6 +203,12 @@ def _cells(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
             sync_value_s=table["sync_value_s"].where(lacking, medians),
             step_value_s=table["step_value_s"].where(lacking, table["step_s_median"]),
         )
+    return table
+
+
+def _cells(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return the finished runs of each cell with their series: in the order of series, nodes and workers."""
+    table = over_placements(runs)
     keys = ["workers", "nodes", "per_node"]
     return [
         (str(series), cell)
@@ -389,7 +407,7 @@ def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> list[str]:
     return found
 
 
-def _doubt_fits(runs: pd.DataFrame) -> list[str]:
+def fit_doubts(runs: pd.DataFrame) -> list[str]:
     """Return for which series some worker counts are left out of the laws, being on more nodes than others."""
     table = with_series(runs)
     table = table[measured(table) & (table["backend"] != "serial")]

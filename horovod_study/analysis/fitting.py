@@ -39,6 +39,7 @@ from horovod_study.analysis.laws import (
     Array,
     Law,
     Places,
+    best_counts,
     columns,
     knee,
     places,
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 REPLICATES = 1000
+_TOGETHER = 20  # series whose replicates are fitted in one go
+_CLOSE = 1e-4  # last step of a replicate as a share of the largest speedup; what is left after it is far smaller
 _Z95 = float(special.ndtri(0.975))
 _CLEARLY = 2.0  # in log likelihood
 _EXACT = 1e-10  # residuals below this share of the largest speedup are rounding, not misfit
@@ -134,6 +137,36 @@ class ScalingFit:
         """Worker count with the best speedup times efficiency; inf when more workers always improve it."""
         return knee(self.law, self.params, per_node=self._per_node)
 
+    @property
+    def peak_ci95(self) -> tuple[float, float] | None:
+        """95 % interval of `peak`, inf where it is open; None where it is not known."""
+        return None if math.isnan(self.peak) else self._spread_of(1)
+
+    @property
+    def knee_ci95(self) -> tuple[float, float] | None:
+        """95 % interval of `knee`, inf where it is open; None where it is not known."""
+        return self._spread_of(2)
+
+    def _spread_of(self, power: int) -> tuple[float, float] | None:
+        """Where the peak (1) or knee (2) of 250 parameter vectors lies that are as likely as the interval says."""
+        if not self.identifiable:
+            return None
+        values, total = self._values, self._noise.covariance.sum(axis=0)
+        _, stretch = self._noise.reach(np.eye(len(values)))
+        if self._draws is None:
+            if not np.isfinite(total).all():
+                return None
+            generator = np.random.default_rng(0)
+            drawn = generator.multivariate_normal(values, total, 250, method="svd")
+        else:
+            drawn = self._draws[:: len(self._draws) // 250]
+        lower, upper = (np.array(side) for side in zip(*self.law.bounds, strict=True))
+        drawn = np.clip(values + (drawn - values) * stretch, lower, upper)
+        where = best_counts(self.law, drawn, power=power, per_node=self._per_node)
+        low, high = np.quantile(where, [0.025, 0.975], method="closest_observation")
+        own = self.peak if power == 1 else self.knee
+        return min(float(low), own), max(float(high), own)
+
     def bottleneck(self, n: float | None = None) -> str | None:
         """What costs most at `n` (the largest fitted count): "contention", "communication" or "none"; else None.
 
@@ -201,6 +234,9 @@ class SeriesFit:
                 name: {
                     **fitted.to_dict(),
                     "peak": _finite(fitted.peak),
+                    "peak_ci95": _ends(fitted.peak_ci95) if name == self.selected else None,
+                    "knee": _finite(fitted.knee),
+                    "knee_ci95": _ends(fitted.knee_ci95) if name == self.selected else None,
                     "limit": _finite(fitted.limit),
                     "bottleneck": fitted.bottleneck(),
                 }
@@ -323,7 +359,21 @@ def fit_series(
             found = _solve(law.for_mode("strong" if strong else "weak"), [each for each in samples if each is not None])
             for name, one_solved in zip(names_of, found, strict=True):
                 solved[name].append(one_solved)
-    return {name: _answer(name, one, laws, solved.get(name, [])) for name, one in asked.items()}
+    noise: dict[str, float] = {}
+    profiled: list[tuple[str, str]] = []
+    asked_of: list[tuple[_Solved, _Sample, float]] = []
+    for name, one in fitted.items():
+        good = [each for each in solved[name] if not isinstance(each, str)]
+        if one.sample is not None:
+            noise[name] = _baseline_noise(good, one.sample)
+            bent = [each for each in good if each.law.profiled]
+            profiled += [(name, each.law.name) for each in bent]
+            asked_of += [(each, one.sample, noise[name]) for each in bent]
+    ends = dict(zip(profiled, _profiles(asked_of), strict=True))
+    return {
+        name: _answer(name, one, laws, solved.get(name, []), noise.get(name, math.inf), ends)
+        for name, one in asked.items()
+    }
 
 
 def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_s: float) -> list[str]:
@@ -418,7 +468,14 @@ def _ask(
     return _Asked(base=base, baseline=text, mode=mode, assumed=assumed, why_not=why_not, doubts=doubts, sample=sample)
 
 
-def _answer(name: str, asked: _Asked, laws: Sequence[str], solved: Sequence["_Solved | str"]) -> SeriesFit:
+def _answer(
+    name: str,
+    asked: _Asked,
+    laws: Sequence[str],
+    solved: Sequence["_Solved | str"],
+    noise: float,
+    ends: Mapping[tuple[str, str], tuple[Array, Array]],
+) -> SeriesFit:
     """Add intervals and doubts to the solved laws of one series, and select one."""
     doubts = list(asked.doubts)
     fits: dict[str, ScalingFit] = {}
@@ -427,9 +484,14 @@ def _answer(name: str, asked: _Asked, laws: Sequence[str], solved: Sequence["_So
             if isinstance(each, str):
                 doubts.append(f"{law} is not fitted: {each}")
         good = [each for each in solved if not isinstance(each, str)]
-        noise = _baseline_noise(good, asked.sample)
         fits = {
-            each.law.name: _fit(each, asked.sample, noise, why_not=asked.why_not.get(each.law.name, ""))
+            each.law.name: _fit(
+                each,
+                asked.sample,
+                noise,
+                why_not=asked.why_not.get(each.law.name, ""),
+                ends=ends.get((name, each.law.name)),
+            )
             for each in good
         }
     selected, why = _select({law: fitted for law, fitted in fits.items() if fitted.applies})
@@ -538,8 +600,10 @@ def _baseline_of(name: str, given: float | Mapping[str, float] | None) -> float 
         given = given[name]
     if given is None:
         return None
-    if not (math.isfinite(given) and given > 0):
-        raise AnalysisError(f"baseline {given!r} is not a throughput: give samples/s of one worker, above 0")
+    if not 1e-9 <= given <= 1e15:
+        raise AnalysisError(
+            f"baseline {given!r} is not a throughput: give samples/s of one worker, above 0 and at most 1e15"
+        )
     return float(given)
 
 
@@ -693,6 +757,7 @@ class _Solved:
     error: float  # sum of squares over all rows
     aicc: float | None
     left_out: Array | None  # (worker counts,) relative error of each, fitted without it; None with too few
+    draws: Array | None  # (B, k) bootstrap replicates; None with too few repeats
 
 
 def _solve(law: Law, samples: Sequence[_Sample]) -> list[_Solved | str]:
@@ -767,6 +832,7 @@ def _solve_alike(law: Law, samples: Sequence[_Sample]) -> list[_Solved]:
     values = _estimate(law, where, weight, means)
     misfit = np.sum(weight * (means - law.at(where, values)) ** 2, axis=1)
     left_out = _left_out(law, where, weight, means, values)
+    draws = _replicates(law, samples, values)
     return [
         _Solved(
             law=law,
@@ -774,9 +840,34 @@ def _solve_alike(law: Law, samples: Sequence[_Sample]) -> list[_Solved]:
             error=sample.within + float(misfit[i]),
             aicc=_aicc(sample.within + float(misfit[i]), sample, len(values[i])),
             left_out=None if left_out is None else left_out[i],
+            draws=draws[i],
         )
         for i, sample in enumerate(samples)
     ]
+
+
+def _replicates(law: Law, samples: Sequence[_Sample], values: Array) -> list[Array | None]:
+    """The law fitted to the bootstrap means of every sample that has them, (B, k) each; values are (samples, k)."""
+    found: list[Array | None] = [None] * len(samples)
+    repeated = [(i, sample.drawn) for i, sample in enumerate(samples) if sample.drawn is not None]
+    where, bounds = samples[0].where, np.array(law.bounds).T
+    for begin in range(0, len(repeated), _TOGETHER):
+        some = repeated[begin : begin + _TOGETHER]
+        starts, weights = [], []
+        for i, drawn in some:
+            # From the linear theory it is a step or two to each replicate.
+            influence = _influence(law.gradient(where, values[i]), samples[i].rows)
+            starts.append(np.clip(values[i] + (drawn - samples[i].means) @ influence.T, *bounds))
+            weights.append(np.broadcast_to(samples[i].rows, drawn.shape))
+        targets = np.concatenate([drawn for _, drawn in some])
+        weight, start = np.concatenate(weights), np.concatenate(starts)
+        if law.linear and len(law.bounds) == 1:
+            fitted = _closed(law, where, weight, targets)
+        else:
+            fitted = _refit(law, where, weight, targets, start, tolerance=_CLOSE, steps=40)
+        for (i, _), draws in zip(some, np.split(fitted, len(some)), strict=True):
+            found[i] = draws.copy()
+    return found
 
 
 def _left_out(law: Law, where: Places, weight: Array, means: Array, values: Array) -> Array | None:
@@ -807,31 +898,45 @@ def _some(where: Places, keep: NDArray[np.intp]) -> Places:
     return Places(where.workers[keep], where.nodes[keep], where.fullest[keep])
 
 
-def _fit(solved: _Solved, sample: _Sample, base_noise: float = math.inf, *, why_not: str = "") -> ScalingFit:
-    """Add the intervals; `base_noise` limits the noise of one baseline run, in units of speedup."""
-    law, values = solved.law, solved.values
-    jacobian = law.gradient(sample.where, values)
-    if sample.drawn is None:
-        draws = None
+def _reach(solved: _Solved, sample: _Sample, base_noise: float, jacobian: Array) -> tuple["_Noise", str, Array, Array]:
+    """Noise of the parameters, how it was found, half of their linear 95 % intervals (k,), and t/z (k,)."""
+    if solved.draws is None:
         noise, method = _from_residuals(solved, sample, jacobian, base_noise)
     else:
-        draws = _refit(law, sample.where, sample.rows, sample.drawn, values)
         noise = _from_repeats(sample, jacobian)
         method = "bootstrap over runs within each worker count, stretched by Student t for few repeats"
-    reach, stretch = noise.reach(np.eye(len(values)))
+    reach, stretch = noise.reach(np.eye(len(solved.values)))
     # Where a parameter has no effect at all the points say nothing about it.
-    reach = np.where(np.any(jacobian != 0, axis=0), reach, np.inf)
-    turned = np.array([name in law.inverse for name in law.parameters])
-    low, high = _between(values, reach, turned)
-    if draws is not None:
-        lower, upper = _stretched(values, draws, stretch, turned)
+    return noise, method, np.where(np.any(jacobian != 0, axis=0), reach, np.inf), stretch
+
+
+def _fit(
+    solved: _Solved,
+    sample: _Sample,
+    base_noise: float = math.inf,
+    *,
+    why_not: str = "",
+    ends: tuple[Array, Array] | None = None,
+) -> ScalingFit:
+    """Add the intervals; `base_noise` limits the noise of one baseline run, in units of speedup.
+
+    `ends` are the intervals of a profiled law where they have been found before.
+    """
+    law, values, draws = solved.law, solved.values, solved.draws
+    jacobian = law.gradient(sample.where, values)
+    noise, method, reach, stretch = _reach(solved, sample, base_noise, jacobian)
+    if law.profiled:
+        low, high = _profiles([(solved, sample, base_noise)])[0] if ends is None else ends
+        method = f"profile of least squares, its width by {'the spread of the runs' if draws is not None else method}"
+    elif draws is None:
+        low, high = values - reach, values + reach
+    else:
+        low, high = _stretched(values, draws, stretch)
         # Percentiles do not hold where a parameter meets its bound (Andrews 2000), neither its own nor those of others
-        # that make up for it: there, and for an exponent that bends everything, the linear theory has a say, too.
+        # that make up for it: there the linear theory has a say, too.
         bounds = np.array(law.bounds)
-        if turned.any() or np.mean(np.any((draws <= bounds[:, 0]) | (draws >= bounds[:, 1]), axis=1)) > 0.025:
-            low, high = np.minimum(low, lower), np.maximum(high, upper)
-        else:
-            low, high = lower, upper
+        if np.mean(np.any((draws <= bounds[:, 0]) | (draws >= bounds[:, 1]), axis=1)) > 0.025:
+            low, high = np.minimum(low, values - reach), np.maximum(high, values + reach)
     ci95 = {
         name: (max(float(low[i]), law.bounds[i][0]), min(float(high[i]), law.bounds[i][1]))
         for i, name in enumerate(law.parameters)
@@ -873,7 +978,6 @@ def _estimate(law: Law, where: Places, weight: Array, means: Array) -> Array:
         np.repeat(means, number, axis=0),
         tried.reshape(sets * number, -1),
         tolerance=1e-13,
-        steps=60,
     ).reshape(sets, number, -1)
     misfit = np.sum(weight[:, np.newaxis] * (law.at(where, found) - means[:, np.newaxis]) ** 2, axis=2)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
@@ -917,64 +1021,87 @@ def _snapped(law: Law, where: Places, means: Array, values: Array) -> Array:
 
 
 def _refit(
-    law: Law, where: Places, weight: Array, targets: Array, start: Array, *, tolerance: float = 1e-5, steps: int = 40
+    law: Law,
+    where: Places,
+    weight: Array,
+    targets: Array,
+    start: Array,
+    *,
+    bounds: tuple[Array, Array] | None = None,
+    tolerance: float,
+    steps: int = 60,
 ) -> Array:
     """Bounded least squares for many sets of means at once: targets (B, K), start (B, k) or (k,) -> parameters (B, k).
 
     Levenberg-Marquardt with an active set: a parameter that sits on a bound and wants to leave the allowed range is
     held there for the step. `weight` is (K,) or (B, K); `tolerance` is the last step's effect on the curve, relative
-    to the largest target. The defaults are those of replicates, which start next to where they end.
+    to the largest target; `bounds` (k,) or (B, k) each take the place of those of the law.
     """
-    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
-    unit = np.eye(len(lower))
-    found = np.broadcast_to(start, (len(targets), len(lower))).copy()
-    weight = np.broadcast_to(weight, targets.shape)
+    shape = (len(targets), len(law.bounds))
+    low, high = zip(*law.bounds, strict=True) if bounds is None else bounds
+    # Inside, sets are the last axis: the long one.
+    lower, upper, found = (np.broadcast_to(np.asarray(each, float), shape).T.copy() for each in (low, high, start))
+    targets, weight = targets.T, np.broadcast_to(weight, targets.shape).T
     # The sets still moving, with their place in `found`.
-    place, values = np.arange(len(targets)), found.copy()
-    damping = np.full(len(targets), 0.0 if law.linear else 1e-6)
-    close = tolerance * np.max(targets, axis=1)
+    place, values = np.arange(shape[0]), found.copy()
+    damping = np.full(shape[0], 0.0 if law.linear else 1e-6)
+    close = tolerance * np.max(targets, axis=0)
     with np.errstate(all="ignore"):  # steps may overflow on points that no law of this kind could have made
-        cost = np.sum(weight * (targets - law.at(where, values)) ** 2, axis=1)
+        curve, slopes = law.with_slopes(where, values)
+        cost = np.sum(weight * (targets - curve) ** 2, axis=0)
         cost = np.where(np.isfinite(cost), cost, np.inf)
         for _ in range(steps):
-            jacobian = law.gradient(where, values)
-            across = np.swapaxes(jacobian * weight[..., np.newaxis], 1, 2)
-            descent = (across @ (targets - law.at(where, values))[..., np.newaxis])[..., 0]
-            normal = across @ jacobian
-            size = np.sqrt(np.einsum("bkk->bk", normal))
-            size = np.where(size > 0, size, 1.0)  # columns scaled to one: parameters may differ by many orders
-            free = ~(((values <= lower) & (descent < 0)) | ((values >= upper) & (descent > 0)))
-            both = free[:, :, np.newaxis] & free[:, np.newaxis, :]
-            normal = normal / (size[:, :, np.newaxis] * size[:, np.newaxis, :]) * both
-            normal = normal + unit * (~free[:, :, np.newaxis] + damping[:, np.newaxis, np.newaxis] + 1e-15)
-            good = np.isfinite(normal).all(axis=(1, 2)) & np.isfinite(descent).all(axis=1)
-            normal, descent = (
-                np.where(good[:, np.newaxis, np.newaxis], normal, unit),
-                np.where(good[:, np.newaxis], descent, 0.0),
-            )
-            step = np.linalg.solve(normal, (descent / size * free)[..., np.newaxis])[..., 0] / size
-            candidates = np.clip(values + np.where(np.isfinite(step), step, 0.0), lower, upper)
-            reached = np.sum(weight * (targets - law.at(where, candidates)) ** 2, axis=1)
+            step, size = _damped_step(weight, targets - curve, slopes, values, lower, upper, damping)
+            candidates = np.clip(values + step, lower, upper)
+            reached_curve, reached_slopes = law.with_slopes(where, candidates)
+            reached = np.sum(weight * (targets - reached_curve) ** 2, axis=0)
             better = reached <= cost
-            moving = np.max(np.abs(candidates - values) * size, axis=1) > close
-            values = np.where(better[:, np.newaxis], candidates, values)
-            found[place] = values
+            moving = np.max(np.abs(candidates - values) * size, axis=0) > close
+            values = np.where(better, candidates, values)
+            found[:, place] = values
             if not moving.any():
                 break
-            cost = np.where(better, reached, cost)[moving]
-            damping = np.where(better, damping / 10, np.maximum(damping, 1e-8) * 10)[moving]
-            place, values, targets = place[moving], values[moving], targets[moving]
-            weight, close = weight[moving], close[moving]
-    return found
+            if not better.all():
+                reached_curve = np.where(better, reached_curve, curve)
+                reached_slopes = np.where(better, reached_slopes, slopes)
+            curve, slopes = reached_curve, reached_slopes
+            cost = np.where(better, reached, cost)
+            damping = np.where(better, damping / 10, np.maximum(damping, 1e-8) * 10)
+            if moving.all():
+                continue
+            place, cost, damping, close = place[moving], cost[moving], damping[moving], close[moving]
+            values, lower, upper = values[:, moving], lower[:, moving], upper[:, moving]
+            targets, weight, curve = targets[:, moving], weight[:, moving], curve[:, moving]
+            slopes = slopes[..., moving]
+    return found.T
 
 
-def _between(values: Array, reach: Array, turned: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """values +- reach; for parameters that are `turned` it is 1/p +- the same reach to first order."""
-    with np.errstate(all="ignore"):
-        inverse, width = 1 / values, reach / values**2
-        far = np.where(inverse > width, 1 / (inverse - width), np.inf)
-        low, high = np.where(turned, 1 / (inverse + width), values - reach), np.where(turned, far, values + reach)
-    return np.where(np.isinf(reach), -np.inf, low), np.where(np.isinf(reach), np.inf, high)
+def _damped_step(
+    weight: Array, rest: Array, slopes: Array, values: Array, lower: Array, upper: Array, damping: Array
+) -> tuple[Array, Array]:
+    """One step (k, B) towards the least squares of `rest` (K, B), and the size (k, B) of the weighted slopes."""
+    weighted = slopes * weight
+    descent = np.sum(weighted * rest, axis=1)
+    size = np.sqrt(np.sum(weighted * slopes, axis=1))
+    size = np.where(size > 0, size, 1.0)  # columns scaled to one: parameters may differ by many orders
+    free = ~(((values <= lower) & (descent < 0)) | ((values >= upper) & (descent > 0)))
+    scaled = np.where(free, 1 / size, 0.0)
+    k = len(values)
+    # Gauss elimination for all sets at once; the matrix is symmetric, positive and of unit diagonal: no pivots needed.
+    rows = [[np.sum(weighted[i] * slopes[j], axis=0) * scaled[i] * scaled[j] for j in range(i, k)] for i in range(k)]
+    right = [descent[i] * scaled[i] for i in range(k)]
+    for i in range(k):
+        rows[i][0] = np.maximum(rows[i][0] + ~free[i] + damping + 1e-15, 1e-15)
+        for j in range(i + 1, k):
+            share = rows[i][j - i] / rows[i][0]
+            right[j] = right[j] - share * right[i]
+            for m in range(j, k):
+                rows[j][m - j] = rows[j][m - j] - share * rows[i][m - i]
+    step: list[Array] = [np.empty(0)] * k
+    for i in reversed(range(k)):
+        step[i] = (right[i] - sum(rows[i][m - i] * step[m] for m in range(i + 1, k))) / rows[i][0]
+    moved = np.stack(step) * scaled
+    return np.where(np.isfinite(moved), moved, 0.0), size
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------
@@ -1008,12 +1135,23 @@ class _Noise:
 
 def _from_repeats(sample: _Sample, jacobian: Array) -> _Noise:
     """Noise of the parameters from the spread of the runs at each place, one source each; jacobian is (K, k)."""
-    influence = _influence(jacobian, sample.rows)
+    influence, variance = _influence(jacobian, sample.rows), sample.run_variance
+    freedom = np.array(sample.runs) - 1.0
     if sample.base is not None:
-        at_base = np.arange(len(sample.where)) == sample.base
-        influence = influence - np.outer(influence @ sample.means, at_base / sample.where.workers[sample.base])
-    sources = influence * np.sqrt(sample.run_variance)
-    return _Noise(covariance=np.einsum("ks,ls->skl", sources, sources), freedom=np.array(sample.runs) - 1.0)
+        by_base = influence @ sample.means / sample.where.workers[sample.base]
+        influence[:, sample.base] -= by_base
+        # What a median has beyond the mean of the same normal runs is independent of that mean.
+        beyond = _median_over_mean(sample.runs[sample.base]) - 1
+        influence = np.column_stack([influence, by_base])
+        variance = np.append(variance, beyond * variance[sample.base])
+        freedom = np.append(freedom, freedom[sample.base])
+    sources = influence * np.sqrt(variance)
+    return _Noise(covariance=np.einsum("ks,ls->skl", sources, sources), freedom=freedom)
+
+
+def _median_over_mean(runs: int) -> float:
+    """Variance of the median of normal runs over that of their mean; from order statistics (Sarhan, Greenberg 1962)."""
+    return {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.473}.get(runs, math.pi / 2)
 
 
 def _from_residuals(solved: _Solved, sample: _Sample, jacobian: Array, base_noise: float) -> tuple[_Noise, str]:
@@ -1033,8 +1171,10 @@ def _from_residuals(solved: _Solved, sample: _Sample, jacobian: Array, base_nois
         moves = moves - np.outer(moves @ sample.speedup, at_base / (at_base.sum() * sample.speedup[at_base].mean()))
     size = np.where(at_base, np.minimum(spread.of_base, base_noise), spread.size)
     parts = [(moves * size)[:, at_base == which] for which in (False, True)]
+    with np.errstate(over="ignore"):  # a parameter that hardly moves the curve may be anything
+        covariance = np.stack([part @ part.T for part in parts])
     return (
-        _Noise(covariance=np.stack([part @ part.T for part in parts]), freedom=np.full(2, float(spread.freedom))),
+        _Noise(covariance=covariance, freedom=np.full(2, float(spread.freedom))),
         f"Student t from the residuals, noise {spread.model} (too few repeats for a bootstrap over runs)",
     )
 
@@ -1118,21 +1258,106 @@ def _influence(jacobian: Array, weight: Array) -> Array:
     return np.asarray(inverse * root / scale[:, np.newaxis], dtype=np.float64)
 
 
-def _stretched(
-    values: Array, drawn: Array, stretch: Array, turned: NDArray[np.bool_] | None = None
-) -> tuple[Array, Array]:
-    """Percentile interval of replicates (B, C) around `values` (C,), widened by `stretch` (C,).
+def _stretched(values: Array, drawn: Array, stretch: Array) -> tuple[Array, Array]:
+    """Percentile interval of replicates (B, C) around `values` (C,), widened by `stretch` (C,)."""
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    return (
+        np.minimum(values, values + (low - values) * stretch),
+        np.maximum(values, values + (high - values) * stretch),
+    )
 
-    For parameters that are `turned` it is 1/p that is widened.
+
+def _profiles(asked: Sequence[tuple[_Solved, _Sample, float]]) -> list[tuple[Array, Array]]:
+    """Ends (k,), (k,) of the intervals of each solved law with its sample and baseline noise; alike ones together."""
+    found = [(np.empty(0), np.empty(0))] * len(asked)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, (solved, sample, _) in enumerate(asked):
+        alike.setdefault((id(solved.law), *sample.where.workers), []).append(i)
+    for members in alike.values():
+        for begin in range(0, len(members), _TOGETHER):
+            some = members[begin : begin + _TOGETHER]
+            for i, ends in zip(some, _profiled([asked[i] for i in some]), strict=True):
+                found[i] = ends
+    return found
+
+
+def _profiled(alike: Sequence[tuple[_Solved, _Sample, float]]) -> list[tuple[Array, Array]]:
+    """Ends of the intervals by the profile of least squares (Venzon and Moolgavkar 1988), of one law and its places.
+
+    A parameter is moved away from its estimate, all others are fitted anew, and the interval ends where the sum of
+    squares has risen by what half of the linear interval costs in the linear theory. For a law that is nearly linear
+    that is the linear interval; where parameters make up for each other it follows the valley.
     """
-    if turned is None or not turned.any():
-        turned = np.zeros(np.shape(values), dtype=bool)
-    with np.errstate(divide="ignore"):
-        values, drawn = (np.where(turned, 1 / each, each) for each in (values, drawn))
-        low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
-        low = np.minimum(values, values + (low - values) * stretch)
-        high = np.maximum(values, values + (high - values) * stretch)
-        return np.where(turned, 1 / high, low), np.where(turned, np.where(low > 0, 1 / low, np.inf), high)
+    law, where = alike[0][0].law, alike[0][1].where
+    k = len(law.bounds)
+    columns = [_profile_columns(*each) for each in alike]
+    own, rise, first, along, values, means, rows = (np.concatenate(each) for each in zip(*columns, strict=True))
+    which, sign = np.tile(np.arange(k), 2 * len(alike)), np.tile(np.repeat([-1.0, 1.0], k), len(alike))
+    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    edge = np.where(sign < 0, lower[which], upper[which])
+    least = np.sum(rows * (means - law.at(where, values)) ** 2, axis=1)
+
+    inner, below = own.copy(), -np.sqrt(rise)  # inside of the end, and how far the root of the rise is from its goal
+    outer, above = np.clip(own + sign * first, lower[which], upper[which]), np.full(len(own), np.nan)
+    # Guesses of the others: as they were at the inner point, there plus their own slopes, and at the outer point.
+    at_inner, at_outer = values.copy(), values.copy()
+    ends, last = np.where((own == edge) & np.isfinite(rise), edge, np.nan), np.zeros(len(own))
+    ends = np.where(np.isfinite(rise), ends, sign * np.inf)
+    for _ in range(60):
+        todo = np.isnan(ends)
+        if not todo.any():
+            break
+        # Outwards until the goal is passed, then the secant, slowed down where one side stays (Illinois).
+        with np.errstate(invalid="ignore"):
+            tried = np.where(np.isnan(above), outer, inner + (outer - inner) * below / (below - above))
+        held = np.arange(k) == which[:, np.newaxis]
+        bounds = (np.where(held, tried[:, np.newaxis], lower), np.where(held, tried[:, np.newaxis], upper))
+        guesses = [at_inner, at_inner + along * (tried - inner)[:, np.newaxis], at_outer]
+        starts = np.concatenate([np.clip(each, *bounds)[todo] for each in guesses])
+        weight, targets = np.tile(rows[todo], (3, 1)), np.tile(means[todo], (3, 1))
+        held_at = (np.tile(bounds[0][todo], (3, 1)), np.tile(bounds[1][todo], (3, 1)))
+        found = _refit(law, where, weight, targets, starts, bounds=held_at, tolerance=1e-5)
+        error = np.sum(weight * (targets - law.at(where, found)) ** 2, axis=1).reshape(3, -1)
+        best, column = np.argmin(error, axis=0), np.arange(error.shape[1])
+        solved, off = np.full(values.shape, np.nan), np.full(len(own), np.nan)
+        solved[todo] = found.reshape(3, -1, k)[best, column]
+        off[todo] = np.sqrt(np.maximum(error[best, column] - least[todo], 0.0)) - np.sqrt(rise[todo])
+        passed, short = todo & (off >= 0), todo & (off < 0)
+        searching = np.isnan(above)
+        ends = np.where(short & searching & (tried == edge), edge, ends)
+        ends = np.where(short & searching & (np.abs(tried - own) > 1e6 * first), sign * np.inf, ends)
+        close = (np.abs(off) < 0.01 * np.sqrt(rise)) | (np.abs(outer - inner) < 1e-6 * np.abs(outer - own))
+        ends = np.where(todo & ~searching & close, tried, ends)
+        below = np.where(passed & (last > 0), below / 2, np.where(short, off, below))
+        above = np.where(short & (last < 0), above / 2, np.where(passed, off, above))
+        outer = np.where(passed, tried, np.where(short & searching, own + 2 * (tried - own), outer))
+        outer = np.clip(outer, lower[which], upper[which])
+        inner = np.where(short, tried, inner)
+        at_inner = np.where(short[:, np.newaxis], solved, at_inner)
+        at_outer = np.where(passed[:, np.newaxis], solved, at_outer)
+        last = np.where(searching, 0.0, np.where(passed, 1.0, -1.0))
+    ends = np.where(np.isnan(ends), outer, ends).reshape(-1, 2, k)
+    return [(low, high) for low, high in ends]
+
+
+def _profile_columns(solved: _Solved, sample: _Sample, base_noise: float) -> tuple[Array, ...]:
+    """Both ends of all k parameters as 2k columns: estimates, goal of the rise, first reach, slopes of the others
+    (2k, k), all values (2k, k), means and rows (2k, K)."""
+    values, k = solved.values, len(solved.values)
+    jacobian = solved.law.gradient(sample.where, values)
+    reach = _reach(solved, sample, base_noise, jacobian)[2]
+    influence = _influence(jacobian, sample.rows)
+    with np.errstate(all="ignore"):  # where a parameter hardly moves the curve, its influence overflows
+        spread = influence / sample.rows @ influence.T
+        rise = reach**2 / np.diag(spread)
+        along = spread / np.diag(spread)[:, np.newaxis]
+    # Without an effect at the estimate a parameter may have one elsewhere.
+    known = rise[np.isfinite(rise)]
+    rise = np.where(np.isfinite(rise), rise, known.max() if len(known) else np.inf)
+    first = np.where(np.isfinite(reach) & (reach > 0), reach, np.maximum(np.abs(values), 0.1))
+    along = np.where(np.isfinite(along), along, 0.0)
+    whole = (np.tile(each, (2 * k, 1)) for each in (values, sample.means, sample.rows))
+    return np.tile(values, 2), np.tile(rise, 2), np.tile(first, 2), np.tile(along, (2, 1)), *whole
 
 
 def _aicc(error: float, sample: _Sample, parameters: int) -> float | None:
@@ -1186,7 +1411,8 @@ def _spans(law: Law, where: Places, values: Array, i: int, low: float, high: flo
     That is its range; for a cost without an upper bound, all between nothing and as much as the work itself.
     """
     name, (lowest, highest) = law.parameters[i], law.bounds[i]
-    if name in law.inverse:
+    if law.profiled and name == "g":
+        # 1/g, between all after each other and all at once, is what an exponent is about.
         return 1 / low - 1 / high >= 0.9 * (1 / lowest - 1 / highest)
     if math.isfinite(highest - lowest):
         return high - low >= 0.9 * (highest - lowest)
@@ -1196,7 +1422,10 @@ def _spans(law: Law, where: Places, values: Array, i: int, low: float, high: flo
         return high - low >= (0.9 if name == "alpha" else 0.9 / float(where.workers[-1]))
     if low > lowest:
         return False
-    nothing = np.array([0.0 if other in law.costs else values[j] for j, other in enumerate(law.parameters)])
+    # A cost that hides (g) would look like none: what counts is how much it could be.
+    nothing = np.array(
+        [0.0 if other in law.costs else 1.0 if other == "g" else values[j] for j, other in enumerate(law.parameters)]
+    )
     only = np.where(np.arange(len(values)) == i, high, nothing)
     without, alone = law.at(where, nothing), law.at(where, only)
     if law.linear:
@@ -1209,6 +1438,10 @@ def _spans(law: Law, where: Places, values: Array, i: int, low: float, high: flo
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _ends(interval: tuple[float, float] | None) -> list[float | None] | None:
+    return None if interval is None or math.isinf(interval[0]) else [_finite(end) for end in interval]
 
 
 def _numbers(values: Sequence[float] | Array) -> str:

@@ -458,7 +458,13 @@ def _listed(counts: Sequence[int]) -> str:
 
 def _share(value: float) -> str:
     """A share in per cent with three digits, but no more than one decimal."""
-    return f"{100 * value:,.1f} %" if abs(value) < 10 else f"{100 * value:,.3g} %"
+    return (
+        f"{100 * value:,.1f} %"
+        if abs(value) < 10
+        else f"{100 * value:,.0f} %"
+        if abs(value) < 1000
+        else f"{100 * value:.2g} %"
+    )
 
 
 def _signed(value: float) -> str:

@@ -111,15 +111,15 @@ class Law:
     parameters: tuple[str, ...]
     bounds: tuple[tuple[float, float], ...]  # one (lowest, highest) per parameter
     modes: frozenset[str]  # scaling modes in which the parameters mean what their names say
-    curve: Callable[..., Any]  # curve(n, **parameters), or curve(n, nodes=, fullest=, **parameters) -> S; all broadcast
+    curve: Callable[..., Any]  # curve(n, *parameters), or curve(n, nodes, fullest, *parameters) -> S; all broadcast
+    slopes: Callable[..., tuple[Any, ...]]  # called like `curve` -> dS/dparameter, in the order of the parameters
     starts: Callable[[Places, Array], list[tuple[float, ...]]]  # first guesses from K places and their S, shape (K,)
     peak: Callable[..., float]  # worker count with the highest speedup; inf when there is none
     limit: Callable[..., float]  # speedup that no worker count exceeds; inf when there is none
     costs: tuple[str, ...] = ()  # parameters that are zero when nothing is lost, where a law has several
     linear: bool = False  # linear in its parameters, so that least squares has a closed form
     by_nodes: bool = False  # whether its curve takes nodes and fullest
-    slopes: Callable[[Places, Array], Array] | None = None  # dS/dparameter in closed form, where that is much quicker
-    inverse: tuple[str, ...] = ()  # parameters of which 1/p, not p, is estimated with symmetric errors
+    profiled: bool = False  # whether its parameters make up for each other, so that only profiles give intervals
     reduced: "Law | None" = field(default=None, repr=False)  # fewer free parameters, for few distinct places
     strong: "Law | None" = field(default=None, repr=False)  # the form for a fixed total of work, where it differs
     across: "Law | None" = field(default=None, repr=False)  # the form with constants of its own across nodes
@@ -143,30 +143,34 @@ class Law:
         n, nodes = columns(workers)
         return fit(self, n, speedup, **{"nodes": nodes, **options})
 
-    def at(self, where: Places | ArrayLike, values: NDArray[Any]) -> NDArray[Any]:
+    def at(self, where: Places | ArrayLike, values: Array) -> Array:
         """Speedup at K places or worker counts, for parameter vectors `values` (..., k), as (..., K)."""
         where = where if isinstance(where, Places) else places(where)
-        parameters = {name: values[..., i, np.newaxis] for i, name in enumerate(self.parameters)}
-        layout = {"nodes": where.nodes, "fullest": where.fullest} if self.by_nodes else {}
-        speedup = self.curve(where.workers, **layout, **parameters)
-        return np.broadcast_to(speedup, (*values.shape[:-1], len(where)))
+        columns = np.moveaxis(values, -1, 0)[..., np.newaxis]
+        return np.broadcast_to(self.curve(*self._arguments(where), *columns), (*values.shape[:-1], len(where)))
 
     def gradient(self, where: Places | ArrayLike, values: Array) -> Array:
-        """dS/dparameter at K places or worker counts, for parameter vectors `values` (..., k), as (..., K, k).
-
-        By complex-step differentiation where the law has no slopes of its own: exact to rounding, because every
-        curve is an analytic formula (Squire and Trapp 1998).
-        """
+        """dS/dparameter at K places or worker counts, for parameter vectors `values` (..., k), as (..., K, k)."""
         where = where if isinstance(where, Places) else places(where)
-        if self.slopes is not None:
-            return self.slopes(where, values)
-        step = 1e-30
-        slopes = []
-        for i in range(len(self.parameters)):
-            shifted = values.astype(np.complex128)
-            shifted[..., i] += step * 1j
-            slopes.append(self.at(where, shifted).imag / step)
-        return np.stack(slopes, axis=-1)
+        columns = np.moveaxis(values, -1, 0)[..., np.newaxis]
+        shape = (*values.shape[:-1], len(where))
+        slopes = self.slopes(*self._arguments(where), *columns)
+        return np.stack([np.broadcast_to(slope, shape) for slope in slopes], axis=-1)
+
+    def with_slopes(self, where: Places, values: Array) -> tuple[Array, Array]:
+        """Speedup (K, B) and dS/dparameter (k, K, B) for B parameter sets `values` (k, B).
+
+        The long axis comes last here: thousands of sets are solved at once.
+        """
+        layout = [each[:, np.newaxis] for each in self._arguments(where)]
+        shape = (len(where), values.shape[1])
+        slopes = np.empty((len(values), *shape))
+        for slope, each in zip(slopes, self.slopes(*layout, *values), strict=True):
+            slope[:] = each
+        return np.broadcast_to(self.curve(*layout, *values), shape), slopes
+
+    def _arguments(self, where: Places) -> tuple[Array, ...]:
+        return (where.workers, where.nodes, where.fullest) if self.by_nodes else (where.workers,)
 
 
 def columns(workers: ArrayLike) -> tuple[Array, Array | None]:
@@ -245,6 +249,32 @@ def knee(law: Law, params: Mapping[str, float], *, per_node: float | None = None
     return _best(law, params, lambda n, s: s**2 / n, per_node)
 
 
+def best_counts(law: Law, values: Array, *, power: float, per_node: float | None = None) -> Array:
+    """Worker counts (B,) with the highest S^power / N^(power - 1) for parameter vectors `values` (B, k); inf for none.
+
+    power 1 is the peak and 2 the knee. Within a few tenths of a per cent: this is for the spread of many vectors.
+    """
+    coarse = np.unique(np.concatenate([np.arange(1.0, 9.0), np.geomspace(8, MOST_WORKERS, 49).round()]))
+    columns = values.T[..., np.newaxis]
+
+    def found(n: Array) -> Array:
+        where = places(n.ravel(), per_node=per_node)
+        layout = [each.reshape(n.shape) for each in law._arguments(where)]
+        with np.errstate(all="ignore"):
+            speedup = np.maximum(law.curve(*layout, *columns), 0.0)
+            return np.asarray(np.nan_to_num(speedup * (speedup / n) ** (power - 1)))
+
+    worth = found(np.broadcast_to(coarse, (len(values), len(coarse))))
+    best = np.argmax(worth >= worth.max(axis=1, keepdims=True) * (1 - 1e-12), axis=1)
+    none = best == len(coarse) - 1
+    low, high = coarse[np.maximum(best - 1, 0)], coarse[np.minimum(best + 1, len(coarse) - 1)]
+    fine = low[:, np.newaxis] * (high / low)[:, np.newaxis] ** np.linspace(0, 1, 65)
+    if law.by_nodes or law.name == "tree":
+        fine = fine.round()
+    at = np.argmax(found(fine), axis=1)
+    return np.where(none, np.inf, fine[np.arange(len(fine)), at])
+
+
 def _best(
     law: Law, params: Mapping[str, float], worth: Callable[[Array, Array], Array], per_node: float | None = None
 ) -> float:
@@ -276,28 +306,64 @@ def _linear(n: Any, slope: Any, intercept: Any) -> Any:
     return slope * n + intercept
 
 
+def _linear_slopes(n: Any, slope: Any, intercept: Any) -> tuple[Any, ...]:
+    return n, 1.0
+
+
 def _amdahl(n: Any, s: Any) -> Any:
     return n / (1 + s * (n - 1))
+
+
+def _amdahl_slopes(n: Any, s: Any) -> tuple[Any, ...]:
+    return (-n * (n - 1) / (1 + s * (n - 1)) ** 2,)
 
 
 def _gustafson(n: Any, s: Any) -> Any:
     return s + (1 - s) * n
 
 
+def _gustafson_slopes(n: Any, s: Any) -> tuple[Any, ...]:
+    return (1 - n,)
+
+
 def _usl(n: Any, alpha: Any, beta: Any, gamma: Any = 1.0) -> Any:
     return gamma * n / (1 + alpha * (n - 1) + beta * n * (n - 1))
+
+
+def _usl_slopes(n: Any, alpha: Any, beta: Any, gamma: Any = 1.0) -> tuple[Any, ...]:
+    step = 1 + alpha * (n - 1) + beta * n * (n - 1)
+    rate = n / step
+    fall = -gamma * rate / step * (n - 1)
+    return fall, fall * n, rate
+
+
+def _usl_anchored_slopes(n: Any, alpha: Any, beta: Any) -> tuple[Any, ...]:
+    return _usl_slopes(n, alpha, beta)[:2]
 
 
 def _power(n: Any, scale: Any, exponent: Any) -> Any:
     return scale * np.exp(exponent * np.log(n))
 
 
+def _power_slopes(n: Any, scale: Any, exponent: Any) -> tuple[Any, ...]:
+    rise = np.exp(exponent * np.log(n))
+    return rise, scale * rise * np.log(n)
+
+
 def _log2(n: Any, intercept: Any, slope: Any) -> Any:
     return intercept + slope * np.log2(n)
 
 
+def _log2_slopes(n: Any, intercept: Any, slope: Any) -> tuple[Any, ...]:
+    return 1.0, np.log2(n)
+
+
 def _constant(n: Any, level: Any) -> Any:
     return level + 0.0 * n
+
+
+def _constant_slopes(n: Any, level: Any) -> tuple[Any, ...]:
+    return (1.0,)
 
 
 def _ring_messages(n: Any) -> Any:
@@ -425,15 +491,32 @@ def _no_less_than_zero(rows: Array, target: Array) -> Array:
 # --- laws whose step is computing plus costs --------------------------------------------------------------------------
 
 
-def _cost_curve(terms: Mapping[str, Term], *, strong: bool) -> Callable[..., Any]:
-    def curve(n: Any, nodes: Any = 1.0, fullest: Any = None, *, gamma: Any = 1.0, **costs: Any) -> Any:
-        fullest = n if fullest is None else fullest
-        step = 1 / n if strong else 1.0
-        for name, term in terms.items():
-            step = step + costs[name] * term(n, nodes, fullest)
-        return gamma / step if strong else gamma * n / step
+def _cost_curve(
+    terms: Mapping[str, Term], *, strong: bool, by_nodes: bool
+) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
+    """Curve and slopes of gamma times work over step, gamma being 1 where it is not among the parameters."""
+    number = len(terms)
 
-    return curve
+    def parts(n: Any, *values: Any) -> tuple[Any, list[Any], Any]:
+        (nodes, fullest), values = (values[:2], values[2:]) if by_nodes else ((1.0, n), values)
+        per_unit = [term(n, nodes, fullest) for term in terms.values()]
+        step = 1 / n if strong else 1.0
+        for value, each in zip(values[:number], per_unit, strict=True):
+            step = step + value * each
+        return step, per_unit, values[number] if len(values) > number else None
+
+    def curve(n: Any, *values: Any, **named: Any) -> Any:
+        step, _, gamma = parts(n, *values, *(named[name] for name in (*terms, "gamma") if name in named))
+        rate = (1.0 if strong else n) / step
+        return rate if gamma is None else gamma * rate
+
+    def slopes(n: Any, *values: Any) -> tuple[Any, ...]:
+        step, per_unit, gamma = parts(n, *values)
+        rate = (1.0 if strong else n) / step
+        fall = -rate / step if gamma is None else -gamma * rate / step
+        return (*(fall * each for each in per_unit), *(() if gamma is None else (rate,)))
+
+    return curve, slopes
 
 
 def _cost_laws(name: str, inside: Mapping[str, Term], text: str, across: Mapping[str, Term], across_text: str) -> Law:
@@ -443,6 +526,7 @@ def _cost_laws(name: str, inside: Mapping[str, Term], text: str, across: Mapping
         over = f"(1/N + {words})" if strong else f"(1 + {words})"
         top = " ".join((["gamma"] if scaled else []) + ([] if strong else ["N"])) or "1"
         by_nodes = len(terms) > len(inside)
+        curve, slopes = _cost_curve(terms, strong=strong, by_nodes=by_nodes)
 
         def peak(gamma: float = 1.0, **costs: float) -> float:
             return _cost_peak(name, strong, by_nodes, costs)
@@ -456,7 +540,8 @@ def _cost_laws(name: str, inside: Mapping[str, Term], text: str, across: Mapping
             parameters=(*terms, "gamma") if scaled else tuple(terms),
             bounds=((0.0, math.inf),) * (len(terms) + scaled),
             modes=_STEPS,
-            curve=_cost_curve(terms, strong=strong),
+            curve=curve,
+            slopes=slopes,
             starts=_starts_costs(terms, strong=strong, scaled=scaled),
             peak=peak,
             limit=limit,
@@ -540,17 +625,14 @@ def _overlap_curve(*, strong: bool) -> Callable[..., Any]:
     return curve
 
 
-def _overlap_slopes(*, strong: bool) -> Callable[[Places, Array], Array]:
-    def slopes(where: Places, values: Array) -> Array:
-        n = where.workers
-        alpha, beta, g = (values[..., i, np.newaxis] for i in range(3))
-        gamma = values[..., 3, np.newaxis] if values.shape[-1] > 3 else np.ones_like(g)
+def _overlap_slopes(*, strong: bool, scaled: bool) -> Callable[..., tuple[Any, ...]]:
+    def slopes(n: Any, alpha: Any, beta: Any, g: Any, gamma: Any = 1.0) -> tuple[Any, ...]:
         exchange = alpha * _ring_messages(n) + beta * _ring_share(n)
         step, by_exchange, by_g = _blend(1 / n if strong else np.ones_like(n), exchange, g)
         rate = (1.0 if strong else n) / step
         fall = -gamma * rate / step
-        parts = [fall * by_exchange * _ring_messages(n), fall * by_exchange * _ring_share(n), fall * by_g]
-        return np.stack(parts + ([rate + 0.0 * gamma] if values.shape[-1] > 3 else []), axis=-1)
+        found = (fall * by_exchange * _ring_messages(n), fall * by_exchange * _ring_share(n), fall * by_g)
+        return (*found, rate) if scaled else found
 
     return slopes
 
@@ -613,12 +695,12 @@ def _overlap_law() -> Law:
             bounds=((0.0, math.inf), (0.0, math.inf), (1.0, 64.0), *(((0.0, math.inf),) if scaled else ())),
             modes=_STEPS,
             curve=_overlap_curve(strong=strong),
+            slopes=_overlap_slopes(strong=strong, scaled=scaled),
             starts=_starts_overlap(strong=strong, scaled=scaled),
             peak=peak,
             limit=limit,
             costs=("alpha", "beta"),
-            slopes=_overlap_slopes(strong=strong),
-            inverse=("g",),
+            profiled=True,
             reduced=reduced,
         )
         return law
@@ -637,6 +719,7 @@ LINEAR = Law(
     bounds=((-math.inf, math.inf), (-math.inf, math.inf)),
     modes=_EVERY_MODE,
     curve=_linear,
+    slopes=_linear_slopes,
     starts=_starts_linear,
     peak=lambda slope, intercept: math.inf if slope > 0 else 1.0,
     limit=lambda slope, intercept: math.inf if slope > 0 else slope + intercept,
@@ -650,6 +733,7 @@ AMDAHL = Law(
     bounds=((0.0, 1.0),),
     modes=frozenset({"strong"}),
     curve=_amdahl,
+    slopes=_amdahl_slopes,
     starts=_starts_amdahl,
     peak=lambda s: math.inf if s < 1 else 1.0,
     limit=amdahl_limit,
@@ -662,6 +746,7 @@ GUSTAFSON = Law(
     bounds=((0.0, 1.0),),
     modes=frozenset({"weak"}),
     curve=_gustafson,
+    slopes=_gustafson_slopes,
     starts=_starts_gustafson,
     peak=lambda s: math.inf if s < 1 else 1.0,
     limit=lambda s: math.inf if s < 1 else 1.0,
@@ -675,6 +760,7 @@ USL_ANCHORED = Law(
     bounds=((0.0, math.inf), (0.0, math.inf)),
     modes=_EVERY_MODE,
     curve=_usl,
+    slopes=_usl_anchored_slopes,
     starts=_starts_usl_anchored,
     peak=usl_peak,
     limit=usl_limit,
@@ -688,6 +774,7 @@ USL = Law(
     bounds=((0.0, math.inf), (0.0, math.inf), (0.0, math.inf)),
     modes=_EVERY_MODE,
     curve=_usl,
+    slopes=_usl_slopes,
     starts=_starts_usl,
     peak=usl_peak,
     limit=usl_limit,
@@ -702,6 +789,7 @@ POWER = Law(
     bounds=((0.0, math.inf), (-10.0, 10.0)),
     modes=_EVERY_MODE,
     curve=_power,
+    slopes=_power_slopes,
     starts=_starts_power,
     peak=lambda scale, exponent: math.inf if exponent > 0 else 1.0,
     limit=lambda scale, exponent: math.inf if exponent > 0 else scale,
@@ -714,6 +802,7 @@ LOG2 = Law(
     bounds=((-math.inf, math.inf), (-math.inf, math.inf)),
     modes=_EVERY_MODE,
     curve=_log2,
+    slopes=_log2_slopes,
     starts=_starts_log2,
     peak=lambda intercept, slope: math.inf if slope > 0 else 1.0,
     limit=lambda intercept, slope: math.inf if slope > 0 else intercept,
@@ -731,6 +820,7 @@ CONSTANT = Law(
     bounds=((0.0, math.inf),),
     modes=_EVERY_MODE,
     curve=_constant,
+    slopes=_constant_slopes,
     starts=_starts_constant,
     peak=lambda level: 1.0,
     limit=lambda level: level,
@@ -751,11 +841,16 @@ def _quantity_law(
     """y = base + costs, in the unit of y: linear in its parameters, none of them below zero."""
 
     def form(terms: Mapping[str, Term], words: str, *, across: Law | None = None, reduced: Law | None = None) -> Law:
-        def curve(n: Any, nodes: Any = 1.0, fullest: Any = None, *, base: Any, **costs: Any) -> Any:
-            fullest = n if fullest is None else fullest
-            y = base
-            for cost, term in terms.items():
-                y = y + costs[cost] * term(n, nodes, fullest)
+        by_nodes = len(terms) > len(inside)
+
+        def slopes(n: Any, *values: Any) -> tuple[Any, ...]:
+            nodes, fullest = values[:2] if by_nodes else (1.0, n)
+            return (1.0, *(term(n, nodes, fullest) for term in terms.values()))
+
+        def curve(n: Any, *values: Any) -> Any:
+            y = 0.0
+            for value, slope in zip(values[2 * by_nodes :], slopes(n, *values), strict=True):
+                y = y + value * slope
             return y
 
         return Law(
@@ -765,12 +860,13 @@ def _quantity_law(
             bounds=((0.0, math.inf),) * (1 + len(terms)),
             modes=_EVERY_MODE,
             curve=curve,
+            slopes=slopes,
             starts=lambda where, y: [(float(y.mean()), *(0.0 for _ in terms))],
             peak=lambda **_: math.nan,
             limit=lambda **_: math.nan,
             costs=tuple(terms),
             linear=True,
-            by_nodes=len(terms) > len(inside),
+            by_nodes=by_nodes,
             across=across,
             reduced=reduced,
         )

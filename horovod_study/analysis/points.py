@@ -167,7 +167,12 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     never from a flag: `weak` where one local batch was run with several worker counts, `strong` where one global
     batch was, `mixed` where neither was, `single` for one worker count. ref_batch and ref_train_samples are the local
     batch and the training set size that its one-worker baseline must have.
+
+    A table that it returned is taken as it is, so that a study names its runs once. Texts are objects, whatever they
+    were.
     """
+    if "ref_batch" in runs.columns:
+        return runs
     missing = [column for column in REQUIRED if column not in runs.columns]
     if missing:
         raise AnalysisError(
@@ -175,17 +180,7 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
         )
     if runs.empty:
         raise AnalysisError("run table: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
-    for given, named in _RECENT:
-        if given.equals(runs):
-            return named.copy()
-    named = _named(runs)
-    _RECENT[:] = [(runs.copy(), named), *_RECENT[:7]]
-    return named.copy()
-
-
-_RECENT: list[tuple[pd.DataFrame, pd.DataFrame]] = []
-"""The last run tables and what `with_series` made of them: each part of an analysis asks for it again, and of a
-thousand runs it takes longer than all else that the parts do. Equal tables only, whatever was done to them since."""
+    return _named(runs)
 
 
 def _named(runs: pd.DataFrame) -> pd.DataFrame:
@@ -235,7 +230,8 @@ def _families(table: pd.DataFrame) -> list[_Family]:
     fixed local batch where that decides nothing. `_doubt_shared` names the series that then lacks a point.
     """
     families = []
-    for settings, group in table.groupby(list(SETTINGS), dropna=False, sort=True):
+    sizes = ["workers", "batch", "global_batch", "train_samples"]
+    for settings, group in table.groupby(list(SETTINGS), dropna=False, sort=True)[sizes]:
         common = dict(zip(SETTINGS, settings, strict=True))
         best = _claimed(group, common, _RULES)
         if len(best) > 1 and group["workers"].nunique() > 1:
@@ -280,7 +276,7 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     it stays as it is. Measured values are never touched. Options that a run of another script did not record are
     UNKNOWN, those of our own that are older than the option have its default.
     """
-    table = runs.reset_index(drop=True)
+    table = _with_plain_texts(runs.reset_index(drop=True))
     table["horovod_defaults"] = table["horovod_defaults"].astype(bool)
     models = table["model"].astype(object) if "model" in table.columns else pd.Series(OWN_MODEL, table.index, object)
     table["model"] = models.where(models.notna(), OWN_MODEL)
@@ -322,7 +318,7 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
             same = (complete[known] == table.loc[label, known]).all(axis=1)
             fits = complete.loc[same, columns].drop_duplicates()
             if len(fits) == 1:
-                for column in columns:
+                for column in (each for each in columns if each not in known):
                     table.loc[labels, column] = fits.iloc[0][column]
             if len(fits):
                 break
@@ -422,7 +418,13 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
         )
     }
     order = pd.DataFrame(keys).sort_values(list(keys), kind="stable", na_position="last").index
-    return table.loc[order].reset_index(drop=True)
+    return _with_plain_texts(table.loc[order].reset_index(drop=True))
+
+
+def _with_plain_texts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose texts are objects: thousands of small groups are cut out of it, slowly from Arrow arrays."""
+    texts = {name: object for name, kind in table.dtypes.items() if isinstance(kind, pd.StringDtype)}
+    return table.astype(texts).copy()  # one block per type
 
 
 # ---------------------------------------------------------------------------------------------------- points
@@ -455,7 +457,7 @@ def scaling_points(runs: pd.DataFrame, accounting: pd.DataFrame | None = None) -
     `flags` are those of FLAGS that hold, a blank between them. `accounting` (`Accounting.run_rows`) brings what the
     step rows say of the ranks, OF_RANKS; without it, and where a repeat does not know it, these are NaN.
     """
-    table = with_series(_with_ranks(runs, accounting))
+    table = _with_ranks(with_series(runs), accounting)
     rows = [_point(cell) for _, cell in table.groupby(["series", *CELL], dropna=False, sort=False)]
     values = {place: _throughputs(row) for place, row in enumerate(rows)}
     for place, row in enumerate(rows):

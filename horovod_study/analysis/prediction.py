@@ -5,8 +5,8 @@ first workers, as a ring all-reduce does, while fixed work runs into Amdahl's or
 So the forecast is a weighted mean of the laws in `trends`, which weigh as they foresaw the largest known counts:
 
 1. Medians of the runs at each worker count; runs and counts in another unit (30-fold off) are left out, and said.
-2. Laws of the worker count; with `sync_s` and `batch_size` also of synchronisation and computing apart; with points on
-   several nodes also laws that know where a node ends; with a micro-benchmark also its all-reduce.
+2. Laws of the worker count; with `sync_s` and `batch_size` also of synchronisation and computing apart; with a
+   micro-benchmark also its all-reduce.
    A fixed global batch (strong scaling) makes Amdahl's law and USL the likely ones.
 3. The mean never exceeds ideal scaling from the best per-worker throughput known, and is never negative.
 
@@ -17,8 +17,8 @@ A node boundary changes the regime, and the `nodes` column or `workers_per_node`
 Where the points on several nodes lie far below what the points on one node lead to expect, only the former are used.
 Where no point spans several nodes and the forecast does, the laws are followed until the node is full, and then the
 network between nodes costs something: as the micro-benchmark says if it ran on several hosts, else a guess with a wide
-interval, and a doubt says so. The constants here and in `trends` were chosen on published scaling tables, leaving one
-source out at a time (single hosts, InfiniBand and Ethernet clusters, 2017 to 2024); they are no physics.
+interval, and a doubt says so. The constants here and in `trends` are no physics: they were chosen on all the published
+scaling tables of benchmarks/published (single hosts, InfiniBand and Ethernet clusters, 2017 to 2024).
 
 Letters: K distinct worker counts known, M counts to forecast.
 """
@@ -33,7 +33,7 @@ import pandas as pd
 
 from horovod_study.analysis.advice import network_of
 from horovod_study.analysis.fitting import check_points, off_counts
-from horovod_study.analysis.laws import Array
+from horovod_study.analysis.laws import MOST_WORKERS, Array
 from horovod_study.analysis.trends import (
     POWER,
     Mixture,
@@ -41,23 +41,18 @@ from horovod_study.analysis.trends import (
     bench_trend,
     fit_trend,
     mix,
-    node_trends,
     sync_trends,
     trends,
 )
 from horovod_study.errors import AnalysisError
 
-MIN_NOISE = 0.02  # relative spread of single runs, where repeats do not say better
+MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
 DRIFT = 0.06  # log error of a good forecast one doubling beyond the data, before the data has its say
 BOUNDARY_DRIFT = 0.2  # the same, where only points beyond a node boundary are used
-SPREAD = 0.5  # share of the variance between laws that counts
 WIDTH = 2.0  # half width of the 95 % interval in standard deviations
 BOUNDARY = math.log(1.35)  # a fall of the per-worker throughput that only a node boundary explains
 OFF = 30.0  # a run this many times off the median of its worker count is in another unit
-NETWORK = (
-    0.3  # of the geometric mean of computing and communication on a full node: what the network between nodes adds
-)
-QUIET = 0.02  # share of the step that communication takes where none is seen
+NETWORK = 0.08  # of the step: what the network between nodes adds to a step of computing; to communication, twice that
 UNKNOWN_NETWORK = 1.6  # log error of NETWORK
 MEASURED_NETWORK = 0.5  # log error of the all-reduce of a micro-benchmark as a part of the step: overlap, contention
 FIXED_WORK = ("amdahl",)
@@ -111,8 +106,10 @@ def predict(
     """
     check_points(points)
     for count in workers:
-        if count < 1 or count != int(count):
-            raise AnalysisError(f"cannot forecast {count} workers: worker counts are whole numbers of at least 1")
+        if not 1 <= count <= MOST_WORKERS or count != int(count):
+            raise AnalysisError(
+                f"cannot forecast {count} workers: worker counts are whole numbers from 1 to {MOST_WORKERS:,}"
+            )
     if workers_per_node is not None and workers_per_node < 1:
         raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1 worker")
     network = None if bench is None else _network(bench)
@@ -345,7 +342,7 @@ def _outlook(
     inside = np.where(full, float(known.per_node or 1), asked)
     inside = np.maximum(inside, n[-1]) if not downwards else inside
     mixture = mix(
-        _candidates(known, beyond.any() and not falls, network, n),
+        _candidates(known, network),
         n,
         log_rate,
         inside,
@@ -359,24 +356,21 @@ def _outlook(
         centre = np.maximum(centre, log_rate[-1] + np.log(n[-1] / inside))
     gap = np.min(np.abs(np.log2(n[:, np.newaxis] / asked)), axis=0)
     wander = mixture.drift**2 * gap * np.maximum(1.0, (1 + gap) / 2)
-    reach = WIDTH * np.sqrt(known.noise**2 + wander + SPREAD * mixture.spread**2)
+    reach = WIDTH * np.sqrt(known.noise**2 + wander + mixture.spread**2)
     down = np.maximum(reach, centre - mixture.lowest + 2 * WIDTH * known.noise)
-    up = np.maximum(reach, mixture.highest - centre + 2 * WIDTH * known.noise)
     slower = np.zeros((3, len(asked)))
     for i in np.flatnonzero(full):
         slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]), network)
     return _Outlook(
         centre=centre - slower[0],
         down=np.hypot(down, slower[2] - slower[0]),
-        up=np.hypot(up, slower[0] - slower[1]),
+        up=np.hypot(reach, slower[0] - slower[1]),
         mixture=mixture,
     )
 
 
-def _candidates(known: _Known, spans: bool, network: _Network | None, n: Array) -> list[Trend]:
+def _candidates(known: _Known, network: _Network | None) -> list[Trend]:
     found = list(trends(strong=known.strong))
-    if spans and known.per_node is not None and known.per_node > 1 and np.isfinite(known.nodes).all():
-        found += node_trends(known.per_node)
     if known.share is not None and not known.beyond.any() and not known.strong:
         found += sync_trends(dict(zip(known.workers.tolist(), known.share.tolist(), strict=True)))
     if network is not None and math.isfinite(known.batch) and (network.hosts > 1) == bool(known.beyond.any()):
@@ -391,7 +385,7 @@ def _network_cost(known: _Known, count: int, log_rate: float, network: _Network 
     else:
         share = 1 - math.exp(log_rate - float(known.log_rate.max()))
         share = min(max(share, 0.0 if known.share is None else float(known.share[-1])), 0.99)
-        cost, error = NETWORK * math.sqrt((share + QUIET) * (1 - share)), UNKNOWN_NETWORK
+        cost, error = NETWORK * (1 + share), UNKNOWN_NETWORK
     least, most = cost * math.exp(-1.96 * error), cost * math.exp(1.96 * error)
     return math.log1p(cost), math.log1p(least), math.log1p(most)
 

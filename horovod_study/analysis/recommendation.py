@@ -11,7 +11,8 @@
     fastest_to_target  the shortest time to a target that takes E(N) samples
     target_knee        the knee of the speed to the target, X(N) / E(N)
 
-X is the forecast of `prediction.predict`, on worker counts from the smallest measured to REACH times the largest.
+X is the forecast of `prediction.predict`, on worker counts from the smallest measured to REACH times the largest, at
+most MOST_WORKERS.
 
 Intervals: curves are drawn that are consistent with the forecast intervals. At every count a drawn curve is
 log-normal with the median and the 95 % interval of the forecast, each side with its own width; between counts the
@@ -37,7 +38,7 @@ import pandas as pd
 from scipy import interpolate, optimize, stats
 
 from horovod_study.analysis.fitting import SeriesFit, check_points, fit
-from horovod_study.analysis.laws import LAWS, Array
+from horovod_study.analysis.laws import LAWS, MOST_WORKERS, Array
 from horovod_study.analysis.prediction import Prediction, predict
 from horovod_study.errors import AnalysisError
 
@@ -46,6 +47,9 @@ REACH = 8
 
 TOGETHER = 2.0
 """Doublings within which a forecast errs to the same side."""
+
+MOST = 1e24
+"""Samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a slip."""
 
 DRAWS = 1000
 MOST_CANDIDATES = 1024
@@ -78,15 +82,18 @@ class Questions:
                 for each in (self.samples_to_target or {}).values()
             ),
         ):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise AnalysisError(f"{what} of {value:g}: give {unit}, above 0")
+            if value is not None and not 1 / MOST <= value <= MOST:
+                raise AnalysisError(f"{what} of {value:g}: give {unit}, above 0 and at most {MOST:g}")
         for value, what in ((self.deadline_s, "a deadline"), (self.gpu_hours, "a budget of GPU hours")):
             if value is not None and self.samples is None:
                 raise AnalysisError(f"{what} without samples: give the samples of the whole training, too")
+        if self.price_per_gpu_hour is not None and self.samples is None and not self.samples_to_target:
+            raise AnalysisError("a price without samples: give the samples of the whole training, too")
         for count in self.samples_to_target or {}:
-            if count < 1 or count != int(count):
+            if not 1 <= count <= MOST_WORKERS or count != int(count):
                 raise AnalysisError(
-                    f"samples to the target at {count} workers: a worker count is a whole number from 1"
+                    f"samples to the target at {count} workers: a worker count is a whole number from 1 to "
+                    f"{MOST_WORKERS:,}"
                 )
 
 
@@ -263,12 +270,13 @@ def _series(
     if smallest == largest:
         why_not = f"all points have {smallest} workers; a forecast needs at least 2 distinct worker counts, better 4"
         return Recommendation(series=name, measured=(smallest, largest), answers={}, why_not=why_not)
-    asked = knots(smallest, REACH * largest, measured, workers_per_node)
+    top = min(REACH * largest, MOST_WORKERS)
+    asked = knots(smallest, top, measured, workers_per_node)
     forecasts = predict(rows.assign(series=name), workers=asked, workers_per_node=workers_per_node, bench=bench)[name]
     curves = _draw(forecasts, draws, seed)
-    counts = np.arange(smallest, REACH * largest + 1, dtype=np.float64)
+    counts = np.arange(smallest, top + 1, dtype=np.float64)
     if len(counts) > MOST_CANDIDATES:
-        counts = np.unique(np.geomspace(smallest, REACH * largest, MOST_CANDIDATES).round())
+        counts = np.unique(np.geomspace(smallest, top, MOST_CANDIDATES).round())
     case = _Case(
         measured=(smallest, largest),
         curves=curves,
@@ -291,7 +299,7 @@ def _knee(case: _Case) -> Answer:
     share = case.questions.marginal
     return _answer(
         case,
-        f"where one more worker gains less than {share:.0%} of the mean worker",
+        f"where one more worker gains less than {100 * share:.4g}% of the mean worker",
         _highest(case.speed - share * np.log(case.counts), case.counts),
         samples=case.questions.samples,
     )
@@ -331,11 +339,10 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Answer:
 
 
 def _cheapest(case: _Case) -> Answer:
-    best = case.rate.max(axis=1, keepdims=True)
     return _answer(
         case,
         "the fewest GPU hours per sample",
-        _first(case.rate >= best - _ROUNDING, case.counts),
+        _highest(case.rate, case.counts),
         samples=case.questions.samples,
     )
 
@@ -348,8 +355,10 @@ def _deadline(case: _Case) -> Answer:
     if not math.isfinite(found[0]):
         fastest = int(np.argmax(case.speed[0]))
         takes = duration(samples / math.exp(float(case.speed[0][fastest])))
-        why_not = f"no count up to {case.counts[-1]:g} meets it: the fastest, {case.counts[fastest]:g}, takes {takes}"
-    question = f"the fewest workers that finish {samples:,.4g} samples within {duration(deadline_s)}"
+        why_not = (
+            f"no count up to {case.counts[-1]:,.0f} meets it: the fastest, {case.counts[fastest]:,.0f}, takes {takes}"
+        )
+    question = f"the fewest workers that finish {_plain(samples)} samples within {duration(deadline_s)}"
     return _answer(case, question, found, samples=samples, why_not=why_not)
 
 
@@ -364,11 +373,11 @@ def _budget(case: _Case) -> Answer:
         cheapest = int(np.argmax(case.rate[0]))
         least = samples / math.exp(float(case.rate[0][cheapest])) / 3600
         why_not = (
-            f"no count up to {case.counts[-1]:g} is within it: the cheapest, {case.counts[cheapest]:g}, takes "
+            f"no count up to {case.counts[-1]:,.0f} is within it: the cheapest, {case.counts[cheapest]:,.0f}, takes "
             f"{least:,.3g} GPU hours"
         )
     found[~affordable] = case.counts[0]  # the dearest curves allow the least
-    question = f"the fastest within {hours:,.4g} GPU hours for {samples:,.4g} samples"
+    question = f"the fastest within {_plain(hours)} GPU hours for {_plain(samples)} samples"
     return _answer(case, question, found, samples=samples, why_not=why_not)
 
 
@@ -386,7 +395,7 @@ def _to_target(case: _Case, seed: int) -> dict[str, Answer]:
         ("fastest_to_target", "the shortest time to the target", _highest(speed, case.counts)),
         (
             "target_knee",
-            f"where one more worker gains less than {share:.0%} of the mean one, to the target",
+            f"where one more worker gains less than {100 * share:.4g}% of the mean one, to the target",
             _highest(speed - share * np.log(case.counts), case.counts),
         ),
     ):
@@ -461,7 +470,7 @@ def _answer(
     if workers is not None:
         told += _beyond(case, workers)
     if not math.isfinite(high) and not why_not:
-        told.append(f"no upper end was seen: answers were looked for up to {top} workers")
+        told.append(f"no upper end was seen: answers were looked for up to {top:,} workers")
     return Answer(
         question=question,
         workers=workers,
@@ -480,7 +489,7 @@ def _beyond(case: _Case, workers: int) -> list[str]:
     if workers <= largest:
         return []
     nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
-    return [f"{workers} workers lie beyond the {largest} that were measured", *case.doubts[nearest]]
+    return [f"{workers:,} workers lie beyond the {largest:,} that were measured", *case.doubts[nearest]]
 
 
 def _values(case: _Case, workers: int, samples: float | None) -> dict[str, tuple[float, float, float]]:
@@ -522,9 +531,11 @@ def in_words(one: Answer) -> str:
         return "none"
     if one.workers is None:
         return (
-            f"above {one.searched_to} [{one.low}, ...]" if (one.low or 0) < one.searched_to else f"at least {one.low}"
+            f"above {one.searched_to:,} [{one.low:,}, ...]"
+            if (one.low or 0) < one.searched_to
+            else f"at least {one.low:,}"
         )
-    return f"{one.workers} [{one.low}, {'...' if one.high is None else one.high}]"
+    return f"{one.workers:,} [{one.low:,}, {'...' if one.high is None else f'{one.high:,}'}]"
 
 
 def lines(found: Recommendation, *, only: Sequence[str] | None = None) -> list[str]:

@@ -152,21 +152,24 @@ def analyze(
     Raises AnalysisError for a table without runs or without a needed column.
     """
     accounts = None if accounting is None else accounting.run_rows()
-    points = scaling.scaling_points(runs, accounts)
-    parts = laps.breakdown(runs)
+    table = scaling.with_series(runs)
+    points = scaling.scaling_points(table, accounts)
+    parts = laps.breakdown(table)
     baseline = _baseline(points)
-    fitted = _fitted(runs, points, baseline, seed)
-    foretold = _foretold(runs, points, baseline, fitted, seed)
+    fitted = _fitted(table, points, baseline, seed)
+    foretold = _foretold(table, points, baseline, fitted, seed)
     learning = (
         learned.nothing()
         if evaluations is None
-        else learned.convergence(runs, evaluations, targets=targets, baseline=baseline)
+        else learned.convergence(table, evaluations, targets=targets, baseline=baseline)
     )
     rows = [] if accounting is None else steps.row_doubts(accounting)
-    doubts = [*scaling.doubts(runs, points), *laps.doubts(runs), *nodewise.doubts(runs), *rows, *learning.doubts]
-    doubts += taken.doubts(runs)
-    quantities = taken.fit_quantities(runs, learning.crossings, seed=seed)
-    talking = waiting.parallel(runs)
+    placed = nodewise.over_placements(table)
+    doubts = [*scaling.doubts(table, points), *laps.doubts(table)]
+    doubts += [*nodewise.jump_doubts(placed), *nodewise.fit_doubts(table)]
+    doubts += [*rows, *learning.doubts, *taken.doubts(table)]
+    quantities = taken.fit_quantities(table, learning.crossings, seed=seed)
+    talking = waiting.parallel(table)
     waits, wait_laws = waiting.synchronisation(talking), waiting.fits(talking, seed=seed)
     batched = sizes.batch_sizes(runs, seed=seed)
     doubts += [*waiting.doubts(waits, wait_laws), *sizes.doubts(batched.knees)]
@@ -177,11 +180,11 @@ def analyze(
         convergence=learning.curves,
         learning=learning.learning,
         targets=learning.targets,
-        nodes=nodewise.by_nodes(runs),
-        boundary=nodewise.boundaries(runs),
+        nodes=nodewise.by_nodes(placed),
+        boundary=nodewise.boundaries(placed),
         forecast=foretold.table,
         holdout=foretold.document,
-        resources=taken.resources(runs),
+        resources=taken.resources(table),
         quantity_curves=taken.quantity_curves(quantities),
         crossings=learning.crossings,
         quantities={"fits": [each.to_dict() for each in quantities]},
@@ -208,12 +211,12 @@ def analyze(
                 **{f"{k}": int(v) for k, v in runs["status"].value_counts().sort_index().items()},
             },
             "started": _span(runs),
-            "findings": _findings(runs, points, parts, baseline),
+            "findings": _findings(table, points, parts, baseline),
             "doubts": doubts,
-            "failed": [_plain(row) for row in scaling.failed_runs(runs).to_dict("records")],
+            "failed": [_plain(row) for row in scaling.failed_runs(table).to_dict("records")],
             "environment": _environments(runs),
-            "measurement": _measurement(runs),
-            "learning": _common(runs),
+            "measurement": _measurement(table),
+            "learning": _common(table),
             "commands": list(_commands(runs) if commands is None else commands),
         },
     )
@@ -229,14 +232,14 @@ def _baseline(points: pd.DataFrame) -> str:
     return "plain" if plain or not parallel["speedup_wrapped"].notna().any() else "wrapped"
 
 
-def _fitted(runs: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
+def _fitted(table: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
     """Fit every series that has the baseline and at least two measured worker counts."""
     bases: dict[str, float] = {}
     for series, rows in points[points["backend"] != "serial"].groupby("series", sort=False):
         measured = rows[rows[f"speedup_{baseline}"].notna()]
         if measured["workers"].nunique() > 1:
             bases[str(series)] = float(measured[f"base_{baseline}_samples_per_s"].iloc[0])
-    frame = _scaling_rows(runs, list(bases))
+    frame = _scaling_rows(table, list(bases))
     if frame.empty:
         return {}
     fits = fit_series(frame, baseline_samples_per_s=bases, seed=seed)
@@ -244,13 +247,13 @@ def _fitted(runs: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) 
 
 
 def _foretold(
-    runs: pd.DataFrame, points: pd.DataFrame, baseline: str, fitted: Mapping[str, SeriesFit], seed: int
+    table: pd.DataFrame, points: pd.DataFrame, baseline: str, fitted: Mapping[str, SeriesFit], seed: int
 ) -> ahead.Outlook:
     """Forecast every parallel series in which only the worker count changes."""
     chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
     base = points.groupby("series")[f"base_{baseline}_samples_per_s"].first()
     return ahead.outlook(
-        _scaling_rows(runs, list(chosen["series"])),
+        _scaling_rows(table, list(chosen["series"])),
         settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
         bases={str(series): float(value) for series, value in base.dropna().items()},
         fits=fitted,
@@ -258,9 +261,8 @@ def _foretold(
     )
 
 
-def _scaling_rows(runs: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:
+def _scaling_rows(table: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:
     """Return the finished runs of `series` with the columns that laws and forecasts are made from, as for a user."""
-    table = scaling.with_series(runs)
     rows = table[scaling.measured(table) & table["series"].isin(list(series))]
     rows = rows[nodewise.fewest_nodes(rows)]
     return pd.DataFrame(
@@ -327,13 +329,12 @@ def _grid(workers: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float64]]:
 # ---------------------------------------------------------------------------------------------------- findings
 
 
-def _findings(runs: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
+def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
     """Return what the report says first, one entry per partition and setting: numbers, no words.
 
     Each entry takes the largest worker count that any series finished: the series there from fastest to slowest,
     the ratios of the fastest to the others with intervals, and what a step of the fastest is made of.
     """
-    table = scaling.with_series(runs)
     table = table[scaling.measured(table)]
     found = []
     parallel = points[(points["backend"] != "serial") & ~points["missing"] & (points["mode"] != "mixed")]
@@ -451,9 +452,8 @@ def _environments(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return [{"runs": count, **dict(zip(columns, key, strict=True))} for key, count in ordered]
 
 
-def _measurement(runs: pd.DataFrame) -> list[dict[str, Any]]:
+def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return how each series was measured: lengths of the timed window and what was left out before it."""
-    table = scaling.with_series(runs)
     table = table[scaling.measured(table)]
     rows = []
     for series, group in table.groupby("series", sort=False):
@@ -478,9 +478,8 @@ def _measurement(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def _common(runs: pd.DataFrame) -> dict[str, Any]:
+def _common(table: pd.DataFrame) -> dict[str, Any]:
     """Return the options of training that all finished runs share; those in which they differ stand in the series."""
-    table = scaling.with_series(runs)
     table = table[scaling.measured(table)]
     return {
         choice: _plain_value(table[choice].iloc[0])

@@ -195,10 +195,8 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
 def parallel(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs that have somebody to talk to or could have, with their series; per_node as text.
 
-    What it returned is taken as it is: every function here, and transports.py, can be given it instead of a run table.
+    Every function here, and transports.py, can be given what it returned instead of a run table.
     """
-    if "ref_batch" in runs.columns:
-        return runs
     table = with_series(runs)
     table = table[measured(table) & (table["backend"] != "serial")]
     texts = table["per_node"].astype(object) if "per_node" in table.columns else pd.Series("", table.index, object)

@@ -24,14 +24,13 @@ from scipy import optimize
 
 from horovod_study.analysis.laws import Array
 
-LAW_ERROR = 0.08  # log error of a usable law one doubling ahead
+LAW_ERROR = 0.08  # log error of a usable law one doubling ahead, where three counts are all that is known
 SHORT = 0.3  # doublings: a step from 15 to 16 workers tells no less than this
-AGE = 0.5  # weight of an error whose origin is one worker count further back
-ORIGINS = 8  # of them; older ones weigh nothing
+AGE = 0.25  # weight of an error whose origin is one doubling further back
+ORIGINS = 8  # hold-outs at most, the latest; more cost time and say nothing new
 ANCHORED = 0.5  # share of the forecast that starts from the last measured point
 DRIFT_WEIGHT = 2.0  # how many observed errors the prior of the drift counts for
 OPEN = 0.9  # over K: weight of the priors in the spread; with few counts the law that did best may be luck
-REFUTED = 2.0  # log likelihood below the best from which on a law does not count as possible any more
 LEAST_COMPUTING = 0.1  # share of the quickest step; an all-reduce that seems to fill it is hidden behind computing
 SLACK = 0.02  # log, how much further than the worst USL a law may be off its last point
 UNLIKELY = 0.5  # prior of laws that level off too late, or too early, for nearly all published curves of the mode
@@ -57,8 +56,7 @@ class Mixture:
 
     centre: Array  # (M,)
     spread: Array  # (M,) disagreement of the trends
-    lowest: Array  # (M,) of the trends that the known counts do not refute
-    highest: Array  # (M,)
+    lowest: Array  # (M,) of the trends that are possible whatever the known counts say; the centre where none is named
     drift: float  # error of the forecast one doubling ahead
     regular: bool  # whether any trend foresaw the larger known counts
     weights: Mapping[str, float]
@@ -105,6 +103,7 @@ def trends(*, strong: bool) -> tuple[Trend, ...]:
     fixed_work, levels_off = (1.0, UNLIKELY) if strong else (UNLIKELY, 1.0)
     found = (
         Trend(name="ring", prior=levels_off, of="time", costs=(_ring,)),
+        Trend(name="ring with latency", prior=UNLIKELY, of="time", costs=(_ring, _others)),
         Trend(name="tree", prior=levels_off, of="time", costs=(_log2,)),
         Trend(name="linear", prior=levels_off, of="rate", costs=(_per_worker,)),
         POWER,
@@ -113,27 +112,6 @@ def trends(*, strong: bool) -> tuple[Trend, ...]:
         Trend(name="usl", prior=fixed_work, of="time", costs=(_others, _pairs)),
     )
     return (*found, Trend(name="tree of fixed work", prior=1.0, of="time", costs=(_n_log2,))) if strong else found
-
-
-def node_trends(per_node: int) -> tuple[Trend, ...]:
-    """Laws that know where a node ends: what workers of a node share stops growing once the node is full."""
-
-    def inside(cost: Curve) -> Curve:
-        return lambda n: cost(np.minimum(n, per_node))
-
-    def across(cost: Curve) -> Curve:
-        return lambda n: cost(np.ceil(n / per_node))
-
-    pairs = {
-        "ring of nodes": (_others, _ring),
-        "tree of nodes": (_others, _log2),
-        "two rings": (_ring, _ring),
-        "two trees": (_log2, _log2),
-    }
-    return tuple(
-        Trend(name=name, prior=0.5, of="time", costs=(inside(local), across(wide)))
-        for name, (local, wide) in pairs.items()
-    )
 
 
 def sync_trends(share: Mapping[float, float]) -> tuple[Trend, ...]:
@@ -198,6 +176,11 @@ def forecast(trend: Trend, n: Array, rate: Array, asked: Array) -> Array:
     return np.asarray(np.clip(found, last - bound - SLACK, last + bound + SLACK), dtype=np.float64)
 
 
+def _mean(weights: Array, values: Array) -> Array:
+    """Weighted sum over rows; unlike a matrix product the same to the last bit whatever other columns there are."""
+    return np.asarray((weights[:, np.newaxis] * values).sum(axis=0), dtype=np.float64)
+
+
 def mix(
     candidates: Sequence[Trend],
     n: Array,
@@ -215,7 +198,7 @@ def mix(
     rate = np.exp(log_rate)
     origins = range(max(2, len(n) - ORIGINS), len(n))
     ahead = np.array([max(math.log2(n[j] / n[h - 1]), SHORT) for h in origins for j in range(h, len(n))])
-    age = np.array([AGE ** (len(n) - 1 - h) for h in origins for _ in range(h, len(n))])
+    age = np.array([AGE ** math.log2(n[-2] / n[h - 1]) for h in origins for _ in range(h, len(n))])
     errors = np.zeros((len(candidates), len(ahead)))
     forecasts = np.zeros((len(candidates), len(asked)))
     for i, trend in enumerate(candidates):
@@ -223,24 +206,22 @@ def mix(
         if len(ahead):
             errors[i] = np.concatenate([forecast(trend, n[:h], rate[:h], n[h:]) - log_rate[h:] for h in origins])
     prior = np.array([trend.prior for trend in candidates])
-    likelihood = (age * -2.0 * np.log1p((errors / (LAW_ERROR * ahead)) ** 2 / 3)).sum(axis=1)  # Student t, 3 degrees
+    # The more counts, the sharper laws are told apart. A Cauchy error: one bad point refutes nothing.
+    scale = LAW_ERROR / max(len(n) - 2, 1) * ahead
+    likelihood = (age * -np.log1p((errors / scale) ** 2)).sum(axis=1)
     score = np.log(prior) + likelihood
     weights = np.exp(score - score.max())
     weights /= weights.sum()
-    centre = weights @ forecasts
-    # A law of two costs follows any three points and thereby says nothing.
-    meaningful = np.array([len(n) >= 2 * len(trend.costs) for trend in candidates])
-    standing = meaningful & (likelihood >= likelihood[meaningful].max() - REFUTED)
-    standing |= np.array([trend.name in possible for trend in candidates])
+    centre = _mean(weights, forecasts)
+    open_ended = forecasts[[trend.name in possible for trend in candidates]]  # may be none
     openness = OPEN / max(len(n), 3)
     broad = (1 - openness) * weights + openness * prior / prior.sum()
     squares = float(weights @ (age * errors**2 / ahead).sum(axis=1)) if len(ahead) else 0.0
     closest = float((age * (errors / ahead) ** 2).sum(axis=1).min() / age.sum()) if len(ahead) else math.inf
     return Mixture(
         centre=centre,
-        spread=np.sqrt(broad @ (forecasts - centre) ** 2),
-        lowest=forecasts[standing].min(axis=0),
-        highest=forecasts[standing].max(axis=0),
+        spread=np.sqrt(_mean(broad, (forecasts - centre) ** 2)),
+        lowest=np.min(np.vstack([open_ended, centre]), axis=0),
         drift=math.sqrt((DRIFT_WEIGHT * drift**2 + squares) / (DRIFT_WEIGHT + age.sum())),
         regular=bool(closest <= (2 * LAW_ERROR) ** 2),
         weights={trend.name: float(weight) for trend, weight in zip(candidates, weights, strict=True)},

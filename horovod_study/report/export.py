@@ -179,6 +179,7 @@ def _wandb(runs: Sequence[Recorded], directory: Path) -> list[Path]:
             )
         tracked.summary.update({f"totals/{name}": value for name, value in run.totals.items()})
         tracked.finish(exit_code=0 if run.record.state() == "done" else 1)
+    wandb.teardown()  # finish() may return before the process that writes the files has written the last records
     return paths
 
 

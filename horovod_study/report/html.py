@@ -121,7 +121,7 @@ def render(analysis: Analysis) -> str:
         accounts=_accounts(analysis, labels),
         closed=_closed(analysis),
         fits=_fits(analysis, labels),
-        doubts=list(provenance["doubts"]),
+        doubts=_gathered(provenance["doubts"], set(analysis.points["series"])),
         failed=_failed(provenance, labels),
         runs=provenance["runs"],
         environments=_environments(provenance),
@@ -526,6 +526,28 @@ def _common(provenance: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- provenance
+
+
+SHARED = 3
+"""A doubt that so many series share is said once."""
+
+
+def _gathered(doubts: Sequence[str], series: set[str]) -> list[tuple[str, list[str]]]:
+    """Return each doubt and the series that share it, at the place of the first; no series where it stands alone."""
+    parts = []
+    for doubt in doubts:
+        name, _, text = doubt.partition(": ")
+        parts.append((name, text) if name in series else ("", doubt))
+    names: dict[str, list[str]] = {}
+    for name, text in parts:
+        names.setdefault(text, []).extend([name] if name else [])
+    found: dict[str, tuple[str, list[str]]] = {}
+    for doubt, (_, text) in zip(doubts, parts, strict=True):
+        if len(names[text]) >= SHARED:
+            found.setdefault(text, (text, names[text]))
+        else:
+            found[doubt] = (doubt, [])
+    return list(found.values())
 
 
 def _failed(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, str]]:

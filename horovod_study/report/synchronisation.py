@@ -354,7 +354,7 @@ def _against_batch(analysis: Analysis) -> Drawing | None:
         if overhead:
             _batch_panel(grid[place], shown, looks, "overhead", 100.0)
             grid[place].set_ylim(0, None)
-            grid[place].set_ylabel("Waiting for gradients / % of the step")
+            grid[place].set_ylabel("Waiting / % of the step")
         legend(figure, [_handle(look) for look in looks.values()], width_in)
         return figure
 

@@ -29,6 +29,8 @@ from horovod_study.errors import AnalysisError, ConfigError, nearest
 from horovod_study.records import RecordedRun
 
 ELEMENT_BYTES = 4
+SMALLEST = 1e-12
+"""The least that an option may be, in its unit, other than nothing; the most is its inverse."""
 FEWEST_STEPS = 20
 BLOCKS = 20
 """Of consecutive steps, whose means say how well the mean over all steps is known."""
@@ -337,6 +339,12 @@ def calibrate(
         raise ConfigError("simulate: nothing says how long a worker computes; give --run RUN_DIR or --compute-ms")
     if compute_cv is not None and compute_ms is None:
         raise ConfigError("simulate: --compute-cv belongs to --compute-ms; a recorded run has its own scatter")
+    if way is not None and not benches:
+        raise ConfigError("simulate: --way names one of those in --bench; give --bench bench.json, or leave it out")
+    _in_range(
+        alpha_us=alpha_us, gb_per_s=gb_per_s, compute_ms=compute_ms, compute_cv=compute_cv, gradient_mb=gradient_mb,
+        overhead_us=overhead_us, cycle_ms=cycle_ms, fusion_mb=fusion_mb,
+    )  # fmt: skip
     sources: dict[str, str] = {}
     doubts: list[str] = []
     first = (*runs, *beside)[0] if runs or beside else None
@@ -365,11 +373,11 @@ def calibrate(
     if compute_ms is not None:
         compute, facts = Compute(mean_s=compute_ms / 1e3, cv=compute_cv or 0.0), _Computing()
         sources["computing"] = "--compute-ms"
-        b = batch or 1
-        doubts += [] if batch else ["no --batch was given: a step counts as one sample"]
+        b = 1 if batch is None else batch
+        doubts += [] if batch is not None else ["no --batch was given: a step counts as one sample"]
     else:
         assert first is not None
-        compute, facts, b = _computing(runs, beside, batch or first.batch, sources, doubts)
+        compute, facts, b = _computing(runs, beside, first.batch if batch is None else batch, sources, doubts)
 
     runtime = _runtime_of(talking, found, sources)
     if overhead_us is not None:
@@ -393,7 +401,7 @@ def calibrate(
             algorithm=algorithm or "auto",
             runtime=runtime,
             scaling=scaling,
-            buckets=buckets or 1,
+            buckets=1 if buckets is None else buckets,
             backward_share=facts.backward_share,
             beside=facts.beside,
             crowding=facts.crowding,
@@ -408,6 +416,14 @@ def calibrate(
         ),
         sources=sources,
     )
+
+
+def _in_range(**options: float | None) -> None:
+    """Raise ConfigError for an option so large or small that a product of several is no number any more."""
+    for name, value in options.items():
+        if value is not None and not (value == 0 or SMALLEST <= value <= 1 / SMALLEST):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"simulate: {option} is {value:g}; allowed: 0, or {SMALLEST:g} to {1 / SMALLEST:g}")
 
 
 def _largest(values: Any) -> float | None:

@@ -27,6 +27,7 @@ the uplinks together are narrower than one card.
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -39,6 +40,11 @@ from horovod_study.errors import ConfigError, nearest
 Floats: TypeAlias = NDArray[np.float64]
 Value: TypeAlias = float | Floats
 """A constant, or draws of it, (K, 1)."""
+
+MOST_PER_NODE = 10_000_000
+"""Workers on a node, servers, nodes below a switch."""
+LARGEST = 1e15
+"""Of the numbers in a file; larger ones are slips, and their products would be infinite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -98,8 +104,8 @@ class Network:
 
     def __post_init__(self) -> None:
         for name, count in (("workers per node", self.workers_per_node), ("servers", self.servers)):
-            if count < 1:
-                raise ConfigError(f"network: {name} is {count}; it must be at least 1")
+            if not 1 <= count <= MOST_PER_NODE:
+                raise ConfigError(f"network: {name} is {reprlib.repr(count)}; allowed: 1 to {MOST_PER_NODE:,}")
 
     def nodes(self, n: int) -> int:
         """Return on how many nodes `n` workers sit."""
@@ -308,14 +314,15 @@ def _level(source: str, place: int, content: Any) -> Level:
     return Level(
         nodes=_whole(where, "nodes", content["nodes"]),
         latency_s=_number(where, "latency_us", content.get("latency_us", 0.0)) / 1e6,
-        oversubscription=_number(where, "oversubscription", content.get("oversubscription", 1.0)),
+        oversubscription=_number(where, "oversubscription", content.get("oversubscription", 1.0), lowest=1.0),
     )
 
 
 def _link(source: str, key: str, content: Any) -> Link:
     if not isinstance(content, dict) or set(content) != set(_LINK_KEYS):
         raise ConfigError(f"{source}: {key} must be {{alpha_us: microseconds, gb_per_s: 1e9 bytes per second}}")
-    alpha, rate = (_number(f"{source}: {key}", name, content[name]) for name in _LINK_KEYS)
+    alpha = _number(f"{source}: {key}", "alpha_us", content["alpha_us"])
+    rate = _number(f"{source}: {key}", "gb_per_s", content["gb_per_s"], lowest=1 / LARGEST)
     return Link(alpha_s=alpha / 1e6, bytes_per_s=rate * 1e9)
 
 
@@ -327,13 +334,18 @@ def _known(source: str, content: Mapping[str, Any], allowed: tuple[str, ...]) ->
             )
 
 
-def _number(source: str, key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ConfigError(f"{source}: {key} is {value!r}; it must be a number, 0 or greater")
+def _number(source: str, key: str, value: Any, *, lowest: float = 0.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= LARGEST:
+        raise ConfigError(f"{source}: {key} is {_shown(value)}; allowed: a number, {lowest:g} to {LARGEST:g}")
     return float(value)
 
 
 def _whole(source: str, key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{source}: {key} is {value!r}; it must be a whole number, at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_PER_NODE:
+        raise ConfigError(f"{source}: {key} is {_shown(value)}; allowed: a whole number, 1 to {MOST_PER_NODE:,}")
     return value
+
+
+def _shown(value: Any) -> str:
+    # Anchors make lists of a short file that would take gigabytes to write down.
+    return f"a {type(value).__name__}" if isinstance(value, list | dict) else reprlib.repr(value)

@@ -29,6 +29,8 @@ DRAWS = 200
 """Draws of the constants for an interval."""
 STEPS_PER_DRAW = 100
 MOST_WORKERS = 10_000_000
+MOST_SAMPLES = 10**12
+"""Of a step."""
 
 COLUMNS = (
     *("scenario", "workers", "nodes", "batch", "step_s", "step_low_s", "step_high_s", "step_p90_s"),
@@ -71,8 +73,8 @@ class Scenario:
     doubts: tuple[str, ...] = ()  # about the constants, where they were found
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ConfigError(f"simulate: the batch is {self.batch} samples per worker; it must be at least 1")
+        if not 1 <= self.batch <= MOST_SAMPLES:
+            raise ConfigError(f"simulate: the batch is {self.batch} samples per worker; allowed: 1 to {MOST_SAMPLES:,}")
         if not (math.isfinite(self.gradient_bytes) and self.gradient_bytes > 0):
             raise ConfigError(f"simulate: gradients of {self.gradient_bytes:g} bytes; it must be greater than 0")
         if self.scaling not in SCALINGS:
@@ -116,7 +118,8 @@ def simulate(
     """Return COLUMNS for each scenario and worker count, in this order; the first scenario is the baseline of ratios.
 
     `global_batch`: of strong scaling; by default the batch of one worker times the smallest worker count. Raises
-    ConfigError for worker counts that are not from 1 to 10,000,000, and for a global batch below 1.
+    ConfigError for worker counts that are not from 1 to 10,000,000, for a global batch below 1 or with weak scaling,
+    and for a negative seed.
     """
     counts = list(dict.fromkeys(workers))
     for n in counts:
@@ -124,8 +127,14 @@ def simulate(
             raise ConfigError(f"simulate: --workers {n}; allowed: 1 to {MOST_WORKERS:,}")
     if not counts or not scenarios:
         raise ConfigError("simulate: no worker count was given; name some with --workers")
-    if global_batch is not None and global_batch < 1:
-        raise ConfigError(f"simulate: --global-batch is {global_batch}; it must be at least 1")
+    if global_batch is not None and not 1 <= global_batch <= MOST_SAMPLES:
+        raise ConfigError(f"simulate: --global-batch is {global_batch}; allowed: 1 to {MOST_SAMPLES:,}")
+    if global_batch is not None and all(each.scaling == "weak" for each in scenarios.values()):
+        raise ConfigError(
+            "simulate: --global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
+        )
+    if seed < 0:
+        raise ConfigError(f"simulate: --seed is {seed}; it must be 0 or greater")
     fine, coarse = chance(STEPS, seed=seed), chance(STEPS_PER_DRAW, seed=seed + 1)
     normal = np.random.default_rng(seed + 2).standard_normal((3, DRAWS, 1))
     rows: list[dict[str, Any]] = []

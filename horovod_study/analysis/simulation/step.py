@@ -39,6 +39,8 @@ NEGOTIATIONS: Mapping[str, int] = MappingProxyType({"none": 0, "cached": 1, "ful
 """How many collectives of a few bytes a message takes beforehand."""
 
 
+LONGEST_CYCLE_S = 3600.0
+
 _GRID = 20_000
 """Points of the integral over a distribution that was not measured."""
 
@@ -125,8 +127,8 @@ class Runtime:
             raise ConfigError(
                 f"simulate: the runtime's overhead is {np.ravel(self.overhead_s)[0]:g} s; it must be 0 or greater"
             )
-        if not (math.isfinite(self.cycle_s) and self.cycle_s >= 0):
-            raise ConfigError(f"simulate: the cycle is {self.cycle_s:g} s; it must be 0 or greater")
+        if not 0 <= self.cycle_s <= LONGEST_CYCLE_S:
+            raise ConfigError(f"simulate: the cycle is {self.cycle_s:g} s; allowed: 0 to {LONGEST_CYCLE_S:g} s")
         if not self.fusion_bytes >= 0:
             raise ConfigError(f"simulate: fusion up to {self.fusion_bytes:g} bytes; it must be 0 or greater")
         if self.negotiation not in NEGOTIATIONS:

@@ -1,6 +1,5 @@
 """What-if: words such as `bandwidth=2x`, `cycle=0` or `algorithm=ps`, several joined by commas, change a scenario."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,8 @@ ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf
 """Bytes of a gradient on the network; scenarios are of float32."""
 
 BASELINE = "baseline"
+
+LARGEST_FACTOR = 1e9
 
 
 def what_if(baseline: Scenario, texts: Sequence[str]) -> dict[str, Scenario]:
@@ -46,8 +47,11 @@ def _factor(value: str, where: str) -> float:
     """Return 2.0 of `2x`."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)x", value.lower())
     number = float(match[1]) if match else 0.0
-    if not (math.isfinite(number) and number > 0):
-        raise ConfigError(f"{where}: must be a factor greater than 0 with an x, for instance 2x or 0.5x")
+    if not 1 / LARGEST_FACTOR <= number <= LARGEST_FACTOR:
+        raise ConfigError(
+            f"{where}: must be a factor greater than 0 with an x, for instance 2x or 0.5x; allowed: "
+            f"{1 / LARGEST_FACTOR:g}x to {LARGEST_FACTOR:g}x"
+        )
     return number
 
 
@@ -171,7 +175,7 @@ def _gradients(scenario: Scenario, value: str, where: str) -> Scenario:
 
 def _algorithm(scenario: Scenario, value: str, where: str) -> Scenario:
     if value not in CHOICES:
-        raise ConfigError(f"{where}: is not known{nearest(value, CHOICES)}; allowed: {', '.join(CHOICES)}")
+        raise ConfigError(f"{where}: {value!r} is not known{nearest(value, CHOICES)}; allowed: {', '.join(CHOICES)}")
     return replace(scenario, algorithm=value)
 
 
