@@ -57,8 +57,13 @@ def test_there_is_enough_to_judge_by(sources: dict[str, dict[str, str]]):
     series = {path.stem: {task.series for task in forecast.read_tasks(path)} for path in TABLES}
     training = [name for name, row in sources.items() if row["kind"] == "training"]
 
+    held_out = [name for name, row in sources.items() if row["used_for"] == "held out"]
+
     assert len(training) >= 12
     assert sum(len(series[name]) for name in training) >= 300
+    assert set(held_out) <= set(training)
+    assert len(held_out) >= 9, "what chose a constant is no longer held out"
+    assert sum(len(series[name]) for name in held_out) >= 96
 
 
 def test_columns_and_roles(table: pd.DataFrame):
