@@ -71,6 +71,7 @@ def test_commands_that_need_no_run_work(
 @pytest.mark.parametrize(
     ("first", "words"),
     [
+        ("all points: samples/s with 95 % interval", ["--workers", "64", "128"]),
         ("all points: known 1, 2, 4 workers, hidden 8, 16, 32", ["--holdout"]),
         ("all points: recommended workers with 95 % interval", ["--samples", "5e8", "--deadline", "24h"]),
     ],

@@ -322,6 +322,14 @@ def files(written, suffix):
     return found
 
 
+def test_laws_that_are_not_drawn_do_not_stretch_the_axes(analysis):
+    (drawing,) = [each for each in figures.drawings(analysis) if each.name == "efficiency"]
+    shown = set(drawing.data["law"].dropna())
+
+    assert analysis.curves.loc[~analysis.curves["law"].isin(shown), "efficiency"].max() > 2  # the constant law at 1
+    assert all(axes.get_ylim()[1] < 150 for axes in drawing.draw(6.3).axes)
+
+
 def test_the_same_study_gives_the_same_bytes(laptop, written, tmp_path):
     again = html.write_report(laptop, tmp_path)
 

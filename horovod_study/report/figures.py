@@ -241,6 +241,7 @@ def _against_workers(
         return None
     styles = series_styles(analysis.points)
     lines = analysis.curves[analysis.curves["series"].isin(shown["series"])]
+    lines = lines[lines["selected"].astype(bool) | lines["law"].isin(list(THIN_LAWS))]
     laws = {str(row["series"]): str(row["law"]) for row in lines[lines["selected"].astype(bool)].to_dict("records")}
 
     def draw(width_in: float) -> Figure:
@@ -284,11 +285,10 @@ def _against_workers(
         return figure
 
     kept = ["series", "setting", "workers", "nodes", "repeats", "missing", *columns]
-    drawn = lines[lines["selected"].astype(bool) | lines["law"].isin(list(THIN_LAWS))]
     data = pd.concat(
         [
             shown[kept].assign(kind="point"),
-            drawn[["series", "law", "workers", *curves, "extrapolated"]].assign(kind="line"),
+            lines[["series", "law", "workers", *curves, "extrapolated"]].assign(kind="line"),
         ],
         ignore_index=True,
     )
