@@ -7,7 +7,7 @@
 # What was chosen once stays until the other is asked for.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras hosts study check test bench lock clean
+.PHONY: help setup extras hosts study docs check test bench lock clean
 MAKEFLAGS += --no-print-directory
 
 RECENT = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -17,7 +17,7 @@ OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') $(
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
 # What `make bench` measures; learning (half an hour alone) and coverage only when they are named.
-BENCH ?= data loading step gradients checkpoint throughput stability recording ledger analysis simulation forecast
+BENCH ?= data loading step gradients checkpoint throughput stability recording ledger analysis simulation forecast report
 
 BIN := .venv/bin
 START := $(shell date +%s)
@@ -40,19 +40,26 @@ setup:  ## make .venv ready: pinned packages, Open MPI, Horovod, this project
 extras: setup  ## add what exporting to trackers, recording Lightning and Extra-P need (requirements.extras.lock)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements.extras.lock
 
-hosts:  ## install the Debian packages that tests with several hosts and Slurm need (as root)
+hosts:  ## install the Debian packages that tests with hosts, Slurm, a browser or LaTeX need (as root)
 	@"$(PYTHON)" scripts/debian.py
 
 study: setup  ## set up, then run the laptop study: data, baselines, 1..cores workers, report
 	@$(call TIMED,$(BIN)/horovod-study run experiments/laptop.yaml)
+
+docs: extras  ## the documentation as a site that reads without a network: build/site/index.html
+	@$(call TIMED,$(BIN)/python scripts/docs.py)
 
 LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy --strict horovod_study
 
 check: extras  ## quick checks before each commit: format, lint, types, fast tests
 	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod and not cluster")
 
+# Tests that start workers of their own need the cores for themselves; the others share them.
+REAL = horovod or cluster
 test: extras  ## everything: checks, all tests with real Horovod on 2 workers, coverage
-	@$(call TIMED,$(BIN)/python scripts/debian.py --test && $(LINT) && $(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered)
+	@$(call TIMED,$(BIN)/python scripts/debian.py --test && $(LINT) && { \
+	  $(BIN)/python -m pytest -q -m "not ($(REAL))" -n logical --maxprocesses 4 --dist loadfile --cov --cov-report=; shared=$$?; \
+	  $(BIN)/python -m pytest -q -m "$(REAL)" --cov --cov-append --cov-report=term:skip-covered && exit $$shared; })
 
 # Extra-P, which the forecast is compared with, is one of the extras.
 bench: $(if $(filter forecast,$(BENCH)),extras,setup)  ## the project's performance tables, side by side with the usual ways (BENCH='data step' for some)

@@ -3,7 +3,8 @@
 Two workers are foretold from measurements of their parts, none of which has two workers that train together:
 
     alone     one worker                                         what efficiency is relative to
-    beside    two single workers at the same time, not talking   computing, and its scatter
+    beside    two single workers inside the runtime at the       computing, and its scatter: its threads need the cores too
+              same time, each a job of its own
     bench     all-reduces, raw and through the runtime           latency, bandwidth, the runtime's overhead
 
 and compared with two workers that were trained. All four are measured in every round, in an order shuffled anew, and a
@@ -88,7 +89,7 @@ def _finished(processes: Sequence["subprocess.Popen[str]"], what: str) -> None:
 
 def measure_round(
     folder: Path, *, runtime: str, batch: int, seconds: float, data: str, order: random.Random, launch: Sequence[str],
-    start: Sequence[Start], per_host: bool,
+    single: Sequence[str], start: Sequence[Start], per_host: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure one round in `folder`; return what was foretold and what was measured, in samples/s."""
     folder.mkdir(parents=True)
@@ -99,7 +100,7 @@ def measure_round(
             jobs = [start[0](_train(folder / ALONE, batch, seconds, data, "--backend", "serial"), 0)]
         elif kind == BESIDE:
             jobs = [
-                begin(_train(folder / f"{BESIDE}{core}", batch, seconds, data, "--backend", "serial"), core)
+                begin([*single, *_train(folder / f"{BESIDE}{core}", batch, seconds, data, *talking)], core)
                 for core, begin in enumerate(start)
             ]
         elif kind == BENCH:
@@ -254,7 +255,8 @@ def _here(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                         seconds=options.seconds,
                         data=options.dataset,
                         order=order,
-                        launch=_launcher(runtime),
+                        launch=_launcher(runtime, 2),
+                        single=_launcher(runtime, 1),
                         start=starts,
                         per_host=False,
                     )
@@ -264,10 +266,10 @@ def _here(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return cases
 
 
-def _launcher(runtime: str) -> list[str]:
+def _launcher(runtime: str, workers: int) -> list[str]:
     if runtime.startswith("ddp/"):
-        return [str(BIN / "torchrun"), "--nproc-per-node", "2", "--no-python"]
-    return [str(BIN / "horovodrun"), *(["--gloo"] if runtime.endswith("/gloo") else []), "-np", "2"]
+        return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(workers), "--no-python"]
+    return [str(BIN / "horovodrun"), *(["--gloo"] if runtime.endswith("/gloo") else []), "-np", str(workers)]
 
 
 def _hosts(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -296,6 +298,7 @@ def _hosts(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                     data=options.dataset,
                     order=order,
                     launch=launch,
+                    single=[str(BIN / "mpirun"), "--allow-run-as-root", "-np", "1", "--bind-to", "none"],
                     start=[on(name) for name in NAMES],
                     per_host=True,
                 )
@@ -335,7 +338,7 @@ def main() -> int:
     machine = environment.describe()
     caption = (
         "Throughput of two workers as simulated from measurements of one, over what two workers reached. Small: single "
-        "rounds, large: their median; grey: within 15 %. Computing comes from two single workers at the same time, the "
+        "rounds, large: their median; grey: within 15 %. Computing comes from two jobs of one worker each at the same time, the "
         "network and the runtime from `bench` of the same round; recorded cases from two workers on one host and the "
         "link's rate; the link lets 128 kB through at once, which is not simulated, so those are foretold too slow."
     )

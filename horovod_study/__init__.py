@@ -1,17 +1,22 @@
 """Measure, explain, predict and write up how data-parallel training scales.
 
-The public API is `recorder`: three lines around any PyTorch training loop give it the run directory, the analysis and
-the report of this package (docs/your_script.md). What a user can do wrong is a `StudyError`.
+The public API is small. `recorder`: three lines around any PyTorch training loop give it the run directory, the
+analysis and the report of this package (docs/your_script.md). `analyze`, `read_analysis`, `figures`, `read_points`,
+`points_of`, `fit`, `predict`, `simulate` (api.py): what notebooks read records with. What a user can do wrong is a
+`StudyError`.
 
     with horovod_study.recorder(model, optimizer, out="runs/mine/2w") as record:
         for images, labels in record.steps(loader):
             ...
+
+    horovod_study.figures(horovod_study.analyze("runs/mine"))["speedup"]
 
 A map of the package:
 
     train       `python -m horovod_study.train`: the training job that is measured, a loop to read top to bottom
     recording   `horovod_study.recorder`: the same record of anybody's loop; lightning: of a Lightning Trainer
     cli         `horovod-study VERB`: every other command
+    api         the analysis wing from Python
     config      the values a run and a study are made from, validated when they are made
     records     the run directory, the only place where the two wings meet
     errors      what a user can do wrong
@@ -29,15 +34,32 @@ from typing import TYPE_CHECKING, Any
 from horovod_study.errors import StudyError
 
 if TYPE_CHECKING:
+    from horovod_study.api import analyze, figures, fit, points_of, predict, read_analysis, read_points, simulate
     from horovod_study.recording import recorder
 
-__all__ = ["StudyError", "recorder"]
+__all__ = [
+    "StudyError",
+    "analyze",
+    "figures",
+    "fit",
+    "points_of",
+    "predict",
+    "read_analysis",
+    "read_points",
+    "recorder",
+    "simulate",
+]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "recorder":  # it needs PyTorch, which `import horovod_study` must not
+    # `import horovod_study` takes no time and needs neither PyTorch nor pandas.
+    if name == "recorder":
         from horovod_study.recording import recorder
 
         return recorder
+    if name in __all__:
+        from horovod_study import api
+
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

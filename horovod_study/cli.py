@@ -346,7 +346,9 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
         return int(result.exit_code)
     directory = options.runs / study.name
     current = result.ledger.current_directories()
-    written = _analyze(directory, directory / "analysis", commands=[command], targets=study.targets, only=current)
+    planned = sorted(entry.key for entry in result.ledger.entries)
+    how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned}
+    written = _analyze(directory, directory / "analysis", commands=[command], **how)
     _report(directory / "analysis")
     print(f"report: {directory / 'analysis' / 'report.html'}  (tables: {', '.join(path.name for path in written)})")
     return int(result.exit_code)
@@ -647,7 +649,7 @@ def bench_timers(options: argparse.Namespace) -> int:
 
 def analyze(options: argparse.Namespace) -> int:
     """Turn recorded runs into tables of points and fitted laws."""
-    how: dict[str, Any] = {"targets": options.target or (), "threads": options.threads}
+    how: dict[str, Any] = {"targets": options.target or (), "threads": options.threads, "benches": options.bench}
     for path in _analyze(options.runs, options.out, commands=None, **how):
         print(path)
     return 0
@@ -661,46 +663,227 @@ def _analyze(
     targets: Sequence[float],
     only: Collection[str] | None = None,
     threads: int | None = None,
+    benches: Sequence[Path] | None = None,
+    planned: Sequence[str] = (),
 ) -> list[Path]:
+    from horovod_study import records
+    from horovod_study.analysis.audit import versions
+
+    found = records.benches_beside(runs) if benches is None else benches
+    networks = [(path, str(path)) for path in found]
+    _, evaluations, _, result = _analysed(
+        runs, commands=commands, targets=targets, only=only, threads=threads, networks=networks
+    )
+    for doubt in result.provenance["doubts"]:
+        print(f"doubt: {doubt}", file=sys.stderr)
+    written = records.save_tables(out, {"evaluations": evaluations, **result.tables()}, result.documents())
+    how = {"targets": list(targets), "commands": commands, "only": None if only is None else sorted(only)}
+    kept = [{"path": Path(os.path.relpath(path, out)).as_posix(), "named": named} for path, named in networks]
+    records.write_source(out, runs, **how, planned=list(planned), benches=kept, versions=versions())
+    return written
+
+
+def _analysed(
+    runs: Path,
+    *,
+    commands: list[str] | None,
+    targets: Sequence[float],
+    only: Collection[str] | None,
+    threads: int | None,
+    networks: Sequence[tuple[Path, str]],
+    verb: str = "analyze",
+    counted: Collection[str] | None = None,
+    beside: Callable[[Any], None] | None = None,
+) -> tuple[Any, Any, Any, Any]:
+    """Return run table, evaluations, accounting and Analysis of recorded runs.
+
+    `networks`: files of `horovod-study bench`, and what the analysis calls them. `counted`: names of the runs in the
+    run table that count. `beside` is called with each run, for what else is to be known of its rows.
+    """
     from horovod_study import records
     from horovod_study.analysis.accounting import account as account_all
     from horovod_study.analysis.accounting import account_runs
-    from horovod_study.analysis.points import named_runs
     from horovod_study.analysis.study import analyze as analyze_runs
     from horovod_study.progress import Line
 
+    measured = [_network(path, named) for path, named in networks]
     (table, recorded), evaluations = records.recorded_runs([runs], only=only), records.epoch_table(runs, only=only)
+    if counted is not None:
+        table = table[table["run"].isin(list(counted))].reset_index(drop=True)
+        evaluations = evaluations[evaluations["run"].isin(list(counted))].reset_index(drop=True)
+        recorded = (run for run in recorded if run.name in counted)
     line = Line()
 
     def tell(done: int) -> None:
         if line.due():
-            line.show(f"analyze: run {done:,} of {len(table):,}")
+            line.show(f"{verb}: run {done:,} of {len(table):,}")
 
-    accounts = account_runs(recorded, threads=threads or min(available_cores(), MOST_THREADS), told=tell)
+    accounts = account_runs(recorded, threads=threads or min(available_cores(), MOST_THREADS), told=tell, beside=beside)
     line.close()
     accounting = account_all(table, accounts, views=False)
-    result = analyze_runs(table, evaluations, targets=targets, accounting=accounting, commands=commands)
-    for doubt in result.provenance["doubts"]:
-        print(f"doubt: {doubt}", file=sys.stderr)
-    tables = {"runs": named_runs(table), "evaluations": evaluations, **result.tables()}
-    return records.save_tables(out, tables, result.documents())
+    known: dict[str, Any] = {"targets": targets, "accounting": accounting, "networks": measured}
+    return table, evaluations, accounting, analyze_runs(table, evaluations, commands=commands, **known)
+
+
+def _network(path: Path, named: str) -> dict[str, Any]:
+    """Return what follows from a bench.json of `horovod-study bench`, without the measurements themselves."""
+    from horovod_study.analysis.network import restored
+
+    text = _read(path, "the bench.json that `horovod-study bench` wrote")
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{path}: is not valid JSON ({error}); measure again with horovod-study bench") from None
+    return restored(document, source=named).to_dict()
 
 
 def report(options: argparse.Namespace) -> int:
-    """Draw the figures and write the page of an analysed study."""
-    for path in _report(options.directory):
+    """Draw the figures and write the page of an analysed study, or check all of it against the raw rows (--check)."""
+    if options.check and options.against is not None:
+        raise ConfigError("--against: draws a report, and --check looks at the one that is there; give one of them")
+    if options.check and options.against is not None:
+        raise ConfigError("--check: looks at one study; give --against to `report` without it")
+    if options.check:
+        return _check(options)
+    for name in ("runs", "allow"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name}: is about what --check looks at; give --check too")
+    if options.against is not None:
+        return _report_against(options)
+    for name in ("fail_on", "match"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')}: is about another study; name its directory with --against")
+    if options.json:
+        raise ConfigError("--json: prints what --against or --check finds; give one of them too")
+    for path in _report(options.directory, look=_look(options), pgf=options.pgf):
         print(path)
     return 0
 
 
-def _report(directory: Path) -> list[Path]:
+def _report(directory: Path, **how: Any) -> list[Path]:
+    from horovod_study.report.html import write_report
+
+    paths = write_report(_read_analysis(directory), directory, **how)
+    _keep_drawn(directory, paths)
+    return paths
+
+
+def _keep_drawn(directory: Path, paths: Sequence[Path], **more: Any) -> None:
+    """Keep what the report was drawn with, for `report --check`."""
+    from horovod_study import records
+    from horovod_study.report.check import drawn_by
+
+    records.write_source(directory, report={**drawn_by(directory, paths), **more})
+
+
+def _check(options: argparse.Namespace) -> int:
+    from horovod_study import records
+    from horovod_study.analysis.audit import Study, recount
+    from horovod_study.analysis.points import with_series
+    from horovod_study.progress import Line
+    from horovod_study.report.check import allowed, check, kept_runs, lines, runs_of
+
+    directory, allow = options.directory, allowed(options.allow or ())
+    counted = kept_runs(directory)
+    source = runs_of(directory, options.runs)
+    only = source.get("only")
+    records_there = dict(records.named_records(source["runs"], only=only))
+    recounts: dict[str, Any] = {}
+
+    def beside(run: Any) -> None:
+        recounts[run.name] = recount(run, records.recorded_beside(run.directory))
+
+    table, evaluations, accounting, result = _analysed(
+        source["runs"],
+        commands=source.get("commands"),
+        targets=source.get("targets") or (),
+        only=only,
+        threads=None,
+        networks=source["networks"],
+        verb="check",
+        counted=None if counted is None or not set(counted) & set(records_there) else counted,
+        beside=beside,
+    )
+    study = Study(
+        runs=with_series(table),
+        analysis=result,
+        accounting=accounting,
+        recounts=[recounts[name] for name in table["run"]],
+        records=records_there,
+        planned=source.get("planned") or (),
+        set_aside=dict(records.set_aside(source["runs"])),
+    )
+    line = Line()
+    found = check(
+        directory,
+        study,
+        evaluations,
+        source,
+        runs={name: record.state() for name, record in records_there.items()},
+        against=lambda analysis: _compared_again(directory, analysis, source),
+        allow=allow,
+        told=lambda text: line.show(f"check: {text}"),
+    )
+    line.close()
+    if options.json:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+    else:
+        print(*lines(found), sep="\n")
+    return found.exit_code
+
+
+def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -> Any:
+    """Return the comparison that the page of a study shows, or None where it shows none."""
+    from horovod_study.analysis.study_comparison import compare_studies, read_match
+    from horovod_study.report.against import names_of
+
+    told = (source.get("report") or {}).get("against")
+    if told is None:
+        return None
+    before = directory / told["directory"]
+    names = names_of(directory.resolve(), before.resolve())
+    return compare_studies(analysis, _read_analysis(before), across=read_match(told.get("match")), names=names)
+
+
+def _read_analysis(directory: Path) -> Any:
+    """Return the Analysis that `analyze` wrote to a directory."""
     from horovod_study import records
     from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
-    from horovod_study.report.html import write_report
 
     tables, documents = records.load_tables(directory, TABLES, DOCUMENTS)
     values: dict[str, Any] = {**tables, **documents}
-    return write_report(Analysis(**values), directory)
+    return Analysis(**values)
+
+
+def _report_against(options: argparse.Namespace) -> int:
+    from horovod_study.analysis.study_comparison import compare_studies, gate, read_limits, read_match
+    from horovod_study.report.against import document, gate_lines, lines, names_of, write_against
+    from horovod_study.report.html import write_report
+
+    limits, across = read_limits(options.fail_on or ()), read_match(options.match)
+    after, before = (_read_analysis(directory) for directory in (options.directory, options.against))
+    names = names_of(options.directory.resolve(), options.against.resolve())
+    found = compare_studies(after, before, across=across, names=names)
+    judged = gate(found, limits) if limits else None
+    how: dict[str, Any] = {"look": _look(options), "pgf": options.pgf}
+    paths = write_report(after, options.directory, against=found, **how)
+    paths += write_against(found, options.directory, gate=judged, **how)
+    beside = Path(os.path.relpath(options.against, options.directory)).as_posix()
+    written = [Path(os.path.relpath(path, options.directory)).as_posix() for path in paths]
+    _keep_drawn(options.directory, paths, against={"directory": beside, "match": options.match}, files=written)
+    if options.json:
+        print(json.dumps({**document(found, judged), "files": [str(path) for path in paths]}, allow_nan=False))
+    else:
+        print(*lines(found), *([] if judged is None else ["", *gate_lines(found, judged)]), sep="\n")
+        print(f"report: {paths[0]}  (against.json, tables and figures beside it)")
+    return 0 if judged is None or judged.passed else 1
+
+
+def _look(options: argparse.Namespace) -> Any:
+    """Return the look of figures that --width and --font ask for."""
+    from horovod_study.report.style import Look
+
+    return Look.of(options.width, options.font)
 
 
 def attribute(options: argparse.Namespace) -> int:
@@ -741,7 +924,8 @@ def inspect(options: argparse.Namespace) -> int:
 
     run, beside = records.recorded_run(options.run), records.recorded_beside(options.run)
     found = inspect_run(run, beside)
-    paths = write_inspection(found, run, beside, options.out) if options.out else []
+    look = _look(options)
+    paths = write_inspection(found, run, beside, options.out, look=look) if options.out else []
     if options.json:
         print(json.dumps({**found.to_dict(), "files": [str(path) for path in paths]}, allow_nan=False))
     else:
@@ -868,7 +1052,8 @@ def account(options: argparse.Namespace) -> int:
     table, runs = records.recorded_runs(options.runs)
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
-    paths = write_accounting(found, judged, options.out) if options.out else []
+    look = _look(options)
+    paths = write_accounting(found, judged, options.out, look=look) if options.out else []
     if options.json:
         verdict = None if judged is None else judged.to_dict()
         document = {**found.to_dict(), "gate": verdict, "files": [str(path) for path in paths]}
@@ -887,7 +1072,7 @@ def timeline(options: argparse.Namespace) -> int:
     path, text = records.read_timeline(options.place)
     events, doubts = parse_events(text, source=str(path))
     found = take_apart(events, source=str(path), doubts=doubts)
-    paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path))
+    paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path), look=_look(options))
     for doubt in found.doubts:
         print(f"doubt: {doubt}", file=sys.stderr)
     if options.json:
@@ -1113,7 +1298,8 @@ def simulate(options: argparse.Namespace) -> int:
     scenarios = what_if(calibration.scenario, options.what_if)
     table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)
     doubts = scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)
-    paths = write_simulation(table, calibration, doubts, options.out) if options.out else []
+    look = _look(options)
+    paths = write_simulation(table, calibration, doubts, options.out, look=look) if options.out else []
     if options.json:
         files = {"files": [str(path) for path in paths]} if paths else {}
         print(json.dumps({**content(table, calibration, doubts), **files}, allow_nan=False))
@@ -1424,10 +1610,52 @@ def _parser() -> Parser:
     tables.add_argument(
         "--threads", type=_count, metavar="N", help="runs read at a time (default: one per core, at most 4)"
     )
+    tables.add_argument(
+        "--bench",
+        type=Path,
+        nargs="+",
+        metavar="bench.json",
+        help="what `horovod-study bench` measured of the machines (default: RUNS/bench/bench.json, where it is)",
+    )
     page = _verb(verbs, "report", report.__doc__, report)
     page.add_argument("directory", type=Path, metavar="DIR", help="directory written by analyze")
+    _add_look(page)
+    page.add_argument("--pgf", action="store_true", help="write the figures as PGF too, for \\input; needs LaTeX")
+    page.add_argument(
+        "--against",
+        type=Path,
+        metavar="BEFORE_DIR",
+        help="another analysed study, such as the one before a change: the page begins with the differences to it",
+    )
+    page.add_argument(
+        "--fail-on",
+        nargs="+",
+        action="extend",
+        metavar="WORD[=PERCENT]",
+        help="with --against: end with 1 if a cell is surely worse, by so much or more: slower=5%%, step=, sync=, "
+        "speedup=, efficiency=, target=, energy=; missing: if a cell has vanished; unresolved: if it cannot be told",
+    )
+    page.add_argument(
+        "--match",
+        metavar="HOW",
+        help="with --against, which cells are compared: auto (by all that defines them but the partition or a way of "
+        "running that was changed as a whole), exact, or except:SETTING,SETTING (default auto)",
+    )
+    page.add_argument(
+        "--check",
+        action="store_true",
+        help="make every number again from the raw rows, compare, and look for faults; ends with 1 if there are any",
+    )
+    page.add_argument("--runs", type=Path, metavar="RUNS", help="with --check: where the run directories are now")
+    page.add_argument(
+        "--allow", nargs="+", metavar="NAME", help="with --check: doubts that are known and do not end it with 1"
+    )
+    page.add_argument(
+        "--json", action="store_true", help="with --against or --check: print everything as one line of JSON"
+    )
 
     detail = _verb(verbs, "inspect", inspect.__doc__, inspect)
+    _add_look(detail)
     detail.add_argument("run", type=Path, metavar="RUN_DIR", help="the directory of one run, finished or not")
     detail.add_argument("--out", type=Path, metavar="DIR", help="receives figures, inspect.txt and inspect.json")
     detail.add_argument("--json", action="store_true", help="print everything as one line of JSON")
@@ -1494,6 +1722,7 @@ def _parser() -> Parser:
     add_run_options(why, hidden=SET_BY_ATTRIBUTION)
 
     closed = _verb(verbs, "account", account.__doc__, account)
+    _add_look(closed)
     closed.add_argument("runs", type=Path, nargs="+", metavar="RUNS", help="run directories, or folders of them")
     closed.add_argument(
         "--max-residual",
@@ -1505,6 +1734,7 @@ def _parser() -> Parser:
     closed.add_argument("--json", action="store_true", help="print one line of JSON instead of the tables")
 
     line = _verb(verbs, "timeline", timeline.__doc__, timeline)
+    _add_look(line)
     line.add_argument(
         "place",
         type=Path,
@@ -1564,6 +1794,7 @@ def _parser() -> Parser:
         each.add_argument("--json", action="store_true", help="print one line of JSON")
 
     model = _verb(verbs, "simulate", simulate.__doc__, simulate)
+    _add_look(model)
     model.add_argument("--workers", type=int, nargs="+", required=True, metavar="N", help="up to 10 million each")
     model.add_argument("--scaling", default="weak", metavar="weak|strong", help="batch per worker or per step fixed")
     model.add_argument(
@@ -1662,6 +1893,16 @@ def _study_verbs(verbs: Any) -> None:
     state.add_argument("--watch", action="store_true", help="stay, and show how the cells get on")
     for each in (look, state, examined):
         each.add_argument("--json", action="store_true", help="print one line of JSON")
+
+
+def _add_look(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--width",
+        default="text",
+        metavar="text|column|MM",
+        help="width of the figures on paper: text is 150 mm, column 71 mm (default text)",
+    )
+    parser.add_argument("--font", default="sans", metavar="sans|serif", help="letters of the figures (default sans)")
 
 
 def _verb(verbs: Any, name: str, text: str | None, call: Any) -> Parser:

@@ -28,6 +28,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
 import tempfile
 from collections import Counter
@@ -494,6 +495,12 @@ def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
                 os.truncate(path, size)  # a part of the row may have found room
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
+
+
+def benches_beside(root: Path) -> list[Path]:
+    """Return the bench.json that `horovod-study bench --out ROOT/bench` wrote beside the runs, if it is there."""
+    path = root / "bench" / BENCH
+    return [path] if path.is_file() else []
 
 
 def write_synchronisation(directory: Path, found: Mapping[str, Any]) -> None:
@@ -997,6 +1004,18 @@ class RecordedRun:
             return self.rows.file_bytes // ROW_BYTES
         return sum(len(columns["step"]) for columns in self.rows.values())
 
+    def system_samples(self, names: Sequence[str]) -> "dict[str, dict[str, dict[str, np.ndarray]]]":
+        """Return {host: {part: columns}} of the system samples, (samples of the part,), null is NaN, read now.
+
+        `names`: the columns that are wanted. A file that cannot be read is left out, as in a run without a sampler.
+        """
+        found = {}
+        for path in sorted(self.directory.glob("system-*.arrows")):
+            host = path.name.removeprefix("system-").removesuffix(".arrows")
+            with suppress(RecordError):
+                found[host] = _parts_of(read_system_rows(self.directory, host)[0], names)
+        return found
+
 
 def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord | None = None) -> RecordedRun:
     """Return a run as far as it was recorded, also one that failed, was killed or still runs.
@@ -1004,8 +1023,8 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
     Rows of a run that has ended stay in their files (StepRows); those of a run that goes on are read now, all of them.
     `record`: what `read_run` has returned already.
 
-    The timed window begins at totals["steady"]["step"], else after the declared warm-up. A rank whose file is missing,
-    unreadable or empty is no error: `missing` says so. RecordError only for what is no run.
+    The timed window begins at `totals["steady"]["step"]`, else after the declared warm-up. A rank whose file is
+    missing, unreadable or empty is no error: `missing` says so. RecordError only for what is no run.
     """
     record = read_run(directory) if record is None else record
     state = record.state()
@@ -1213,6 +1232,22 @@ def system_columns(directory: Path, host: str) -> "tuple[dict[str, np.ndarray], 
     return columns, meta
 
 
+def _parts_of(samples: "pa.Table", names: Sequence[str]) -> "dict[str, dict[str, np.ndarray]]":
+    """Return {part: columns} of system samples."""
+    import numpy as np
+
+    if not len(samples):
+        return {}
+    coded = samples.column("part").combine_chunks().dictionary_encode()
+    place = coded.indices.to_numpy()
+    columns = {name: samples.column(name).to_numpy() for name in names}
+    return {
+        part: {name: values[rows] for name, values in columns.items()}
+        for number, part in enumerate(coded.dictionary.to_pylist())
+        for rows in [np.flatnonzero(place == number)]
+    }
+
+
 def read_system(directory: Path) -> dict[str, SystemSamples]:
     """Return {host: samples} of a run, in the order of the hosts' names; empty for a run without a sampler."""
     found = {}
@@ -1235,35 +1270,14 @@ def system_table(root: Path) -> "pd.DataFrame":
     rows = []
     for directory in run_directories(root):
         record = read_run(directory)
-        hosts = list(((record.totals.get("system") or {}).get("hosts") or {}).values())
         energy = record.totals.get("energy") or {}
-
-        def all_of(name: str, prefix: str = "", hosts: list[Any] = hosts) -> list[float]:
-            return [
-                value
-                for host in hosts
-                for part, value in (host.get(name) or {}).items()
-                if part.startswith(prefix) and value is not None
-            ]
-
-        def mean(values: list[float]) -> float:
-            return math.fsum(values) / len(values) if values else math.nan
-
-        def total(values: list[float]) -> float:
-            return math.fsum(values) if values else math.nan
-
         rows.append(
             {
                 "run": run_name(directory, root),
                 "status": record.state(),
                 "partition": record.partition,
                 **{name: record.effective.get(name) for name in ("backend", "transport", "batch", "workers", "nodes")},
-                "cpu_percent_per_rank": mean(all_of("ranks_cpu_percent")),
-                "rss_mb_per_rank": mean(all_of("rss_mb_max")),
-                "gpu_percent": mean(all_of("gpu_percent")),
-                "gpu_memory_mb": mean(all_of("gpu_memory_mb_max")),
-                "gpu_power_w": total(all_of("power_w", "gpu ")),
-                "package_power_w": total(all_of("power_w", "package ")),
+                **_sensors(record),
                 "energy_j": _or_nan(energy.get("total_j")),
                 "per_sample_j": _or_nan(energy.get("per_sample_j")),
             }
@@ -1271,6 +1285,35 @@ def system_table(root: Path) -> "pd.DataFrame":
     if not rows:
         raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
     return pd.DataFrame(rows)
+
+
+def _sensors(record: RunRecord) -> dict[str, float]:
+    """Return what the totals of a run say of its hosts: means over ranks or GPUs, power in all and per GPU."""
+    hosts = list(((record.totals.get("system") or {}).get("hosts") or {}).values())
+
+    def all_of(name: str, prefix: str = "") -> list[float]:
+        return [
+            value
+            for host in hosts
+            for part, value in (host.get(name) or {}).items()
+            if part.startswith(prefix) and value is not None
+        ]
+
+    def mean(values: list[float]) -> float:
+        return math.fsum(values) / len(values) if values else math.nan
+
+    def total(values: list[float]) -> float:
+        return math.fsum(values) if values else math.nan
+
+    return {
+        "cpu_percent_per_rank": mean(all_of("ranks_cpu_percent")),
+        "rss_mb_per_rank": mean(all_of("rss_mb_max")),
+        "gpu_percent": mean(all_of("gpu_percent")),
+        "gpu_memory_mb": mean(all_of("gpu_memory_mb_max")),
+        "gpu_power_w": total(all_of("power_w", "gpu ")),
+        "gpu_power_w_per_gpu": mean(all_of("power_w", "gpu ")),
+        "package_power_w": total(all_of("power_w", "package ")),
+    }
 
 
 def _or_nan(value: Any) -> float:
@@ -1388,6 +1431,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "repeat": record.repeat,
                 **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
                 **_energy(record),
+                **_sensors(record),
                 "device": record.effective.get("device"),
                 "sync_s_median": (record.totals.get("lap_medians_s") or {}).get("sync"),
                 "per_node": per_node(record.effective.get("ranks") or ()),
@@ -1399,6 +1443,10 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "host": record.host,
                 **{name: record.environment.get(name) for name in _ENVIRONMENT},
                 "started": record.started,
+                "finished": record.finished,
+                "hosts": ", ".join(_hosts(record)),
+                "launcher": record.effective.get("launcher"),
+                "command": _command(record.environment.get("command")),
             }
         )
     if not rows:
@@ -1407,6 +1455,17 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
     for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
     return table
+
+
+def _hosts(record: RunRecord) -> list[str]:
+    """Return the hosts of a run, in the order of its ranks; that of rank 0 where the record does not say."""
+    ranks = record.effective.get("ranks") or ()
+    return list(dict.fromkeys(str(rank.get("host", record.host)) for rank in ranks)) or [record.host]
+
+
+def _command(words: Any) -> str:
+    """Return the command line of a rank as it can be typed; a text stays as it is."""
+    return shlex.join(str(word) for word in words) if isinstance(words, list | tuple) else str(words or "")
 
 
 def _options(record: RunRecord) -> dict[str, Any]:
@@ -1540,6 +1599,84 @@ def run_name(directory: Path, root: Path) -> str:
     """Return the name of a run in the tables: its path below `root`, or its own name when it is `root`."""
     name = directory.relative_to(root).as_posix()
     return directory.resolve().name if name == "." else name
+
+
+SOURCE = "source.json"
+SOURCE_SCHEMA = 1
+"""Of source.json in the directory of an analysis: where its runs are and how it was made, to make it again."""
+
+
+def write_source(directory: Path, runs: Path | None = None, **content: Any) -> Path:
+    """Keep what an analysis was made of, or with `runs` None what was made of it, beside what is known already.
+
+    `runs` is written relative to `directory`, so that both can move together. Keys of `content`: only (names of run
+    directories, or None), planned, targets, commands, benches ([{"path", "named"}]), versions, report.
+    """
+    path = directory / SOURCE
+    known: dict[str, Any] = {}
+    if runs is None:
+        with suppress(RecordError):
+            known = read_source(directory)
+    else:
+        known = {"schema": SOURCE_SCHEMA, "runs": Path(os.path.relpath(runs, directory)).as_posix()}
+    if not known:  # an analysis of an older program: there is nothing to go with
+        return path
+    try:
+        atomic_write(path, json.dumps({**known, **content}, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable folder") from None
+    return path
+
+
+def read_source(directory: Path) -> dict[str, Any]:
+    """Return what `write_source` kept; RecordError where it is missing, damaged or of a newer program."""
+    path = directory / SOURCE
+    again = "make the analysis again with horovod-study analyze, or name its runs with --runs RUNS"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such file, so that nobody knows where the runs are; {again}") from None
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); {again}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+        raise RecordError(f"{path}: has no schema number; {again}")
+    if content["schema"] > SOURCE_SCHEMA:
+        raise RecordError(
+            f"{path}: has schema {content['schema']}, newer than this program's {SOURCE_SCHEMA}; update horovod_study"
+        )
+    lists = ("only", "planned", "targets", "commands", "benches")
+    kinds: dict[str, Any] = {"runs": str, "versions": dict, "report": dict, **dict.fromkeys(lists, list)}
+    for name, kind in kinds.items():
+        if content.get(name) is not None and not isinstance(content[name], kind):
+            raise RecordError(f"{path}: {name} is no {kind.__name__}; {again}")
+    wanted: dict[str, Any] = {"targets": (int, float), "only": str, "planned": str, "commands": str, "benches": dict}
+    for name, kind in wanted.items():
+        if not all(isinstance(each, kind) and not isinstance(each, bool) for each in content.get(name) or ()):
+            raise RecordError(f"{path}: {name} holds an entry of another kind; {again}")
+    if not isinstance(content.get("runs"), str):
+        raise RecordError(f"{path}: does not say where the runs are; {again}")
+    report = content.get("report") or {}
+    kinds = {"pictures": dict, "files": list, "against": dict}
+    if any(report.get(name) is not None and not isinstance(report[name], kind) for name, kind in kinds.items()):
+        raise RecordError(f"{path}: report is damaged; {again}")
+    if report.get("against") is not None and not isinstance(report["against"].get("directory"), str):
+        raise RecordError(f"{path}: does not say what the report is compared with; {again}")
+    return content
+
+
+def named_records(root: Path, only: Collection[str] | None = None) -> Iterator[tuple[str, RunRecord]]:
+    """Yield the name (as in `run_table`) and the record of each run at or below `root`; `only` as for `run_table`."""
+    for directory in run_directories(root, only):
+        yield run_name(directory, root), read_run(directory)
+
+
+def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
+    """Yield the finished runs that lie below `root` in folders of earlier attempts: kept, but not counted."""
+    for manifest in sorted(root.rglob(f".attempts/*/{MANIFEST}")):
+        with suppress(RecordError):
+            record = read_run(manifest.parent)
+            if record.state() == "done":
+                yield manifest.parent.relative_to(root).as_posix(), record
 
 
 def save_tables(directory: Path, tables: Mapping[str, "pd.DataFrame"], documents: Mapping[str, Any]) -> list[Path]:

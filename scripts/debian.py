@@ -1,5 +1,6 @@
-"""The Debian packages that tests of several hosts and of Slurm need: `make hosts` installs the missing ones.
+"""The Debian packages that some tests need: `make hosts` installs the missing ones.
 
+These are the tests with several hosts, with Slurm, in a browser, and with LaTeX.
 Looks for the programs, so that it is quiet (and needs no apt) wherever they are, however they got there. No daemon is
 started: the tests start their own, with their own settings. With `--test` (part of `make test`) nothing is installed
 except where CI is "true"; what will be skipped is said in one line.
@@ -26,12 +27,16 @@ PROGRAMS = {  # what is looked for -> the package it comes with
     "sbatch": "slurm-client",
     "munged": "munge",
     "shellcheck": "shellcheck",
+    "chromium": "chromium",
+    "npm": "npm",
+    "pdflatex": "texlive-latex-recommended",
+    "pdftoppm": "poppler-utils",
 }
 ATTEMPTS = 3
 PAUSE_S = 5.0
 POLICY = Path("/usr/sbin/policy-rc.d")
 _MARK = "# written by scripts/debian.py"
-_PURPOSE = "tests with several hosts and Slurm"
+_PURPOSE = "tests with several hosts, Slurm, a browser or LaTeX"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     reason = obstacle(os.environ)
     if only_test and not must:
         how = "`make hosts` installs them" if not reason else f"{reason}: install them with {line(lacking)}"
-        print(f"hosts: the {_PURPOSE} will be skipped: {' '.join(lacking)} missing; {how}")
+        print(f"hosts: some {_PURPOSE} will be skipped: {' '.join(lacking)} missing; {how}")
         return 0
     try:
         if reason:

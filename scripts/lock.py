@@ -23,7 +23,7 @@ HEADER = """\
 EXTRAS_HEADER = """\
 # What `make extras` adds to requirements.lock for the optional extras of setup.cfg; `make lock` makes this file.
 """
-OPTIONAL = ("benchmark", "export", "lightning")
+OPTIONAL = ("benchmark", "browser", "docs", "export", "lightning", "notebooks")
 """Extras of setup.cfg that the project works without."""
 ALONE = {"extrap": "4.2.5"}
 """Pinned beside them without what they ask for, which contradicts the other pins; what they use is in an extra."""

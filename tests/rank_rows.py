@@ -20,12 +20,13 @@ def rows_of(
     visible: bool = True,
     first: int = 0,
     per_epoch: int = 0,
+    opens: Sequence[int] = (),
 ) -> dict[int, dict[str, Any]]:
     """Return rank -> columns for own times (S, R) in s, to which `extra_s` adds (S, R) to a lap.
 
     Synchronisation k ends `transfer_s` after the last rank is ready, on all ranks at once. With `stretch`, there are
-    `between_s` seconds between so many steps and the next; with `per_epoch` also a new epoch. Without `visible` the
-    wait is in backward and sync is null.
+    `between_s` seconds between so many steps and the next; with `per_epoch` also a new epoch; with `opens` they are
+    before these steps. Without `visible` the wait is in backward and sync is null.
     """
     steps, ranks = own_s.shape
     laps = {lap: share * own_s for lap, share in SHARES.items()}
@@ -33,17 +34,17 @@ def rows_of(
         laps[lap] = laps[lap] + more
     numbers = np.arange(first, first + steps)
     length = per_epoch or stretch
-    opens = (numbers % length == 0) if length else np.zeros(steps, dtype=bool)
-    opens[0] = True
+    opening = (numbers % length == 0) if length else np.isin(numbers, opens)
+    opening[0] = True
     # The update of a step comes after its synchronisation, and belongs to the own time of the next one.
     before = np.concatenate([laps["update"][:1], laps["update"][:-1]])
-    own = np.where(opens[:, None], 0, before) + sum(laps[lap] for lap in SHARES if lap != "update")
+    own = np.where(opening[:, None], 0, before) + sum(laps[lap] for lap in SHARES if lap != "update")
     sync = own.max(axis=1, keepdims=True) - own + np.broadcast_to(np.asarray(transfer_s), (steps,))[:, None]
     # On all ranks at once: pause, if any, update of the step before, residual, begin, ..., end of the synchronisation.
-    pause = np.where(opens, between_s + before.max(axis=1), 0.0)
+    pause = np.where(opening, between_s + before.max(axis=1), 0.0)
     ends = np.cumsum(pause + (own + sync)[:, 0])
     starts = np.concatenate([[0.0], ends[:-1]]) + pause
-    begin = starts[:, None] + np.where(opens[:, None], 0, before) + laps["residual"]
+    begin = starts[:, None] + np.where(opening[:, None], 0, before) + laps["residual"]
     whole = sum(laps.values()) + sync
     if not visible:
         laps["backward"] = laps["backward"] + sync

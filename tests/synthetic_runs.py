@@ -22,6 +22,7 @@ ENVIRONMENT = {
 SYNC_MS = {
     ("horovod", "mpi"): lambda n: 0.35 + 0.10 * math.log2(n) + 0.02 * n,
     ("horovod", "gloo"): lambda n: 1.2 + 0.45 * math.log2(n) + 0.06 * n,
+    ("horovod", "nccl"): lambda n: 0.15 + 0.05 * math.log2(n) + 0.015 * n,
     ("ddp", "gloo"): lambda n: 0.9 + 0.4 * math.log2(n),
 }
 

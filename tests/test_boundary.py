@@ -14,7 +14,7 @@ from horovod_study import records
 from horovod_study.analysis import boundary, points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report import boundary as drawn
-from horovod_study.report import figures, html
+from horovod_study.report import figures, html, interactive
 
 MPI = "local horovod/mpi batch 75"
 PAIR = ((1, (1,)), (2, (2,)), (2, (1, 1)))
@@ -299,13 +299,13 @@ def test_an_unresolved_jump_is_said_to_be_one():
 
 def test_the_figure_marks_the_boundary_and_writes_the_jump_and_the_paths():
     (drawing,) = drawn.drawings(analysed(FILLED))
-    text = " ".join(figures.inline_svg(drawing).split())
+    text = " ".join(interactive.inline_svg(drawing).split())
 
     assert "2 nodes" in text
     assert "with 1 worker more" in text
     assert "Horovod/MPI: shared memory, then tcp:eth0" in text
     assert "Horovod/MPI: shared memory on 1 node, tcp:eth0 on 2 nodes." in drawing.caption
-    assert list(drawing.data.columns) == list(boundary.NODE_COLUMNS)
+    assert set(drawing.data["kind"]) == {"point", "jump"} and set(boundary.NODE_COLUMNS) <= set(drawing.data.columns)
 
 
 def test_what_was_saved_and_loaded_gives_the_same_page(tmp_path):

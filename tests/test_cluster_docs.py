@@ -1,34 +1,15 @@
-"""The pages about clusters say what the program does: keys, states, links, commands, and the plan they show."""
+"""The pages about clusters say what the program does: keys, states, and the plan they show."""
 
 import re
-import shlex
-from pathlib import Path
 
 import pytest
+from doc_commands import ROOT, blocks
+from doc_commands import text_of as text
 
-from horovod_study import cli
 from horovod_study.cluster.ledger import STATES, read_ledger
 from horovod_study.cluster.partitions import KEYS, load_partition
 from horovod_study.cluster.plan import plan_study
 from horovod_study.cluster.study_file import load_study
-
-ROOT = Path(__file__).parents[1]
-PAGES = ("docs/cluster.md", "docs/slurm.md", "docs/studies.md", "jobs/README.md")
-
-
-def text(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
-
-
-def blocks(page: str, kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```$", text(page), flags=re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text(page)) if not link.startswith("http")]
-
-    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
 def test_every_key_of_a_partition_is_explained_and_no_other():
@@ -49,22 +30,10 @@ def test_every_shipped_partition_is_listed(name):
     assert f"| `{name}`" in text("jobs/README.md") or f", `{name}`" in text("jobs/README.md")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_are_ones_that_the_program_takes(page):
-    parser = cli._parser()
-    lines = [line.split("#")[0].removeprefix("$ ") for block in blocks(page, "sh") for line in block.splitlines()]
-    commands = [shlex.split(line) for line in lines if "horovod-study " in line and not line.startswith("exec")]
-
-    for command in commands:
-        if "--help" not in command:
-            place = next(at for at, word in enumerate(command) if word.endswith("horovod-study"))
-            parser.parse_args(command[place + 1 :])
-
-
 def test_the_plan_of_the_first_study_is_that_of_its_files(tmp_path):
-    partition = next(block for block in blocks("docs/cluster.md", "yaml") if block.startswith("description:"))
-    study = next(block for block in blocks("docs/cluster.md", "yaml") if block.startswith("study: scaling"))
-    shown = next(block for block in blocks("docs/cluster.md", "") if block.startswith("study scaling: 0 of"))
+    partition = next(block for block in blocks(text("docs/cluster.md"), "yaml") if block.startswith("description:"))
+    study = next(block for block in blocks(text("docs/cluster.md"), "yaml") if block.startswith("study: scaling"))
+    shown = next(block for block in blocks(text("docs/cluster.md"), "") if block.startswith("study scaling: 0 of"))
     (tmp_path / "partitions").mkdir()
     (tmp_path / "partitions" / "mycluster.yaml").write_text(partition)
     (tmp_path / "scaling.yaml").write_text(study)
@@ -77,7 +46,7 @@ def test_the_plan_of_the_first_study_is_that_of_its_files(tmp_path):
 
 def test_the_partition_of_hosts_over_ssh_can_be_read(tmp_path):
     (tmp_path / "mine.yaml").write_text(
-        next(block for block in blocks("docs/cluster.md", "yaml") if block.startswith("scheduler: ssh"))
+        next(block for block in blocks(text("docs/cluster.md"), "yaml") if block.startswith("scheduler: ssh"))
     )
 
     assert load_partition(tmp_path / "mine.yaml").capacity == 4

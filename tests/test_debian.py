@@ -9,7 +9,10 @@ import pytest
 import debian
 
 ROOT = Path(__file__).resolve().parent.parent
-ALL = "openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge shellcheck"
+ALL = (
+    "openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge shellcheck chromium"
+    " npm texlive-latex-recommended poppler-utils"
+)
 
 
 class Machine:
@@ -61,7 +64,7 @@ def test_quiet_where_all_is_there(machine: Machine, capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", "")
     assert debian.main([]) == 0
     assert capsys.readouterr() == (
-        "hosts: nothing to do; all that tests with several hosts and Slurm need is there\n",
+        "hosts: nothing to do; all that tests with several hosts, Slurm, a browser or LaTeX need is there\n",
         "",
     )
     assert not machine.asked.exists()
@@ -160,7 +163,9 @@ def test_make_test_says_what_is_skipped_and_installs_only_in_ci(
 
     assert debian.main(["--test"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"hosts: the tests with several hosts and Slurm will be skipped: slurmd missing; {reason}")
+    assert said.startswith(
+        f"hosts: some tests with several hosts, Slurm, a browser or LaTeX will be skipped: slurmd missing; {reason}"
+    )
     assert said.count("\n") == 1
 
     monkeypatch.setenv("CI", "true")
@@ -170,8 +175,8 @@ def test_make_test_says_what_is_skipped_and_installs_only_in_ci(
         assert len(machine.installs) == 1
     else:
         assert captured.err == (
-            f"hosts: tests with several hosts and Slurm need slurmd, but {reason.partition(':')[0]}: install them with"
-            " `sudo apt-get install --no-install-recommends slurmd`\n"
+            f"hosts: tests with several hosts, Slurm, a browser or LaTeX need slurmd, but {reason.partition(':')[0]}:"
+            " install them with `sudo apt-get install --no-install-recommends slurmd`\n"
         )
 
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from scaling_curves import noisy, points, usl
 
 from horovod_study import cli
 from horovod_study.analysis import holdout
@@ -13,21 +14,6 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.errors import AnalysisError
 
 COUNTS = (1, 2, 4, 8, 16, 32)
-
-
-def points(workers, samples_per_s, **columns):
-    return pd.DataFrame({"workers": workers, "samples_per_s": np.asarray(samples_per_s, dtype=float), **columns})
-
-
-def usl(n, alpha, beta, x1=100.0):
-    n = np.asarray(n, dtype=float)
-    return x1 * n / (1 + alpha * (n - 1) + beta * n * (n - 1))
-
-
-def noisy(counts, truth, *, repeats=3, sigma=0.01, seed=0):
-    rng = np.random.default_rng(seed)
-    n = np.repeat(counts, repeats)
-    return points(n, np.repeat(truth, repeats) * np.exp(sigma * rng.standard_normal(len(n))))
 
 
 class TestKnownAnswers:
@@ -46,7 +32,7 @@ class TestKnownAnswers:
         assert law.coverage == 1.0
 
     def test_the_numbers_of_a_law_are_those_of_its_forecasts(self):
-        one = score(noisy(COUNTS, usl(COUNTS, 0.1, 0.001)))[""]
+        one = score(noisy(COUNTS, usl(COUNTS, 0.1, 0.001), repeats=3))[""]
         for name, law in one.laws.items():
             errors = np.array([each.error for each in one.forecasts if each.law == name])
             if not len(errors):
@@ -175,7 +161,7 @@ class TestBadInput:
 
 class TestOrder:
     def test_rows_in_any_order_give_the_same_scores_and_stay_as_they_are(self):
-        table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001))
+        table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001), repeats=3)
         before = table.copy()
         a = holdout.to_dict(score(table))
         pd.testing.assert_frame_equal(table, before)
@@ -202,7 +188,7 @@ class TestCommandLine:
     @pytest.fixture
     def file(self, tmp_path):
         path = tmp_path / "points.csv"
-        noisy(COUNTS, usl(COUNTS, 0.05, 0.001)).to_csv(path, index=False)
+        noisy(COUNTS, usl(COUNTS, 0.05, 0.001), repeats=3).to_csv(path, index=False)
         return path
 
     def run(self, capsys, *words):
@@ -277,7 +263,7 @@ def test_the_95_per_cent_interval_of_the_combination_covers_hidden_points():
         rng = np.random.default_rng(seed)
         table = pd.concat(
             [
-                noisy(n, truth(rng.uniform(0.01, 0.08)), sigma=0.02, seed=[seed, i]).assign(series=name)
+                noisy(n, truth(rng.uniform(0.01, 0.08)), sigma=0.02, seed=[seed, i], repeats=3).assign(series=name)
                 for i, (name, truth) in enumerate(kinds.items())
             ]
         )

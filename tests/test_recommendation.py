@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scaling_curves import noisy, points, usl
 
 from horovod_study import cli
 from horovod_study.analysis import recommendation
@@ -14,21 +15,6 @@ from horovod_study.analysis.recommendation import Questions, duration, recommend
 from horovod_study.errors import AnalysisError
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-
-
-def points(workers, samples_per_s, **columns):
-    return pd.DataFrame({"workers": workers, "samples_per_s": np.asarray(samples_per_s, dtype=float), **columns})
-
-
-def usl(n, alpha, beta, x1=100.0):
-    n = np.asarray(n, dtype=float)
-    return x1 * n / (1 + alpha * (n - 1) + beta * n * (n - 1))
-
-
-def noisy(counts, truth, *, repeats=5, sigma=0.01, seed=0):
-    rng = np.random.default_rng(seed)
-    n = np.repeat(counts, repeats)
-    return points(n, np.repeat(truth, repeats) * np.exp(sigma * rng.standard_normal(len(n))))
 
 
 def answers(table, **questions):
@@ -84,13 +70,13 @@ class TestClosedForms:
         assert any("no upper end was seen" in doubt for doubt in one.doubts)
 
     def test_the_peak_of_usl(self):
-        one = answers(noisy(COUNTS, usl(COUNTS, 0.03, 0.001)))["usl_peak"]
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.03, 0.001), repeats=5))["usl_peak"]
         truth = math.sqrt(0.97 / 0.001)
         assert one.low <= truth <= one.high
         assert one.workers == pytest.approx(truth, rel=0.15)
 
     def test_no_peak_where_beta_cannot_be_told_from_zero(self):
-        one = answers(noisy(COUNTS, usl(COUNTS, 0.03, 0.0)))["usl_peak"]
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.03, 0.0), repeats=5))["usl_peak"]
         assert one.workers is None and one.high is None
         assert "do not tell beta from 0" in one.why_not
 
@@ -125,7 +111,7 @@ class TestClosedForms:
         assert any("taken as the same at every count" in doubt for doubt in same.doubts)
 
     def test_cost_is_price_times_gpu_hours(self):
-        one = answers(noisy(COUNTS, usl(COUNTS, 0.05, 0.0)), samples=1e6, price_per_gpu_hour=2.5)["cheapest"]
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.05, 0.0), repeats=5), samples=1e6, price_per_gpu_hour=2.5)["cheapest"]
         for value, low, high in one.values.values():
             assert low < value < high
         assert one.values["cost"] == pytest.approx([2.5 * hours for hours in one.values["gpu_hours"]])
@@ -154,7 +140,9 @@ class TestIntervals:
         assert spans[0] == 0 < spans[1] < spans[2]
 
     def test_an_answer_beyond_the_measured_counts_is_doubtful(self):
-        one = answers(noisy((1, 2, 4, 8), usl((1, 2, 4, 8), 0.02, 0.0)), samples=1e6, deadline_s=700)["deadline"]
+        one = answers(noisy((1, 2, 4, 8), usl((1, 2, 4, 8), 0.02, 0.0), repeats=5), samples=1e6, deadline_s=700)[
+            "deadline"
+        ]
         assert one.workers > 8
         assert any(doubt == f"{one.workers} workers lie beyond the 8 that were measured" for doubt in one.doubts)
 
@@ -183,14 +171,14 @@ class TestIntervals:
 
 class TestImpossible:
     def test_a_deadline_that_nobody_meets_says_what_is_possible(self):
-        one = answers(noisy(COUNTS, usl(COUNTS, 0.3, 0.02)), samples=1e9, deadline_s=60.0)["deadline"]
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.3, 0.02), repeats=5), samples=1e9, deadline_s=60.0)["deadline"]
         assert (one.workers, one.low, one.high) == (None, None, None)
         assert one.why_not.startswith("no count up to 512 meets it: the fastest, ")
         assert one.values == {}
         assert recommendation.in_words(one) == "none"
 
     def test_a_budget_that_is_too_small_says_what_is_needed(self):
-        one = answers(noisy(COUNTS, usl(COUNTS, 0.1, 0.0)), samples=1e6, gpu_hours=1.0)["budget"]
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.1, 0.0), repeats=5), samples=1e6, gpu_hours=1.0)["budget"]
         assert one.workers is None
         assert one.why_not == "no count up to 512 is within it: the cheapest, 1, takes 2.77 GPU hours" or (
             one.why_not.startswith("no count up to 512 is within it: the cheapest, 1, takes 2.")
@@ -262,7 +250,7 @@ class TestBadInput:
 
 class TestOrderAndForm:
     def test_rows_in_any_order_give_the_same_answers_and_stay_as_they_are(self):
-        table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001))
+        table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001), repeats=5)
         before = table.copy()
         asked = Questions(samples=1e6, deadline_s=900, gpu_hours=5, samples_to_target={1: 1e6, 8: 2e6, 64: 3e6})
         one = recommend(table, asked)[""].to_dict()
@@ -287,7 +275,7 @@ class TestCommandLine:
     @pytest.fixture
     def file(self, tmp_path):
         path = tmp_path / "points.csv"
-        noisy(COUNTS, usl(COUNTS, 0.05, 0.001)).to_csv(path, index=False)
+        noisy(COUNTS, usl(COUNTS, 0.05, 0.001), repeats=5).to_csv(path, index=False)
         return path
 
     def run(self, capsys, *words):

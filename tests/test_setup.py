@@ -99,6 +99,7 @@ def test_make_alone_lists_the_targets():
         "extras",
         "hosts",
         "study",
+        "docs",
         "check",
         "test",
         "bench",

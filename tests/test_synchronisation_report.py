@@ -10,7 +10,7 @@ from synthetic_runs import run_table
 
 from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.report import figures, html, style, synchronisation, wording
+from horovod_study.report import figures, html, interactive, style, synchronisation, wording
 
 WAYS = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
 OWN = ("synchronisation", "sync_curves", "transports", "batches", "knees", "batch_curves", "cycle")
@@ -130,22 +130,22 @@ def test_unknown_values_are_dashes_with_their_reason():
 
 
 def test_colours_are_those_of_the_other_figures_and_dashes_tell_the_transport(analysis):
-    usual = style.series_styles(analysis.synchronisation)
-    own = synchronisation._styles(analysis.synchronisation)
+    looks = style.series_styles(analysis.points)
     transports = analysis.synchronisation.drop_duplicates("series").set_index("series")["transport"]
+    known = transports[transports.isin(list(style.DASHES))]
 
-    assert {name: look.color for name, look in own.items()} == {name: look.color for name, look in usual.items()}
-    assert len({str(look.dash) for look in own.values()}) == transports.nunique()
+    assert set(transports.index) <= set(looks)
+    assert {name: looks[name].dash for name in known.index} == {name: style.DASHES[known[name]] for name in known.index}
 
 
 def test_figures_are_the_same_bytes_each_time(analysis):
     for drawing in synchronisation.drawings(analysis):
-        assert figures.inline_svg(drawing) == figures.inline_svg(drawing), drawing.name
+        assert interactive.inline_svg(drawing) == interactive.inline_svg(drawing), drawing.name
 
 
 def test_no_axis_label_is_markup(analysis):
     for drawing in synchronisation.drawings(analysis):
-        assert "mathdefault" not in figures.inline_svg(drawing), drawing.name
+        assert "mathdefault" not in interactive.inline_svg(drawing), drawing.name
 
 
 def test_a_jump_beyond_growth_stands_with_the_indirect_jump():

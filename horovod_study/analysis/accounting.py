@@ -24,10 +24,20 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from horovod_study.analysis import ablation
-from horovod_study.analysis.attribution import INSIDE_BACKWARD, Estimate, Observation, Part, observe, parts_of
+from horovod_study.analysis.attribution import (
+    INSIDE_BACKWARD,
+    Estimate,
+    Observation,
+    Part,
+    Taken,
+    observe,
+    parts_of,
+    taken_apart,
+)
 from horovod_study.analysis.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
-from horovod_study.analysis.points import CELL, LAP_COLUMNS, with_series, worker_counts
+from horovod_study.analysis.points import CELL, LAP_COLUMNS, measured, with_series, worker_counts
 from horovod_study.analysis.rank_steps import common_steps, where
+from horovod_study.analysis.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile, profile_rows
 from horovod_study.analysis.stragglers import Pop, Waiting, waiting
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun, rows_lost
@@ -125,6 +135,8 @@ class RunAccount:
     why_not_left_out: str
     pop: Pop | None = None  # None where not known: one worker, a wait that is not visible, ranks that are not whole
     skew_s: float = math.nan  # mean over steps and ranks; NaN where not known
+    taken: Taken | None = None  # its synchronisation taken apart; None without the measurement that it needs
+    profile: Profile | None = None  # its course over the timed window; None where nobody asked, or without steps
 
     @property
     def excluded(self) -> int:
@@ -162,12 +174,13 @@ class RunAccount:
         }
 
 
-def account_run(run: RecordedRun, *, views: bool = True) -> RunAccount:
+def account_run(run: RecordedRun, *, views: bool = True, profile: bool = False) -> RunAccount:
     """Account for the steps of one run as far as they were recorded; nothing that a run lacks is an error.
 
     Without `views`, what the other answers to the cost of communication need is left out: of it, arrays as long as the
-    run stay in memory.
+    run stay in memory. With `profile`, its course over the timed window is there too.
     """
+    course = Course() if profile else None
     ranks, values = [], []
     hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
     shares: list[Floats | None] = []
@@ -179,7 +192,7 @@ def account_run(run: RecordedRun, *, views: bool = True) -> RunAccount:
         if not timed.any():
             continue
         host = hosts[rank] if rank < len(hosts) else run.record.host
-        own, share = _rank(rank, host, columns, every, where(timed))
+        own, share = _rank(rank, host, columns, every, where(timed), course)
         ranks.append(own)
         values.append([own.parts_s[part] for part in PARTS])
         shares.append(share)
@@ -192,7 +205,9 @@ def account_run(run: RecordedRun, *, views: bool = True) -> RunAccount:
     late = Waiting(pop=None, skew_s=math.nan)
     if run.workers > 1 and len(ranks) == run.workers and not torn and not why_not:
         late = waiting(run.rows, common_steps(run.rows, workers=run.workers, from_step=run.first_step))
-    seen, why_not_seen = _seen(run) if views else (None, "")
+    measured = run.synchronisation is not None  # and worth its arrays
+    seen, why_not_seen = _seen(run) if views or measured else (None, "")
+    taken = taken_apart(seen) if seen is not None and measured else None
     answer, why_not_left_out = _left_out(run)
     return RunAccount(
         run=run.name,
@@ -208,13 +223,15 @@ def account_run(run: RecordedRun, *, views: bool = True) -> RunAccount:
         excluded_by=run.first_step_by,
         notes=tuple(_notes(run, ranks, ends, torn=torn)),
         torn=torn,
-        seen=seen,
+        seen=seen if views else None,  # arrays as long as the run
         why_not_seen=why_not_seen,
         why_not_benched=run.why_no_synchronisation,
         left_out=answer,
         why_not_left_out=why_not_left_out,
         pop=late.pop,
         skew_s=late.skew_s,
+        taken=taken,
+        profile=None if course is None else course.profile(run.system_samples(SAMPLED)),
     )
 
 
@@ -223,15 +240,25 @@ AT_ONCE_ROWS = 20_000_000
 
 
 def account_runs(
-    runs: Iterable[RecordedRun], *, threads: int = 1, told: Callable[[int], None] | None = None
+    runs: Iterable[RecordedRun],
+    *,
+    threads: int = 1,
+    told: Callable[[int], None] | None = None,
+    beside: Callable[[RecordedRun], None] | None = None,
 ) -> list[RunAccount]:
-    """Return `account_run` of each run without its views, in their order, up to `threads` of them at a time.
+    """Return `account_run` of each run without its views but with its profile, in their order, up to `threads` of them
+    at a time.
 
     NumPy and Arrow compute side by side in threads, and what comes out does not depend on their number. `told` is
-    called with how many runs are done.
+    called with how many runs are done; `beside` with each run, in its thread, for what else reads the same rows.
     """
     found: list[RunAccount] = []
     begun: deque[tuple[Future[RunAccount], int]] = deque()
+
+    def work(run: RecordedRun) -> RunAccount:
+        if beside is not None:
+            beside(run)
+        return account_run(run, views=False, profile=True)
 
     def finish() -> None:
         found.append(begun.popleft()[0].result())
@@ -243,25 +270,35 @@ def account_runs(
             rows = run.row_count()
             while begun and (len(begun) > threads or sum(each for _, each in begun) + rows > AT_ONCE_ROWS):
                 finish()
-            begun.append((pool.submit(account_run, run, views=False), rows))
+            begun.append((pool.submit(work, run), rows))
         while begun:
             finish()
     return found
 
 
 def _rank(
-    rank: int, host: str, columns: Mapping[str, Any], every: NDArray[np.int64], timed: slice | NDArray[np.int64]
+    rank: int,
+    host: str,
+    columns: Mapping[str, Any],
+    every: NDArray[np.int64],
+    timed: slice | NDArray[np.int64],
+    course: Course | None = None,
 ) -> tuple[RankAccount, Floats | None]:
     """Return the account of one rank, and the residual share of each timed step, (S,), None where not known.
 
-    `every`: the steps of all rows. Columns are taken one after the other, because all of a long run are many.
+    `every`: the steps of all rows. Columns are taken one after the other, because all of a long run are many; `course`
+    takes what it needs on the way.
     """
     step = every[timed]
+    if course is not None:
+        course.begin_rank(step, lambda name: np.asarray(columns[name], dtype=np.float64)[timed])
     means, nulls = {}, {}
     covered = np.zeros(len(step))
     values = covered
     for part, column in zip(PARTS, _COLUMNS, strict=True):
         values = np.asarray(columns[column], dtype=np.float64)[timed]
+        if course is not None and column in ON_THE_WAY:
+            course.add(column, values)
         means[part], nulls[part] = float(values.sum()) / len(step), 0
         if not math.isfinite(means[part]):
             nulls[part] = int(np.isnan(values).sum())
@@ -521,6 +558,14 @@ class Accounting:
             "doubts": list(self.doubts),
         }
 
+    def taken(self) -> dict[str, Taken]:
+        """Return what the runs say of their synchronisation, where they measured what it is made of, by run."""
+        return {run.run: run.taken for run in self.runs if run.taken is not None}
+
+    def profile_rows(self) -> pd.DataFrame:
+        """Return run_profiles.PROFILE_COLUMNS of the runs whose profile was asked for."""
+        return profile_rows((run.run, run.profile) for run in self.runs)
+
     def run_rows(self) -> pd.DataFrame:
         """Return one row per run and rank, and one for the mean over its ranks (rank is empty).
 
@@ -610,6 +655,18 @@ def account(table: pd.DataFrame, runs: Iterable[RunAccount], *, views: bool = Tr
         views=tuple(told),
         doubts=tuple(_doubts(placed, named, counted)),
     )
+
+
+def mean_skew(runs: pd.DataFrame, accounts: pd.DataFrame | None) -> pd.Series:
+    """Return the mean over repeats of the skew of each cell of a named run table, in s; NaN where one does not know it.
+
+    The index is series, workers, nodes and batch; `accounts` is `Accounting.run_rows`.
+    """
+    table = runs[measured(runs)]
+    whole = None if accounts is None else accounts[accounts["rank"].isna()].drop_duplicates("run").set_index("run")
+    skew = table["run"].map(whole["skew_s"]) if whole is not None else pd.Series(math.nan, table.index)
+    keys = ["series", "workers", "nodes", "batch"]
+    return skew.astype(float).groupby([table[key] for key in keys]).apply(lambda each: each.mean(skipna=False))
 
 
 def row_doubts(found: Accounting, allowed: float = UNEXPLAINED) -> list[str]:

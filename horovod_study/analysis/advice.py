@@ -457,6 +457,9 @@ def bench_of(text: str, *, source: str) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict):
         raise AnalysisError(f"{source}: holds no object; give the bench.json of `horovod-study bench`")
+    for key in ("fits", "model"):
+        if key not in content:
+            raise AnalysisError(f"{source}: has no {key!r}; give the bench.json of `horovod-study bench`")
     return content
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -498,6 +499,64 @@ def leave_spread(seen: Observation) -> float:
         return math.nan
     period = seen.ready_s + seen.sync_s
     return float(np.std(period - period.mean(axis=1, keepdims=True)) / math.sqrt(2))
+
+
+# ------------------------------------------------------------------------------------------------- for a whole study
+
+
+ARM_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "reduction", "horovod_defaults"),
+    *("workers", "nodes", "batch", "arm", "runs", "part", "seconds", "low_s", "high_s", "of_sync", "of_step"),
+    "why_not",
+)
+"""One row per cell, arm and part: step, sync and what it is made of, in s per step; `runs` is how many say so."""
+
+ROWS = ("step", "sync", "floor", "skew", "pack", "rest", "runtime", "unexplained")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """What one run says of its synchronisation, without the arrays that it comes from."""
+
+    arm: str
+    parts: Mapping[str, Estimate]  # those of ROWS that are known
+    why_not: str  # why parts are missing
+
+
+def taken_apart(seen: Observation) -> Taken:
+    """Return the parts of one run with the intervals that its own steps give them."""
+    parts = parts_of(seen)
+    return Taken(
+        arm=seen.arm,
+        parts={name: _over_runs([parts[name]]) for name in ROWS if name in parts},
+        why_not=INSIDE_BACKWARD if seen.sync_s is None else seen.why_not_through,
+    )
+
+
+def arm_rows(runs: pd.DataFrame, taken: Mapping[str, Taken]) -> pd.DataFrame:
+    """Return ARM_COLUMNS of the runs of a named run table (points.with_series) that were taken apart, by run.
+
+    Means over repeats with Student's interval; of one run its own, and NaN where some repeat does not know a part.
+    """
+    rows: list[dict[str, Any]] = []
+    own = runs[runs["run"].isin(list(taken))]
+    arms = [taken[name].arm for name in own["run"]]
+    keys = ["series", "workers", "nodes", "batch", "_arm"]
+    for key, cell in own.assign(_arm=arms).groupby(keys, sort=False, dropna=False):
+        found = [taken[name] for name in cell["run"]]
+        first = cell.iloc[0]
+        head = {name: first[name] for name in ARM_COLUMNS[:10]} | {"arm": key[-1]}
+        known = {name: [each.parts[name] for each in found if name in each.parts] for name in ROWS}
+        whole = {name: _together(each) for name, each in known.items() if len(each) == len(found)}
+        for name, each in whole.items():
+            shares = {f"of_{of}": each.value / whole[of].value if of in whole else math.nan for of in ("sync", "step")}
+            ends = {"seconds": each.value, "low_s": each.low, "high_s": each.high}
+            rows.append({**head, "runs": len(found), "part": name, **ends, **shares, "why_not": found[0].why_not})
+    return pd.DataFrame(rows, columns=list(ARM_COLUMNS))
+
+
+def _together(parts: Sequence[Estimate]) -> Estimate:
+    return parts[0] if len(parts) == 1 else _student(np.array([part.value for part in parts]))
 
 
 # -------------------------------------------------------------------------------------------------- the experiment

@@ -49,11 +49,12 @@ BATCH_COLUMNS = (
     *("repeats", "samples_per_s_median", "samples_per_s_low", "samples_per_s_high"),
     *("step_s_median", "sync_s_median", "overhead_median", "overhead_low", "overhead_high"),
     *("lost", "lost_low", "lost_high", "lost_base", "batches_per_epoch"),
-    *("epoch_s_median", "epoch_s_low", "epoch_s_high", "note", "reduction", "horovod_defaults"),
+    *("epoch_s_median", "epoch_s_low", "epoch_s_high", "times_faster", "note", "reduction", "horovod_defaults"),
 )
 """One row per series, workers, nodes and batch; a series is what differs in workers and batch only.
 
-overhead: sync / step of a run. lost: 1 - X / (N X of one worker of the same batch), over `lost_base`.
+overhead: sync / step of a run. times_faster: the throughput over that of the smallest batch.
+lost: 1 - X / (N X of one worker of the same batch), over `lost_base`.
 """
 
 KNEE_COLUMNS = (
@@ -65,7 +66,7 @@ KNEE_COLUMNS = (
 )
 """One row per series, workers and nodes with several batches. aicc_gain: AICc of the other form less that of this."""
 
-CURVE_COLUMNS = ("series", "workers", "nodes", "form", "batch", "samples_per_s", "step_s")
+CURVE_COLUMNS = ("series", "workers", "nodes", "form", "batch", "samples_per_s", "step_s", "epoch_s")
 
 SATURATION, PIECEWISE = "saturation", "piecewise"
 DRAWS = 1000
@@ -328,7 +329,7 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> BatchSizes:
     """
     rows, found, frames = [], [], []
     for cells in _groups(runs):
-        rows += [_batch_row(cell, bases) for cell, bases in cells]
+        rows += _compared([_batch_row(cell, bases) for cell, bases in cells])
         group = pd.concat([cell for cell, _ in cells], ignore_index=True)
         first = group.iloc[0]
         name = {column: first[column] for column in ("series", "workers", "nodes")}
@@ -349,7 +350,8 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> BatchSizes:
         step = fitted.step_s(grid)
         rate = first["workers"] * grid / step
         name["workers"] = int(first["workers"])
-        frames.append(pd.DataFrame({**name, "form": fitted.form, "batch": grid, "samples_per_s": rate, "step_s": step}))
+        line = {"batch": grid, "samples_per_s": rate, "step_s": step, "epoch_s": first["train_samples"] / rate}
+        frames.append(pd.DataFrame({**name, "form": fitted.form, **line}))
     return BatchSizes(
         cells=pd.DataFrame(rows, columns=list(BATCH_COLUMNS)).astype({"workers": "int64", "repeats": "int64"}),
         knees=pd.DataFrame(found, columns=list(KNEE_COLUMNS)).astype({"workers": "int64", "batches": "int64"}),
@@ -508,6 +510,12 @@ def _batch_row(cell: pd.DataFrame, bases: Mapping[str, Floats]) -> dict[str, Any
         **over_repeats("epoch_s", (batches if batches > 0 else math.nan) * step),
         "note": NOTES["hidden"] if not serial and np.isnan(sync).any() else "",
     }
+
+
+def _compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add how many times faster than the smallest batch each batch of one series and worker count is."""
+    smallest = min(rows, key=lambda row: float(row["batch"]))["samples_per_s_median"]
+    return [{**row, "times_faster": row["samples_per_s_median"] / smallest} for row in rows]
 
 
 def doubts(table: pd.DataFrame) -> list[str]:

@@ -278,6 +278,45 @@ def analyze(document: Mapping[str, Any]) -> Network:
     )
 
 
+def restored(document: Mapping[str, Any], *, source: str) -> Network:
+    """Return the network that `Network.to_dict` was made of: bench.json holds it. Null is NaN again.
+
+    Raises AnalysisError, naming `source`, for what is no such document.
+    """
+    try:
+        roofline = document["roofline"]
+        if roofline is not None:
+            roofs = tuple(NetworkRoof(**each) for each in roofline["networks"])
+            roofline = Roofline(**{**roofline, "networks": roofs})
+        pairs = ("alpha_ci95_s", "beta_ci95_bytes_per_s")
+        ends = ("median", "min", "max")
+        copied = ["name", "bytes", *(f"gb_per_s_{end}" for end in ends), "reason"]
+        lines = {}
+        for way, fit in document["fits"].items():
+            told = {name: each for name, each in fit.items() if name != "half_bytes"}
+            lines[way] = LineFit(**{**told, **{name: _pair(fit[name]) for name in pairs}})
+        return Network(
+            workers=int(document["workers"]),
+            model=document["model"],
+            points=pd.DataFrame(document["points"], columns=list(POINT_COLUMNS)),
+            barriers=pd.DataFrame(document["barriers"], columns=["way", *(f"seconds_{end}" for end in ends)]),
+            copies=pd.DataFrame(document["copies"], columns=copied),
+            fits=lines,
+            roofline=roofline,
+            wrong=int(document["wrong"]),
+            doubts=tuple(document["doubts"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AnalysisError(
+            f"{source}: is not what `horovod-study bench` writes ({type(error).__name__}: {error}); name its bench.json"
+        ) from None
+
+
+def _pair(ends: Sequence[float | None]) -> tuple[float, float]:
+    low, high = (math.nan if end is None else float(end) for end in ends)
+    return low, high
+
+
 def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any]) -> pd.DataFrame:
     names: dict[int, list[str]] = {}
     for name, size in {**model["gradients"], WHOLE_GRADIENT: model["flat_bytes"]}.items():

@@ -558,11 +558,13 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     row["samples_per_s_min"] = float(x[0]) if len(x) else math.nan
     row["samples_per_s_max"] = float(x[-1]) if len(x) else math.nan
     row["samples_per_s_ci95_low"], row["samples_per_s_ci95_high"] = low, high
+    row |= _epoch(row)
     row["step_s_median"] = _median(good["step_s_median"])
     row["step_mean_s_median"] = _median(good["step_s"])
     row |= {f"{column}_median": _median(good[column]) for column in LAP_COLUMNS}
     row["test_mse_median"] = _median(good["test_mse"])
     row |= {f"{column}_median": _median(good[column]) for column in OF_RANKS}
+    row |= {f"{column}_{end}": _end(good[column], end) for column in OF_RANKS for end in ("min", "max")}
     return row
 
 
@@ -581,6 +583,20 @@ def _median(values: pd.Series) -> float:
     """Return the median over repeats, NaN where any repeat does not know its value."""
     numbers = values.to_numpy(dtype=float)
     return float(np.median(numbers)) if len(numbers) and np.isfinite(numbers).all() else math.nan
+
+
+def _end(values: pd.Series, end: str) -> float:
+    """Return the least (`min`) or the most (`max`) over repeats, NaN where any repeat does not know its value."""
+    numbers = values.to_numpy(dtype=float)
+    known = len(numbers) and np.isfinite(numbers).all()
+    return float(getattr(np, end)(numbers)) if known else math.nan
+
+
+def _epoch(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of one epoch, training samples / X: the fastest repeat is the shortest."""
+    ends = {"median": "median", "min": "max", "max": "min", "low": "ci95_high", "high": "ci95_low"}
+    speeds = {end: row[f"samples_per_s_{of}"] or math.nan for end, of in ends.items()}
+    return {f"epoch_s_{end}": row["train_samples"] / speed for end, speed in speeds.items()}
 
 
 def _throughputs(row: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -642,6 +658,7 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) ->
     values = {"": speedup["median"], "_min": speedup["min"], "_max": speedup["max"], "_low": low, "_high": high}
     columns |= {f"speedup_{kind}{name}": value for name, value in values.items()}
     columns |= {f"efficiency_{kind}{name}": value / n for name, value in values.items()}
+    columns[f"ideal_epoch_{kind}_s"] = row["train_samples"] / (n * base_median)
     return columns
 
 

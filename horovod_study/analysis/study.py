@@ -9,16 +9,20 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import accounting as steps
+from horovod_study.analysis import attribution as apart
 from horovod_study.analysis import batch_size as sizes
 from horovod_study.analysis import boundary as nodewise
 from horovod_study.analysis import breakdown as laps
 from horovod_study.analysis import convergence as learned
 from horovod_study.analysis import cycle as looks
 from horovod_study.analysis import forecast as ahead
+from horovod_study.analysis import losses as lost
 from horovod_study.analysis import points as scaling
 from horovod_study.analysis import resources as taken
+from horovod_study.analysis import run_profiles as alone
 from horovod_study.analysis import synchronisation as waiting
 from horovod_study.analysis import transports as ways
+from horovod_study.analysis import usage as used
 from horovod_study.analysis.fitting import SeriesFit, fit_series
 from horovod_study.errors import AnalysisError
 
@@ -30,8 +34,10 @@ TABLES = (
     *("resources", "quantity_curves", "crossings"),
     "forecast",
     *("synchronisation", "sync_curves", "transports", "batches", "knees", "batch_curves", "cycle"),
+    *("usage", "load", "losses", "attribution"),
+    *("runs", "run_profiles"),
 )
-DOCUMENTS = ("fits", "provenance", "quantities", "holdout", "sync_fits")
+DOCUMENTS = ("fits", "provenance", "quantities", "holdout", "sync_fits", "network")
 
 CURVE_COLUMNS = (
     *("series", "law", "selected", "workers", "speedup", "low", "high"),
@@ -62,6 +68,12 @@ _NEEDED = {
     "knees": sizes.KNEE_COLUMNS,
     "batch_curves": sizes.CURVE_COLUMNS,
     "cycle": looks.CYCLE_COLUMNS,
+    "usage": used.USAGE_COLUMNS,
+    "load": used.LOAD_COLUMNS,
+    "losses": lost.LOSS_COLUMNS,
+    "attribution": apart.ARM_COLUMNS,
+    "runs": alone.RUN_COLUMNS,
+    "run_profiles": alone.PROFILE_COLUMNS,
 }
 _TEXTS = (
     *("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not"),
@@ -69,6 +81,8 @@ _TEXTS = (
     *("per_node", "path", "fewer_per_node", "fewer_path", "more_per_node", "more_path"),
     "doubts",
     *("setting", "lost_base", "form", "other_form", "interval", "test", "better"),
+    "arm",
+    *("reason", "hosts", "launcher", "command", "excluded_by", "steady_doubt", "energy_doubt", "budget"),
 )
 
 _OPTIONS = (*scaling.CHOICES, "horovod_defaults")
@@ -106,6 +120,13 @@ class Analysis:
     knees: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(sizes.KNEE_COLUMNS)))
     batch_curves: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(sizes.CURVE_COLUMNS)))
     cycle: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(looks.CYCLE_COLUMNS)))
+    usage: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(used.USAGE_COLUMNS)))
+    load: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(used.LOAD_COLUMNS)))
+    losses: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(lost.LOSS_COLUMNS)))
+    attribution: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(apart.ARM_COLUMNS)))
+    runs: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(alone.RUN_COLUMNS)))
+    run_profiles: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(alone.PROFILE_COLUMNS)))
+    network: Mapping[str, Any] = field(default_factory=lambda: {"machines": []})
 
     def __post_init__(self) -> None:
         for name in TABLES:
@@ -141,13 +162,15 @@ def analyze(
     *,
     targets: Sequence[float] = (),
     accounting: steps.Accounting | None = None,
+    networks: Sequence[Mapping[str, Any]] = (),
     commands: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Analysis:
     """Return the whole analysis of a run table (records.run_table); equal runs in any order give equal results.
 
     `evaluations` (records.epoch_table) and `targets` (test MSEs) make the tables of convergence, `accounting` (of the
-    step rows of these runs) the table of what is unexplained. `commands` are quoted in the report as the way to repeat
+    step rows of these runs) the tables of what is unexplained and of what synchronisation is made of; `networks` are
+    what `horovod-study bench` wrote of the machines. `commands` are quoted in the report as the way to repeat
     the study; without them the usual ones are named.
     Raises AnalysisError for a table without runs or without a needed column.
     """
@@ -172,6 +195,8 @@ def analyze(
     talking = waiting.parallel(table)
     waits, wait_laws = waiting.synchronisation(talking), waiting.fits(talking, seed=seed)
     batched = sizes.batch_sizes(runs, seed=seed)
+    attributed = apart.arm_rows(table, {} if accounting is None else accounting.taken())
+    profiles = pd.DataFrame() if accounting is None else accounting.profile_rows()
     doubts += [*waiting.doubts(waits, wait_laws), *sizes.doubts(batched.knees)]
     return Analysis(
         points=points,
@@ -196,7 +221,13 @@ def analyze(
         knees=batched.knees,
         batch_curves=batched.curves,
         cycle=looks.cycle_shares(runs),
-        **({} if accounts is None else {"accounting": accounts}),
+        usage=used.usage(table),
+        losses=lost.losses(parts, points, attributed, baseline=baseline, skew_s=steps.mean_skew(table, accounts)),
+        attribution=attributed,
+        network={"machines": [dict(each) for each in networks]},
+        runs=alone.runs_table(runs, points, accounts),
+        **({} if accounts is None else {"accounting": accounts, "run_profiles": profiles}),
+        **({} if accounting is None else {"load": used.load(table, profiles)}),
         fits={
             "baseline": baseline,
             "series": {name: _document(name, fit, points, baseline) for name, fit in fitted.items()},
@@ -298,7 +329,7 @@ def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
     frames = []
     for name, series in fits.items():
         for law, fit in series.fits.items():
-            grid = _grid(fit.workers)
+            grid = _grid(fit.workers, whole=law == "tree")
             speedup, (low, high) = fit(grid), fit.interval(grid)
             frames.append(
                 pd.DataFrame(
@@ -320,9 +351,14 @@ def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS))
 
 
-def _grid(workers: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return worker counts from 1 to beyond the largest one: the fitted ends, and enough between for a smooth line."""
+def _grid(workers: tuple[int, int], *, whole: bool) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return worker counts from 1 to beyond the largest one: the fitted ends, and enough between for a smooth line.
+
+    `whole`: for a law with steps, whole counts, between which no run could show them.
+    """
     last = max(workers[1] + 1, math.ceil(REACH * workers[1]))
+    if whole:
+        return np.unique(np.concatenate([np.linspace(1, last, 49).round(), np.asarray(workers, dtype=float)]))
     return np.unique(np.concatenate([np.linspace(1, last, 49).round(4), np.asarray(workers, dtype=float)]))
 
 

@@ -205,6 +205,29 @@ def missed(samples: SystemSamples) -> tuple[int, float]:
     return len(wide), float(wide.sum())
 
 
+def other_cores(samples: Mapping[str, SystemSamples], table: pd.DataFrame) -> dict[str, float]:
+    """Return host -> cores that programs which are not of the run used during the timed steps, where that is known."""
+    found = {host: _others_percent(each, _timed_parts(each, table)) for host, each in samples.items()}
+    return {host: others / 100 for host, others in found.items() if others is not None}
+
+
+def _timed_parts(samples: SystemSamples, table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the samples of each part during the timed steps; those of the host may be none."""
+    rows = quantities(samples.rows, float(samples.meta["interval_s"]))
+    parts = {str(part): _timed(frame, table) for part, frame in rows.groupby("part", sort=False)}
+    return {"host": rows.iloc[:0], **parts}
+
+
+def _others_percent(samples: SystemSamples, parts: Mapping[str, pd.DataFrame]) -> float | None:
+    """Return the use of processors by other programs, % of a core; None where too few samples or sensors tell."""
+    ranks = [frame for part, frame in parts.items() if part.startswith("rank ")]
+    if len(parts["host"]) < _ENOUGH or not ranks or any("rank" in name for name in samples.meta["missing"]):
+        return None
+    own = sum(float(frame["cpu_percent"].mean()) for frame in ranks)
+    others = float(parts["host"]["cpu_percent"].mean()) - own - float(parts["host"]["sampler_cpu_percent"].mean())
+    return others if math.isfinite(others) else None
+
+
 def doubts(
     samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Mapping[str, Any] | None = None
 ) -> list[str]:
@@ -214,18 +237,15 @@ def doubts(
     """
     found = []
     for host, each in samples.items():
-        rows = quantities(each.rows, float(each.meta["interval_s"]))
-        parts = {str(part): _timed(frame, table) for part, frame in rows.groupby("part", sort=False)}
-        whole = parts.get("host", rows.iloc[:0])
+        parts = _timed_parts(each, table)
+        whole = parts["host"]
         ranks = {part: frame for part, frame in parts.items() if part.startswith("rank ")}
-        if len(whole) >= _ENOUGH and ranks and not any("rank" in name for name in each.meta["missing"]):
-            own = sum(float(frame["cpu_percent"].mean()) for frame in ranks.values())
-            others = float(whole["cpu_percent"].mean()) - own - float(whole["sampler_cpu_percent"].mean())
-            if others > OTHERS_PERCENT:
-                found.append(
-                    f"{host}: programs that are not of this run used {others / 100:.1f} cores during the timed steps; "
-                    "do not compare its times with those of a quiet machine."
-                )
+        others = _others_percent(each, parts)
+        if others is not None and others > OTHERS_PERCENT:
+            found.append(
+                f"{host}: programs that are not of this run used {others / 100:.1f} cores during the timed steps; "
+                "do not compare its times with those of a quiet machine."
+            )
         for part, frame in ranks.items():
             if len(frame) >= _ENOUGH:
                 quarters = [float(np.median(part)) for part in np.array_split(frame["own_mb"].to_numpy(float), 4)]

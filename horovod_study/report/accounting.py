@@ -25,8 +25,9 @@ from horovod_study.analysis.accounting import (
 )
 from horovod_study.analysis.attribution import Estimate
 from horovod_study.analysis.breakdown import BASES, PARTS
+from horovod_study.report.figures import MOST_HEIGHT_IN, legend
 from horovod_study.report.files import write_result
-from horovod_study.report.style import INK, LAPS, PAPER, PRINT_WIDTH_IN, QUIET
+from horovod_study.report.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, Look, folded, small, text_in
 from horovod_study.report.wording import plural, rounded
 
 NAME = "accounting"
@@ -42,7 +43,7 @@ _LABEL = 34
 _CELL = 12
 
 
-def write_accounting(found: Accounting, gate: Gate | None, directory: Path) -> list[Path]:
+def write_accounting(found: Accounting, gate: Gate | None, directory: Path, *, look: Look = TEXT) -> list[Path]:
     """Write accounting.json and .txt, the numbers as .csv (cells, and runs and ranks), and the figure; return paths."""
     document = {**found.to_dict(), "gate": None if gate is None else gate.to_dict()}
     texts = {
@@ -53,7 +54,8 @@ def write_accounting(found: Accounting, gate: Gate | None, directory: Path) -> l
     }
     return write_result(
         directory,
-        figures={NAME: lambda: draw(found.cells, PRINT_WIDTH_IN)} if drawn(found.cells) else {},
+        figures={NAME: lambda: draw(found.cells, look.width_in)} if drawn(found.cells) else {},
+        look=look,
         texts=texts,
         what="account",
     )
@@ -317,19 +319,25 @@ def draw(cells: pd.DataFrame, width_in: float) -> Figure:
     """Return the figure, one line of panels per series; call it inside style()."""
     order = _lines(cells)
     kind = base_kind(cells)
-    figure = Figure(figsize=(width_in, 0.7 + 2.25 * len(order)), layout="constrained")
+    narrow = width_in < NARROW_IN
+    lines = len(order) * (2 if narrow and kind else 1)
+    figure = Figure(figsize=(width_in, 0.5 + min(2.25 * lines, MOST_HEIGHT_IN)), layout="constrained")
     grid = figure.add_gridspec(len(order), 1)
     for place, series in enumerate(order):
         own = _bars(cells, series)
         grown = [bar for _, bar in own if kind and bar["step"]["workers"] > 1 and _known(bar, kind)]
         ratios = [max(len(own), _FEWEST_BARS) + 0.6, len(grown) + 0.9] if grown else [1.0]
-        panels = grid[place].subgridspec(1, len(ratios), width_ratios=ratios)
+        if narrow:
+            panels, shares = grid[place].subgridspec(len(ratios), 1), [1.0] * len(ratios)
+        else:
+            panels = grid[place].subgridspec(1, len(ratios), width_ratios=ratios)
+            shares = [ratio / sum(ratios) for ratio in ratios]
         axes = figure.add_subplot(panels[0])
-        _steps(axes, own)
-        axes.set_title(series)
+        _steps(axes, own, width_in * shares[0])
+        axes.set_title(folded(series, 0.85 * width_in * shares[0]))
         if grown:
             _growths(figure.add_subplot(panels[1]), grown, kind)
-    figure.legend(handles=_handles(cells), loc="outside lower center", ncols=3)
+    legend(figure, _handles(cells), width_in)
     return figure
 
 
@@ -351,7 +359,7 @@ def _bars(cells: pd.DataFrame, series: str) -> list[tuple[str, dict[str, Any]]]:
     several = len({bar["step"]["nodes"] for bar in own}) > 1
     for bar in own:
         workers, nodes = bar["step"]["workers"], bar["step"]["nodes"]
-        below = f"\n{plural(nodes, 'node')}" if several else "\nwrapped" if base and workers == 1 else ""
+        below = f"\n({nodes:.0f})" if several else "\nwrapped" if base and workers == 1 else ""
         bars.append((f"{workers:.0f}{below}", bar))
     return bars
 
@@ -360,8 +368,10 @@ def _known(bar: dict[str, Any], kind: str) -> bool:
     return math.isfinite(bar["step"][f"minus_{kind}_s"])
 
 
-def _steps(axes: Axes, bars: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def _steps(axes: Axes, bars: Sequence[tuple[str, dict[str, Any]]], wide_in: float) -> None:
     top = max(max(bar["step"]["mean_s"], bar["step"]["max_s"]) for _, bar in bars) * 1e3
+    pitch_in = 0.82 * wide_in / (max(len(bars), _FEWEST_BARS) + 0.2)
+    upright, texts = False, []
     for place, (_, bar) in enumerate(bars):
         _stack(axes, place, bar, {part: bar[part]["mean_s"] * 1e3 for part in LAPS})
         step = bar["step"]
@@ -370,25 +380,30 @@ def _steps(axes: Axes, bars: Sequence[tuple[str, dict[str, Any]]]) -> None:
         if step["repeats"] > 1:
             _whisker(axes, place, step["min_s"] * 1e3, step["max_s"] * 1e3)
         share = bar["residual"]["share"]
-        brief = len(bars) > 4
+        brief = len(bars) > 4 or wide_in < NARROW_IN
         note = f"{100 * share:.1f} %{'' if brief else ' unexpl.'}" if math.isfinite(share) else "not timed"
         height = max(step["mean_s"], step["max_s"]) * 1e3
+        text = f"{rounded(step['mean_s'] * 1e3, 3)}{'' if brief else ' ms'}\n{note}"
+        upright = upright or text_in(text) > 0.98 * pitch_in
+        texts.append((place, height, text))
+    for place, height, text in texts:
         axes.annotate(
-            f"{rounded(step['mean_s'] * 1e3, 3)}{'' if brief else ' ms'}\n{note}",
+            text,
             (place, height),
             xytext=(0, 3),
             textcoords="offset points",
             ha="center",
             va="bottom",
-            size=6.8,
-            linespacing=1.15,
+            size=small(),
+            linespacing=1.05,
+            rotation=90 if upright else 0,
         )
     axes.set_xticks(range(len(bars)), [label for label, _ in bars])
     axes.set_xlim(-0.6, max(len(bars), _FEWEST_BARS) - 0.4)
-    axes.set_ylim(0, top * 1.24)
+    axes.set_ylim(0, top * (1.5 if upright else 1.34))
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("ms per step")
-    axes.set_xlabel("workers")
+    axes.set_xlabel("workers (nodes)" if any("(" in label for label, _ in bars) else "workers")
 
 
 def _growths(axes: Axes, bars: Sequence[dict[str, Any]], kind: str) -> None:

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from horovod_study.analysis.attribution import PARTS, Arm, Attribution, Estimate, Experiment
+from horovod_study.report.figures import legend
 from horovod_study.report.files import write_result
-from horovod_study.report.style import INK, PAPER, PRINT_WIDTH_IN, QUIET, LapStyle, way
+from horovod_study.report.style import INK, NARROW_IN, PAPER, QUIET, TEXT, LapStyle, Look, folded, small, text_in, way
 from horovod_study.report.wording import listed, percent, plural
 
 NAME = "attribution"
@@ -45,7 +46,7 @@ _THOUGHT = {
 _CALLED = {"unexplained": "the unexplained part", "sync": "the synchronisation"}
 
 
-def write_attribution(found: Attribution, directory: Path) -> list[Path]:
+def write_attribution(found: Attribution, directory: Path, *, look: Look = TEXT) -> list[Path]:
     """Write attribution.json, attribution.txt (table and sentences) and the figure; return the paths."""
     doubts = [f"Doubt: {text}." for text in found.doubts]
     texts = {
@@ -55,7 +56,8 @@ def write_attribution(found: Attribution, directory: Path) -> list[Path]:
     drawn = any(_drawn(arm) for arm in found.arms)
     return write_result(
         directory,
-        figures={NAME: lambda: draw(found, PRINT_WIDTH_IN)} if drawn else {},
+        figures={NAME: lambda: draw(found, look.width_in)} if drawn else {},
+        look=look,
         texts={f"{NAME}.{ending}": text for ending, text in texts.items()},
         what="attribution",
         axes__grid__axis="x",
@@ -236,12 +238,19 @@ def draw(found: Attribution, width_in: float) -> Figure:
     Beside an arm with a hundredfold synchronisation the others are thin lines in ms; their make-up is on the right.
     """
     arms = [arm for arm in found.arms if _drawn(arm)]
-    figure = Figure(figsize=(width_in, 0.62 + 0.4 * len(arms) + 0.5), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.15, 1))
+    narrow = width_in < NARROW_IN
+    names = [folded(title(arm), (0.34 if narrow else 0.3) * width_in) for arm in arms]
+    each_in = max(0.4, 1.3 * small() / 72 * max(name.count("\n") + 1 for name in names))
+    height_in = (2 if narrow else 1) * (each_in * len(arms) + 0.55) + 0.5
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    if narrow:
+        left, right = figure.subplots(2, 1, sharey=True)
+    else:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.15, 1))
     for place, arm in enumerate(arms):
         _bar(left, place, arm, scale=1e3, whiskers=True)
         _bar(right, place, arm, scale=100 / arm.parts["sync"].value, whiskers=False)
-    left.set_yticks(range(len(arms)), [textwrap.fill(title(arm), 30) for arm in arms])
+    left.set_yticks(range(len(arms)), names)
     left.set_ylim(len(arms) - 0.5, -0.5)
     left.set_xlabel("ms per step")
     right.set_xlabel("% of the synchronisation")
@@ -249,12 +258,23 @@ def draw(found: Attribution, width_in: float) -> Figure:
         axes.axvline(0, color=QUIET, linewidth=0.7, zorder=4)
         axes.spines["left"].set_visible(False)
     longest = max(_right_end(arm) for arm in arms)
-    left.set_xlim(min(0.0, *(1.05e3 * _left_end(arm) for arm in arms)), 1e3 * longest * 1.3)
-    handles = [
-        Patch(facecolor=look.color, edgecolor=QUIET if look.hatch else PAPER, hatch=look.hatch, linewidth=0.5)
-        for look in LOOKS.values()
-    ]
-    figure.legend(handles, [look.label for look in LOOKS.values()], loc="outside upper center", ncols=3)
+    written_in = 0.1 + max(text_in(_fixed(1e3 * arm.parts["sync"].value, _decimals(arm.parts["sync"]))) for arm in arms)
+    spare = written_in / (0.6 * width_in if narrow else 0.33 * width_in)  # of the axis
+    left.set_xlim(min(0.0, *(1.05e3 * _left_end(arm) for arm in arms)), 1e3 * longest / max(0.4, 1 - spare))
+    legend(
+        figure,
+        [
+            Patch(
+                facecolor=look.color,
+                edgecolor=QUIET if look.hatch else PAPER,
+                hatch=look.hatch,
+                linewidth=0.5,
+                label=look.label,
+            )
+            for look in LOOKS.values()
+        ],
+        width_in,
+    )
     return figure
 
 
@@ -290,7 +310,7 @@ def _bar(axes: Axes, place: int, arm: Arm, *, scale: float, whiskers: bool) -> N
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
-            size=8,
+            size=small(),
         )
 
 

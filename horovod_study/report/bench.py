@@ -14,17 +14,22 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from horovod_study.analysis.network import WHOLE_GRADIENT, LineFit, Network, Roofline, bus_factor
+from horovod_study.report.figures import legend
 from horovod_study.report.files import write_result
 from horovod_study.report.style import (
     GRID,
     INK,
     LAPS,
+    NARROW_IN,
     PAPER,
-    PRINT_WIDTH_IN,
     QUIET,
+    TEXT,
     TRANSPORTS,
+    Look,
     SeriesStyle,
+    folded,
     series_styles,
+    small,
     way,
 )
 
@@ -35,7 +40,7 @@ _MODEL = LAPS["sync"].color
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def write_bench(network: Network, document: Mapping[str, Any], directory: Path) -> list[Path]:
+def write_bench(network: Network, document: Mapping[str, Any], directory: Path, *, look: Look = TEXT) -> list[Path]:
     """Write bench.json, bench.csv, bench.txt and the figures (.pdf, .svg, .png, caption .txt); return their paths.
 
     `document` is what was measured, conditions included; bench.json holds it whole beside what follows from it.
@@ -52,9 +57,10 @@ def write_bench(network: Network, document: Mapping[str, Any], directory: Path) 
         texts["roofline.txt"] = roofline_caption(network) + "\n"
     return write_result(
         directory,
-        figures={name: partial(draw, network, PRINT_WIDTH_IN) for name, draw in figures.items()},
+        figures={name: partial(draw, network, look.width_in) for name, draw in figures.items()},
         texts=texts,
         what="results",
+        look=look,
     )
 
 
@@ -248,8 +254,10 @@ def draw_network(network: Network, width_in: float) -> Figure:
     points = network.points[(network.points["operation"] == "allreduce") & (network.points["place"] == "in")]
     names = list(dict.fromkeys(points["way"]))
     looks = _styles(names)
-    figure = Figure(figsize=(width_in, 0.5 * width_in + 0.24 * len(names) + 0.35), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    narrow = width_in < NARROW_IN
+    tall_in = (1.5 if narrow else 0.5) * width_in
+    figure = Figure(figsize=(width_in, tall_in + 0.5), layout="constrained")
+    left, right = figure.subplots(*((2, 1) if narrow else (1, 2)))
     columns = {left: ("seconds_median", "seconds_min", "seconds_max", 1e6)}
     columns[right] = ("busbw_gb_per_s", "busbw_min_gb_per_s", "busbw_max_gb_per_s", 1e9)
     for name in names:
@@ -288,11 +296,12 @@ def draw_network(network: Network, width_in: float) -> Figure:
         textcoords="offset points",
         ha="right",
         va="top",
-        size=7.5,
+        size=small(),
         color=_MODEL,
     )
-    handles = [_handle(looks[name], _legend(name, network.fits.get(name))) for name in names]
-    figure.legend(handles=handles, loc="outside lower left", ncols=1)
+    texts = {name: _legend(name, network.fits.get(name)) for name in names}
+    handles = [_handle(looks[name], folded(texts[name], 0.84 * width_in)) for name in names]
+    legend(figure, handles, width_in)
     return figure
 
 
@@ -337,7 +346,9 @@ def draw_roofline(network: Network, width_in: float) -> Figure:
     roofline = network.roofline
     assert roofline is not None  # write_bench draws it only where it was measured
     looks = _styles([each.way for each in roofline.networks])
-    figure = Figure(figsize=(width_in, 0.56 * width_in + 0.2 * len(looks) + 0.4), layout="constrained")
+    figure = Figure(
+        figsize=(width_in, (0.85 if width_in < NARROW_IN else 0.56) * width_in + 0.75), layout="constrained"
+    )
     axes = figure.subplots()
     peak = roofline.peak_flop_per_s
     highest = max(roofline.peaks_flop_per_s.values())
@@ -364,7 +375,7 @@ def draw_roofline(network: Network, width_in: float) -> Figure:
             (left, value / 1e9),
             xytext=(3, 2),
             textcoords="offset points",
-            size=7.5,
+            size=small(),
             color=INK if value == peak else QUIET,
         )
     done = roofline.flop_per_s / 1e9
@@ -380,7 +391,7 @@ def draw_roofline(network: Network, width_in: float) -> Figure:
             textcoords="offset points",
             ha="center",
             va="top",
-            size=7.5,
+            size=small(),
             color=_MODEL,
             bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
             zorder=3,
@@ -392,14 +403,8 @@ def draw_roofline(network: Network, width_in: float) -> Figure:
     axes.set_xlabel("Operations per byte moved (FLOP/byte)")
     axes.set_ylabel("GFLOP/s of one worker")
     _ticks(axes)
-    figure.legend(
-        handles=handles,
-        loc="outside lower left",
-        ncols=1 if len(handles) < 4 else 2,
-        title=f"Bandwidth of copies in memory, and of all-reduces of {_size(network.model['flat_bytes'])}",
-        title_fontsize=8,
-        alignment="left",
-    )
+    title = f"Bandwidth of copies in memory, and of all-reduces of {_size(network.model['flat_bytes'])}"
+    legend(figure, handles, width_in, title=folded(title, width_in - 0.2), alignment="left")
     return figure
 
 

@@ -5,7 +5,6 @@ As in `figures`, everything drawn is a column of the analysis.
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -16,20 +15,38 @@ from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.boundary import DIRECT, INDIRECT, MEDIAN
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures import Drawing, legend, marker, worker_axis
-from horovod_study.report.style import PAPER, QUIET, SeriesStyle, series_labels, series_styles
-from horovod_study.report.wording import THIN, listed, milliseconds, plural, with_interval
+from horovod_study.report.figures import (
+    MOST_PANELS,
+    Drawing,
+    grid_of,
+    in_table_only,
+    legend,
+    marker,
+    node_boundaries,
+    panel_in,
+    worker_axis,
+)
+from horovod_study.report.interactive import mark
+from horovod_study.report.style import (
+    INK,
+    NARROW_IN,
+    PAPER,
+    SeriesStyle,
+    folded,
+    series_labels,
+    series_styles,
+    small,
+    text_in,
+)
+from horovod_study.report.wording import THIN, listed, milliseconds, plural, tips, with_interval
 
 NAME = "boundary"
 NOTHING = "\u2013"
-MOST_COLUMNS = 2
 MOST_TEXTS = 4
 """Jumps that are written into one panel; with more, the table says them better."""
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-_TEXT_HEIGHT = 0.075  # of a panel
 _APART = 0.035  # of a panel: cells of equal workers on other numbers of nodes stand so far apart
-_LETTER_IN = 0.056  # mean width of one at the size of the texts
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
@@ -37,33 +54,37 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     shown = _shown(analysis)
     if shown.empty:
         return []
-    styles = series_styles(analysis.nodes)
-    settings = list(shown["setting"].drop_duplicates())
+    styles = series_styles(analysis.points)
+    every = list(shown["setting"].drop_duplicates())
+    settings = every[:MOST_PANELS]
     jumps = analysis.boundary
+    named = _named(shown, styles)
 
     def draw(width_in: float) -> Figure:
-        columns = min(len(settings), MOST_COLUMNS)
-        rows = math.ceil(len(settings) / columns)
-        height_in = rows * width_in * (0.55 if columns == 1 else 0.45) + 0.8
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        rows, columns, height_in = grid_of(width_in, len(settings), alone=0.55, beside=0.45)
+        wide_in = panel_in(width_in, len(settings))
+        figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
         for spare in grid.flat[len(settings) :]:
             spare.remove()
         for axes, setting in zip(grid.flat, settings, strict=False):
             own = shown[shown["setting"] == setting]
-            _panel(axes, own, jumps[jumps["series"].isin(own["series"])], styles, width_in / columns)
+            _panel(
+                axes, own, jumps[jumps["series"].isin(own["series"])], styles, named, wide_in, 0.8 * height_in / rows
+            )
             if len(settings) > 1:
-                axes.set_title(setting)
+                axes.set_title(folded(setting, 0.8 * wide_in))
         legend(figure, _handles(shown, styles), width_in)
         return figure
 
     per_step = "medians over steps" if (shown["per_step"] == MEDIAN).all() else "means over steps"
     hidden = sorted(set(analysis.nodes.loc[analysis.nodes["sync_s_median"].isna(), "series"]))
     caption = (
-        "Waiting for gradients per step against workers; dashed lines: node boundaries. Points: medians over repeats "
-        f"of what each run says of its steps ({per_step}), bars: lowest to highest repeat. Arrows: the jump between "
-        "equal workers on fewer and on more nodes (mean over repeats, 95 % interval in brackets); dotted: the next "
-        f"worker count already needs another node, so a jump there is not that of the node alone. {_carried(analysis)}"
+        "Waiting for gradients per step against workers; dashed vertical lines: further workers need another node. "
+        f"Points: medians over repeats of what each run says of its steps ({per_step}), bars: lowest to highest "
+        "repeat. Arrows: the jump between equal workers on fewer and on more nodes (mean over repeats, 95 % interval "
+        "in brackets); dotted: the next worker count already needs another node, so a jump there is not that of the "
+        f"node alone.{in_table_only(every)} {_carried(analysis)}"
     )
     if hidden:
         names = listed([styles[series].label for series in hidden])
@@ -74,7 +95,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
             title="Synchronisation and node boundaries",
             alt="Waiting for gradients per step against workers, on one and on more nodes; the jumps are in the table.",
             caption=caption.strip(),
-            data=shown,
+            data=pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")]),
             draw=draw,
         )
     ]
@@ -235,24 +256,30 @@ def _shown(analysis: Analysis) -> pd.DataFrame:
 
 
 def _panel(
-    axes: Axes, cells: pd.DataFrame, jumps: pd.DataFrame, styles: dict[str, SeriesStyle], panel_in: float
+    axes: Axes,
+    cells: pd.DataFrame,
+    jumps: pd.DataFrame,
+    styles: dict[str, SeriesStyle],
+    named: Mapping[str, str],
+    wide_in: float,
+    tall_in: float,
 ) -> None:
     last, first = float(cells["workers"].max()), float(cells["workers"].min())
     places = _places(cells, apart=_APART * (last - min(first, 1.0) + 1.0))
     for series, own in cells.groupby("series", sort=False):
         look = styles[str(series)]
         for _, part in own.groupby("nodes", sort=True):
-            _points(axes, part, places, look)
+            _points(axes, part, places, look, named[str(series)])
     top = 1000 * cells["sync_s_max"].max() * 1.22
-    worker_axis(axes, cells["workers"], last, panel_in)
+    worker_axis(axes, cells["workers"], last, wide_in)
     left, right = axes.get_xlim()
-    axes.set_xlim(left, right + _room(jumps, places, left, right, 0.85 * panel_in))
+    axes.set_xlim(left, right + _room(jumps, places, left, right, 0.85 * wide_in))
     axes.set_ylim(0, top)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    axes.set_ylabel("Waiting for gradients / ms per step")
+    axes.set_ylabel(folded("Waiting for gradients / ms per step", 0.8 * tall_in))
     texts = _arrows(axes, cells, jumps, places, styles)
-    _write_apart(axes, texts, top)
-    boundary_lines(axes, cells, top)
+    _write_apart(axes, texts if len(texts) <= _most_texts(wide_in) else [], top, tall_in)
+    node_boundaries(axes, cells, wide_in)
 
 
 def _places(cells: pd.DataFrame, *, apart: float) -> dict[tuple[str, int, int], float]:
@@ -278,22 +305,26 @@ def _room(
     """Return by how much an axis must go on to the right for what is written beside the last arrows."""
     most = 0.0
     written = [row for row in _drawn(jumps) if row["written"]]
-    if len(written) > MOST_TEXTS:
+    if len(written) > _most_texts(drawn_in / 0.85):
         return most
     for row in written:
         x = places.get((row["series"], row["more_workers"], row["more_nodes"]), left)
-        words_in = 0.2 + _LETTER_IN * max(len(line) for line in _written(row).split("\n"))
-        share = min(0.6, words_in / drawn_in)
+        words_in = 0.15 + text_in(_written(row))
+        share = min(0.65, words_in / drawn_in)
         most = max(most, (x - left) / (1 - share) + left - right)  # so that the part beyond x is that share
     return most
 
 
-def _points(axes: Axes, part: pd.DataFrame, places: Mapping[tuple[str, int, int], float], look: SeriesStyle) -> None:
+def _points(
+    axes: Axes, part: pd.DataFrame, places: Mapping[tuple[str, int, int], float], look: SeriesStyle, name: str
+) -> None:
     x = [places[row["series"], row["workers"], row["nodes"]] for row in part.to_dict("records")]
     low, middle, high = (1000 * part[f"sync_s_{name}"] for name in ("min", "median", "max"))
-    axes.plot(x, middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
-    axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3)
-    axes.plot(x, middle, linestyle="none", **marker(look), zorder=4)
+    line = axes.plot(x, middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
+    spread = axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3)
+    dots = axes.plot(x, middle, linestyle="none", **marker(look), zorder=4)
+    mark([line, spread], series=name)
+    mark(dots, series=name, tips=tips(part, "sync_s_median", unit="ms", scale=1000))
 
 
 def _drawn(jumps: pd.DataFrame) -> list[dict[Any, Any]]:
@@ -314,8 +345,8 @@ def _arrows(
     jumps: pd.DataFrame,
     places: Mapping[tuple[str, int, int], float],
     styles: dict[str, SeriesStyle],
-) -> list[tuple[float, float, str, str]]:
-    """Draw the jumps; return what is to be written beside them: x, y, text, colour."""
+) -> list[tuple[float, float, str]]:
+    """Draw the jumps; return what is to be written beside them: x, y, text."""
     height = {
         (row["series"], row["workers"], row["nodes"], row["per_node"]): 1000 * row["sync_s_median"]
         for row in cells.to_dict("records")
@@ -343,8 +374,12 @@ def _arrows(
                 zorder=1.9,
             )
         if row["written"]:
-            texts.append((ends[keys[1][1], keys[1][2]], (y0 + y1) / 2, _written(row), color))
+            texts.append((ends[keys[1][1], keys[1][2]], (y0 + y1) / 2, _written(row)))
     return texts
+
+
+def _most_texts(wide_in: float) -> int:
+    return MOST_TEXTS if wide_in >= NARROW_IN else MOST_TEXTS // 4
 
 
 def _written(row: Mapping[Any, Any]) -> str:
@@ -355,22 +390,20 @@ def _written(row: Mapping[Any, Any]) -> str:
     return f"{text}\nnot resolved" if not pd.isna(row["resolved"]) and not row["resolved"] else text
 
 
-def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str, str]], top: float) -> None:
+def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str]], top: float, tall_in: float) -> None:
     """Write texts right of their arrows, moved up where they would lie on one another."""
-    if len(texts) > MOST_TEXTS:
-        return
     floor = 0.0
     left, right = axes.get_xlim()
-    for x, y, text, color in sorted(texts, key=lambda each: each[1]):
-        tall = _TEXT_HEIGHT * top * (1 + text.count("\n"))
+    for x, y, text in sorted(texts, key=lambda each: each[1]):
+        tall = 1.35 * small() / 72 / tall_in * top * (1 + text.count("\n"))
         middle = max(y, floor + tall / 2)
         floor = middle + tall / 2
         axes.text(
             x + 0.02 * (right - left),
             middle,
             text,
-            color=color,
-            size=7.5,
+            color=INK,
+            size=small(),
             va="center",
             ha="left",
             zorder=5,
@@ -378,34 +411,19 @@ def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str, str]], top
         )
 
 
-def boundary_lines(axes: Axes, cells: pd.DataFrame, top: float) -> None:
-    """Draw a dashed line where further workers need another node, or where equal workers stand on both sides."""
-    counts = sorted(set(cells["nodes"]))
-    left, right = axes.get_xlim()
-    written = -math.inf
-    for fewer, more in pairwise(counts):
-        last = float(cells.loc[cells["nodes"] <= fewer, "workers"].max())
-        first = float(cells.loc[cells["nodes"] >= more, "workers"].min())
-        if first < last:
-            continue  # the two overlap: no place is the boundary
-        x = (last + first) / 2
-        axes.axvline(x, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-        if x - written > 0.13 * (right - left):
-            text = f"{more:.0f} nodes"
-            paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-            axes.text(
-                x + 0.012 * (right - left), 0.985 * top, text, color=QUIET, size=7.5, va="top", ha="left", bbox=paper
-            )
-            written = x
+def _named(cells: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> dict[str, str]:
+    """Return the legend entry of every series: how it talks, and what carried its gradients in any setting."""
+    labels = cells["series"].map(lambda series: styles[series].label)
+    named = {}
+    for label, own in cells.groupby(labels, sort=False):
+        ways = ", then ".join(dict.fromkeys(way for _, way in _ways(own)))
+        named |= dict.fromkeys(own["series"], f"{label}: {ways}" if ways else f"{label}")
+    return named
 
 
 def _handles(cells: pd.DataFrame, styles: dict[str, SeriesStyle]) -> list[Any]:
-    handles = []
-    for series, own in cells.groupby("series", sort=False):
-        look = styles[str(series)]
-        ways = ", then ".join(dict.fromkeys(way for _, way in _ways(own)))
-        label = f"{look.label}: {ways}" if ways else look.label
-        handles.append(
-            Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=label)
-        )
-    return handles
+    entries = {label: styles[series] for series, label in reversed(_named(cells, styles).items())}
+    return [
+        Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=label)
+        for label, look in reversed(entries.items())
+    ]

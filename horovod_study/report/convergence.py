@@ -4,7 +4,7 @@ As in `figures`, everything drawn is a column of the analysis.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,38 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from horovod_study.analysis.points import CHOICE_WORDS, CHOICES, short_rate
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
-from horovod_study.report.figures import FORMATS, Drawing, legend, marker
+from horovod_study.report.figures import FORMATS, MOST_HEIGHT_IN, Drawing, grid_of, legend, marker
+from horovod_study.report.interactive import mark
 from horovod_study.report.style import (
+    NARROW_IN,
     PAPER,
     PRINT_WIDTH_IN,
     QUIET,
     SeriesStyle,
+    folded,
     looks_in_order,
     series_labels,
     series_styles,
     settled,
+    small,
     style,
+    text_in,
     to_bytes,
 )
-from horovod_study.report.wording import scientific
+from horovod_study.report.wording import THIN, rounded, scientific
 
 MOST_LINES = 8
 """Lines of one panel that can be told apart; with more, every setting gets a row of its own."""
 
 MOST_ROWS = 4
 MOST_TARGETS = 3
+MOST_LINES_OF_BARS = 6
+_BAR_IN = 0.17  # of a bar with its number upright over it
 
 CHOICE_TITLES = {
     "lr": "Learning rate of one worker",
@@ -116,10 +124,11 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
     }
 
     def draw(width_in: float) -> Figure:
-        height_in = len(rows) * width_in * 0.43 + 0.75 + 0.16 * max(len(look) for look in looks) / 2
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        grid = figure.subplots(len(rows), 2, squeeze=False, sharey=True)
-        for (left, right), row, look in zip(grid, rows, looks, strict=True):
+        shown_rows = rows if width_in >= NARROW_IN else rows[:2]  # a page has no room for more below one another
+        lines, columns, height_in = grid_of(width_in, 2 * len(shown_rows))
+        figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
+        grid = figure.subplots(lines, columns, squeeze=False, sharey=True).reshape(len(shown_rows), 2)
+        for (left, right), row, look in zip(grid, shown_rows, looks, strict=False):
             for axes, (x, name) in ((left, across), (right, ("train_s_median", "Training time / s"))):
                 for key, own in row.groupby(_CELL, sort=False, dropna=False):
                     _curve(axes, own, x, look[key], positive=logarithmic[x])
@@ -135,11 +144,14 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
                 axes.xaxis.set_minor_locator(NullLocator())
                 axes.set_xlabel(name)
             left.set_ylabel("Test MSE")
-            right.tick_params(axis="y", labelleft=False)
+            if columns > 1:
+                right.tick_params(axis="y", labelleft=False)
+            else:
+                right.set_ylabel("Test MSE")
             if len(rows) > 1:
-                left.set_title(row["setting"].iloc[0])
+                left.set_title(folded(row["setting"].iloc[0], 0.8 * width_in / columns))
         handles: dict[str, Any] = {}
-        for look in looks:
+        for look in looks[: len(shown_rows)]:
             for each in look.values():
                 handles.setdefault(each.label, _handle(each))
         floors = shown["floor_mse"].dropna().unique()
@@ -164,6 +176,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
                 else ["The floor of this data set is not known."]
             ),
             *([f"Not drawn for want of room: {left_out} settings with higher errors."] if left_out > 0 else []),
+            *(["A narrow figure has room for the first two settings only."] if len(rows) > 2 else []),
             *(["Some worker counts are left out; they stand in the data of the figure."] if thinned else []),
         ]
     )
@@ -276,10 +289,11 @@ def _told(settings: Sequence[str]) -> dict[str, str]:
 def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: SeriesStyle, *, positive: bool) -> None:
     own = rows[rows[x] > 0] if positive else rows
     if (own["evaluations"] > 1).any():
-        axes.fill_between(
+        band = axes.fill_between(
             own[x], own["test_mse_min"], own["test_mse_max"], color=look.color, alpha=0.16, linewidth=0, zorder=1.5
         )
-    axes.plot(
+        mark(band, series=look.label)
+    line = axes.plot(
         own[x],
         own["test_mse_median"],
         color=look.color,
@@ -290,6 +304,13 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: SeriesStyle, *, positiv
         **{**marker(look), "markersize": 4.2},
         zorder=3,
     )
+    mark(line, series=look.label, tips=[_evaluation(row) for row in own.to_dict("records")])
+
+
+def _evaluation(row: Mapping[Any, Any]) -> str:
+    """Return what pointing at one evaluation says."""
+    samples, seconds = _short(float(f"{row['samples']:.3g}")), rounded(row["train_s_median"], 3)
+    return f"{samples} samples, {seconds}{THIN}s: test MSE {scientific(row['test_mse_median'], 3)}"
 
 
 def _handle(look: SeriesStyle) -> Line2D:
@@ -343,24 +364,29 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
     names, words = series_labels(analysis.points), _told(settings)
 
     def draw(width_in: float) -> Figure:
-        bars = max(len(_with_base(shown[shown["target_mse"] == picked[0]], setting)) for setting in settings)
-        columns = max(1, min(len(picked), int(width_in / max(1.3, 0.34 * bars))))
-        lines = math.ceil(len(picked) / columns)
-        figure = Figure(figsize=(width_in, 0.7 + len(settings) * lines * 2.15), layout="constrained")
-        grid = figure.subplots(len(settings) * lines, columns, squeeze=False)
+        most = max(6, int(0.78 * width_in / _BAR_IN))
+        blocks = [(setting, part) for setting in settings for part in _parted(_with_base(shown, setting), most)]
+        bars = max(shown[shown["series"].isin(part)].groupby("target_mse").size().max() for _, part in blocks)
+        columns = max(1, min(len(picked), int(width_in / max(1.3, 0.36 * bars))))
+        drawn = picked[-max(1, MOST_LINES_OF_BARS // len(blocks) * columns) :]  # a page has no room for more
+        lines = math.ceil(len(drawn) / columns)
+        line_in = min(2.15, MOST_HEIGHT_IN / (len(blocks) * lines))
+        figure = Figure(figsize=(width_in, 0.5 + len(blocks) * lines * line_in), layout="constrained")
+        grid = figure.subplots(len(blocks) * lines, columns, squeeze=False)
         for axes in grid.flat:
             axes.set_visible(False)
-        for block, setting in enumerate(settings):
-            for place, target in enumerate(picked):
+        for block, (setting, part) in enumerate(blocks):
+            for place, target in enumerate(drawn):
                 axes = grid[block * lines + place // columns][place % columns]
                 axes.set_visible(True)
                 rows = _with_base(shown[shown["target_mse"] == target], setting)
-                _bars(axes, rows, names)
+                _bars(axes, rows[rows["series"].isin(part)], names, width_in / columns, line_in - 0.95)
                 axes.set_title(f"MSE {scientific(target)}")
                 if place % columns == 0:
-                    label = "Time to target / s"
-                    axes.set_ylabel(f"{words[setting] or setting}\n{label}" if len(settings) > 1 else label)
-        figure.legend(handles=_part_handles(shown), loc="outside lower center", ncols=2 if width_in > 4 else 1)
+                    label = folded("Time to target / s", line_in - 0.7)
+                    named = folded(words[setting] or setting, 1.6)
+                    axes.set_ylabel(f"{named}\n{label}" if len(settings) > 1 else label)
+        legend(figure, _part_handles(shown), width_in)
         return figure
 
     base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[analysis.provenance["baseline"]]
@@ -374,6 +400,7 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
     )
     if len(levels) > len(picked) or len(parallel) > len(settings):
         caption += " Further targets and settings stand in the table."
+    caption += " A narrow figure may have room for the lowest targets only."
     return Drawing(
         name="targets",
         title="Time to target",
@@ -384,17 +411,36 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
     )
 
 
+def _parted(rows: pd.DataFrame, most: int) -> list[list[str]]:
+    """Distribute series over lines of at most `most` bars each, in their order."""
+    parts: list[list[str]] = [[]]
+    used = 0
+    for series, own in rows.groupby("series", sort=False):
+        bars = own["workers"].nunique()
+        if parts[-1] and used + bars > most:
+            parts.append([])
+            used = 0
+        parts[-1].append(str(series))
+        used += bars
+    return parts
+
+
 def _with_base(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
     """Return the rows of one setting and those of its one-worker baseline, which may be of another."""
     own = rows["setting"] == setting
     return rows[own | (rows["series"].isin(set(rows.loc[own, "base_series"])) & (rows["workers"] == 1))]
 
 
-def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str]) -> None:
+def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float, tall_in: float) -> None:
     ordered = rows.sort_values(["workers"], kind="stable")
     ordered = pd.concat([own for _, own in ordered.groupby("series", sort=False)]) if len(ordered) else ordered
     heights = ordered[["wall_s", "train_s", "train_s_at_least"]].max(axis=1)
-    top = float(heights.max()) * 1.16 if len(heights) and heights.notna().any() else 1.0
+    bar_in = 0.78 * wide_in / (len(ordered) + 0.35 * ordered["series"].nunique() + 0.2)
+    numbers = [_seconds(row) for row in ordered.to_dict("records")]
+    longest_in = max((text_in(text) for text in numbers), default=0.0)
+    upright = longest_in > 0.98 * bar_in
+    room = 1.06 + (longest_in if upright else 1.3 * small() / 72) / tall_in
+    top = float(heights.max()) * room if len(heights) and heights.notna().any() else 1.0
     previous, place, ticks, labels = None, 0.0, [], []
     for row in ordered.to_dict("records"):
         place += 1.0 if previous in (None, row["series"]) else 1.35
@@ -404,30 +450,45 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str]) -> None:
         if row["censored"]:
             bound = row["train_s_at_least"]
             axes.bar(place, bound, width=0.68, color="none", edgecolor=QUIET, linewidth=0.9, linestyle=(0, (2, 1.5)))
-            axes.text(place, bound + 0.015 * top, f">{bound:#.3g}", ha="center", va="bottom", size=7)
-            continue
-        _bar(axes, place, row, top)
+            foot = bound
+        else:
+            foot = _bar(axes, place, row)
+        axes.text(
+            place,
+            foot + 0.015 * top,
+            _seconds(row),
+            ha="center",
+            va="bottom",
+            size=small(),
+            rotation=90 if upright else 0,
+        )
     axes.set_xticks(ticks, labels)
     axes.set_xlim(0.4, place + 0.6)
     axes.set_ylim(0, top)
     axes.tick_params(axis="x", length=0)
     axes.set_xlabel("Workers")
     if ordered["series"].nunique() > 1:
-        folded = False
+        deepest = 1
         for series in ordered["series"].unique():
             own_ticks = [tick for tick, name in zip(ticks, ordered["series"], strict=True) if name == series]
-            middle, word = float(np.mean(own_ticks)), names[str(series)].removeprefix("plain ")
-            room = 0.9 * (max(own_ticks) - min(own_ticks) + 1)
-            text = "\n".join(word.split("/")) if len(word) > 6 * room else word
-            folded = folded or "\n" in text
+            middle, word = float(np.mean(own_ticks)), names[str(series)].replace("plain ", "")
+            room_in = bar_in * (max(own_ticks) - min(own_ticks) + 0.9)
+            text = folded(word, room_in)
+            deepest = max(deepest, text.count("\n") + 1)
             axes.annotate(
-                text, (middle, 0), xytext=(0, -14), xycoords=("data", "axes fraction"), textcoords="offset points",
-                ha="center", va="top", size=6.5, color=QUIET, annotation_clip=False,
+                text, (middle, 0), xytext=(0, -2.0 * small()), xycoords=("data", "axes fraction"),
+                textcoords="offset points", ha="center", va="top", size=small(), color=QUIET, annotation_clip=False,
             )  # fmt: skip
-        axes.set_xlabel("Workers", labelpad=20 if folded else 12)
+        axes.set_xlabel("Workers", labelpad=1.3 * small() * deepest + 8)
 
 
-def _bar(axes: Axes, place: float, row: dict[Any, Any], top: float) -> None:
+def _seconds(row: Mapping[Any, Any]) -> str:
+    """Return the seconds that stand over a bar; a lower bound says so."""
+    return f">{row['train_s_at_least']:#.3g}" if row["censored"] else f"{row['train_s']:#.3g}"
+
+
+def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
+    """Draw the parts of one bar; return its height."""
     values = {name: row[name] for name in PARTS}
     if not math.isfinite(values["same_samples_s"]):
         values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
@@ -447,8 +508,8 @@ def _bar(axes: Axes, place: float, row: dict[Any, Any], top: float) -> None:
                 linewidth=0.5,
                 zorder=2,
             )
-            foot += values[name]
-    axes.text(place, foot + 0.015 * top, f"{row['train_s']:#.3g}", ha="center", va="bottom", size=7)
+            foot += float(values[name])
+    return foot
 
 
 def _part_handles(rows: pd.DataFrame) -> list[Any]:
@@ -477,16 +538,16 @@ def _sensitivity(analysis: Analysis) -> Drawing | None:
         return None
 
     def draw(width_in: float) -> Figure:
-        columns = min(2, len(panels)) if width_in > 4 else 1
+        columns = min(2, len(panels)) if width_in >= NARROW_IN else 1
         rows = math.ceil(len(panels) / columns)
         legends = max(len(lines) for _, lines in panels)
-        height_in = rows * (width_in / columns * (0.62 if columns > 1 else 0.42) + 0.1 * legends + 0.5)
+        height_in = rows * (width_in / columns * 0.6 + 0.17 * legends + 0.5)
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for spare in grid.flat[len(panels) :]:
             spare.remove()
         for place, (axes, (name, lines)) in enumerate(zip(grid.flat, panels, strict=False)):
-            _panel(axes, name, lines, table)
+            _panel(axes, name, lines, table, width_in / columns)
             if place % columns == 0:
                 axes.set_ylabel("Best test MSE")
             else:
@@ -544,7 +605,9 @@ def _group_label(points: pd.DataFrame, rows: pd.DataFrame, keys: Sequence[str]) 
     return ", ".join(words)
 
 
-def _panel(axes: Axes, name: str, lines: Sequence[tuple[SeriesStyle, pd.DataFrame]], table: pd.DataFrame) -> None:
+def _panel(
+    axes: Axes, name: str, lines: Sequence[tuple[SeriesStyle, pd.DataFrame]], table: pd.DataFrame, wide_in: float
+) -> None:
     values = list(dict.fromkeys(table[name]))
     numeric = all(isinstance(value, int | float | np.number) and float(value) > 0 for value in values)
     values = sorted(values, key=float) if numeric else values
@@ -553,8 +616,9 @@ def _panel(axes: Axes, name: str, lines: Sequence[tuple[SeriesStyle, pd.DataFram
         own = rows.assign(at=[where(value) for value in rows[name]]).sort_values("at", kind="stable")
         shift = (place - (len(lines) - 1) / 2) * 0.008
         x = own["at"] * (values[-1] / values[0]) ** shift if numeric else own["at"] + shift * (len(values) - 1)
-        axes.vlines(x, own["best_mse_min"], own["best_mse_max"], color=look.color, linewidth=1.1, zorder=3)
-        axes.plot(
+        spread = axes.vlines(x, own["best_mse_min"], own["best_mse_max"], color=look.color, linewidth=1.1, zorder=3)
+        label = look.label or "best of a run"
+        line = axes.plot(
             x,
             own["best_mse_median"],
             color=look.color,
@@ -562,9 +626,14 @@ def _panel(axes: Axes, name: str, lines: Sequence[tuple[SeriesStyle, pd.DataFram
             linewidth=1.3,
             dash_capstyle="butt",
             **marker(look),
-            label=look.label or "best of a run",
+            label=label,
             zorder=4,
         )
+        texts = [
+            f"{value}: best test MSE {scientific(best, 3)}" for value, best in own[[name, "best_mse_median"]].values
+        ]
+        mark(spread, series=label)
+        mark(line, series=label, tips=texts)
     for floor in table["floor_mse"].dropna().unique():
         axes.axhline(floor, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1, label="statistical floor")
     _mse_axis(axes, table)
@@ -580,7 +649,10 @@ def _panel(axes: Axes, name: str, lines: Sequence[tuple[SeriesStyle, pd.DataFram
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(CHOICE_TITLES[name])
     if len(lines) > 1 or table["floor_mse"].notna().any():
-        axes.legend(loc="best", fontsize=7)
+        below = axes.transAxes + ScaledTranslation(0, -3.6 * small() / 72, axes.figure.dpi_scale_trans)
+        handles, labels = axes.get_legend_handles_labels()
+        labels = [folded(label, 0.8 * wide_in - 0.35) for label in labels]
+        axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, borderaxespad=0)
 
 
 def _apart(values: Sequence[float]) -> list[float]:

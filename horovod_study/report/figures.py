@@ -5,12 +5,14 @@ must know to read it (baseline, formula, what the bars mean) as a caption in a t
 """
 
 import math
-import re
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,27 +22,43 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.errors import RecordError
+from horovod_study.errors import ConfigError, RecordError
+from horovod_study.report.interactive import mark
+from horovod_study.report.pgf import need_latex, to_pgf
 from horovod_study.report.style import (
-    DARK,
     EXTRAPOLATED_DASH,
     LAPS,
     LAW_NAMES,
+    NARROW_IN,
     PAPER,
-    PRINT_WIDTH_IN,
     QUIET,
-    SCREEN_WIDTH_IN,
     SHADE,
+    TEXT,
     THIN_LAWS,
+    Look,
     SeriesStyle,
+    folded,
     series_styles,
     settled,
+    small,
     style,
+    text_in,
     to_bytes,
 )
+from horovod_study.report.wording import THIN, milliseconds, percent, plural, tips
 
 FORMATS = ("pdf", "svg", "png")
 MOST_COLUMNS = 2
+MOST_LINES = 5
+"""Of panels with bars: below each other on a page."""
+PAGE_IN = 9.6
+"""No figure is taller: its panels make room for a long legend."""
+MOST_PANELS = 6
+"""Settings in one figure."""
+MOST_THIN = 4
+"""Series of a panel that have the lines of Amdahl and Gustafson beside their own."""
+MOST_HEIGHT_IN = 8.4
+"""Of all panels together: a page has room for them, their legend and a caption."""
 
 Bar: TypeAlias = dict[str, Any]  # the rows of one cell of the breakdown, by lap
 
@@ -56,30 +74,76 @@ class Drawing:
     data: pd.DataFrame  # the rows it is drawn from
     draw: Callable[[float], Figure]  # width in inches -> figure; call it inside style()
 
+    def save(self, path: str | os.PathLike[str], *, look: Look = TEXT) -> None:
+        """Write the figure as .pdf, .svg or .png; ConfigError for another ending."""
+        form = Path(path).suffix.removeprefix(".").lower()
+        if form not in FORMATS:
+            raise ConfigError(
+                f"{path}: a figure becomes {', '.join(f'.{each}' for each in FORMATS)}; choose one of them"
+            )
+        Path(path).write_bytes(self._bytes(form, look))
+
+    def _repr_png_(self) -> bytes:
+        """Return what a notebook shows."""
+        return self._bytes("png", TEXT)
+
+    def _bytes(self, form: str, look: Look) -> bytes:
+        with style(look):
+            return to_bytes(settled(self.draw(look.width_in)), form)
+
 
 def drawings(analysis: Analysis) -> list[Drawing]:
     """Return the figures that this analysis has data for, in the order in which a report shows them."""
     # These draw with the marks of this module.
-    from horovod_study.report import boundary, convergence, forecast, resources, synchronisation
+    from horovod_study.report import (
+        batches,
+        boundary,
+        causes,
+        convergence,
+        epochs,
+        forecast,
+        pairs,
+        regression,
+        resources,
+        synchronisation,
+        usage,
+    )
 
     made = [_speedup(analysis), _efficiency(analysis), _breakdown(analysis), _throughput(analysis)]
     known = [each for each in made if each is not None]
     waits = synchronisation.drawings(analysis)
     learned = [*forecast.drawings(analysis), *convergence.drawings(analysis), *resources.drawings(analysis)]
-    return [*known, *boundary.drawings(analysis), *waits, *learned]
+    further = [
+        each for module in (epochs, regression, pairs, batches, causes, usage) for each in module.drawings(analysis)
+    ]
+    return [*known, *boundary.drawings(analysis), *waits, *learned, *further]
 
 
-def write_figures(analysis: Analysis, directory: Path) -> list[Path]:
-    """Write NAME.pdf, .svg, .png, .txt (caption) and .csv (data) of every figure; return the paths."""
+def write_figures(analysis: Analysis, directory: Path, *, look: Look = TEXT, pgf: bool = False) -> list[Path]:
+    """Write NAME.pdf, .svg, .png, .txt (caption) and .csv (data) of every figure; return the paths.
+
+    With `pgf` also NAME.pgf, which LaTeX sets in the letters of the document. Raises ConfigError for `pgf` without
+    LaTeX, and RecordError where `directory` cannot be written.
+    """
+    return write_drawings(drawings(analysis), directory, look=look, pgf=pgf)
+
+
+def write_drawings(made: Sequence[Drawing], directory: Path, *, look: Look = TEXT, pgf: bool = False) -> list[Path]:
+    """Write the files of some figures as `write_figures` does, with the same errors; return the paths."""
+    if pgf:
+        need_latex()
     paths = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for each in drawings(analysis):
-            with style():
-                figure = settled(each.draw(PRINT_WIDTH_IN))
+        for each in made:
+            with style(look):
+                figure = settled(each.draw(look.width_in))
                 for form in FORMATS:
                     paths.append(directory / f"{each.name}.{form}")
                     paths[-1].write_bytes(to_bytes(figure, form))
+                if pgf:
+                    paths.append(directory / f"{each.name}.pgf")
+                    paths[-1].write_bytes(to_pgf(figure))
             paths.append(directory / f"{each.name}.txt")
             paths[-1].write_text(each.caption + "\n", encoding="utf-8")
             paths.append(directory / f"{each.name}.csv")
@@ -89,33 +153,6 @@ def write_figures(analysis: Analysis, directory: Path) -> list[Path]:
             f"{directory}: figures cannot be written ({error.strerror or error}); choose a writable folder"
         ) from None
     return paths
-
-
-def inline_svg(drawing: Drawing, *, width_in: float = SCREEN_WIDTH_IN) -> str:
-    """Return the figure as an <svg> element for a page: its text as text, its colours as variables of the page."""
-    with style(svg__fonttype="none"):
-        svg = to_bytes(settled(drawing.draw(width_in)), "svg").decode("utf-8")
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    # Names are unique in one SVG, but not among several on one page.
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{drawing.name}-\1"', svg)
-    svg = re.sub(r'href="#([^"]+)"', rf'href="#{drawing.name}-\1"', svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{drawing.name}-\1)", svg)
-    svg = re.sub(r"'DejaVu Sans'", "var(--sans)", svg)
-    for color in DARK:
-        svg = re.sub(rf"(?<=: ){color}\b", f"var({css_name(color)})", svg)
-        svg = svg.replace(f'fill="{color}"', f'style="fill: var({css_name(color)})"')  # in patterns of hatches
-    head = re.match(r"<svg [^>]*>", svg)
-    assert head is not None
-    box = re.search(r'viewBox="[^"]+"', head.group())
-    assert box is not None
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box.group()}>'
-    return opening + svg[head.end() :].strip()
-
-
-def css_name(color: str) -> str:
-    """Return the CSS variable that stands for a colour of the figures."""
-    return f"--c-{color.removeprefix('#')}"
 
 
 # ---------------------------------------------------------------------------------------------------- against workers
@@ -177,8 +214,9 @@ def _throughput(analysis: Analysis) -> Drawing | None:
     styles = series_styles(points)
     data = shown[
         [
-            *("series", "setting", "workers", "nodes", "repeats", "missing"),
+            *("series", "setting", "partition", "workers", "nodes", "repeats", "missing"),
             *(f"samples_per_s_{name}" for name in ("median", "min", "max")),
+            "base_plain_samples_per_s",
         ]
     ]
 
@@ -188,7 +226,7 @@ def _throughput(analysis: Analysis) -> Drawing | None:
             rows = shown[shown["setting"] == setting]
             for series, own in rows.groupby("series", sort=False):
                 look = styles[str(series)]
-                axes.plot(
+                guide = axes.plot(
                     own["workers"],
                     own["samples_per_s_median"] / 1000,  # a cell without a result is NaN and breaks the line
                     color=look.color,
@@ -196,13 +234,22 @@ def _throughput(analysis: Analysis) -> Drawing | None:
                     linewidth=1.2,
                     zorder=2,
                 )
-                _dots(axes, own, [f"samples_per_s_{n}" for n in ("median", "min", "max")], look, 1 / 1000)
+                mark(guide, series=look.label)
+                texts = tips(
+                    own,
+                    "samples_per_s_median",
+                    low="samples_per_s_ci95_low",
+                    high="samples_per_s_ci95_high",
+                    unit="samples/s",
+                )
+                _dots(axes, own, [f"samples_per_s_{n}" for n in ("median", "min", "max")], look, 1 / 1000, texts)
             bases = rows["base_plain_samples_per_s"].dropna().unique()
             for base in bases:
                 axes.axline((0, 0), slope=base / 1000, color=QUIET, linewidth=0.7, zorder=1)
-            worker_axis(axes, rows["workers"], rows["workers"].max(), width_in / min(len(panels), MOST_COLUMNS))
+            worker_axis(axes, rows["workers"], rows["workers"].max(), panel_in(width_in, len(panels)))
             axes.set_ylim(0, rows["samples_per_s_max"].max() / 1000 * 1.12)
-            axes.set_ylabel("Throughput / 1000 samples/s")
+            node_boundaries(axes, rows, panel_in(width_in, len(panels)))
+            axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.5 * figure.get_figheight() / len(panels)))
         handles = _series_handles(shown, styles)
         if shown["base_plain_samples_per_s"].notna().any():
             handles.append(Line2D([], [], color=QUIET, linewidth=0.7, label="N times the plain worker"))
@@ -212,7 +259,7 @@ def _throughput(analysis: Analysis) -> Drawing | None:
     caption = (
         "Throughput of all workers together against the number of workers. Points: medians over repeats; bars: slowest "
         "to fastest repeat; lines only guide the eye. Thin grey: the throughput of one plain worker times N. "
-        f"{_work_words(shown)}"
+        f"{_work_words(shown)}{boundary_words(shown)}{in_table_only(_settings(shown))}"
     )
     return Drawing(
         name="throughput",
@@ -254,14 +301,19 @@ def _against_workers(
             own = lines[lines["series"].isin(rows["series"])]
             measured = rows.loc[~rows["missing"], "workers"].max()
             _ideal(axes, ideal, last, scale)
+            crowded = rows.loc[rows["backend"] != "serial", "series"].nunique() > MOST_THIN
             for (series, law), curve in own.groupby(["series", "law"], sort=False):
                 look = styles[str(series)]
                 if law == laws.get(str(series)):
                     _line(axes, curve, curves, scale, look)
-                elif law in THIN_LAWS:
-                    _thin_line(axes, curve, curves[0], scale, look.color, THIN_LAWS[str(law)])
+                elif law in THIN_LAWS and not crowded:
+                    _thin_line(axes, curve, curves[0], scale, look, THIN_LAWS[str(law)])
             for series, points in rows.groupby("series", sort=False):
-                _dots(axes, points, columns, styles[str(series)], scale)
+                unit = "\u00d7" if ideal == "speedup" else "%"
+                texts = tips(
+                    points, columns[0], low=f"{columns[0]}_low", high=f"{columns[0]}_high", unit=unit, scale=scale
+                )
+                _dots(axes, points, columns, styles[str(series)], scale, texts)
             if last > measured:
                 axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
                 axes.text(
@@ -272,19 +324,20 @@ def _against_workers(
                     ha="right",
                     va="bottom",
                     color=QUIET,
-                    size=7.5,
+                    size=small(),
                 )
-            worker_axis(axes, rows["workers"], last, width_in / min(len(panels), MOST_COLUMNS))
+            worker_axis(axes, rows["workers"], last, panel_in(width_in, len(panels)))
             if ideal == "speedup":
                 axes.set_ylim(0, np.nanmin([1.05 * last, np.nanmax([1.25 * top, lines[curves[0]].max() * 1.12])]))
                 axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
             else:
                 axes.set_ylim(0, scale * max(1.12, 1.05 * top))
+            node_boundaries(axes, rows, panel_in(width_in, len(panels)))
             axes.set_ylabel(ylabel)
         legend(figure, _handles(shown, styles, lines, laws), width_in)
         return figure
 
-    kept = ["series", "setting", "workers", "nodes", "repeats", "missing", *columns]
+    kept = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", *columns]
     data = pd.concat(
         [
             shown[kept].assign(kind="point"),
@@ -303,14 +356,14 @@ def _against_workers(
             *(
                 [
                     f"Thick lines: the law selected by AICc ({fitted}) with its 95 % band (the baseline taken as "
-                    "exact); thin lines: Amdahl and Gustafson; lighter and dashed on grey: extrapolated beyond the "
-                    "measured worker counts."
+                    "exact); thin lines: Amdahl and Gustafson, in panels with few series; lighter and dashed on grey: "
+                    "extrapolated beyond the measured worker counts."
                 ]
                 if fitted
                 else []
             ),
             "Thin grey: ideal.",
-            _work_words(shown),
+            f"{_work_words(shown)}{boundary_words(shown)}{in_table_only(_settings(shown))}".strip(),
             *([f"Not drawn for want of this baseline or of a fixed batch: {', '.join(absent)}."] if absent else []),
         ]
     )
@@ -335,20 +388,29 @@ def _work_words(points: pd.DataFrame) -> str:
 
 def _panels(points: pd.DataFrame, width_in: float) -> tuple[Figure, list[tuple[Axes, str]]]:
     """Return an empty figure with one panel per setting, in which only worker count and series change."""
-    parallel = points.loc[(points["mode"] != "single") | (points["workers"] > 1), "setting"].drop_duplicates()
-    settings = list(parallel) if len(parallel) else list(points["setting"].drop_duplicates())
-    columns = min(len(settings), MOST_COLUMNS)
-    rows = math.ceil(len(settings) / columns)
-    height_in = rows * width_in * (0.52 if columns == 1 else 0.42) + 0.65
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    settings = _settings(points)[:MOST_PANELS]
+    rows, columns, height_in = grid_of(width_in, len(settings))
+    figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for spare in grid.flat[len(settings) :]:
         spare.remove()
     panels = list(zip(grid.flat[: len(settings)], settings, strict=True))
     if len(settings) > 1:
         for axes, setting in panels:
-            axes.set_title(setting)
+            axes.set_title(folded(setting, 0.8 * panel_in(width_in, len(settings))))
     return figure, panels
+
+
+def _settings(points: pd.DataFrame) -> list[str]:
+    """Return the settings that panels are for: with several workers if there are any such."""
+    parallel = points.loc[(points["mode"] != "single") | (points["workers"] > 1), "setting"].drop_duplicates()
+    return list(parallel) if len(parallel) else list(points["setting"].drop_duplicates())
+
+
+def in_table_only(settings: Sequence[str]) -> str:
+    """Return the sentence of a caption that names the settings without a panel, with a blank before it."""
+    left_out = settings[MOST_PANELS:]
+    return f" In the data only, for want of room: {', '.join(left_out)}." if left_out else ""
 
 
 def _ideal(axes: Axes, kind: str, last: float, scale: float) -> None:
@@ -368,7 +430,7 @@ def _pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:
 def _line(axes: Axes, curve: pd.DataFrame, names: tuple[str, str, str], scale: float, look: SeriesStyle) -> None:
     middle, low, high = names
     for extrapolated, piece in _pieces(curve):
-        axes.fill_between(
+        band = axes.fill_between(
             piece["workers"],
             piece[low] * scale,
             piece[high] * scale,
@@ -377,7 +439,7 @@ def _line(axes: Axes, curve: pd.DataFrame, names: tuple[str, str, str], scale: f
             linewidth=0,
             zorder=1.5,
         )
-        axes.plot(
+        line = axes.plot(
             piece["workers"],
             piece[middle] * scale,
             color=look.color,
@@ -387,25 +449,30 @@ def _line(axes: Axes, curve: pd.DataFrame, names: tuple[str, str, str], scale: f
             dash_capstyle="butt",
             zorder=2.5,
         )
+        mark([band, *line], series=look.label)
 
 
-def _thin_line(axes: Axes, curve: pd.DataFrame, name: str, scale: float, color: str, dash: Any) -> None:
+def _thin_line(axes: Axes, curve: pd.DataFrame, name: str, scale: float, look: SeriesStyle, dash: Any) -> None:
     for extrapolated, piece in _pieces(curve):
-        axes.plot(
+        line = axes.plot(
             piece["workers"],
             piece[name] * scale,
-            color=color,
+            color=look.color,
             linewidth=0.8,
             alpha=0.5 if extrapolated else 0.9,
             linestyle=dash,
             dash_capstyle="butt",
             zorder=2,
         )
+        mark(line, series=look.label)
 
 
-def _dots(axes: Axes, points: pd.DataFrame, columns: Sequence[str], look: SeriesStyle, scale: float) -> None:
-    known = points[~points["missing"] & points[columns[0]].notna()]
-    axes.vlines(
+def _dots(
+    axes: Axes, points: pd.DataFrame, columns: Sequence[str], look: SeriesStyle, scale: float, texts: Sequence[str]
+) -> None:
+    there = ~points["missing"] & points[columns[0]].notna()
+    known = points[there]
+    spread = axes.vlines(
         known["workers"],
         known[columns[1]] * scale,
         known[columns[2]] * scale,
@@ -413,18 +480,20 @@ def _dots(axes: Axes, points: pd.DataFrame, columns: Sequence[str], look: Series
         linewidth=1.1,
         zorder=3,
     )
-    axes.plot(
+    dots = axes.plot(
         known["workers"],
         known[columns[0]] * scale,
         linestyle="none",
         **marker(look),
         zorder=4,
     )
+    mark(spread, series=look.label)
+    mark(dots, series=look.label, tips=[text for text, here in zip(texts, there, strict=True) if here])
     lost = points[points["missing"]]
     if lost.empty:
         return
     # A cell without a result leaves a mark at the foot of the plot instead of a gap that nobody notices.
-    axes.plot(
+    crosses = axes.plot(
         lost["workers"],
         [0.03] * len(lost),
         linestyle="none",
@@ -436,6 +505,11 @@ def _dots(axes: Axes, points: pd.DataFrame, columns: Sequence[str], look: Series
         clip_on=False,
         zorder=4,
     )
+    mark(crosses, series=look.label, tips=[_lost(row) for row in lost.to_dict("records")])
+
+
+def _lost(row: Mapping[Any, Any]) -> str:
+    return f"{plural(row['workers'], 'worker')}: no result"
 
 
 def marker(look: SeriesStyle) -> dict[str, Any]:
@@ -450,13 +524,13 @@ def marker(look: SeriesStyle) -> dict[str, Any]:
     return {**size, "markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": width}
 
 
-def worker_axis(axes: Axes, workers: pd.Series, last: float, panel_in: float) -> None:
-    """Label whole worker counts only: all of them where they fit, otherwise those that were measured."""
+def worker_axis(axes: Axes, workers: pd.Series, last: float, wide_in: float) -> None:
+    """Label whole worker counts only: all of them where they fit in a panel of `wide_in` inches, else measured ones."""
     right = float(last) + 0.03 * float(last) + 0.1
     left = 0.0 if last > 8 else 0.6
     axes.set_xlim(left, right)
     counts = sorted({int(each) for each in workers})
-    gap = 0.19 / (0.85 * panel_in) * (right - left)
+    gap = (text_in(f"{counts[-1]}") + 0.07) / (0.85 * wide_in) * (right - left)
     if last <= 12 and gap <= 1:
         ticks = list(range(1, int(last) + 1))
     else:
@@ -507,11 +581,96 @@ def _handles(
     return [*handles, *_missing_handle(points)]
 
 
-def legend(figure: Figure, handles: list[Any], width_in: float) -> None:
-    """Put a legend below the whole figure, in as many columns as fit."""
-    longest = max(len(handle.get_label()) for handle in handles)
-    columns = max(1, min(len(handles), int(width_in / (0.062 * longest + 0.55))))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+def grid_of(width_in: float, panels: int, *, alone: float = 0.52, beside: float = 0.42) -> tuple[int, int, float]:
+    """Return rows, columns and height of panels: beside each other where the figure is wide, never taller than a page.
+
+    `alone` and `beside`: height of a panel over the width of the figure.
+    """
+    columns = 1 if width_in < NARROW_IN else min(panels, MOST_COLUMNS)
+    rows = math.ceil(panels / columns)
+    each_in = width_in * (0.64 if width_in < NARROW_IN else alone if columns == 1 else beside)
+    return rows, columns, rows * min(each_in, MOST_HEIGHT_IN / rows)
+
+
+def panel_in(width_in: float, panels: int) -> float:
+    """Return the width of one panel of `grid_of`."""
+    return width_in if width_in < NARROW_IN else width_in / min(panels, MOST_COLUMNS)
+
+
+def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any) -> None:
+    """Put a legend below the whole figure, in as many columns as fit; what is too long for a line is broken.
+
+    The figure grows by the lines that the legend has beyond two.
+    """
+    size = small()
+    em_in = size / 72
+    lead_in = (mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"]) * em_in
+    gap_in = mpl.rcParams["legend.columnspacing"] * em_in
+    room_in = width_in - 2 * em_in
+    labels = [folded(str(handle.get_label()), room_in - lead_in) for handle in handles]
+    for columns in range(len(handles), 0, -1):
+        parts = [part for part in np.array_split(np.arange(len(handles)), columns) if len(part)]
+        wide_in = sum(max(text_in(labels[place]) for place in part) + lead_in for part in parts)
+        if wide_in + gap_in * (columns - 1) <= room_in:
+            break
+    lines = max(sum(labels[place].count("\n") + 1 for place in part) for part in parts)
+    tall_in = figure.get_figheight()
+    figure.set_figheight(min(tall_in + max(0, lines - 2) * 1.35 * em_in, max(tall_in, PAGE_IN)))
+    figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns, **more)
+
+
+def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bool = False) -> None:
+    """Mark where further workers need another node: a thin line between the last count before and the first after.
+
+    `rows`: columns workers, nodes and partition, if there are several. `wide_in`: of the panel. Call it when the limits
+    of the axes are set. A partition whose full nodes are seen has its line right after the last full one. `first`: no
+    more than the second node of each partition.
+    """
+    several = "partition" in rows.columns and rows["partition"].nunique() > 1
+    groups = rows.groupby("partition", sort=True) if several else [("", rows)]
+    places: dict[float, list[str]] = {}
+    for partition, own in groups:
+        known = own[own["nodes"].notna() & own["workers"].notna()]
+        found = _boundaries(known, logarithmic=axes.get_xscale() == "log")
+        for x, nodes in found[:1] if first else found:
+            places.setdefault(round(x, 9), []).append(f"{partition}: {nodes}" if several else f"{nodes} nodes")
+    letter = 1.25 * small() / 72 / (0.85 * wide_in)  # of the width of the panel
+    written = -math.inf
+    for x, words in sorted(places.items()):
+        axes.axvline(x, color=QUIET, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+        (at, _) = axes.transLimits.transform(axes.transScale.transform((x, 1.0)))
+        if at - written < letter:
+            continue
+        written = at + letter * (len(words) - 1)
+        axes.annotate(
+            "\n".join(words), (x, 0), xycoords=("data", "axes fraction"), xytext=(2, 3), textcoords="offset points",
+            rotation=90, ha="left", va="bottom", color=QUIET, size=small(), zorder=1.2,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.75},
+        )  # fmt: skip
+
+
+def boundary_words(rows: pd.DataFrame) -> str:
+    """Return the sentence of a caption that says what `node_boundaries` draws, with a blank before it."""
+    known = rows[rows["nodes"].notna()]
+    if known["nodes"].nunique() < 2:
+        return ""
+    several = known["partition"].nunique() > 1 if "partition" in known.columns else False
+    return f" Dashed vertical lines: further workers need another node{' (partition: nodes)' if several else ''}."
+
+
+def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, int]]:
+    """Return the place of each boundary with the nodes behind it; none where counts before and after overlap."""
+    found = []
+    full = (rows["workers"] / rows["nodes"]).max()
+    for fewer, more in pairwise(sorted(set(rows["nodes"]))):
+        last = float(rows.loc[rows["nodes"] <= fewer, "workers"].max())
+        first = float(rows.loc[rows["nodes"] >= more, "workers"].min())
+        if first < last:
+            continue
+        if first > last and last == full * fewer:
+            first, more = last + 1, fewer + 1
+        found.append((math.sqrt(last * first) if logarithmic else (last + first) / 2, int(more)))
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- breakdown
@@ -531,28 +690,39 @@ def _breakdown(analysis: Analysis) -> Drawing | None:
 
     def draw(width_in: float) -> Figure:
         bars = {series: _bars(parts[parts["series"] == series]) for series in order}
+        pitch_in = max(text_in(_height(bar)) for each in bars.values() for bar in each) / 0.86
         lines = [
             line
             for name in dict.fromkeys(setting[series] for series in order)
-            for line in _wrapped([series for series in order if setting[series] == name], bars, width_in)
-        ]
-        height_in = 0.75 + len(lines) * (2.3 if len(lines) == 1 else 1.95)
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+            for line in _wrapped([series for series in order if setting[series] == name], bars, width_in / pitch_in)
+        ][:MOST_LINES]
+        line_in = min(2.3 if len(lines) == 1 else 1.95, MOST_HEIGHT_IN / len(lines))
+        figure = Figure(figsize=(width_in, 0.55 + len(lines) * line_in), layout="constrained")
         whole = figure.add_gridspec(len(lines), 1)
         room = max(_bars_of(line, bars) for line in lines)
         for place, line in enumerate(lines):
             same = [series for series in order if setting[series] == setting[line[0]]]
             top = max(bar["step"]["mean_s"] for series in same for bar in bars[series]) * 1000 * 1.1
             spare = room - _bars_of(line, bars)
-            ratios = [*(len(bars[series]) + 0.9 for series in line), *([spare] if spare > 0.5 else [])]
+            ratios = [*(_wide(bars[series]) for series in line), *([spare] if spare > 0.5 else [])]
             cells = whole[place].subgridspec(1, len(ratios), width_ratios=ratios)
             for column, series in enumerate(line):
                 axes = figure.add_subplot(cells[column])
-                _stack(axes, bars[series], top, first=column == 0, bar_in=width_in * 0.9 / room)
-                axes.set_title(_folded(titles[series], ratios[column] / sum(ratios) * width_in), size=8)
+                title = folded(titles[series], 0.8 * ratios[column] / sum(ratios) * width_in)
+                _stack(
+                    axes,
+                    titles[series],
+                    bars[series],
+                    top,
+                    first=column == 0,
+                    bar_in=width_in * 0.9 / room,
+                    tall_in=max(0.3, line_in - 0.85 - 0.14 * (title.count("\n") + 1)),
+                )
+                axes.set_title(title, size=small())
                 if column == 0 and len(set(setting)) > 1:
-                    axes.set_ylabel(f"{setting[series]}\n{axes.get_ylabel()}")
-        figure.legend(handles=_lap_handles(parts), loc="outside lower center", ncols=3)
+                    words = (setting[series], axes.get_ylabel())
+                    axes.set_ylabel("\n".join(folded(each, line_in - 0.6) for each in words))
+        legend(figure, _lap_handles(parts), width_in)
         return figure
 
     hidden = parts.loc[parts["note"] == "inside backward", "series"].drop_duplicates()
@@ -561,6 +731,8 @@ def _breakdown(analysis: Analysis) -> Drawing | None:
         "shown in ms for each number of workers. The parts add up to the step; 'unexplained' is what no part covers. "
         "'Waiting' is exposed: from the end of a worker's own backward pass to the averaged gradients."
     )
+    if len(order) > MOST_LINES:
+        caption += " Where a page has no room for all of them, the last series stand in the data only."
     if len(hidden):
         names = ", ".join(styles[series].label for series in hidden)
         caption += f" {names}: communication runs inside the backward pass and cannot be told apart (hatched)."
@@ -581,32 +753,29 @@ def _bars(parts: pd.DataFrame) -> list[Bar]:
 
 def _bars_of(line: Sequence[str], bars: dict[str, list[Bar]]) -> float:
     """Return the width of a line of panels in bars; each panel has a margin of its own."""
-    return sum(len(bars[series]) + 0.9 for series in line)
+    return sum(_wide(bars[series]) for series in line)
 
 
-def _wrapped(order: Sequence[str], bars: dict[str, list[Bar]], width_in: float) -> list[list[str]]:
+def _wide(bars: Sequence[Bar]) -> float:
+    """Return the width of a panel in bars; one with a single bar needs room for its title."""
+    return max(len(bars), 1.8) + 0.9
+
+
+def _wrapped(order: Sequence[str], bars: dict[str, list[Bar]], most_bars: float) -> list[list[str]]:
     """Distribute the panels of one setting over lines that leave every bar enough room."""
     lines: list[list[str]] = [[]]
     for series in order:
-        if lines[-1] and _bars_of([*lines[-1], series], bars) > width_in / 0.27:
+        if lines[-1] and _bars_of([*lines[-1], series], bars) > most_bars:
             lines.append([])
         lines[-1].append(series)
     return lines
 
 
-def _folded(title: str, width_in: float) -> str:
-    """Break a panel title where its panel is too narrow for it."""
-    room = max(8, int(width_in / 0.068))
-    words, lines = re.split(r"(?<=[/ ])", title), [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word.rstrip()) > room:
-            lines.append("")
-        lines[-1] += word
-    return "\n".join(line.strip() for line in lines)
-
-
-def _stack(axes: Axes, bars: Sequence[Bar], top: float, *, first: bool, bar_in: float) -> None:
-    narrow = bar_in < 0.25
+def _stack(
+    axes: Axes, title: str, bars: Sequence[Bar], top: float, *, first: bool, bar_in: float, tall_in: float
+) -> None:
+    narrow = text_in("88%") > 0.66 * bar_in
+    upright = max(text_in(_height(bar)) for bar in bars) > 0.96 * bar_in
     for place, bar in enumerate(bars):
         foot = 0.0
         for lap, look in LAPS.items():
@@ -614,7 +783,7 @@ def _stack(axes: Axes, bars: Sequence[Bar], top: float, *, first: bool, bar_in: 
             if not value > 0:
                 continue
             hidden = lap == "backward" and bar["sync"]["note"] == "inside backward" and bar["step"]["workers"] > 1
-            axes.bar(
+            part = axes.bar(
                 place,
                 value,
                 bottom=foot,
@@ -625,33 +794,52 @@ def _stack(axes: Axes, bars: Sequence[Bar], top: float, *, first: bool, bar_in: 
                 linewidth=0.5,
                 zorder=2,
             )
-            if lap == "sync" and value > (0.14 if narrow else 0.07) * top:
+            mark(part, series=look.label, tips=[_part_words(title, bar[lap])])
+            if lap == "sync" and value / top * tall_in > (text_in("88%") if narrow else small() / 72):
                 axes.text(
                     place,
                     foot + value / 2,
                     f"{bar[lap]['share'] * 100:.0f}%",
                     ha="center",
                     va="center",
-                    size=6.5,
+                    size=small(),
                     rotation=90 if narrow else 0,
                     color=look.ink,
                     zorder=3,
                 )
             foot += value
-        axes.text(place, foot + 0.015 * top, f"{bar['step']['mean_s'] * 1000:#.3g}", ha="center", va="bottom", size=7)
+        axes.text(
+            place,
+            foot + 0.015 * top,
+            _height(bar),
+            ha="center",
+            va="bottom",
+            size=small(),
+            rotation=90 if upright else 0,
+        )
     nodes = [int(bar["step"]["nodes"]) for bar in bars]
     labels = [f"{int(bar['step']['workers'])}" for bar in bars]
     if len(set(nodes)) > 1:
         labels = [f"{label}\n({count})" for label, count in zip(labels, nodes, strict=True)]
     axes.set_xticks(range(len(bars)), labels)
     axes.set_xlim(-0.6, len(bars) - 0.4)
-    axes.set_ylim(0, top)
+    axes.set_ylim(0, top * (1 + (max(text_in(_height(bar)) for bar in bars) if upright else 0.05) / tall_in))
     axes.tick_params(axis="x", length=0)
     axes.set_xlabel("Workers" if len(set(nodes)) == 1 else "Workers (nodes)")
     if first:
         axes.set_ylabel("Mean time per step / ms")
     else:
         axes.tick_params(axis="y", labelleft=False)
+
+
+def _height(bar: Bar) -> str:
+    return f"{bar['step']['mean_s'] * 1000:#.3g}"
+
+
+def _part_words(title: str, row: Mapping[Any, Any]) -> str:
+    """Return what pointing at one part of a bar says."""
+    time = f"{milliseconds(row['mean_s'])}{THIN}ms, {percent(row['share'])} of the step"
+    return f"{title}, {plural(row['workers'], 'worker')}: {time}, {plural(row['repeats'], 'repeat')}"
 
 
 def _lap_handles(parts: pd.DataFrame) -> list[Any]:

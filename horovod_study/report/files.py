@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from horovod_study.errors import RecordError
-from horovod_study.report.style import settled, style, to_bytes
+from horovod_study.report.style import TEXT, Look, settled, style, to_bytes
 
 FORMATS = ("pdf", "svg", "png")
 
@@ -20,18 +20,20 @@ def write_result(
     what: str = "figure",
     choose: str = "--out",
     make: bool = True,
+    look: Look = TEXT,
     **looks: Any,
 ) -> list[Path]:
     """Write `figures` (name -> what draws it) as PDF, SVG and PNG, then `texts` (file -> content); return the paths.
 
-    `looks` are settings of matplotlib with two underscores for each dot. Raises RecordError, which says that `what`
+    Letters are those of `look`, whose width the functions draw for; `looks` are settings of matplotlib with two
+    underscores for each dot. Raises RecordError, which says that `what`
     cannot be written and to choose a writable `choose`; without `make` also where the folder does not exist.
     """
     paths = []
     try:
         if make:
             directory.mkdir(parents=True, exist_ok=True)
-        with style(**looks):
+        with style(look, **looks):
             for name, draw in figures.items():
                 figure = settled(draw())
                 for form in FORMATS:

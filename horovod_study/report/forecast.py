@@ -18,7 +18,18 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from horovod_study.analysis.forecast import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.holdout import COMBINED
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures import Drawing, legend, marker
+from horovod_study.report.figures import (
+    MOST_PANELS,
+    Drawing,
+    boundary_words,
+    grid_of,
+    in_table_only,
+    legend,
+    marker,
+    node_boundaries,
+    panel_in,
+)
+from horovod_study.report.interactive import mark
 from horovod_study.report.style import (
     EXTRAPOLATED_DASH,
     LAW_NAMES,
@@ -26,15 +37,17 @@ from horovod_study.report.style import (
     QUIET,
     SHADE,
     SeriesStyle,
+    folded,
     series_labels,
     series_styles,
+    small,
+    text_in,
 )
-from horovod_study.report.wording import THIN, listed, percent, plural, rounded
+from horovod_study.report.wording import THIN, listed, percent, plural, rounded, tips
 
 NAME = "forecast"
-MOST_COLUMNS = 2
 NOTHING = "\u2013"
-_TICK_IN = 0.3  # room of one worker count on an axis
+_TICK_GAP_IN = 0.08  # between the labels of two worker counts
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
@@ -43,20 +56,22 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     if shown.empty:
         return []
     styles = series_styles(analysis.points)
-    settings = list(shown["setting"].drop_duplicates())
+    every = list(shown["setting"].drop_duplicates())
+    settings = every[:MOST_PANELS]
+    partitions = analysis.points.drop_duplicates("series").set_index("series")["partition"]
+    placed = shown.assign(partition=shown["series"].map(partitions))
 
     def draw(width_in: float) -> Figure:
-        columns = min(len(settings), MOST_COLUMNS)
-        rows = math.ceil(len(settings) / columns)
-        height_in = rows * width_in * (0.6 if columns == 1 else 0.46) + 0.7
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        rows, columns, height_in = grid_of(width_in, len(settings), alone=0.6, beside=0.46)
+        wide_in = panel_in(width_in, len(settings))
+        figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
         for spare in grid.flat[len(settings) :]:
             spare.remove()
         for axes, setting in zip(grid.flat, settings, strict=False):
-            _panel(axes, shown[shown["setting"] == setting], styles, width_in / columns)
+            _panel(axes, placed[placed["setting"] == setting], styles, wide_in, 0.75 * height_in / rows)
             if len(settings) > 1:
-                axes.set_title(setting)
+                axes.set_title(folded(setting, 0.8 * wide_in))
         legend(figure, _handles(shown, styles), width_in)
         return figure
 
@@ -71,9 +86,11 @@ def drawings(analysis: Analysis) -> list[Drawing]:
                 "the largest measured count and at full nodes, dashed lines between them; bands: 95 % interval of a "
                 "single run there. Thin grey: ideal, the throughput of the baseline times N, or of the smallest "
                 "measured count where there is no baseline. Forecasts are a weighted combination of laws; what the "
-                "same method did with the largest measured counts hidden stands in the table." + _node_words(shown)
+                "same method did with the largest measured counts hidden stands in the table."
+                + boundary_words(placed)
+                + in_table_only(every)
             ),
-            data=shown,
+            data=placed,
             draw=draw,
         )
     ]
@@ -185,35 +202,31 @@ def _count(one: Mapping[str, Any]) -> str:
     return f"{plural(one['workers'], 'worker')} [{one['low']}, {high}]"
 
 
-def _node_words(shown: pd.DataFrame) -> str:
-    return " Dashed vertical line: further workers need a second node." if _second_node(shown) is not None else ""
-
-
 # ---------------------------------------------------------------------------------------------------- drawing
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], panel_in: float) -> None:
+def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], wide_in: float, tall_in: float) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     first, last = float(rows["workers"].min()), float(rows["workers"].max())
     begin = float(rows.loc[rows["kind"] == MEASURED, "workers"].max())
     axes.axvspan(begin, last * 1.12, color=SHADE, linewidth=0, zorder=0)
-    axes.text(0.99, 0.015, "forecast", transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=7.5)
+    axes.text(0.99, 0.015, "forecast", transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=small())
     for _, own in rows.drop_duplicates(["workers", "ideal_samples_per_s"]).groupby("series", sort=False):
         axes.plot(own["workers"], own["ideal_samples_per_s"] / 1000, color=QUIET, linewidth=0.7, zorder=1)
     for series, own in rows.groupby("series", sort=False):
         _series(axes, own, styles[str(series)])
-    _second(axes, rows)
     told = rows.loc[rows["kind"].isin([MEASURED, FORECAST]), ["workers", "kind"]]
-    axes.xaxis.set_major_locator(FixedLocator(_ticks(told, panel_in, first, last)))
+    axes.xaxis.set_major_locator(FixedLocator(_ticks(told, wide_in, first, last)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if tall_in > 1.1 else (1.0,)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlim(first / 1.12, last * 1.12)
+    node_boundaries(axes, rows, wide_in, first=True)
     axes.set_xlabel("Workers")
-    axes.set_ylabel("Throughput / 1000 samples/s")
+    axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.8 * tall_in))
 
 
 def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
@@ -222,10 +235,10 @@ def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
     # The band opens at the last measurement, whose own spread is drawn as a bar.
     start = last.assign(low=last["samples_per_s"], high=last["samples_per_s"])
     band = pd.concat([start, told])
-    axes.fill_between(
+    shade = axes.fill_between(
         band["workers"], band["low"] / 1000, band["high"] / 1000, color=look.color, alpha=0.13, linewidth=0, zorder=1.5
     )
-    axes.plot(
+    ahead = axes.plot(
         band["workers"],
         band["samples_per_s"] / 1000,
         color=look.color,
@@ -234,7 +247,7 @@ def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
         dash_capstyle="butt",
         zorder=2.5,
     )
-    axes.plot(
+    line = axes.plot(
         measured["workers"],
         measured["samples_per_s"] / 1000,
         color=look.color,
@@ -242,7 +255,7 @@ def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
         linestyle=look.dash,
         zorder=2.5,
     )
-    axes.vlines(
+    spread = axes.vlines(
         measured["workers"],
         measured["samples_per_s_min"] / 1000,
         measured["samples_per_s_max"] / 1000,
@@ -250,38 +263,22 @@ def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
         linewidth=1.1,
         zorder=3,
     )
-    axes.plot(measured["workers"], measured["samples_per_s"] / 1000, linestyle="none", **marker(look), zorder=4)
+    dots = axes.plot(measured["workers"], measured["samples_per_s"] / 1000, linestyle="none", **marker(look), zorder=4)
     asked = told[told["kind"] == FORECAST]
-    axes.plot(asked["workers"], asked["samples_per_s"] / 1000, linestyle="none", **_hollow(look), zorder=4)
+    hollow = axes.plot(asked["workers"], asked["samples_per_s"] / 1000, linestyle="none", **_hollow(look), zorder=4)
+    mark([shade, ahead, line, spread], series=look.label)
+    mark(dots, series=look.label, tips=tips(measured, "samples_per_s", unit="samples/s", note="measured"))
+    told_words = tips(asked, "samples_per_s", low="low", high="high", unit="samples/s", note="forecast")
+    mark(hollow, series=look.label, tips=told_words)
 
 
 def _hollow(look: SeriesStyle) -> dict[str, Any]:
     return {**marker(look), "markerfacecolor": PAPER, "markeredgecolor": look.color, "markeredgewidth": 1.1}
 
 
-def _second_node(rows: pd.DataFrame) -> tuple[float, float] | None:
-    """Return the largest count on one node and the smallest on more; None where the nodes do not change or overlap."""
-    known = rows[rows["nodes"].notna()]
-    inside, beyond = known.loc[known["nodes"] == 1, "workers"], known.loc[known["nodes"] > 1, "workers"]
-    if inside.empty or beyond.empty or inside.max() >= beyond.min():
-        return None
-    return float(inside.max()), float(beyond.min())
-
-
-def _second(axes: Axes, rows: pd.DataFrame) -> None:
-    ends = _second_node(rows)
-    if ends is None:
-        return
-    x = math.sqrt(ends[0] * ends[1])
-    axes.axvline(x, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-    axes.text(
-        x * 1.03, 0.98, "2 nodes", transform=axes.get_xaxis_transform(), color=QUIET, size=7.5, va="top", ha="left"
-    )
-
-
-def _ticks(told: pd.DataFrame, panel_in: float, first: float, last: float) -> list[float]:
+def _ticks(told: pd.DataFrame, wide_in: float, first: float, last: float) -> list[float]:
     """Return the counts to label, as many as fit: the measured ends, then what is foretold, then the rest."""
-    gap = _TICK_IN / (0.85 * panel_in) * math.log2(1.25 * last / first)
+    gap = (text_in(f"{last:.0f}") + _TICK_GAP_IN) / (0.82 * wide_in) * math.log2(1.25 * last / first)
     measured = sorted({float(each) for each in told.loc[told["kind"] == MEASURED, "workers"]})
     asked = sorted({float(each) for each in told.loc[told["kind"] == FORECAST, "workers"]}, reverse=True)
     ticks: list[float] = []
@@ -300,7 +297,8 @@ def _handles(shown: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> list[Any
         if key in labels:
             continue
         labels.add(key)
-        handles.append(Line2D([], [], color=look.color, linewidth=1.2, **marker(look), label=look.label))
+        line = Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=look.label)
+        handles.append(line)
     handles.append(
         Line2D(
             [],

@@ -1,5 +1,12 @@
-"""report.html: one file that a person opens first and can send on; it needs no network, no script and no other file."""
+"""report.html: one file that a person opens first and can send on; it needs no network and no other file.
 
+The page is complete without its script: figures are inline SVG, tables are tables. The script (report/static) adds
+values to point at, legend entries that hide a series, zoom, downloads and the choice of light or dark; it makes its
+buttons itself, so that none is there without it. Every *.js and *.css of report/static becomes part of the page.
+"""
+
+import base64
+import hashlib
 import html
 import math
 from collections.abc import Mapping, Sequence
@@ -16,9 +23,11 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.points import short_rate
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
-from horovod_study.report import boundary, forecast, resources, synchronisation
-from horovod_study.report.figures import Drawing, css_name, drawings, inline_svg, write_figures
-from horovod_study.report.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, series_labels
+from horovod_study.report import boundary, forecast, resources, run_pages, synchronisation
+from horovod_study.report.figures import Drawing, drawings, write_figures
+from horovod_study.report.interactive import css_name, inline, script_json, static
+from horovod_study.report.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, TEXT, Look, series_labels
+from horovod_study.report.tables import tables, write_tables
 from horovod_study.report.wording import (
     THIN,
     headline,
@@ -30,6 +39,7 @@ from horovod_study.report.wording import (
     rounded,
     scientific,
     sentences,
+    subheadline,
     with_interval,
 )
 
@@ -41,36 +51,42 @@ WIDE_IN = 6.3
 LEARNING = ("learning", "targets", "sensitivity")
 """The figures of the section on learning."""
 
-WIDTHS_IN = {
-    "breakdown": WIDE_IN,
-    "throughput": 5.0,
-    boundary.NAME: WIDE_IN,
-    forecast.NAME: WIDE_IN,
-    resources.NAME: WIDE_IN,
-    **dict.fromkeys((*LEARNING, *synchronisation.NAMES), WIDE_IN),
-}
-"""Widths at which figures that stand alone are drawn for the page, where they differ from SCREEN_WIDTH_IN."""
+CLAIMED = (
+    *(*PAIRED, "breakdown", "throughput"),
+    *(boundary.NAME, forecast.NAME, resources.NAME, *synchronisation.NAMES, *LEARNING),
+)
+"""Figures that a section shows; all others stand in a section of their own."""
+
+WIDTHS_IN = {**dict.fromkeys(PAIRED, SCREEN_WIDTH_IN), "throughput": 5.0}
+"""Widths at which figures are drawn for the page, where they differ from WIDE_IN."""
+
+MOST_CSV = 60_000
+"""Letters of a figure's data up to which the page carries it for download; beyond, it is in figures/ alone."""
 
 NOTHING = "\u2013"
 """In a cell that has no value: unknown is not zero."""
 
 
-def write_report(analysis: Analysis, directory: Path) -> list[Path]:
-    """Write report.html and the files of its figures (figures/) to `directory`; return the paths, the page first.
+def write_report(
+    analysis: Analysis, directory: Path, *, look: Look = TEXT, pgf: bool = False, against: Any = None
+) -> list[Path]:
+    """Write report.html, the files of its figures (figures/) and of its tables (tables/); return the paths, page first.
 
-    Raises RecordError when the directory cannot be written.
+    `look` and `pgf` are those of `figures.write_figures`; `against` is a comparison with another study
+    (analysis/study_comparison.py) that the page shows, too. Raises RecordError when the directory cannot be written.
     """
     page = directory / "report.html"
-    text = render(analysis)
+    text = render(analysis, against=against)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RecordError(f"{page}: cannot be written ({error.strerror or error}); choose a writable folder") from None
-    return [page, *write_figures(analysis, directory / "figures")]
+    drawn = write_figures(analysis, directory / "figures", look=look, pgf=pgf)
+    return [page, *drawn, *write_tables(analysis, directory / "tables")]
 
 
-def render(analysis: Analysis) -> str:
+def render(analysis: Analysis, *, against: Any = None) -> str:
     """Return the page as text; equal analyses give equal pages."""
     environment = Environment(
         loader=PackageLoader("horovod_study", "report/templates"),
@@ -82,12 +98,17 @@ def render(analysis: Analysis) -> str:
     settings = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique()
     widths_in = dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {}
     figures = {drawing.name: _figure(drawing, widths_in) for drawing in drawings(analysis)}
+    script = static(".js")
     labels = series_labels(analysis.points)
     provenance = analysis.provenance
-    return environment.get_template("report.html.j2").render(
+    page: dict[str, Any] = dict(  # noqa: C408
         title=f"Scaling of {', '.join(provenance['studies'])}",
         eyebrow=_eyebrow(provenance),
         headline=headline(analysis),
+        subheadline=subheadline(analysis),
+        policy=_policy(script),
+        script=Markup(script),
+        sheet=Markup(static(".css")),
         findings=sentences(analysis),
         tiles=_tiles(analysis, labels),
         stacked=settings > 1,
@@ -102,6 +123,7 @@ def render(analysis: Analysis) -> str:
         ahead=figures.get(forecast.NAME),
         foretold=forecast.table(analysis),
         learning=[figures[name] for name in LEARNING if name in figures],
+        more=[figure for name, figure in figures.items() if name not in CLAIMED],
         learned=learned(analysis),
         learned_cells=_learned(analysis, labels),
         targets=_targets(analysis, labels),
@@ -127,20 +149,77 @@ def render(analysis: Analysis) -> str:
         environments=_environments(provenance),
         measurement=_measurement(provenance, labels),
         commands=list(provenance["commands"]),
+        tables=[(table.name, table.title) for table in tables(analysis)],
+        compared=_compared(against),
+        run_pages=run_pages.section(analysis),
         version=__version__,
         light=[(css_name(color), color) for color in DARK],
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
         nothing=NOTHING,
     )
+    return environment.get_template("report.html.j2").render(**page, contents=_contents(page))
+
+
+_CONTENTS = (
+    ("compared", "against", "Against the other study"),
+    ("scaling", "scaling", "Scaling"),
+    ("step", "step", "Inside a step"),
+    ("jumps", "nodes", "Across nodes"),
+    ("waiting", "synchronisation", "Synchronisation"),
+    ("foretold", "forecast", "Forecast"),
+    ("learning", "learning", "Learning"),
+    ("energy", "resources", "Energy and hours"),
+    ("points", "points", "All points"),
+    ("laws", "laws", "Fitted laws"),
+    ("more", "more-figures", "More figures"),
+    ("run_pages", "runs", "Runs"),
+    ("doubts", "doubts", "Doubts"),
+    ("method", "method", "How it was measured"),
+    ("definitions", "definitions", "Definitions"),
+)
+"""What a section needs, its id and its title; a section without an entry for what it needs is always there."""
+
+
+def _contents(page: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return ids and titles of the sections that this page has, in their order."""
+    needs = {
+        **{name: bool(page[name]) for name in ("compared", "jumps", "foretold", "learning", "more", "run_pages")},
+        "waiting": bool(page["waiting"]["shown"]),
+        "energy": bool(page["resources"]["rows"]),
+    }
+    return [(place, title) for need, place, title in _CONTENTS if needs.get(need, True)]
+
+
+def _compared(against: Any) -> dict[str, Any] | None:
+    """Return what the section on the difference to another study shows; None without one."""
+    if against is None:
+        return None
+    from horovod_study.report import against as compared
+
+    figures = [_figure(drawing, {}) for drawing in compared.drawings(against)]
+    return {**compared.section(against), "figures": figures}
+
+
+def _policy(script: str) -> str:
+    """Return the rule that this page keeps: no request to anywhere, no script but its own."""
+    own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    rules = ("default-src 'none'", "style-src 'unsafe-inline'", f"script-src 'sha256-{own}'", "img-src data:")
+    return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
 
 
 def _figure(drawing: Drawing, widths_in: Mapping[str, float]) -> dict[str, Any]:
     # The drawing is ours, but names of series stand in it: matplotlib escapes them when it writes XML.
     label = html.escape(drawing.alt, quote=True)
-    svg = inline_svg(drawing, width_in={**WIDTHS_IN, **widths_in}.get(drawing.name, SCREEN_WIDTH_IN)).replace(
-        "<svg ", f'<svg role="img" aria-label="{label}" ', 1
-    )
-    return {"name": drawing.name, "title": drawing.title, "svg": Markup(svg), "caption": drawing.caption}
+    made = inline(drawing, width_in={**WIDTHS_IN, **widths_in}.get(drawing.name, WIDE_IN))
+    svg = made.svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    rows = drawing.data.to_csv(index=False, lineterminator="\n")
+    return {
+        "name": drawing.name,
+        "title": drawing.title,
+        "svg": Markup(svg),
+        "caption": drawing.caption,
+        "facts": script_json({**made.data, "csv": rows if len(rows) <= MOST_CSV else None}),
+    }
 
 
 def _eyebrow(provenance: Mapping[str, Any]) -> str:

@@ -17,8 +17,22 @@ from horovod_study.analysis.pauses import MOST, Pause, Period
 from horovod_study.analysis.rank_steps import PARTS
 from horovod_study.analysis.stragglers import CAUSES, Lateness
 from horovod_study.records import RecordedBeside, RecordedRun
+from horovod_study.report.figures import legend
 from horovod_study.report.files import write_result
-from horovod_study.report.style import INK, LAPS, PAPER, PRINT_WIDTH_IN, QUIET, SHADE, way
+from horovod_study.report.style import (
+    INK,
+    LAPS,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    SHADE,
+    TEXT,
+    Look,
+    folded,
+    small,
+    text_in,
+    way,
+)
 from horovod_study.report.system import write_system
 from horovod_study.report.wording import listed, plural
 
@@ -37,19 +51,23 @@ _EVEN = "#4d5159"
 _CLOSES = 1e-6
 
 
-def write_inspection(found: Inspection, run: RecordedRun, beside: RecordedBeside, directory: Path) -> list[Path]:
+def write_inspection(
+    found: Inspection, run: RecordedRun, beside: RecordedBeside, directory: Path, *, look: Look = TEXT
+) -> list[Path]:
     """Write inspect.json, inspect.txt and the figures (PDF, SVG, PNG), those of the hosts too; return the paths."""
-    figures = {STEPS: lambda: draw_steps(found, PRINT_WIDTH_IN)}
+    figures = {STEPS: lambda: draw_steps(found, look.width_in)}
     if found.stragglers.ranks:
-        figures[RANKS] = lambda: draw_ranks(found, PRINT_WIDTH_IN)
+        figures[RANKS] = lambda: draw_ranks(found, look.width_in)
     texts = {
         f"{NAME}.json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
         f"{NAME}.txt": "\n".join([*result_lines(found), "", *captions(found)]) + "\n",
     }
-    paths = write_result(directory, figures=figures, texts=texts, what="inspection")
+    paths = write_result(directory, figures=figures, texts=texts, what="inspection", look=look)
     if beside.system:
         steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
-        paths += write_system(directory, beside.system, steps, beside.evaluations, first_timed=run.first_step)
+        paths += write_system(
+            directory, beside.system, steps, beside.evaluations, first_timed=run.first_step, look=look
+        )
     return paths
 
 
@@ -367,7 +385,7 @@ def _decimals(late: Lateness) -> int:
 def draw_steps(found: Inspection, width_in: float) -> Figure:
     """Return step times over the run with their laps stacked; call it inside style()."""
     course = found.course
-    figure = Figure(figsize=(width_in, 0.52 * width_in), layout="constrained")
+    figure = Figure(figsize=(width_in, max(0.46 * width_in, 1.5) + 0.35), layout="constrained")
     axes = figure.subplots()
     edges = np.concatenate([course.first, course.last[-1:] + 1]) - 0.5
     bottom = np.zeros(len(course.first))
@@ -396,17 +414,18 @@ def draw_steps(found: Inspection, width_in: float) -> Figure:
     if found.excluded:
         axes.axvspan(edges[0], found.first_step - 0.5, facecolor=SHADE, edgecolor="none", alpha=0.75, zorder=4)
         axes.axvline(found.first_step - 0.5, color=QUIET, linewidth=0.8, zorder=4)
-    _mark_pauses(axes, found, roof)
+    _mark_pauses(axes, found, roof, width_in)
     axes.set_xlabel("Step")
-    axes.set_ylabel("ms per step, mean over ranks")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.set_ylabel(folded("ms per step, mean over ranks", 1.4))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8 if width_in >= NARROW_IN else 4))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    handles = [Patch(facecolor=LAPS[lap].color, edgecolor=QUIET, hatch=LAPS[lap].hatch, linewidth=0.4) for lap in shown]
-    labels = [LAPS[lap].label for lap in shown]
+    handles = [
+        Patch(facecolor=look.color, edgecolor=QUIET, hatch=look.hatch, linewidth=0.4, label=look.label)
+        for look in (LAPS[lap] for lap in shown)
+    ]
     if found.excluded:
-        handles.append(Patch(facecolor=SHADE, edgecolor=QUIET, linewidth=0.4))
-        labels.append("excluded")
-    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+        handles.append(Patch(facecolor=SHADE, edgecolor=QUIET, linewidth=0.4, label="excluded"))
+    legend(figure, handles, width_in)
     return figure
 
 
@@ -419,7 +438,7 @@ def _roof(found: Inspection) -> float:
     return 1.25e3 * float(max(1.3 * np.median(usual), min(np.quantile(high, 0.9), 3 * np.median(usual))))
 
 
-def _mark_pauses(axes: Axes, found: Inspection, roof: float) -> None:
+def _mark_pauses(axes: Axes, found: Inspection, roof: float, wide_in: float) -> None:
     """Put a triangle at each listed pause, and its number at those that have room beside longer ones."""
     pauses = found.pauses.longest
     if not pauses:
@@ -442,16 +461,18 @@ def _mark_pauses(axes: Axes, found: Inspection, roof: float) -> None:
         if len(placed) == _LABELS:
             break
         at = (each.step - left) / (right - left)
-        if all(abs(at - other) > 0.15 for other in placed):
+        words = f"{each.step:,}\n+{1e3 * each.size_s:.{2 if each.size_s < 0.01 else 0}f} ms"
+        if all(abs(at - other) > (text_in(words) + 0.1) / (0.85 * wide_in) for other in placed):
             placed.append(at)
+            edge = (text_in(words) / 2 + 0.03) / (0.85 * wide_in)
             axes.annotate(
-                f"{each.step:,}\n+{1e3 * each.size_s:.{2 if each.size_s < 0.01 else 0}f} ms",
+                words,
                 (each.step, 0.94 * roof),
                 xytext=(0, -2),
                 textcoords="offset points",
-                ha="left" if at < 0.06 else "right" if at > 0.94 else "center",
+                ha="left" if at < edge else "right" if at > 1 - edge else "center",
                 va="top",
-                size=7,
+                size=small(),
                 color=INK,
                 zorder=7,
                 bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 1},
@@ -462,8 +483,13 @@ def draw_ranks(found: Inspection, width_in: float) -> Figure:
     """Return the lateness of each rank and how often it is the last one; call it inside style()."""
     shown = {each.rank for each in _chosen(found)}
     late = [each for each in found.stragglers.ranks if each.rank in shown]
-    figure = Figure(figsize=(width_in, 0.75 + 0.24 * max(3, len(late))), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
+    narrow = width_in < NARROW_IN
+    tall_in = 0.5 + 0.24 * max(3, len(late))
+    figure = Figure(figsize=(width_in, 0.25 + (2 if narrow else 1) * tall_in), layout="constrained")
+    if narrow:
+        left, right = figure.subplots(2, 1, sharey=True)
+    else:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
     for place, each in enumerate(late):
         color = _SLOW if each.rank in found.stragglers.slow else _EVEN
         left.plot([1e3 * each.low_s, 1e3 * each.high_s], [place, place], color=color, linewidth=1.2, zorder=3)

@@ -16,22 +16,34 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures import Drawing, legend, marker, worker_axis
+from horovod_study.report.figures import (
+    MOST_HEIGHT_IN,
+    Drawing,
+    boundary_words,
+    legend,
+    marker,
+    node_boundaries,
+    worker_axis,
+)
+from horovod_study.report.interactive import mark
 from horovod_study.report.style import (
     EXTRAPOLATED_DASH,
     LAW_NAMES,
+    NARROW_IN,
     PAPER,
     QUIET,
     SHADE,
     SeriesStyle,
+    folded,
     series_labels,
     series_styles,
+    small,
 )
-from horovod_study.report.wording import number, plural, rounded, scientific, with_interval
+from horovod_study.report.wording import number, plural, rounded, scientific, tips, with_interval
 
 NAME = "resources"
 NOTHING = "\u2013"
-MOST_ROWS = 4
+MOST_ROWS = 3
 
 _SIZES = {
     "J": ((1.0, "J"), (1e-3, "mJ"), (1e-6, "\u00b5J")),
@@ -63,19 +75,20 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
 
     def draw(width_in: float) -> Figure:
-        columns = len(panels) if width_in > 4 else 1
+        columns = len(panels) if width_in >= 1.7 * len(panels) and width_in >= NARROW_IN else 1
         lines = -(-len(panels) // columns)
         panel_in = width_in / columns
-        height_in = len(settings) * lines * max(1.9, 0.8 * panel_in if columns > 1 else 0.5 * panel_in) + 0.6
+        tall_in = max(1.75, 0.8 * panel_in if columns > 1 else 0.5 * panel_in)
+        height_in = min(len(settings) * lines * tall_in, MOST_HEIGHT_IN) + 0.45
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         grid = figure.subplots(len(settings) * lines, columns, squeeze=False)
         for block, setting in enumerate(settings):
             for place, panel in enumerate(panels):
                 axes = grid[block * lines + place // columns][place % columns]
                 own = shown[shown["setting"] == setting]
-                _draw(axes, panel, own, analysis.crossings, curves, styles, panel_in)
+                _draw(axes, panel, own, analysis.crossings, curves, styles, panel_in, 0.6 * height_in / len(grid))
                 if len(settings) > 1 and place == 0:
-                    axes.set_title(setting)
+                    axes.set_title(folded(setting, 0.8 * panel_in))
         legend(figure, _handles(shown, analysis, panels, styles), width_in)
         return figure
 
@@ -85,7 +98,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
             title="What training costs",
             alt="Energy per sample and worker hours against the number of workers; the values are in the table.",
             caption=_caption(analysis, panels, curves, styles),
-            data=_data(shown, curves),
+            data=_data(shown, curves, analysis.crossings),
             draw=draw,
         )
     ]
@@ -192,8 +205,9 @@ def _panel(quantity: str, target: float, words: str, kind: str, values: pd.Serie
     return _Panel(quantity=quantity, target_mse=target, label=label, unit=size, unit_name=name)
 
 
-def _data(shown: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    frames = [shown.assign(kind="point"), curves.assign(kind="line")]
+def _data(shown: pd.DataFrame, curves: pd.DataFrame, crossings: pd.DataFrame) -> pd.DataFrame:
+    met = crossings[crossings["series"].isin(shown["series"])]
+    frames = [shown.assign(kind="point"), curves.assign(kind="line"), met.assign(kind="run")]
     return pd.concat([each for each in frames if len(each)], ignore_index=True)
 
 
@@ -227,7 +241,8 @@ def _caption(
         texts.append(
             f"Lines: the law selected by AICc with its 95 % band, dashed where extrapolated ({'; '.join(laws)})."
         )
-    return " ".join(texts)
+    texts.append(boundary_words(analysis.resources).strip())
+    return " ".join(text for text in texts if text)
 
 
 # ---------------------------------------------------------------------------------------------------- drawing
@@ -247,6 +262,7 @@ def _draw(
     curves: pd.DataFrame,
     styles: Mapping[str, SeriesStyle],
     panel_in: float,
+    tall_in: float,
 ) -> None:
     lines = _of(curves[curves["series"].isin(rows["series"])], panel)
     top = 0.0
@@ -265,19 +281,23 @@ def _draw(
     worker_axis(axes, rows["workers"], last, panel_in)
     beyond = float(lines["value"].max()) / panel.unit if len(lines) else 0.0
     axes.set_ylim(0, 1.12 * max(top, min(beyond, 2 * top)) or 1.0)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6 if tall_in > 1 else 3, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_ylabel(panel.label)
+    axes.set_ylabel(folded(panel.label, tall_in))
+    node_boundaries(axes, rows, panel_in)
     if not math.isnan(panel.target_mse):
         words = f"test MSE {scientific(panel.target_mse)}"
-        axes.text(0.03, 0.97, words, transform=axes.transAxes, ha="left", va="top", color=QUIET, size=7.5)
+        axes.text(0.03, 0.97, words, transform=axes.transAxes, ha="left", va="top", color=QUIET, size=small())
 
 
 def _points(axes: Axes, rows: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> float:
     """Draw medians and ranges of one series; return how high they reach."""
     low, middle, high = (rows[f"{panel.quantity}_{name}"] / panel.unit for name in ("min", "median", "max"))
-    axes.vlines(rows["workers"], low, high, color=look.color, linewidth=1.1, zorder=3)
-    axes.plot(rows["workers"], middle, linestyle="none", **marker(look), zorder=4)
+    spread = axes.vlines(rows["workers"], low, high, color=look.color, linewidth=1.1, zorder=3)
+    dots = axes.plot(rows["workers"], middle, linestyle="none", **marker(look), zorder=4)
+    unit = panel.unit_name
+    mark(spread, series=look.label)
+    mark(dots, series=look.label, tips=tips(rows, f"{panel.quantity}_median", unit=unit, scale=1 / panel.unit))
     return float(high.max()) if high.notna().any() else 0.0
 
 
@@ -286,8 +306,10 @@ def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> fl
     if met.empty:
         return 0.0
     values, reached = met[panel.quantity] / panel.unit, met["reached"].astype(bool)
-    axes.plot(met.loc[reached, "workers"], values[reached], linestyle="none", **marker(look), zorder=4)
-    axes.plot(
+    texts = tips(met, panel.quantity, unit=panel.unit_name, scale=1 / panel.unit)
+    dots = axes.plot(met.loc[reached, "workers"], values[reached], linestyle="none", **marker(look), zorder=4)
+    mark(dots, series=look.label, tips=[text for text, here in zip(texts, reached, strict=True) if here])
+    bounds = axes.plot(
         met.loc[~reached, "workers"],
         values[~reached],
         linestyle="none",
@@ -297,12 +319,14 @@ def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> fl
         markeredgecolor=look.color,
         zorder=4,
     )
+    missed = [f"{text}, target not met" for text, here in zip(texts, reached, strict=True) if not here]
+    mark(bounds, series=look.label, tips=missed)
     return float(values.max())
 
 
 def _law(axes: Axes, curve: pd.DataFrame, unit: float, look: SeriesStyle) -> None:
     for extrapolated, piece in _pieces(curve):
-        axes.fill_between(
+        band = axes.fill_between(
             piece["workers"],
             piece["low"] / unit,
             piece["high"] / unit,
@@ -311,7 +335,7 @@ def _law(axes: Axes, curve: pd.DataFrame, unit: float, look: SeriesStyle) -> Non
             linewidth=0,
             zorder=1.5,
         )
-        axes.plot(
+        line = axes.plot(
             piece["workers"],
             piece["value"] / unit,
             color=look.color,
@@ -321,6 +345,7 @@ def _law(axes: Axes, curve: pd.DataFrame, unit: float, look: SeriesStyle) -> Non
             dash_capstyle="butt",
             zorder=2.5,
         )
+        mark([band, line], series=look.label)
 
 
 def _pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:

@@ -20,7 +20,20 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from horovod_study.analysis.simulation.calibration import Calibration
 from horovod_study.analysis.simulation.step import PARTS
 from horovod_study.report.files import write_result
-from horovod_study.report.style import EXTRAPOLATED_DASH, INK, PAPER, PRINT_WIDTH_IN, QUIET, SHADE, looks_in_order
+from horovod_study.report.style import (
+    EXTRAPOLATED_DASH,
+    INK,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    SHADE,
+    TEXT,
+    Look,
+    folded,
+    looks_in_order,
+    small,
+    text_in,
+)
 from horovod_study.report.wording import milliseconds
 
 NAME = "simulation"
@@ -218,12 +231,13 @@ def _bytes(value: float) -> str:
 
 
 def write_simulation(
-    table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path
+    table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path, *, look: Look = TEXT
 ) -> list[Path]:
     """Write simulation.csv, .json, .txt and the figure (.pdf, .svg, .png) with its caption; return the paths."""
     return write_result(
         directory,
-        figures={NAME: lambda: draw(table, PRINT_WIDTH_IN)},
+        figures={NAME: lambda: draw(table, look.width_in)},
+        look=look,
         texts={
             f"{NAME}.csv": table.to_csv(index=False, lineterminator="\n"),
             f"{NAME}.json": json.dumps(content(table, calibration, doubts), indent=1, allow_nan=False) + "\n",
@@ -260,10 +274,15 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
     """Return speedup, efficiency and the parts of the step against workers; call it inside style()."""
     names = [str(name) for name in dict.fromkeys(table["scenario"])]
     looks = looks_in_order(names)
-    figure = Figure(figsize=(width_in, 0.98 * width_in + 0.17 * len(names)), layout="constrained")
-    halves: Any = figure.subfigures(2, 1, height_ratios=[1.0 + 0.1 * len(names), 1.0])
+    narrow = width_in < NARROW_IN
+    few = names if len(names) > 1 else []
+    entry_in = 1.4 * small() / 72
+    broken = sum(folded(name, width_in - 0.6).count("\n") + 1 for name in few)
+    heights = [(2 if narrow else 1) * (0.62 if narrow else 0.45) * width_in + entry_in * broken, 0.48 * width_in + 0.6]
+    figure = Figure(figsize=(width_in, sum(heights)), layout="constrained")
+    halves: Any = figure.subfigures(2, 1, height_ratios=heights)
     upper, lower = halves
-    left, right = upper.subplots(1, 2)
+    left, right = upper.subplots(*((2, 1) if narrow else (1, 2)))
     counts = sorted(set(table["workers"]))
     left.plot(counts, counts, color=QUIET, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=1)
     for place, (name, look) in enumerate(zip(names, looks, strict=True)):
@@ -291,21 +310,25 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
     if len(names) > 1:
         handles = [
             Line2D(
-                [], [], color=look.color, marker=look.marker, markersize=3.6, label=name, linewidth=1.0,
+                [], [], color=look.color, marker=look.marker, markersize=3.6, linewidth=1.0,
+                label=folded(name, width_in - 0.6),
                 markerfacecolor=look.color if look.filled else PAPER,
                 linestyle="-" if place == 0 else look.dash if look.dash != "-" else EXTRAPOLATED_DASH,
             )
             for place, (name, look) in enumerate(zip(names, looks, strict=True))
         ]  # fmt: skip
-        upper.legend(handles=handles, loc="outside lower center", ncols=2 if max(map(len, names)) < 36 else 1)
-    _bars(lower, table[table["scenario"] == names[0]].sort_values("workers"))
+        widest_in = max(text_in(str(handle.get_label())) for handle in handles) + 0.5
+        upper.legend(handles=handles, loc="outside lower center", ncols=max(1, min(2, int(width_in / widest_in))))
+    _bars(lower, table[table["scenario"] == names[0]].sort_values("workers"), width_in)
     return figure
 
 
-def _bars(figure: Any, own: pd.DataFrame) -> None:
+def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
     axes: Axes = figure.subplots()
-    if len(own) > _MOST_BARS:  # the first, the last and those between at equal distances
-        own = own.iloc[np.unique(np.linspace(0, len(own) - 1, _MOST_BARS).round().astype(int))]
+    widest_in = max(text_in(milliseconds(each)) for each in own["step_s"]) + 0.06
+    most = max(2, min(_MOST_BARS, int(0.85 * width_in / widest_in)))
+    if len(own) > most:  # the first, the last and those between at equal distances
+        own = own.iloc[np.unique(np.linspace(0, len(own) - 1, most).round().astype(int))]
     places, bottom = np.arange(len(own)), np.zeros(len(own))
     shown = [part for part in PARTS if part == "compute" or bool((own[f"{part}_s"] > 0).any())]
     for part in shown:
@@ -316,8 +339,8 @@ def _bars(figure: Any, own: pd.DataFrame) -> None:
         bottom = bottom + height
     for place, row, top in zip(places, own.to_dict("records"), bottom, strict=True):
         axes.annotate(
-            milliseconds(row["step_s"]), (place, top), xytext=(0, 2), textcoords="offset points", ha="center", size=7,
-            color=INK,
+            milliseconds(row["step_s"]), (place, top), xytext=(0, 2), textcoords="offset points", ha="center",
+            color=INK, size=small(),
         )  # fmt: skip
     axes.set_xticks(places, [_count(each, None) for each in own["workers"]])
     axes.set_title("Parts of the mean step (ms)")
@@ -325,7 +348,8 @@ def _bars(figure: Any, own: pd.DataFrame) -> None:
     axes.set_ylim(0, 1.1 * float(bottom.max()))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     handles = [Patch(facecolor=_COLORS[part], label=PART_NAMES[part]) for part in shown]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    widest_in = max(text_in(str(handle.get_label())) for handle in handles) + 0.5
+    figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(4, int(width_in / widest_in))))
 
 
 def _worker_axis(axes: Axes, counts: Sequence[int]) -> None:
@@ -367,7 +391,7 @@ def draw_validation(cases: Sequence[Mapping[str, Any]], *, within: float, width_
         axes.plot(ratios, [place] * len(ratios), "o", markersize=3, color=_DOT, alpha=0.55, zorder=2)
         axes.plot(middle, place, "D", markersize=5.5, color=_DOT, markeredgecolor=PAPER, zorder=3)
         axes.annotate(
-            f"{middle:.2f}", (middle, place), xytext=(0, 6), textcoords="offset points", ha="center", size=7.5
+            f"{middle:.2f}", (middle, place), xytext=(0, 6), textcoords="offset points", ha="center", size=small()
         )
     axes.set_yticks(range(len(cases)), [str(case["case"]) for case in cases])
     axes.set_ylim(len(cases) - 0.4, -0.8)

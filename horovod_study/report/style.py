@@ -4,27 +4,85 @@ Colours are those of Okabe and Ito (2008), which remain distinct to colour-blind
 series apart in grey. For dark pages each colour has a lighter twin, used through CSS variables.
 """
 
+import functools
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
+
+from horovod_study.errors import ConfigError
 
 PRINT_WIDTH_IN = 5.9
-"""Text width of a thesis page."""
+"""Text width of a thesis page: 150 mm, A4 with margins of 30 mm (KOMA-Script's 11 pt page has 147 mm)."""
+
+COLUMN_WIDTH_IN = 2.8
+"""Two figures beside each other on such a page, 8 mm apart; a column of a two-column page is about as wide."""
 
 SCREEN_WIDTH_IN = 4.6
 """Width at which figures for the page are drawn: the same type, so larger after scaling to a column."""
+
+NARROW_IN = 4.0
+"""Below this width, letters are smaller and panels stand below one another."""
+
+MM_PER_IN = 25.4
+WIDTHS_MM = (40.0, 400.0)
+"""Narrowest and widest figure: below, axis labels leave no room for data; above, it is a poster."""
+
+FONTS = ("sans", "serif")
 
 INK = "#1b1d22"
 QUIET = "#6f747d"
 GRID = "#dfe1e5"
 SHADE = "#f3f4f6"
 PAPER = "#ffffff"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """For which page figures are drawn: a width in inches and "sans" or "serif".
+
+    Letters have their size at this width: include the file unscaled. Raises ConfigError outside 40 to 400 mm.
+    """
+
+    width_in: float = PRINT_WIDTH_IN
+    font: str = "sans"
+
+    def __post_init__(self) -> None:
+        low, high = WIDTHS_MM
+        if not math.isfinite(self.width_in) or not low <= round(self.width_in * MM_PER_IN, 3) <= high:
+            raise ConfigError(
+                f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {self.width_in * MM_PER_IN:g} mm; "
+                f"say text ({PRINT_WIDTH_IN * MM_PER_IN:.0f} mm), column ({COLUMN_WIDTH_IN * MM_PER_IN:.0f} mm) or a "
+                "number of mm"
+            )
+        if self.font not in FONTS:
+            raise ConfigError(f"--font: {self.font!r} is not known; allowed: {', '.join(FONTS)}")
+
+    @classmethod
+    def of(cls, width: str, font: str = "sans") -> "Look":
+        """Return the look for a width in words: `text`, `column`, or a number of millimetres."""
+        named = {"text": PRINT_WIDTH_IN, "column": COLUMN_WIDTH_IN}
+        if width in named:
+            return cls(width_in=named[width], font=font)
+        try:
+            width_mm = float(width)
+        except ValueError:
+            raise ConfigError(
+                f"--width: {width!r} is no width; say text, column, or a number of mm, for example --width 120"
+            ) from None
+        return cls(width_in=width_mm / MM_PER_IN, font=font)
+
+
+TEXT = Look()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,17 +107,16 @@ class LapStyle:
     hatch: str = ""
 
 
-_SLOTS = (
-    ("#0072b2", "o"),
-    ("#d55e00", "s"),
-    ("#009e73", "^"),
-    ("#cc79a7", "D"),
-    ("#e69f00", "v"),
-    ("#56b4e9", "P"),
-    ("#8a6d3b", "X"),
-    ("#7a5ccc", "p"),
-)
-_USUAL_SLOT = {
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8a6d3b", "#7a5ccc")
+"""Neighbours differ in lightness too: two or three partitions stay apart in grey."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">", "*")
+
+DASHES: Mapping[str, Any] = {"nccl": "-", "mpi": (0, (5, 2)), "gloo": (0, (5, 1.5, 1, 1.5))}
+"""Lines of a transport: NCCL solid, MPI dashed, Gloo dash-dotted; whatever has no transport to tell apart is solid."""
+
+_USUAL_COLOR = {"horovod": 0, "ddp": 3, "mpi": 2}
+_USUAL_MARKER = {
     ("horovod", "mpi"): 0,
     ("horovod", "gloo"): 1,
     ("horovod", "nccl"): 2,
@@ -77,7 +134,6 @@ _VARIANTS: tuple[tuple[bool, Any], ...] = (
 
 BACKENDS = {"serial": "plain PyTorch", "horovod": "Horovod", "ddp": "PyTorch DDP", "mpi": "direct"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
-
 LAW_NAMES = {
     "constant": "constant",
     "linear": "linear",
@@ -90,7 +146,7 @@ LAW_NAMES = {
     "tree": "tree",
     "overlap": "overlap",
 }
-THIN_LAWS: dict[str, Any] = {"amdahl": (0, (5, 1.5, 1, 1.5)), "gustafson": (0, (1.2, 1.2))}
+THIN_LAWS: dict[str, Any] = {"amdahl": (0, (8, 1.5)), "gustafson": (0, (1.2, 1.2))}
 """Laws drawn thinly beside the selected one, with their dashes."""
 
 EXTRAPOLATED_DASH: Any = (0, (2.5, 2))
@@ -124,19 +180,28 @@ DARK = {
 }
 """The twin of each colour on a dark page; colours of bars that carry dark numbers stay as they are."""
 
+_FAMILIES = {
+    # Both come with matplotlib: the same letters, hence the same bytes, everywhere. STIX is drawn after Times, as wide
+    # as the text of most theses; DejaVu Serif is a fifth wider and would crowd the ticks of a column. What STIX has no
+    # letter for, DejaVu Sans has.
+    "sans": ["DejaVu Sans"],
+    "serif": ["STIXGeneral", "DejaVu Sans"],
+}
+_SIZES = {
+    # (font, narrow): letters of titles and axes, of ticks, legends and notes, in points. STIX has smaller letters at
+    # the same size.
+    ("sans", False): (8.5, 8.0),
+    ("sans", True): (7.5, 7.0),
+    ("serif", False): (9.0, 8.5),
+    ("serif", True): (8.0, 7.5),
+}
+
 _RC: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same letters, hence the same bytes, everywhere
     "text.parse_math": False,  # a dollar in a name is a dollar
-    "font.size": 8.5,
-    "axes.titlesize": 8.5,
     "axes.titleweight": "normal",
     "axes.titlelocation": "left",
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
     "legend.frameon": False,
-    "legend.handlelength": 2.2,
+    "legend.handlelength": 2.4,
     "legend.columnspacing": 1.4,
     "legend.labelspacing": 0.35,
     "text.color": INK,
@@ -164,17 +229,88 @@ _RC: dict[str, Any] = {
     "pdf.fonttype": 42,  # whole TrueType letters: editable, and accepted by printers
     "svg.hashsalt": "horovod_study",  # or the names inside an SVG would be random
     "svg.fonttype": "path",
+    "pgf.texsystem": "pdflatex",
+    "pgf.rcfonts": False,  # the letters of the document that includes the figure
+    "pgf.preamble": r"\usepackage[T1]{fontenc}\usepackage{textcomp}",
 }
 
 
 @contextmanager
-def style(**changes: Any) -> Iterator[None]:
-    """Draw and save inside this context; the user's own matplotlib settings have no say in it."""
-    with mpl.rc_context():
+def style(look: Look = TEXT, **changes: Any) -> Iterator[None]:
+    """Draw and save inside this context; the user's own matplotlib settings have no say in it.
+
+    `changes` are settings of matplotlib with two underscores for each dot.
+    """
+    body, small = _SIZES[look.font, look.width_in < NARROW_IN]
+    letters = {
+        "font.family": _FAMILIES[look.font],
+        "font.size": body,
+        "axes.titlesize": body,
+        "axes.labelsize": body,
+        "xtick.labelsize": small,
+        "ytick.labelsize": small,
+        "legend.fontsize": small,
+        "legend.title_fontsize": small,
+    }
+    with mpl.rc_context(), warnings.catch_warnings():
+        # A letter that the fonts lack, such as an emoji in a name, is a box on paper and itself on the page.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         mpl.rcdefaults()
-        settings: dict[Any, Any] = {**_RC, **{name.replace("__", "."): value for name, value in changes.items()}}
+        settings: dict[Any, Any] = {
+            **_RC,
+            **letters,
+            **{name.replace("__", "."): value for name, value in changes.items()},
+        }
         mpl.rcParams.update(settings)
         yield
+
+
+def small() -> float:
+    """Return the size of notes in points, that of ticks and legends; call it inside style()."""
+    return float(mpl.rcParams["xtick.labelsize"])
+
+
+def text_in(text: str, size: float | None = None) -> float:
+    """Return how wide the widest line of a text is, in inches at `size` points (default `small()`); inside style()."""
+    family = tuple(mpl.rcParams["font.family"])
+    return max(_line_in(line, size or small(), family) for line in text.split("\n"))
+
+
+@functools.lru_cache(4096)
+def _line_in(line: str, size: float, family: tuple[str, ...]) -> float:
+    if not line:
+        return 0.0
+    properties = FontProperties(family=list(family), size=size)
+    width_pt, _, _ = TextToPath().get_text_width_height_descent(line, properties, ismath=False)
+    return float(width_pt) / 72
+
+
+def folded(text: str, room_in: float, size: float | None = None) -> str:
+    """Break a text after blanks, slashes and commas into lines of at most `room_in` inches; inside style().
+
+    Nothing is lost: without the line breaks it is the same text.
+    """
+    lines = []
+    for given in text.split("\n"):
+        line = ""
+        for word in _words(given):
+            if line and text_in((line + word).rstrip(), size) > room_in:
+                lines.append(line)
+                line = ""
+            line += word
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _words(text: str) -> list[str]:
+    """Return the parts between which a line may break, each with the blanks behind it; `samples/s` is one."""
+    parts = [""]
+    for place, letter in enumerate(text):
+        parts[-1] += letter
+        following = text[place + 1 : place + 2]
+        if (letter in " ,:" and following not in ("", " ")) or (letter == "/" and following.isupper()):
+            parts.append("")
+    return parts
 
 
 _NO_DATE: Mapping[str, dict[str, Any]] = {
@@ -207,58 +343,79 @@ def to_bytes(figure: Figure, form: str) -> bytes:
     return stream.getvalue()
 
 
-def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
-    """Return the style of every series of a points table.
+# ---------------------------------------------------------------------------------------------------- series
 
-    The colour belongs to (partition, backend, transport); usual pairs have a fixed one, a second partition takes
-    the next that is free. Series that share it (other batches, other settings) differ by marker fill and dash.
+
+def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
+    """Return the style of every series of a points table; give it the points of the whole study.
+
+    The colour belongs to (partition, backend), the dash to the transport, the marker to the three together; usual ones
+    are fixed, those of a second partition are the next that are free. Series that share all of it (stock settings,
+    other reductions) differ by fill, then by marker; other batches and settings have panels of their own.
     """
     columns = ["series", "partition", "backend", "transport", "setting", "horovod_defaults", "reduction"]
-    series = points[columns].drop_duplicates("series")
-    slots = _slots(series)
-    seen: dict[tuple[Any, ...], list[tuple[bool, str]]] = {}
-    styles = {}
+    rows = points[columns].drop_duplicates("series").to_dict("records")
+    kinds: dict[tuple[Any, ...], int] = {}
+    places: dict[str, int] = {}
+    for row in rows:
+        key = (*_way(row), row["setting"])
+        places[row["series"]] = kinds[key] = kinds.get(key, -1) + 1
+    parallel = [row for row in rows if row["backend"] != "serial"]
+    colors = _assigned({_way(row)[:2] for row in parallel}, lambda key: _USUAL_COLOR.get(key[1]), len(COLORS))
+    markers = _assigned(
+        {(places[row["series"]] // 2, *_way(row)) for row in parallel},
+        lambda key: None if key[0] else _USUAL_MARKER.get(key[2:]),
+        len(MARKERS),
+    )
     labels = series_labels(points)
-    for row in series.to_dict("records"):
-        key = (row["partition"], row["backend"], row["transport"])
-        color, marker = _SERIAL if row["backend"] == "serial" else _SLOTS[slots[key]]
-        variant = (bool(row["horovod_defaults"]), f"{row['reduction']}")
-        kinds = seen.setdefault((*key, row["setting"]), [])
-        kinds.append(variant)
-        filled, dash = _VARIANTS[(len(kinds) - 1) % len(_VARIANTS)]
+    styles = {}
+    for row in rows:
+        way_, place = _way(row), places[row["series"]]
+        serial = row["backend"] == "serial"
         styles[row["series"]] = SeriesStyle(
             label=labels[row["series"]],
-            color=color,
-            marker=marker,
-            filled=filled,
-            dash=dash,
-            ring=row["backend"] == "serial",
+            color=_SERIAL[0] if serial else COLORS[colors[way_[:2]]],
+            marker=_SERIAL[1] if serial else MARKERS[markers[place // 2, *way_]],
+            filled=place % 2 == 0,
+            dash=DASHES.get(way_[2], "-"),
+            ring=serial,
         )
     return styles
+
+
+def _way(row: Mapping[Any, Any]) -> tuple[str, str, str]:
+    return row["partition"], row["backend"], row["transport"]
 
 
 def looks_in_order(labels: Sequence[str]) -> list[SeriesStyle]:
     """Return the style of lines that share one way of talking, such as worker counts or learning rates."""
     looks = []
     for place, label in enumerate(labels):
-        color, marker = _SLOTS[place % len(_SLOTS)]
-        filled, dash = _VARIANTS[(place + place // len(_SLOTS)) % len(_VARIANTS)]
+        filled, dash = _VARIANTS[(place + place // len(COLORS)) % len(_VARIANTS)]
+        color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
         looks.append(SeriesStyle(label=label, color=color, marker=marker, filled=filled, dash=dash))
     return looks
 
 
-def _slots(series: pd.DataFrame) -> dict[tuple[str, str, str], int]:
-    keys = sorted({(r["partition"], r["backend"], r["transport"]) for r in series.to_dict("records")})
-    keys = [key for key in keys if key[1] != "serial"]
-    slots: dict[tuple[str, str, str], int] = {}
-    for key in sorted(keys, key=lambda key: (key[1:] not in _USUAL_SLOT, key)):
-        wanted = _USUAL_SLOT.get(key[1:], 6)
-        taken = set(slots.values())
-        order = [(wanted + shift) % len(_SLOTS) for shift in range(len(_SLOTS))]
-        reserved = {_USUAL_SLOT[other[1:]] for other in keys if other[1:] in _USUAL_SLOT} - {wanted}
-        free = [slot for slot in order if slot not in taken and slot not in reserved]
-        slots[key] = (free or [slot for slot in order if slot not in taken] or [wanted])[0]
-    return slots
+_Key: TypeAlias = tuple[Any, ...]
+
+
+def _assigned(keys: Iterable[_Key], usual: Callable[[_Key], int | None], room: int) -> dict[_Key, int]:
+    """Return a place below `room` for each key: its usual one if that is free, else the next that nobody here wants.
+
+    Whoever sorts first gets the usual place. Places are used twice only when there are more keys than room.
+    """
+    order = sorted(keys, key=lambda key: (usual(key) is None, key))
+    wanted = {usual(key) for key in order}
+    places: dict[_Key, int] = {}
+    for number, key in enumerate(order):
+        first = usual(key)
+        start = first if first is not None else 0
+        taken = set(places.values())
+        free = [each % room for each in range(start, start + room) if each % room not in taken]
+        unwanted = [place for place in free if place == first or place not in wanted]
+        places[key] = (unwanted or free or [number % room])[0]
+    return places
 
 
 def series_labels(points: pd.DataFrame) -> dict[str, str]:

@@ -19,10 +19,42 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.transports import NOT_RESOLVED, RESOLVED
-from horovod_study.report.boundary import boundary_lines
-from horovod_study.report.figures import Drawing, legend, marker, worker_axis
-from horovod_study.report.style import GRID, LAW_NAMES, PAPER, QUIET, SHADE, SeriesStyle, series_labels, series_styles
-from horovod_study.report.wording import THIN, listed, milliseconds, number, percent, plural, rounded, with_interval
+from horovod_study.report.figures import (
+    Drawing,
+    boundary_words,
+    grid_of,
+    legend,
+    marker,
+    node_boundaries,
+    panel_in,
+    worker_axis,
+)
+from horovod_study.report.interactive import mark
+from horovod_study.report.style import (
+    EXTRAPOLATED_DASH,
+    GRID,
+    LAW_NAMES,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    SHADE,
+    SeriesStyle,
+    folded,
+    series_labels,
+    series_styles,
+    small,
+)
+from horovod_study.report.wording import (
+    THIN,
+    listed,
+    milliseconds,
+    number,
+    percent,
+    plural,
+    rounded,
+    tips,
+    with_interval,
+)
 
 NAMES = ("synchronisation", "transports", "batch_size")
 """The figures of the section."""
@@ -36,7 +68,6 @@ MOST_PANELS = 4
 """Settings in one figure, each with two panels."""
 FEWEST_COUNTS = 2
 
-_DASHES: Mapping[str, Any] = {"nccl": "-", "mpi": (0, (5, 2)), "gloo": (0, (5, 1.5, 1, 1.5))}
 _VARIANTS: tuple[tuple[bool, Any], ...] = (
     (True, "-"),
     (False, (0, (6, 2))),
@@ -82,12 +113,6 @@ def _shown(analysis: Analysis) -> pd.DataFrame:
     return known[counts >= FEWEST_COUNTS]
 
 
-def _styles(cells: pd.DataFrame) -> dict[str, SeriesStyle]:
-    found = series_styles(cells)
-    transports = cells.drop_duplicates("series").set_index("series")["transport"]
-    return {name: replace(look, dash=_DASHES.get(transports[name], "-")) for name, look in found.items()}
-
-
 def _against_workers(analysis: Analysis) -> Drawing | None:
     shown = _shown(analysis)
     settings = list(shown["setting"].drop_duplicates())
@@ -95,25 +120,30 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
         return None
     left_out, settings = settings[MOST_PANELS:], settings[:MOST_PANELS]
     shown = shown[shown["setting"].isin(settings)]
-    styles = _styles(analysis.synchronisation)
+    styles = series_styles(analysis.points)
     lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
     epochs = bool(shown["sync_per_epoch_s_median"].notna().any())
 
     def draw(width_in: float) -> Figure:
-        columns = 2 if epochs else 1
-        figure = Figure(figsize=(width_in, len(settings) * width_in * 0.42 + 0.5), layout="constrained")
-        grid = figure.subplots(len(settings), columns, squeeze=False)
-        for axes, setting in zip(grid, settings, strict=True):
+        kinds = 2 if epochs else 1
+        rows, columns, height_in = grid_of(width_in, len(settings) * kinds)
+        wide_in = panel_in(width_in, len(settings) * kinds)
+        figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for spare in grid[len(settings) * kinds :]:
+            spare.remove()
+        for place, setting in enumerate(settings):
+            axes = grid[place * kinds : (place + 1) * kinds]
             own = shown[shown["setting"] == setting]
             curves = lines[lines["series"].isin(own["series"])]
-            _panel(axes[0], own, curves, styles, ("sync_s", "sync_s", 1000.0), width_in / columns)
-            axes[0].set_ylabel("Waiting for gradients / ms per step")
+            _panel(axes[0], own, curves, styles, ("sync_s", "sync_s", 1000.0), wide_in)
+            axes[0].set_ylabel("Waiting / ms per step")
             if epochs:
-                _panel(axes[1], own, curves, styles, ("sync_per_epoch_s", "sync_per_epoch_s", 1.0), width_in / columns)
-                axes[1].set_ylabel("Waiting for gradients / s per epoch")
+                _panel(axes[1], own, curves, styles, ("sync_per_epoch_s", "sync_per_epoch_s", 1.0), wide_in)
+                axes[1].set_ylabel("Waiting / s per epoch")
                 _batches(axes[1], own, extrapolated=bool(curves["extrapolated"].any()))
             if len(settings) > 1:
-                axes[0].set_title(setting)
+                axes[0].set_title(folded(setting, 0.8 * wide_in))
         looks = {styles[str(series)].label: styles[str(series)] for series in shown["series"].drop_duplicates()}
         handles = [_handle(look) for look in looks.values()]
         if epochs:
@@ -138,7 +168,7 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
         )
     if len(laws) < shown["series"].nunique():
         caption += " Where no law is drawn, lines join the points on equal nodes."
-    caption += " Solid: NCCL, dashed: MPI, dash-dotted: Gloo."
+    caption += f" Solid: NCCL, dashed: MPI, dash-dotted: Gloo.{boundary_words(shown)}"
     if left_out:
         caption += f" In the table only: {listed(left_out)}."
     hidden = _hidden(analysis)
@@ -167,7 +197,7 @@ def _panel(
     curves: pd.DataFrame,
     styles: Mapping[str, SeriesStyle],
     what: tuple[str, str, float],
-    panel_in: float,
+    wide_in: float,
 ) -> None:
     column, line, scale = what
     measured = float(cells["workers"].max())
@@ -175,8 +205,22 @@ def _panel(
     for series, curve in curves.groupby("series", sort=False):
         look, x = styles[str(series)], curve["workers"]
         low, high = (curve[f"{line.removesuffix('_s')}_{end}_s"] * scale for end in ("low", "high"))
-        axes.fill_between(x, low, high, color=look.color, alpha=_BAND, linewidth=0, zorder=1.5)
-        axes.plot(x, curve[line] * scale, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
+        band = axes.fill_between(x, low, high, color=look.color, alpha=_BAND, linewidth=0, zorder=1.5)
+        seen = cells.loc[cells["series"] == series, "workers"].max()
+        inside, beyond = curve[curve["workers"] <= seen], curve[curve["workers"] >= seen]
+        seen_line = axes.plot(
+            inside["workers"], inside[line] * scale, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2
+        )
+        ahead = axes.plot(
+            beyond["workers"],
+            beyond[line] * scale,
+            color=look.color,
+            linestyle=EXTRAPOLATED_DASH,
+            linewidth=1.0,
+            alpha=0.65,
+            zorder=2,
+        )
+        mark([band, seen_line, ahead], series=look.label)
     for series, own in cells.groupby("series", sort=False):
         look = styles[str(series)]
         own = own.sort_values("workers", kind="stable")
@@ -184,8 +228,11 @@ def _panel(
         if str(series) not in set(curves["series"]):
             for _, part in own.groupby("nodes", sort=True, dropna=False):
                 line_y = part[f"{column}_median"] * scale
-                axes.plot(part["workers"], line_y, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
-        axes.vlines(
+                joined = axes.plot(
+                    part["workers"], line_y, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2
+                )
+                mark(joined, series=look.label)
+        spread = axes.vlines(
             own["workers"],
             own[f"{column}_low"] * scale,
             own[f"{column}_high"] * scale,
@@ -193,8 +240,11 @@ def _panel(
             linewidth=1.1,
             zorder=3,
         )
-        axes.plot(own["workers"], y, linestyle="none", **marker(look), zorder=4)
-    worker_axis(axes, cells["workers"], last, panel_in)
+        dots = axes.plot(own["workers"], y, linestyle="none", **marker(look), zorder=4)
+        ends = {"low": f"{column}_low", "high": f"{column}_high", "unit": "ms" if scale == 1000 else "s"}
+        mark(spread, series=look.label)
+        mark(dots, series=look.label, tips=tips(own, f"{column}_median", scale=scale, **ends))
+    worker_axis(axes, cells["workers"], last, wide_in)
     highest = cells[[f"{column}_median", f"{column}_high"]].max().max()
     # A wide band must not press the points to the floor.
     beyond = [curves[line].max(), min(float(curves[f"{line.removesuffix('_s')}_high_s"].max()), 1.5 * highest)]
@@ -203,8 +253,7 @@ def _panel(
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     if last > measured and column == "sync_s":
         axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
-    if cells["nodes"].nunique() > 1:
-        boundary_lines(axes, cells, top)
+    node_boundaries(axes, cells, wide_in)
 
 
 def _batches(axes: Axes, cells: pd.DataFrame, *, extrapolated: bool) -> None:
@@ -248,11 +297,15 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
     places = {key: place for place, key in enumerate(rates[keys].itertuples(index=False, name=None))}
     quantities = [name for name in _TITLES if (shown["quantity"] == name).any()]
     labels = _labels(analysis)
-    styles = series_styles(analysis.synchronisation)
+    styles = series_styles(analysis.points)
     groups = list(rates[["a", "b"]].drop_duplicates().itertuples(index=False, name=None))
 
     def draw(width_in: float) -> Figure:
-        height_in = 0.24 * (len(places) + len(groups)) + 0.9
+        narrow = width_in < NARROW_IN
+        heads = [folded(f"{labels[b]} against {labels[a]}", width_in - 0.6) for a, b in groups]
+        lines = [head.count("\n") + 1 for head in heads]
+        above = [sum(lines[: number_ + 1]) for number_ in range(len(groups))]
+        height_in = 0.24 * (len(places) + sum(lines)) + (1.0 if narrow else 0.9)
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         for column, (axes, quantity) in enumerate(
             zip(figure.subplots(1, len(quantities), squeeze=False)[0], quantities, strict=True)
@@ -260,34 +313,36 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
             own = shown[shown["quantity"] == quantity]
             ticks, names = [], []
             for key, place in places.items():
-                y = place + groups.index(key[:2]) + 1
+                y = place + above[groups.index(key[:2])]
                 ticks.append(y)
-                names.append(plural(key[2], "worker"))
+                names.append(f"{key[2]}" if narrow else plural(key[2], "worker"))
                 row = own[(own[keys] == pd.Series(dict(zip(keys, key, strict=True)))).all(axis=1)]
                 if row.empty:
-                    axes.text(0, y, "hidden", size=7, color=QUIET, ha="center", va="center", zorder=4)
+                    axes.text(0, y, "hidden", size=small(), color=QUIET, ha="center", va="center", zorder=4)
                 else:
                     _difference(axes, row.iloc[0], y, styles[key[1]])
             for number_, pair in enumerate(groups):
-                first = min(place for key, place in places.items() if key[:2] == pair) + number_
+                first = min(place for key, place in places.items() if key[:2] == pair) + above[number_]
                 if column == 0:
-                    text = f"{labels[pair[1]]} against {labels[pair[0]]}"
-                    axes.text(
+                    head = axes.text(
                         0.01,
-                        first + 0.1,
-                        text,
+                        first - 0.4 - lines[number_] / 2,
+                        heads[number_],
                         transform=axes.get_yaxis_transform(),
-                        size=8,
+                        size=small(),
                         va="center",
                         zorder=4,
                         bbox=_BEHIND,
                     )
+                    head.set_in_layout(False)  # it goes on over the panel beside it
             axes.axvline(0, color=QUIET, linewidth=0.8, zorder=1)
             axes.set_ylim(max(ticks) + 0.6, -0.5)
             axes.grid(axis="x")
             axes.grid(False, axis="y")
-            axes.set_xlabel(_TITLES[quantity])
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+            axes.set_xlabel(folded(_TITLES[quantity], 0.4 * width_in))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=3 if narrow else 6, steps=[1, 2, 5, 10]))
+            if narrow and column == 0:
+                axes.set_ylabel("Workers")
             axes.set_yticks(ticks, names if column == 0 else [""] * len(names))
         return figure
 
@@ -308,8 +363,11 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
 def _difference(axes: Axes, row: Any, y: float, look: SeriesStyle) -> None:
     low, middle, high = (100 * (row[name] - 1) for name in ("ratio_low", "ratio", "ratio_high"))
     filled = row["verdict"] == RESOLVED
-    axes.plot([low, high], [y, y], color=look.color, linewidth=1.3, zorder=2)
-    axes.plot([middle], [y], linestyle="none", **marker(replace(look, filled=filled)), zorder=3)
+    line = axes.plot([low, high], [y, y], color=look.color, linewidth=1.3, zorder=2)
+    dot = axes.plot([middle], [y], linestyle="none", **marker(replace(look, filled=filled)), zorder=3)
+    text = f"{plural(row['workers'], 'worker')}: {with_interval(middle, low, high)} %, {row['verdict']}"
+    mark(line, series=look.label)
+    mark(dot, series=look.label, tips=[text])
 
 
 def _labels(analysis: Analysis) -> dict[str, str]:
@@ -326,16 +384,16 @@ def _against_batch(analysis: Analysis) -> Drawing | None:
     shown = cells[counts >= FEWEST_COUNTS + 1]
     if shown.empty:
         return None
-    looks = _batch_looks(shown)
+    looks = _batch_looks(analysis.points, shown)
     curves, knees = analysis.batch_curves, analysis.knees
     overhead = bool(shown["overhead_median"].notna().any())
     epochs = bool(shown["epoch_s_median"].notna().any())
+    fitted = [each.assign(kind=kind) for kind, each in (("line", curves), ("knee", knees)) if len(each)]
 
     def draw(width_in: float) -> Figure:
         panels = 1 + overhead + epochs
-        columns = min(panels, 2)
-        rows = math.ceil(panels / columns)
-        figure = Figure(figsize=(width_in, rows * width_in * 0.40 + 0.5), layout="constrained")
+        rows, columns, height_in = grid_of(width_in, panels, alone=0.4, beside=0.4)
+        figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
         grid = list(figure.subplots(rows, columns, squeeze=False).flat)
         for spare in grid[panels:]:
             spare.remove()
@@ -369,14 +427,15 @@ def _against_batch(analysis: Analysis) -> Drawing | None:
             "per_sample) (piecewise); triangles at the bottom: the knee, where fixed and per-sample costs are equal, "
             "with its 95 % interval. Where there is no triangle it is not identifiable."
         ),
-        data=shown,
+        data=pd.concat([shown.assign(kind="point"), *fitted], ignore_index=True),
         draw=draw,
     )
 
 
-def _batch_looks(shown: pd.DataFrame) -> dict[tuple[str, int], SeriesStyle]:
+def _batch_looks(points: pd.DataFrame, shown: pd.DataFrame) -> dict[tuple[str, int], SeriesStyle]:
     """Return the look of each (series, workers): the colour of the series, fill and dash of the worker count."""
-    base = series_styles(shown)
+    # A series of this table spans batches and has a name of its own; beside those of the study it gets their colours.
+    base = series_styles(pd.concat([points, shown], ignore_index=True))
     counts = sorted(set(shown["workers"]))
     several = shown["setting"].nunique() > 1
     looks: dict[tuple[str, int], SeriesStyle] = {}
@@ -399,9 +458,12 @@ def _batch_panel(
         x = known["batch"]
         if name != "samples_per_s":
             line = known[f"{name}_median"] * scale
-            axes.plot(x, line, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
-        axes.vlines(x, known[f"{name}_low"] * scale, known[f"{name}_high"] * scale, color=look.color, linewidth=1.1)
-        axes.plot(x, known[f"{name}_median"] * scale, linestyle="none", **marker(look), zorder=4)
+            mark(axes.plot(x, line, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2), series=look.label)
+        low, high = (known[f"{name}_{end}"] * scale for end in ("low", "high"))
+        spread = axes.vlines(x, low, high, color=look.color, linewidth=1.1)
+        dots = axes.plot(x, known[f"{name}_median"] * scale, linestyle="none", **marker(look), zorder=4)
+        mark(spread, series=look.label)
+        mark(dots, series=look.label, tips=_batch_tips(known, name))
     axes.set_xscale("log")
     batches = sorted(set(shown["batch"]))
     axes.xaxis.set_major_locator(FixedLocator(_apart(batches)))
@@ -410,6 +472,19 @@ def _batch_panel(
     axes.set_xlabel("Batch of one worker")
     if name == "samples_per_s":
         axes.set_ylim(0, shown["samples_per_s_median"].max() * scale * 1.15)
+
+
+_BATCH_UNITS = {
+    "samples_per_s": ("samples/s", 1.0),
+    "epoch_s": ("s per epoch", 1.0),
+    "overhead": ("% of the step", 100.0),
+}
+
+
+def _batch_tips(rows: pd.DataFrame, name: str) -> list[str]:
+    unit, scale = _BATCH_UNITS[name]
+    texts = tips(rows, f"{name}_median", low=f"{name}_low", high=f"{name}_high", unit=unit, scale=scale)
+    return [f"batch {batch:g}, {text}" for batch, text in zip(rows["batch"], texts, strict=True)]
 
 
 def _apart(batches: Sequence[float]) -> list[float]:

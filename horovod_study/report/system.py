@@ -1,5 +1,6 @@
 """Figures of what the sensors of a host said over the time of a run, and of power and energy against workers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,22 @@ from matplotlib.patches import Patch
 
 from horovod_study.analysis.system import PHASES, Panel, panels, phases, summary
 from horovod_study.records import SystemSamples
+from horovod_study.report.figures import legend
 from horovod_study.report.files import write_result
-from horovod_study.report.style import GRID, INK, PRINT_WIDTH_IN, QUIET, SHADE, looks_in_order, way
+from horovod_study.report.style import (
+    GRID,
+    INK,
+    NARROW_IN,
+    PRINT_WIDTH_IN,
+    QUIET,
+    SHADE,
+    TEXT,
+    Look,
+    looks_in_order,
+    small,
+    text_in,
+    way,
+)
 
 NAME = "system"
 
@@ -32,25 +47,23 @@ _LEGEND_ROWS = 5
 def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = PRINT_WIDTH_IN) -> Figure:
     """Return the figure of one host over time, phases of the run (`analysis.system.phases`) shaded; inside style()."""
     drawn = panels(samples)
-    height_in = max(1, len(drawn)) * _ROW_IN + 0.75
+    narrow = width_in < NARROW_IN
+    heads_in = [_head_in(panel, width_in) if narrow else 0.0 for panel in drawn]
+    height_in = max(1, len(drawn)) * _ROW_IN + sum(heads_in) + 0.5
     canvas = Figure(figsize=(width_in, height_in), layout="constrained")
     rows = canvas.subplots(max(1, len(drawn)), 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, drawn, strict=False):
-        _draw(axes, panel, table)
+        _draw(axes, panel, table, width_in)
     low, high = _span(samples, table)
     rows[-1].set_xlim(low, high)
     rows[-1].set_xlabel("Seconds since the first step")
     present = [phase for phase in PHASES if (table["phase"] == phase).any()]
-    canvas.legend(
-        handles=[
+    if present:
+        handles = [
             Patch(facecolor=_SHADES[phase][0], edgecolor=QUIET, linewidth=0.5, hatch=_SHADES[phase][1], label=phase)
             for phase in present
-        ],
-        loc="outside upper left",
-        ncols=len(present) or 1,
-        handlelength=1.2,
-        columnspacing=1.0,
-    )
+        ]
+        legend(canvas, handles, width_in)
     canvas.align_ylabels(list(rows))
     return canvas
 
@@ -62,7 +75,7 @@ def _span(samples: SystemSamples, table: pd.DataFrame) -> tuple[float, float]:
     return low, high if high > low else low + 1.0
 
 
-def _draw(axes: Axes, panel: Panel, table: pd.DataFrame) -> None:
+def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> None:
     for each in table.to_dict("records"):
         color, hatch = _SHADES[each["phase"]]
         if color != "none":
@@ -87,8 +100,21 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame) -> None:
         )
     axes.margins(y=0.12)
     axes.set_ylim(bottom=0)
-    axes.set_ylabel(panel.label, rotation=0, ha="right", va="center")
     axes.locator_params(axis="y", nbins=3)
+    if width_in < NARROW_IN:  # names and legend above the panel, or they would leave it no room
+        axes.legend(
+            title=panel.label.replace("\n", " "),
+            alignment="left",
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            borderaxespad=0.1,
+            handlelength=1.2,
+            ncols=_columns(panel, width_in),
+            columnspacing=0.8,
+            labelcolor=INK,
+        )
+        return
+    axes.set_ylabel(panel.label, rotation=0, ha="right", va="center")
     crowd = len(panel.traces) > _LEGEND_ROWS
     axes.legend(
         loc="center left",
@@ -96,9 +122,19 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame) -> None:
         handlelength=1.2 if crowd else 1.6,
         ncols=1 + (len(panel.traces) - 1) // _LEGEND_ROWS,
         columnspacing=0.8,
-        fontsize=6.5 if crowd else None,
         labelcolor=INK,
     )
+
+
+def _columns(panel: Panel, width_in: float) -> int:
+    """Return the columns of a legend above a panel."""
+    wide_in = max((text_in(trace.label) for trace in panel.traces), default=0.0) + 0.32
+    return max(1, min(len(panel.traces), int(0.8 * width_in / wide_in)))
+
+
+def _head_in(panel: Panel, width_in: float) -> float:
+    """Return the height of a panel's name and legend above it."""
+    return 1.4 * small() / 72 * (1 + math.ceil(len(panel.traces) / _columns(panel, width_in)))
 
 
 def caption(samples: SystemSamples) -> str:
@@ -138,6 +174,7 @@ def write_system(
     evaluations: Sequence[Mapping[str, float]],
     *,
     first_timed: int,
+    look: Look = TEXT,
 ) -> list[Path]:
     """Write one figure per host (system-HOST.pdf, .svg, .png), its caption (.txt) and the table of all (system.csv)."""
     paths = []
@@ -149,7 +186,9 @@ def write_system(
             f"{name}.txt": caption(each) + "\n",
             f"{name}.csv": summary({host: each}, table).to_csv(index=False, lineterminator="\n"),
         }
-        paths += write_result(directory, figures={name: partial(figure, each, table)}, texts=texts)
+        paths += write_result(
+            directory, figures={name: partial(figure, each, table, look.width_in)}, texts=texts, look=look
+        )
     return paths
 
 
@@ -192,9 +231,9 @@ def against_workers_figure(table: pd.DataFrame, width_in: float = PRINT_WIDTH_IN
         axes.set_ylabel(label, rotation=0, ha="right", va="center")
     rows[-1].set_xlabel("Workers")
     rows[-1].set_xticks(sorted({int(count) for count in table["workers"]}))
-    handles, words = rows[0].get_legend_handles_labels()
+    handles, _ = rows[0].get_legend_handles_labels()
     if handles:
-        canvas.legend(handles, words, loc="outside upper left", ncols=3)
+        legend(canvas, handles, width_in)
     canvas.align_ylabels(list(rows))
     return canvas
 

@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from horovod_study.analysis.timeline import PHASES, Timeline
+from horovod_study.report.figures import legend
 from horovod_study.report.files import write_result
-from horovod_study.report.style import INK, PAPER, PRINT_WIDTH_IN, QUIET, LapStyle
+from horovod_study.report.style import INK, PAPER, QUIET, TEXT, LapStyle, Look, folded, text_in
 from horovod_study.report.wording import listed, percent, plural
 
 NAME = "timeline"
@@ -33,7 +34,7 @@ _THOUGHT = {
 }
 
 
-def write_timeline(found: Timeline, directory: Path, *, source: str) -> list[Path]:
+def write_timeline(found: Timeline, directory: Path, *, source: str, look: Look = TEXT) -> list[Path]:
     """Write timeline.json, .csv (every tensor and activity), .txt and the figure; return the paths."""
     texts = {
         f"{NAME}.json": json.dumps({"source": source, **found.to_dict()}, indent=1, allow_nan=False) + "\n",
@@ -45,7 +46,8 @@ def write_timeline(found: Timeline, directory: Path, *, source: str) -> list[Pat
     }
     return write_result(
         directory,
-        figures={NAME: lambda: draw(found, PRINT_WIDTH_IN)} if found.busy_s > 0 else {},
+        figures={NAME: lambda: draw(found, look.width_in)} if found.busy_s > 0 else {},
+        look=look,
         texts=texts,
         what="timeline",
         axes__grid__axis="x",
@@ -139,9 +141,10 @@ def _cut(name: str) -> str:
 
 def draw(found: Timeline, width_in: float) -> Figure:
     """Return the figure; call it inside style()."""
-    bars = [("all tensors, each moment once", found.together)]
+    room_in = 0.42 * width_in
+    bars = [(folded("all tensors, each moment once", room_in), found.together)]
     for row in found.tensors.head(SHOWN).to_dict("records"):
-        bars.append((_cut(row["tensor"]), {phase: row[f"{phase}_s"] for phase in PHASES}))
+        bars.append((_cut_to(row["tensor"], room_in), {phase: row[f"{phase}_s"] for phase in PHASES}))
     figure = Figure(figsize=(width_in, 0.95 + 0.24 * len(bars) + 0.35), layout="constrained")
     axes = figure.subplots()
     for place, (_, values) in enumerate(bars):
@@ -164,14 +167,32 @@ def draw(found: Timeline, width_in: float) -> Figure:
     places = [place + 0.5 * (place > 0) for place in range(len(bars))]
     axes.set_yticks(places, [name for name, _ in bars])
     axes.set_ylim(places[-1] + 0.5, -0.5)
-    axes.set_xlabel("ms per step (upper bar), ms per collective (others)")
+    axes.set_xlabel(folded("ms per step (upper bar), ms per collective (others)", 0.55 * width_in))
     axes.spines["left"].set_visible(False)
-    handles = [
-        Patch(facecolor=look.color, edgecolor=QUIET if look.hatch else PAPER, hatch=look.hatch, linewidth=0.5)
-        for look in LOOKS.values()
-    ]
-    figure.legend(handles, [look.label for look in LOOKS.values()], loc="outside upper center", ncols=3)
+    legend(
+        figure,
+        [
+            Patch(
+                facecolor=look.color,
+                edgecolor=QUIET if look.hatch else PAPER,
+                hatch=look.hatch,
+                linewidth=0.5,
+                label=look.label,
+            )
+            for look in LOOKS.values()
+        ],
+        width_in,
+    )
     return figure
+
+
+def _cut_to(name: str, room_in: float) -> str:
+    """Return the name with its middle left out where it is wider than `room_in`."""
+    text, kept = _cut(name), len(name)
+    while text_in(text) > room_in and kept > 8:
+        kept -= 1
+        text = f"{name[: kept // 2]}...{name[-(kept - kept // 2) :]}"
+    return text
 
 
 def result_lines(found: Timeline, paths: list[Path], *, source: str) -> list[str]:

@@ -4,56 +4,56 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod_study.analysis.study import Analysis
-from horovod_study.report.style import LAPS, series_labels
+import pandas as pd
 
-THIN = "\u202f"
-"""A narrow space that does not break: between a number and its unit, and between thousands."""
+from horovod_study.analysis.cycle import AS_EXPECTED
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.digits import THIN as THIN
+from horovod_study.report.digits import alone, fixed, known, places, significant
+from horovod_study.report.style import LAPS, series_labels
 
 
 def number(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """Return a number with the digits that its interval leaves certain; three digits without an interval."""
-    if not _known(value):
+    if not known(value):
         return "unknown"
     assert value is not None
-    if _known(low) and _known(high):
+    if known(low) and known(high):
         assert low is not None and high is not None
-        return _fixed(value, _decimals(value, low, high))
-    return _fixed(value, 2 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value)))))
+        return fixed(value, _decimals(value, low, high))
+    return alone(value)
 
 
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:
     """Return `1.70 [1.66, 1.75]`, or the number alone where there is no interval."""
-    if not (_known(value) and _known(low) and _known(high)):
+    if not (known(value) and known(low) and known(high)):
         return number(value)
     assert value is not None and low is not None and high is not None
     decimals = _decimals(value, low, high)
-    return f"{_fixed(value, decimals)} [{_fixed(low, decimals)}, {_fixed(high, decimals)}]"
+    return f"{fixed(value, decimals)} [{fixed(low, decimals)}, {fixed(high, decimals)}]"
 
 
 def percent(value: float | None, *, decimals: int | None = None) -> str:
     """Return a share in per cent, in whole ones unless it is below one or `decimals` says otherwise."""
-    if not _known(value):
+    if not known(value):
         return "unknown"
     assert value is not None
     if decimals is None:
         decimals = 1 if 0 < abs(value) < 0.0095 else 0
-    return f"{_fixed(100 * value, decimals)}{THIN}%"
+    return f"{fixed(100 * value, decimals)}{THIN}%"
 
 
 def rounded(value: float | None, digits: int = 4) -> str:
     """Return a number with so many significant digits and its thousands apart."""
-    if not _known(value):
+    if not known(value):
         return "unknown"
     assert value is not None
-    if value == 0:
-        return "0"
-    return _fixed(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))), digits)
+    return "0" if value == 0 else fixed(value, significant(value, digits))
 
 
 def scientific(value: float | None, digits: int = 2) -> str:
     """Return 6.8e-5 for 0.000068, with a true minus sign and no zero at the end."""
-    if not _known(value):
+    if not known(value):
         return "unknown"
     mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
     mantissa = mantissa.rstrip("0").removesuffix(".") if "." in mantissa else mantissa
@@ -62,18 +62,44 @@ def scientific(value: float | None, digits: int = 2) -> str:
 
 def milliseconds(seconds: float | None, digits: int = 3) -> str:
     """Return a time in ms, without the unit."""
-    if not _known(seconds):
+    if not known(seconds):
         return "unknown"
     assert seconds is not None
     if abs(seconds) < 5e-7:
         return "0.00"
     decimals = max(0, min(3, digits - 1 - math.floor(math.log10(abs(seconds * 1000)))))
-    return _fixed(seconds * 1000, min(decimals, 2))
+    return fixed(seconds * 1000, min(decimals, 2))
 
 
 def plural(count: float, noun: str) -> str:
     """Return `1 worker` or `2 workers`."""
     return f"{count:.0f} {noun}{'' if count == 1 else 's'}"
+
+
+def tips(
+    rows: pd.DataFrame, value: str, *, low: str = "", high: str = "", unit: str = "", scale: float = 1.0, note: str = ""
+) -> list[str]:
+    """Return what pointing at each row's point says: `8 workers on 2 nodes: 3.91\u00d7 [3.82, 4.00], 3 repeats`.
+
+    `value`, `low` and `high` are columns, multiplied by `scale` into `unit`; workers, nodes and repeats are said where
+    the rows have such a column, `note` last.
+    """
+    after = f", {note}" if note else ""
+    used = [name for name in dict.fromkeys((value, low, high, "workers", "nodes", "repeats")) if name in rows.columns]
+    return [f"{_tip(row, value, low, high, unit, scale)}{after}" for row in rows[used].to_dict("records")]
+
+
+def _tip(row: Mapping[Any, Any], value: str, low: str, high: str, unit: str, scale: float) -> str:
+    ends = [scale * row.get(name, math.nan) for name in (low, high)]
+    text, bracket, interval = with_interval(scale * row[value], *ends).partition(" [")
+    unit = unit if unit in ("", "\u00d7") else f"{THIN}{unit}"
+    words = [f"{text}{unit}{bracket}{interval}"]
+    if known(row.get("repeats")):
+        words.append(plural(row["repeats"], "repeat"))
+    where = [plural(row["workers"], "worker")] if known(row.get("workers")) else []
+    if known(row.get("nodes")) and row["nodes"] > 1:
+        where.append(f"on {plural(row['nodes'], 'node')}")
+    return f"{' '.join(where)}: {', '.join(words)}" if where else ", ".join(words)
 
 
 def listed(words: Sequence[str]) -> str:
@@ -95,9 +121,9 @@ def headline(analysis: Analysis) -> str:
         return f"The smallest test MSE is {scientific(best['best_mse_median'], 3)}" + (
             f", with {best['setting']}" if several else ""
         )
-    found = max(findings, key=lambda found: (found["workers"], found["series"][0]["speedup"] or 0))
+    found = _largest(findings)
     best = found["series"][0]
-    place = _place(found, findings)
+    place = _place(found, findings, always=analysis.provenance["partitions"] not in ([], ["local"]))
     if best["speedup"] is None:
         return f"{place}{plural(found['workers'], 'worker')} process {rounded(best['samples_per_s'], 3)} samples/s"
     if found["workers"] == 1:
@@ -112,11 +138,88 @@ def headline(analysis: Analysis) -> str:
     return f"{place}{workers} run {times} times as fast as one"
 
 
+def subheadline(analysis: Analysis) -> str:
+    """Return what follows the headline: where the time is lost, and how many workers are worth it; empty if unknown."""
+    findings = analysis.provenance["findings"]
+    if not findings:
+        return ""
+    found = _largest(findings)
+    clauses = [clause for clause in (_loss(analysis, found), _worth(analysis, found)) if clause]
+    text = "; ".join(clauses)
+    return f"{text[0].upper()}{text[1:]}" if text else ""
+
+
+def _largest(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the finding that the headline is about: the most workers, and there the highest speedup."""
+    return max(findings, key=lambda found: (found["workers"], found["series"][0]["speedup"] or 0))
+
+
+WHOLE = 1.05
+"""A part that grew by so much of the loss is all of it; the others then shrank by no more than noise."""
+
+
+def _loss(analysis: Analysis, found: Mapping[str, Any]) -> str:
+    """Return the largest part of the time that a step lost against ideal scaling.
+
+    Only where a loss is resolved from noise, all parts of the growth are known and none of them hides another's.
+    """
+    best, step = found["series"][0], found["step"]
+    if found["workers"] < 2 or best["speedup"] is None or best["high"] is None or best["high"] >= found["workers"]:
+        return ""
+    if step is None or not known(step["grown_s"]) or step["grown_s"] <= 0 or found["mode"] not in ("weak", "strong"):
+        return ""
+    growth = step["growth"]
+    if not all(known(part) for part in growth.values()):
+        return ""
+    lap, part = max(growth.items(), key=lambda each: each[1])
+    if not 0.005 <= part <= WHOLE:
+        return ""
+    cycle = _cycle_share(analysis, best["series"], found) if lap == "sync" else None
+    part = min(part, 1.0)
+    if cycle is not None and 0.005 <= cycle * part:
+        return f"{percent(cycle * part)} of the loss is Horovod's cycle"
+    share = "nearly all" if part > 0.985 else percent(part)
+    return f"{share} of the loss is {'waiting for gradients' if lap == 'sync' else LAPS[lap].label}"
+
+
+def _cycle_share(analysis: Analysis, series: str, found: Mapping[str, Any]) -> float | None:
+    """Return which part of the wait is Horovod's cycle, where runs with other cycle times of this very cell tell it.
+
+    They tell it at the default cycle, so the series must be one that ran with it.
+    """
+    own = analysis.points[analysis.points["series"] == series].iloc[0]
+    if not bool(own["horovod_defaults"]):
+        return None
+    table = analysis.cycle
+    same = (table["partition"] == own["partition"]) & (table["workers"] == found["workers"])
+    same &= (table["nodes"] == found["nodes"]) & (table["batch"] == own["batch"]) & table["horovod_defaults"].eq(True)
+    same &= (table["transport"] == own["transport"]) & (table["verdict"] == AS_EXPECTED) & table["share_low"].notna()
+    rows = table[same]
+    return float(rows["share_at_default"].iloc[0]) if len(rows) == 1 else None
+
+
+def _worth(analysis: Analysis, found: Mapping[str, Any]) -> str:
+    """Return the worker count from which on another one costs more than it gives, with its interval; empty if open."""
+    document = analysis.holdout["series"].get(found["series"][0]["series"])
+    if document is None or document["recommendation"] is None:
+        return ""
+    knee = document["recommendation"]["answers"].get("knee")
+    if knee is None or knee["why_not"] or not all(known(knee[name]) for name in ("workers", "low", "high")):
+        return ""
+    beyond = f"{knee['workers']} workers lie beyond the"  # said as "by forecast"
+    if any(not doubt.startswith(beyond) for doubt in knee["doubts"]):
+        return ""
+    told = "by forecast, " if knee["workers"] > found["workers"] else ""
+    count = plural(knee["workers"], "worker")
+    return f"{told}more than {count} cost more than they give [{knee['low']:.0f}, {knee['high']:.0f}]"
+
+
 def sentences(analysis: Analysis) -> list[list[str]]:
     """Return what was found, per partition and setting, in plain sentences; the first one says the most."""
     labels = series_labels(analysis.points)
     findings = analysis.provenance["findings"]
-    return [_sentences(found, findings, labels) for found in findings]
+    first = _largest(findings) if findings else None
+    return [_sentences(found, findings, labels) for found in sorted(findings, key=lambda each: each is not first)]
 
 
 def learned(analysis: Analysis) -> list[str]:
@@ -131,7 +234,7 @@ def learned(analysis: Analysis) -> list[str]:
         f"{_who(best, labels, several=several)} after {best['best_epoch']:.3g} epochs and "
         f"{rounded(best['best_train_s'], 3)}{THIN}s of training"
     )
-    if _known(best["floor_mse"]):
+    if known(best["floor_mse"]):
         text += (
             f"; the statistical floor of the test curves is {scientific(best['floor_mse'])}, which makes an efficiency "
             f"of {percent(best['efficiency'])}"
@@ -150,10 +253,10 @@ def _best(analysis: Analysis) -> Any:
 def _to_target(analysis: Analysis, labels: Mapping[str, str], *, several: bool) -> list[str]:
     table = analysis.targets
     text = []
-    known = table[(table["workers"] > 1) & table["speedup"].notna()]
-    if len(known):
-        known = known[known["target_mse"] == known["target_mse"].min()]
-        row = known.sort_values(["workers", "speedup"], ascending=False, kind="stable").iloc[0]
+    met = table[(table["workers"] > 1) & table["speedup"].notna()]
+    if len(met):
+        met = met[met["target_mse"] == met["target_mse"].min()]
+        row = met.sort_values(["workers", "speedup"], ascending=False, kind="stable").iloc[0]
         base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[row["base"]]
         text.append(
             f"A test MSE of {scientific(row['target_mse'])} takes {_who(row, labels, several=several)} "
@@ -178,10 +281,10 @@ def _who(row: Any, labels: Mapping[str, str], *, several: bool) -> str:
     return f"{words} ({row['setting']})" if several else words
 
 
-def _place(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
-    """Return what tells this finding apart from the others, as the start of a sentence."""
+def _place(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], *, always: bool = False) -> str:
+    """Return what tells this finding apart from the others, as the start of a sentence; its partition also `always`."""
     words = []
-    if len({each["partition"] for each in findings}) > 1:
+    if always or len({each["partition"] for each in findings}) > 1:
         words.append(f"on {found['partition']}")
     if len({each["setting"] for each in findings}) > 1:
         words.append(f"with {found['setting']}")
@@ -283,29 +386,7 @@ def _overheads(overheads: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
 # ---------------------------------------------------------------------------------------------------- digits
 
 
-def _known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def _decimals(value: float, low: float, high: float) -> int:
-    """Return the decimals that an interval is worth: to the first digit of its half, to the second if that is small.
-
-    The rule of the Particle Data Group (two digits of an uncertainty between 10 and 35), but no more than two
-    decimals for numbers above one: nobody reads a third.
-    """
-    half = (high - low) / 2
-    if half <= 0:
-        return 2
-    place = math.floor(math.log10(half))
-    decimals = -place + (1 if half / 10**place < 3.55 else 0)
-    if abs(value) < 1:
-        return max(0, decimals)
-    return max(1 if abs(value) < 10 else 0, min(decimals, 2))
-
-
-def _fixed(value: float, decimals: int, digits: int | None = None) -> str:
-    if digits is not None and decimals == 0 and abs(value) >= 10**digits:
-        scale = 10 ** (math.floor(math.log10(abs(value))) + 1 - digits)
-        value = round(value / scale) * scale
-    text = f"{value:,.{decimals}f}".replace(",", THIN)
-    return text.replace("-", "\u2212") if float(f"{value:.{decimals}f}") else text.replace("-", "")
+    """Return the decimals that an interval is worth, but at most two above one: in a sentence nobody reads a third."""
+    decimals = places(value, low, high)
+    return decimals if abs(value) < 1 else min(decimals, 2)

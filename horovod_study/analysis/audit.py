@@ -1,0 +1,1230 @@
+"""Whether a study's numbers are what its raw rows give, and whether they mean what they seem to mean.
+
+Two kinds of answers. Numbers are made again and compared: the totals of a run from its step rows (`recount`), tables
+and documents cell by cell (`compare_tables`, `compare_documents`). And faults are looked for that leave every number
+right and the study wrong (`lint`): the best of several repeats, unequal baselines, a warm-up in the window, another
+program on the cores. Each answer is a Finding that names the cell and the runs. docs/check.md explains all of them.
+"""
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy
+from numpy.typing import NDArray
+from scipy import stats
+
+from horovod_study import __version__
+from horovod_study.analysis import system
+from horovod_study.analysis.accounting import Accounting, open_words
+from horovod_study.analysis.breakdown import TILING
+from horovod_study.analysis.points import ENVIRONMENT, FEWEST_REPEATS, baseline_place, measured, worker_counts
+from horovod_study.analysis.rank_steps import where
+from horovod_study.analysis.study import Analysis
+from horovod_study.config import COMMUNICATION, LAPS, RUN_FIELDS
+from horovod_study.records import RecordedBeside, RecordedRun, RunRecord, rows_lost
+
+Floats = NDArray[np.float64]
+
+TEXT_TOLERANCE = 1e-12
+"""What writing a number as text and reading it again may change, as a part of it."""
+LIBRARY_TOLERANCE = 1e-6
+"""What other versions of NumPy and SciPy may change: a fit ends where its steps become small."""
+ROWS_TOLERANCE = 1e-9
+"""Totals are sums over rows, and sums may be taken in another order."""
+LOSS_TOLERANCE = 1e-6
+CLOCK_S = 1e-6
+STRETCH_S = 0.01
+"""The window is longer than its steps by what each of its stretches takes to begin and end."""
+
+WARM_UP_SCALES = (100, 20, 10)
+WARM_UP_LEVEL = 0.03
+WARM_UP_ALARM = 0.005
+"""At most so many points of steady runs are said to have a warm-up in the window; see `_warm_up`."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what makes the numbers of an analysis."""
+    return {
+        "horovod_study": __version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "pandas": pd.__version__,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """One kind of finding."""
+
+    severity: str  # error: a number is not what it says; doubt: it is, and the study is weak there
+    title: str
+    remedy: str
+
+
+RULES: Mapping[str, Rule] = {
+    "total-differs": Rule(
+        severity="error",
+        title="a total of a run is not what its raw rows give",
+        remedy="take the run directory back from where it was recorded, or run the cell again",
+    ),
+    "cell-differs": Rule(
+        severity="error",
+        title="a number or text of the study is not what its runs give",
+        remedy="make it again: horovod-study analyze RUNS --out DIR, then horovod-study report DIR",
+    ),
+    "best-of-n": Rule(
+        severity="error",
+        title="the best repeat stands where the median belongs",
+        remedy="quote the median with its interval; analyze and report again",
+    ),
+    "extrapolation-unmarked": Rule(
+        severity="error",
+        title="a value beyond the measured worker counts is not marked as extrapolated",
+        remedy="analyze and report again; mark it wherever it was copied to",
+    ),
+    "intervals-missing": Rule(
+        severity="error",
+        title="a number stands without the interval that its repeats give",
+        remedy="analyze and report again; quote the number with its interval",
+    ),
+    "file-missing": Rule(
+        severity="error",
+        title="a file of the study is not there, or cannot be read",
+        remedy="make it again: horovod-study analyze RUNS --out DIR, then horovod-study report DIR",
+    ),
+    "file-left-over": Rule(
+        severity="error",
+        title="a file is none of this analysis: it may be left from an earlier one",
+        remedy="remove it, so that nobody quotes it",
+    ),
+    "picture-changed": Rule(
+        severity="error",
+        title="a picture is not the one that report drew",
+        remedy="draw it again: horovod-study report DIR",
+    ),
+    "run-left-out": Rule(
+        severity="error",
+        title="a run is there and the study does not say so",
+        remedy="analyze again, so that it counts or is told as failed",
+    ),
+    "run-gone": Rule(
+        severity="error",
+        title="a run of the study is not there any more, and its numbers cannot be checked",
+        remedy="take it back from where it was recorded (--runs RUNS says where the runs are), or analyze again",
+    ),
+    "run-set-aside": Rule(
+        severity="error",
+        title="a finished run was set aside, and another one of the same cell counts",
+        remedy="let both count, or say in the text why one does not",
+    ),
+    "repeat-missing": Rule(
+        severity="error",
+        title="the repeats of a cell are not numbered through: some are not there",
+        remedy="take the missing repeats back, or run them again: horovod-study run STUDY.yaml",
+    ),
+    "duplicated-run": Rule(
+        severity="error",
+        title="two runs are one run counted twice",
+        remedy="remove the copy and analyze again",
+    ),
+    "logged-unlike-applied": Rule(
+        severity="error",
+        title="what was asked for is not what ran",
+        remedy="run the cell again with the settings that are meant; train --require asked ends such a run at once",
+    ),
+    "unequal-baselines": Rule(
+        severity="error",
+        title="speedups stand over a baseline of other work or another machine",
+        remedy="run the baseline with the same data and on the same kind of host",
+    ),
+    "data-set-changed": Rule(
+        severity="error",
+        title="the data set changed within a series, or within a run",
+        remedy="run the series again on one data set",
+    ),
+    "steps-do-not-tile": Rule(
+        severity="error",
+        title="step rows are missing, overlap, or do not add up to their window",
+        remedy="do not quote the parts of these steps; run the cell again",
+    ),
+    "mixed-scaling": Rule(
+        severity="doubt",
+        title="neither the local nor the global batch is the same along a series",
+        remedy="keep one of them fixed and run the series again; do not compare its worker counts",
+    ),
+    "few-repeats": Rule(
+        severity="doubt",
+        title="a point with fewer than three finished repeats has no interval",
+        remedy="run more repeats: repeats: 3 in the study file, then horovod-study run STUDY.yaml",
+    ),
+    "missing-cell": Rule(
+        severity="doubt",
+        title="a cell of the study has no result",
+        remedy="run what is missing: horovod-study run STUDY.yaml",
+    ),
+    "missing-baseline": Rule(
+        severity="doubt",
+        title="a point has no one-worker baseline, and so no speedup",
+        remedy="run one worker with the same work: baselines in the study file",
+    ),
+    "warm-up-in-window": Rule(
+        severity="doubt",
+        title="the timed window begins before the steps are steady",
+        remedy="raise warmup_steps, or let the steady state be found (--steady found), and run again",
+    ),
+    "oversubscribed-cores": Rule(
+        severity="doubt",
+        title="workers have more threads than there are cores for them",
+        remedy="use fewer workers or threads, or a host with more cores; such points measure the sharing of cores",
+    ),
+    "other-load": Rule(
+        severity="doubt",
+        title="other programs used the host while it was measured",
+        remedy="end them and run the cell again, or ask for the whole host",
+    ),
+    "versions-differ": Rule(
+        severity="doubt",
+        title="the runs behind one series come from different machines or versions",
+        remedy="run the older ones again: horovod-study retry STUDY.yaml",
+    ),
+}
+"""Every kind of finding, in the order in which they are told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One fault, with the cell and the runs that it is in."""
+
+    name: str  # of RULES
+    text: str
+    where: str = "points.csv"  # file below the directory of the study, or a file of a run
+    series: str = ""
+    workers: int | None = None
+    nodes: int | None = None
+    column: str = ""
+    row: str = ""  # what else names the row, in words
+    runs: tuple[str, ...] = ()
+    kept: str | None = None  # what stands there; None where nothing was compared
+    again: str | None = None  # what the raw rows give
+
+    @property
+    def severity(self) -> str:
+        """Return `error` or `doubt`."""
+        return RULES[self.name].severity
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, and what to do."""
+        return {"severity": self.severity, **asdict(self), "runs": list(self.runs), "remedy": RULES[self.name].remedy}
+
+
+# ------------------------------------------------------------------------------------------------------ raw rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recount:
+    """What the raw rows of one run say of its record."""
+
+    run: str
+    findings: tuple[Finding, ...] = ()
+    totals: int = 0  # compared
+    rows: int = 0
+    digest: str = ""  # of the step times; empty where there are none
+    begins: Mapping[int, tuple[bool, float]] = field(default_factory=dict)
+    """Number of blocks -> whether the first is the slowest, and by which part it is above their median."""
+    epochs: str = ""  # what is wrong with their lengths
+    not_recounted: tuple[str, ...] = ()  # totals that no kept row tells, or why there are none
+
+
+_FROM_ROWS = (
+    *("samples_per_s", "window_s", "steps", "excluded_steps", "steady", "step_s_median", "step_s_p90"),
+    *(f"{lap}_s" for lap in (*LAPS, "residual", "step")),
+    *("lap_medians_s", "rows_lost", "epochs"),
+)
+_EVALUATED = ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s", "wall_s")
+
+
+def recount(run: RecordedRun, beside: RecordedBeside) -> Recount:
+    """Make the totals of a run again from its rows, and look at the rows themselves.
+
+    Columns are read one at a time; of a run of 100 million rows on 8 ranks that is 0.1 GB. A run that has not ended
+    well has no totals.
+    """
+    totals = run.record.totals
+    if run.state != "done" or not totals:
+        return Recount(run=run.name, not_recounted=(f"the run is {run.state}",))
+    found = [*_asked(run.record), *_crowded(run.record)]
+    torn = list(_torn(run))
+    ranks = [_Rank.of(run, rank) for rank in run.rows]
+    compared, not_recounted = 0, tuple(sorted(set(totals) - set(_FROM_ROWS) - set(_EVALUATED) - {"system"}))
+    if torn or not ranks or not all(rank.steps for rank in ranks):
+        not_recounted = (*sorted(totals), "step rows are missing")
+    else:
+        for name, kept, again in [*_totals(run, ranks), *_evaluated(run, ranks, beside), *_sampled(totals, beside)]:
+            compared += 1
+            if not _agree(kept, again, LOSS_TOLERANCE if name.endswith("train_mse") else ROWS_TOLERANCE):
+                found.append(_differs(run.name, name, kept, again))
+        torn += [*_window(run, ranks, beside), *_ends(ranks)]
+    torn += [text for rank in ranks for text in rank.clock]
+    found += [Finding(name="steps-do-not-tile", text=text, where=f"{run.name}/steps", column="step_s") for text in torn]
+    if ranks and ranks[0].steps and min(rank.excluded for rank in ranks) == 0:
+        text = "no step was left out before the timed window: the very first one is in it"
+        found.append(Finding(name="warm-up-in-window", text=text, column="samples_per_s_median"))
+    found += _others(run, ranks, beside)
+    return Recount(
+        run=run.name,
+        findings=tuple(replace(each, runs=(run.name,)) for each in found),
+        totals=compared,
+        rows=sum(rank.rows for rank in ranks),
+        digest=ranks[0].digest if ranks else "",
+        begins=ranks[0].begins if ranks else {},
+        epochs=_epochs(run, ranks),
+        not_recounted=not_recounted,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Rank:
+    """What the rows of one rank give; a lap is NaN unless all timed rows know it."""
+
+    rows: int
+    steps: int  # timed
+    excluded: int
+    samples: float
+    mean: Mapping[str, float]
+    median: Mapping[str, float]
+    p90_s: float
+    first_s: float  # when the timed steps begin and end, in seconds of the run
+    last_s: float
+    declared_s: float  # time of the steps between the declared and the found begin of the window
+    losses: Mapping[int, float]  # evaluated after so many steps -> mean loss of the epoch so far
+    epochs: Mapping[int, int]  # epoch -> rows
+    stretches: int
+    digest: str
+    begins: Mapping[int, tuple[bool, float]]
+    clock: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: RecordedRun, rank: int) -> "_Rank":
+        columns = run.rows[rank]
+        every = np.asarray(columns["step"])
+        timed = where(every >= run.first_step)
+        mean, median = {}, {}
+        p90_s, digest, begins = math.nan, "", {}
+        for name in (f"{lap}_s" for lap in (*LAPS, "residual", "step")):
+            values = np.array(columns[name], dtype=np.float64)[timed]
+            known = len(values) > 0 and not np.isnan(values).any()
+            mean[name] = float(values.mean()) if known else math.nan
+            if known and name == "step_s":
+                digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
+                begins = _begins(values)
+                p90_s = float(np.quantile(values, 0.9))
+            median[name] = float(np.median(values)) if known else math.nan
+        clock, stretches, span = _clock(rank, every, columns, run.first_step)
+        declared = _declared(run.record)
+        between = where((every >= declared) & (every < run.first_step))
+        numbers, counts = np.unique(np.asarray(columns["epoch"]), return_counts=True)
+        return cls(
+            rows=len(every),
+            steps=len(every[timed]),
+            excluded=len(every) - len(every[timed]),
+            samples=float(np.asarray(columns["samples"], dtype=np.float64)[timed].sum()),
+            mean=mean,
+            median=median,
+            p90_s=p90_s,
+            first_s=span[0],
+            last_s=span[1],
+            declared_s=float(np.asarray(columns["step_s"], dtype=np.float64)[between].sum()),
+            losses=_losses(every, columns),
+            epochs=dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
+            stretches=stretches,
+            digest=digest,
+            begins=begins,
+            clock=clock,
+        )
+
+
+def _declared(record: RunRecord) -> int:
+    steady = record.totals.get("steady")
+    told = steady.get("declared") if isinstance(steady, Mapping) else None
+    return told if isinstance(told, int) else 0
+
+
+class _Losses(Mapping[int, float]):
+    """The mean loss of the epoch so far after any number of steps, from the losses of all steps."""
+
+    def __init__(self, step: NDArray[np.int64], epoch: NDArray[np.int64], loss: Floats) -> None:
+        self._step, self._epoch = step, epoch
+        self._sums = np.concatenate([[0.0], np.cumsum(loss)])
+
+    def __getitem__(self, steps: int) -> float:
+        end = int(np.searchsorted(self._step, steps))
+        if end == 0 or int(self._step[end - 1]) != steps - 1:
+            return math.nan
+        begin = int(np.searchsorted(self._epoch, self._epoch[end - 1]))
+        return float(self._sums[end] - self._sums[begin]) / (end - begin)
+
+    def __iter__(self) -> Any:
+        return iter((self._step + 1).tolist())
+
+    def __len__(self) -> int:
+        return len(self._step)
+
+
+def _losses(every: NDArray[np.int64], columns: Mapping[str, Any]) -> Mapping[int, float]:
+    return _Losses(every, np.asarray(columns["epoch"]), np.asarray(columns["loss"], dtype=np.float64))
+
+
+def _clock(
+    rank: int, every: NDArray[np.int64], columns: Mapping[str, Any], first_step: int
+) -> tuple[tuple[str, ...], int, tuple[float, float]]:
+    """Return what is wrong with the times of the steps, the number of stretches, begin and end of the timed ones.
+
+    Where one clock times the steps, each begins where the one before has ended, or later: after an evaluation. What of
+    the residual lies before the begin of its step and what after it is not known, so none of it is counted.
+    """
+    begin_s = np.asarray(columns["begin_s"], dtype=np.float64)
+    step_s = np.asarray(columns["step_s"], dtype=np.float64)
+    timed = np.flatnonzero(every >= first_step)
+    if not len(timed) or np.isnan(begin_s).any():
+        return (), 1, (math.nan, math.nan)
+    found = []
+    wrong = np.flatnonzero(np.diff(every) != 1)
+    if len(wrong):
+        found.append(f"rank {rank}: after step {every[wrong[0]]:,} comes step {every[wrong[0] + 1]:,}")
+    one_clock = not np.isnan(step_s).any() and bool(np.isnan(np.asarray(columns["sync_host_s"], dtype=float)).all())
+    stretches = 1
+    end_s = float(begin_s[timed[-1]]) + (float(step_s[timed[-1]]) if math.isfinite(step_s[timed[-1]]) else 0.0)
+    if one_clock:
+        residual_s = np.nan_to_num(np.asarray(columns["residual_s"], dtype=np.float64))
+        gap = np.diff(begin_s) - (step_s - residual_s)[:-1]
+        stretches += int((gap > system.BREAK_S).sum())
+        overlap = np.flatnonzero(gap < -(CLOCK_S + 1e-9 * np.abs(begin_s[1:])))
+        what = "begins before the step before it has ended"
+    else:
+        gap = np.diff(begin_s)
+        overlap = np.flatnonzero(gap <= 0)
+        what = "begins before the step before it"
+    if len(overlap):
+        place = overlap[0]
+        more = f", and {len(overlap) - 1:,} more" if len(overlap) > 1 else ""
+        late_ms = 1e3 * abs(float(gap[place]))
+        found.append(f"rank {rank}: step {every[place + 1]:,} {what}, by {late_ms:.3f} ms{more}")
+    return tuple(found), stretches, (float(begin_s[timed[0]]), end_s)
+
+
+def _begins(step_s: Floats) -> dict[int, tuple[bool, float]]:
+    """Return for each number of blocks whether the first block is the slowest, and its level above the middle one."""
+    found = {}
+    for blocks in WARM_UP_SCALES:
+        length = len(step_s) // blocks
+        if length < 2:
+            continue
+        levels = np.median(step_s[: blocks * length].reshape(blocks, length), axis=1)
+        middle = float(np.median(levels))
+        if middle > 0:
+            found[blocks] = bool(levels[0] > levels[1:].max()), float(levels[0]) / middle - 1
+    return found
+
+
+def _totals(run: RecordedRun, ranks: Sequence[_Rank]) -> Iterable[tuple[str, Any, Any]]:
+    """Yield each total of the timed window: its name, the record's value, that of the rows."""
+    totals = run.record.totals
+
+    def mean(name: str, of: str) -> float | None:
+        values = [getattr(rank, of)[name] for rank in ranks]
+        return None if any(math.isnan(value) for value in values) else float(sum(values) / len(values))
+
+    yield "steps", totals.get("steps"), min(rank.steps for rank in ranks)
+    if "excluded_steps" in totals:
+        yield "excluded_steps", totals["excluded_steps"], min(rank.excluded for rank in ranks)
+    window_s = totals.get("window_s")
+    if isinstance(window_s, int | float) and window_s > 0:
+        yield "samples_per_s", totals.get("samples_per_s"), sum(rank.samples for rank in ranks) / window_s
+    for name, values in (
+        ("step_s_median", [rank.median["step_s"] for rank in ranks]),
+        ("step_s_p90", [rank.p90_s for rank in ranks]),
+    ):
+        if name in totals:
+            yield name, totals[name], max((value for value in values if not math.isnan(value)), default=None)
+    for lap in (*LAPS, "residual", "step"):
+        if f"{lap}_s" in totals:
+            yield f"{lap}_s", totals[f"{lap}_s"], mean(f"{lap}_s", "mean")
+    for lap, kept in (totals.get("lap_medians_s") or {}).items():
+        if lap in (*LAPS, "residual"):
+            yield f"lap_medians_s.{lap}", kept, mean(f"{lap}_s", "median")
+
+
+def _evaluated(run: RecordedRun, ranks: Sequence[_Rank], beside: RecordedBeside) -> Iterable[tuple[str, Any, Any]]:
+    """Yield what the evaluations say twice: in epochs.csv, in the totals, and in the losses of the steps."""
+    per_epoch, batch = run.record.effective.get("steps_per_epoch"), run.record.effective.get("global_batch")
+    if not beside.evaluations or not per_epoch:
+        return
+    for each in beside.evaluations:
+        steps = int(each["steps"])
+        losses = [rank.losses[steps] for rank in ranks]
+        place = f"epochs.csv after {steps:,} steps: "
+        if math.isfinite(math.fsum(losses)):
+            yield f"{place}train_mse", each["train_mse"], math.fsum(losses) / len(losses)
+        yield f"{place}samples", each["samples"], steps * batch if batch else each["samples"]
+        yield f"{place}epoch", each["epoch"], steps / per_epoch
+    last = beside.evaluations[-1]
+    for name in _EVALUATED:
+        if name in run.record.totals:
+            yield name, run.record.totals[name], last[name]
+    if "epochs" in run.record.totals:
+        yield "epochs", run.record.totals["epochs"], (min(rank.steps + rank.excluded for rank in ranks)) / per_epoch
+
+
+def _sampled(totals: Mapping[str, Any], beside: RecordedBeside) -> Iterable[tuple[str, Any, Any]]:
+    """Yield the maxima over the samples of each host."""
+    hosts = (totals.get("system") or {}).get("hosts") or {}
+    for host, told in hosts.items():
+        if host not in beside.system:
+            continue
+        rows = beside.system[host].rows
+        for name, column in (("rss_mb_max", "rss_mb"), ("gpu_memory_mb_max", "gpu_memory_mb")):
+            for part, kept in (told.get(name) or {}).items():
+                own = rows.loc[rows["part"].isin([part, f"rank {part}"]), column].dropna()
+                yield f"system.{host}.{name}.{part}", kept, float(own.max()) if len(own) else None
+
+
+def _torn(run: RecordedRun) -> Iterable[str]:
+    """Yield which rows are not there."""
+    for rank, why in run.missing.items():
+        yield f"rank {rank} {why}"
+    lost = rows_lost(run.record)
+    if lost:
+        yield f"{lost:,} step rows are lost: the disk was full"
+
+
+def _window(run: RecordedRun, ranks: Sequence[_Rank], beside: RecordedBeside) -> Iterable[str]:
+    """Yield how the window of the record differs from the time of its steps."""
+    window_s = run.record.totals.get("window_s")
+    steps_s = max(rank.mean["step_s"] * rank.steps for rank in ranks)
+    if not isinstance(window_s, int | float) or math.isnan(steps_s):
+        return
+    stretches = max(len(beside.evaluations), *(rank.stretches for rank in ranks)) + 1
+    more_s = TILING * steps_s + STRETCH_S * stretches
+    if not -CLOCK_S * run.workers - ROWS_TOLERANCE * steps_s <= window_s - steps_s <= more_s:
+        yield f"its window is {window_s:.6g} s long and its timed steps {steps_s:.6g} s"
+        return
+    if beside.evaluations and run.record.effective.get("steps_per_epoch"):
+        last = beside.evaluations[-1]
+        if last["steps"] == min(rank.rows for rank in ranks):
+            trained_s = last["train_s"] - ranks[0].declared_s
+            if window_s < trained_s * (1 - ROWS_TOLERANCE) - CLOCK_S:
+                yield f"its window is {window_s:.6g} s long, and epochs.csv says that it trained for {trained_s:.6g} s"
+
+
+def _ends(ranks: Sequence[_Rank]) -> Iterable[str]:
+    ends = {rank.rows for rank in ranks}
+    if len(ends) > 1:
+        yield f"its ranks have {min(ends):,} to {max(ends):,} rows"
+
+
+def _epochs(run: RecordedRun, ranks: Sequence[_Rank]) -> str:
+    """Return which epoch has not the steps that an epoch of the run's data set has; the last one may end early."""
+    whole = run.record.effective.get("steps_per_epoch")
+    if not isinstance(whole, int) or rows_lost(run.record):
+        return ""
+    for rank, each in zip(run.rows, ranks, strict=True):
+        last = max(each.epochs, default=0)
+        for epoch, steps in each.epochs.items():
+            if steps > whole or (steps < whole and epoch != last):
+                return f"epoch {epoch + 1} of rank {rank} has {steps:,} steps, and an epoch of its data set {whole:,}"
+    return ""
+
+
+def _agree(kept: Any, again: Any, tolerance: float) -> bool:
+    """Return whether two values are one, None and NaN being one as well."""
+    numbers = [math.nan if each is None else each for each in (kept, again)]
+    if not all(isinstance(each, int | float) for each in numbers):
+        return bool(kept == again)
+    a, b = (float(each) for each in numbers)
+    if math.isnan(a) or math.isnan(b):
+        return math.isnan(a) and math.isnan(b)
+    return a == b or abs(a - b) <= tolerance * max(abs(a), abs(b))
+
+
+def _differs(run: str, name: str, kept: Any, again: Any) -> Finding:
+    file, _, column = name.rpartition(": ")
+    path, _, row = file.partition(" ")
+    text = f"{column} is {_told(kept)}; the raw rows give {_told(again)}"
+    return Finding(
+        name="total-differs",
+        text=text,
+        where=f"{run}/{path or 'run.json'}",
+        column=column,
+        row=row,
+        kept=_told(kept),
+        again=_told(again),
+    )
+
+
+def _told(value: Any) -> str:
+    """Return a value with all its digits; unknown is said so."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "nothing"
+    return f"{value!r}" if isinstance(value, float) else f"{value}"
+
+
+# --------------------------------------------------------------------------------------------------- one record
+
+
+_LIKE = (
+    *("backend", "transport", "reduction", "batch", "precision", "widths", "input_scaling", "memory_format"),
+    *("loader", "schedule", "device", "workers", "warmup_steps"),
+)
+"""Options that the record shows as they were applied, under their own names; `auto` leaves the choice to the run."""
+
+
+def _asked(record: RunRecord) -> list[Finding]:
+    """Return where what ran is not what was asked for, of all that is read back from live objects."""
+    asked, ran = record.requested, record.effective
+    workers = ran.get("workers")
+    pairs: list[tuple[str, Any, Any]] = []
+    for name in _LIKE:
+        wanted, got = asked.get(name), ran.get(name)
+        if wanted in (None, "auto") or got is None:
+            continue
+        if name == "device":
+            pairs.append((name, wanted, "cpu" if got == "cpu" else "cuda"))
+        elif name == "reduction" and workers == 1:
+            continue  # one worker reduces nothing
+        else:
+            pairs.append((name, wanted, got))
+    timer = ran.get("timer_mode")
+    if isinstance(timer, Mapping) and not timer.get("note"):
+        pairs.append(("timer_mode", asked.get("timer_mode"), timer.get("value")))
+    if isinstance(ran.get("optimizer"), str) and isinstance(asked.get("optimizer"), str):
+        described = ran["optimizer"].split(",")[0].split()[0].lower()
+        pairs.append(("optimizer", asked["optimizer"].lower(), described))
+    if isinstance(ran.get("batch"), int) and isinstance(workers, int) and ran.get("global_batch") is not None:
+        if ran.get("model") is None:  # batches of another script are medians of what its steps had
+            pairs.append(("global_batch", ran["batch"] * workers, ran["global_batch"]))
+    growth = {"none": 1.0, "linear": float(workers or 1), "sqrt": math.sqrt(workers or 1)}.get(
+        asked.get("lr_scaling", "none")
+    )
+    rate = None
+    if isinstance(asked.get("lr"), int | float) and growth is not None and ran.get("model") is None:
+        rate = asked["lr"] * growth
+        pairs.append(("lr", rate, ran.get("lr")))
+    ranks = [each for each in ran.get("ranks") or () if isinstance(each, Mapping)]
+    if ranks and isinstance(workers, int):
+        pairs.append(("workers", workers, len(ranks)))
+    chosen = [
+        name
+        for name in COMMUNICATION
+        if name in asked and asked[name] != RUN_FIELDS[name].default and not (name == "reduction" and workers == 1)
+    ]
+    for number, each in enumerate(ranks):
+        told = each.get("communication") or {}
+        own = [("lr", rate, each.get("lr")), ("threads", asked.get("threads"), each.get("threads"))]
+        own += [(name, asked[name], told.get(name)) for name in chosen]
+        pairs += [(f"{name} of rank {number}", wanted, got) for name, wanted, got in own]
+    found = []
+    for name, wanted, got in pairs:
+        if wanted is None or got is None or _agree(wanted, got, ROWS_TOLERANCE):
+            continue
+        text = f"{name}: asked for {_told(wanted)}, ran with {_told(got)}"
+        column = name.split(" of ")[0]
+        found.append(
+            Finding(name="logged-unlike-applied", text=text, where="runs.csv", column=column, again=_told(got))
+        )
+    # What holds for all ranks is told once.
+    return list({each.column: each for each in reversed(found)}.values())[::-1]
+
+
+def _crowded(record: RunRecord) -> list[Finding]:
+    """Return whether the workers of a host have more threads than cores to run on."""
+    ran = record.effective
+    hosts: dict[str, list[Mapping[str, Any]]] = {}
+    for each in ran.get("ranks") or ():
+        if isinstance(each, Mapping) and each.get("cores") and isinstance(each.get("threads"), int):
+            hosts.setdefault(f"{each.get('host')}", []).append(each)
+    for host, ranks in hosts.items():
+        cores = set().union(*(each["cores"] for each in ranks))
+        threads = sum(each["threads"] for each in ranks)
+        if threads > len(cores) and len(ranks) > 1:
+            text = f"{len(ranks)} workers with {threads} threads together on {len(cores)} cores of {host}"
+            return [Finding(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
+    cores_there = record.environment.get("cores")
+    workers, nodes = ran.get("workers"), ran.get("nodes") or 1
+    if not hosts and isinstance(cores_there, int) and isinstance(workers, int) and workers / nodes > cores_there:
+        text = f"{workers / nodes:g} workers a node, which has {cores_there} cores"
+        return [Finding(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
+    if ran.get("shared_cores") is True:
+        text = "the run recorded that its workers share cores"
+        return [Finding(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
+    return []
+
+
+def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RecordedBeside) -> list[Finding]:
+    """Return what other programs used of the hosts: in the window where that was sampled, else at the start."""
+    begins = [rank.first_s for rank in ranks if math.isfinite(rank.first_s)]
+    ends = [rank.last_s for rank in ranks if math.isfinite(rank.last_s)]
+    seen: dict[str, float] = {}
+    if begins and ends:
+        window = pd.DataFrame({"phase": ["timed steps"], "begin_s": [min(begins)], "end_s": [max(ends)]})
+        seen = system.other_cores(beside.system, window)
+    found = [
+        f"{host}: programs that are not of this run used {cores:.1f} cores during the timed steps"
+        for host, cores in seen.items()
+        if 100 * cores > system.OTHERS_PERCENT
+    ]
+    told = run.record.effective.get("other_programs_cores") or {}
+    for host, cores in told.items():
+        own = [each for each in run.record.effective.get("ranks") or () if each.get("host") == host]
+        there = set().union(*(each.get("cores") or () for each in own))
+        threads = sum(each.get("threads") or 1 for each in own)
+        busy = isinstance(cores, int | float) and 100 * cores >= system.OTHERS_PERCENT
+        if host not in seen and busy and there and cores + min(threads, len(there)) > len(there):
+            many = f"the {len(there)} cores" if len(there) > 1 else "the one core"
+            found.append(f"{host}: other programs used {cores:g} of {many} of its workers when the run began")
+    return [Finding(name="other-load", text=text, column="samples_per_s_median") for text in found]
+
+
+# ------------------------------------------------------------------------------------------------------- the study
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Study:
+    """What `lint` looks at: one study made again from its run directories."""
+
+    runs: pd.DataFrame  # run table with series (points.with_series)
+    analysis: Analysis
+    accounting: Accounting
+    recounts: Sequence[Recount]
+    records: Mapping[str, RunRecord]  # by the names in `runs`
+    planned: Sequence[str] = ()  # names of the run directories that the study was to have
+    set_aside: Mapping[str, RunRecord] = field(default_factory=dict)  # finished runs below .attempts
+
+
+def lint(study: Study) -> list[Finding]:
+    """Return the faults of a study that its numbers do not show, in the order of RULES and of the points."""
+    found = [
+        *(each for one in study.recounts for each in one.findings),
+        *_unclosed(study),
+        *_points(study),
+        *_holes(study),
+        *_repeats(study),
+        *_baselines(study),
+        *_twins(study),
+        *_machines(study),
+        *_data_sets(study),
+        *_warm_up(study),
+        *_extrapolated(study.analysis),
+    ]
+    return in_order(placed(found, study.runs), study.analysis)
+
+
+def placed(findings: Iterable[Finding], runs: pd.DataFrame) -> list[Finding]:
+    """Return findings with series and worker count filled in where they name a run of the table only."""
+    rows = runs.drop_duplicates("run").set_index("run")
+    done = []
+    for each in findings:
+        first = next((name for name in each.runs if name in rows.index), None)
+        if first is not None and not each.series:
+            row = rows.loc[first]
+            each = replace(each, series=str(row["series"]), workers=_whole(row["workers"]), nodes=_whole(row["nodes"]))
+        done.append(each)
+    return done
+
+
+def in_order(findings: Iterable[Finding], analysis: Analysis) -> list[Finding]:
+    """Return findings without twins, ordered by kind, then as the points are."""
+    names = {name: place for place, name in enumerate(RULES)}
+    series = {name: place for place, name in enumerate(dict.fromkeys(analysis.points["series"]))}
+    unique = list(dict.fromkeys(findings))
+    return sorted(
+        unique, key=lambda each: (names[each.name], series.get(each.series, len(series)), each.workers or 0, each.runs)
+    )
+
+
+def _whole(value: Any) -> int | None:
+    number = float(value)
+    return int(number) if math.isfinite(number) and number == int(number) else None
+
+
+def _cell(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return how a finding names a row of the points."""
+    return {"series": str(row["series"]), "workers": _whole(row["workers"]), "nodes": _whole(row["nodes"])}
+
+
+def _runs_of(study: Study, row: Mapping[Any, Any], *, finished: bool = False) -> tuple[str, ...]:
+    runs = study.runs
+    mine = runs["series"] == row["series"]
+    for name in ("workers", "nodes", "batch", "train_samples"):
+        known = runs[name].astype(float)
+        wanted = float(row[name])
+        mine &= known.isna() if math.isnan(wanted) else known == wanted
+    if finished:
+        mine &= measured(runs)
+    return tuple(runs.loc[mine, "run"])
+
+
+def _unclosed(study: Study) -> Iterable[Finding]:
+    """Yield the runs whose laps do not add up, or whose ranks end apart."""
+    for run in study.accounting.runs:
+        if run.state != "done":
+            continue
+        if run.open_rank is not None:
+            yield Finding(
+                name="steps-do-not-tile", text=open_words(run), where="accounting.csv", column="gap_s", runs=(run.run,)
+            )
+
+
+def _points(study: Study) -> Iterable[Finding]:
+    """Yield what the points say of themselves: missing, mixed, few repeats, no baseline."""
+    baseline = study.analysis.provenance["baseline"]
+    for row in study.analysis.points.to_dict("records"):
+        cell = _cell(row)
+        if row["missing"]:
+            text = f"no run gave a result: {row['reasons'] or 'no run was made'}"
+            column = "samples_per_s_median"
+            yield Finding(name="missing-cell", text=text, column=column, runs=_runs_of(study, row), **cell)
+            continue
+        runs = _runs_of(study, row, finished=True)
+        if row["mode"] == "mixed":
+            text = "both the local and the global batch change with the workers"
+            yield Finding(name="mixed-scaling", text=text, column="mode", runs=runs, **cell)
+        if row["repeats"] < FEWEST_REPEATS:
+            told = f", {row['failed']:.0f} failed" if row["failed"] else ""
+            text = f"{row['repeats']:.0f} of at least {FEWEST_REPEATS} repeats finished{told}"
+            yield Finding(name="few-repeats", text=text, column="repeats", runs=runs, **cell)
+        elif not math.isfinite(row["samples_per_s_ci95_low"]):
+            text = "three or more repeats and no interval"
+            yield Finding(name="intervals-missing", text=text, column="samples_per_s_ci95_low", runs=runs, **cell)
+        base = row[f"base_{baseline}_samples_per_s"]
+        if row["backend"] != "serial" and row["mode"] != "mixed" and not math.isfinite(base):
+            text = f"no {baseline} baseline: one worker with batch {row['ref_batch']:.0f} on {row['partition']}"
+            yield Finding(name="missing-baseline", text=text, column=f"speedup_{baseline}", runs=runs, **cell)
+
+
+def _holes(study: Study) -> Iterable[Finding]:
+    """Yield the worker counts that a series lacks between two of its own and that another one of its plot has, and the
+    cells that were planned and never finished."""
+    points = study.analysis.points
+    parallel = points[points["backend"] != "serial"]
+    for _, rows in parallel.groupby(["partition", "setting"], sort=False):
+        counts = set(rows["workers"])
+        for series, own in rows.groupby("series", sort=False):
+            have = set(own["workers"])
+            for count in sorted(counts - have):
+                if min(have) < count < max(have):
+                    yield Finding(
+                        name="missing-cell",
+                        text=f"other series have a point of {worker_counts([count])}, and this one has none",
+                        series=str(series),
+                        workers=_whole(count),
+                        column="samples_per_s_median",
+                    )
+    there = {name.rpartition("/")[2] for name in study.runs["run"]}
+    for name in study.planned:
+        if name not in there:
+            text = "the cell was planned and has no run"
+            yield Finding(name="missing-cell", text=text, column="samples_per_s_median", runs=(name,))
+
+
+def _repeats(study: Study) -> Iterable[Finding]:
+    """Yield cells whose repeats are not numbered through, and finished runs that were replaced by another one."""
+    for row in study.analysis.points.to_dict("records"):
+        names = _runs_of(study, row)
+        own = study.runs[study.runs["run"].isin(names)]
+        numbers = {int(each) for each in own["repeat"].dropna()}
+        gaps = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
+        if gaps:
+            text = f"repeat {_listed(gaps)} of {max(numbers) + 1} not there: the others may have been chosen"
+            yield Finding(name="repeat-missing", text=text, column="repeats", runs=names, **_cell(row))
+    for name, record in study.set_aside.items():
+        twin = next((run for run, each in study.records.items() if each.key == record.key), None)
+        if twin is not None:
+            speed = record.totals.get("samples_per_s")
+            text = f"{name} finished with {_told(speed)} samples/s and does not count"
+            yield Finding(name="run-set-aside", text=text, column="samples_per_s_median", runs=(twin,))
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    words = [f"{each}" for each in numbers[:8]]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+_KIND = ("cpu_model", "cores", "device")
+_DATA = ("dataset_digest", "test_samples")
+
+
+def _baselines(study: Study) -> Iterable[Finding]:
+    """Yield points whose one-worker runs had other data or another kind of machine, and plots with two baselines."""
+    points: list[Any] = study.analysis.points.to_dict("records")
+    kind = study.analysis.provenance["baseline"]
+    bases: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for place, row in enumerate(points):
+        base = None if row["missing"] or row["mode"] == "mixed" else baseline_place(points, row, kind)
+        if base is None or base == place:
+            continue
+        if row["backend"] != "serial" and kind == "plain":
+            plot = bases.setdefault((str(row["partition"]), str(row["setting"])), {})
+            plot.setdefault(base, []).append(place)
+        ours, theirs = (_runs_of(study, points[each], finished=True) for each in (place, base))
+        for name in (*_DATA, *_KIND):
+            here, there = (_values(study, runs, name) for runs in (ours, theirs))
+            if here and there and here.isdisjoint(there):
+                text = f"{name} is {_several(here)}, and {_several(there)} in its baseline ({points[base]['series']})"
+                yield Finding(
+                    name="unequal-baselines",
+                    text=text,
+                    column=f"speedup_{kind}",
+                    runs=(*ours, *theirs),
+                    **_cell(row),
+                )
+                break
+    for (_, setting), found in bases.items():
+        if len(found) > 1:
+            usual = max(found, key=lambda base: len(found[base]))
+            for base, places in found.items():
+                for place in places if base != usual else ():
+                    text = (
+                        f"its baseline is {points[base]['series']}, that of the other series of {setting} is "
+                        f"{points[usual]['series']}"
+                    )
+                    runs = _runs_of(study, points[place], finished=True)
+                    yield Finding(
+                        name="unequal-baselines",
+                        text=text,
+                        column=f"base_{kind}_samples_per_s",
+                        runs=runs,
+                        **_cell(points[place]),
+                    )
+
+
+def _values(study: Study, runs: Sequence[str], name: str) -> set[str]:
+    """Return what the records of runs say of one thing, as texts; what is not known is left out."""
+    found = set()
+    for run in runs:
+        record = study.records[run]
+        value = record.effective.get(name, record.environment.get(name))
+        if value not in (None, ""):
+            found.add(f"{value}")
+    return found
+
+
+def _several(values: set[str]) -> str:
+    return " and ".join(sorted(values))
+
+
+def _twins(study: Study) -> Iterable[Finding]:
+    """Yield runs whose steps took the very same times, to the last bit: nothing ever takes the same time twice."""
+    first: dict[tuple[str, int], str] = {}
+    for each in study.recounts:
+        if not each.digest or each.rows < 2:
+            continue
+        other = first.setdefault((each.digest, each.rows), each.run)
+        if other != each.run:
+            text = f"the step times of {each.run} are those of {other}, to the last digit"
+            yield Finding(name="duplicated-run", text=text, where="runs.csv", column="step_s", runs=(each.run, other))
+
+
+def _machines(study: Study) -> Iterable[Finding]:
+    """Yield series whose finished runs come from different machines or versions."""
+    good = study.runs[measured(study.runs)]
+    for series, rows in good.groupby("series", sort=False):
+        for name in (*ENVIRONMENT, "device"):
+            if name not in rows.columns:
+                continue
+            known = rows[rows[name].notna() & (rows[name].astype(str) != "")]
+            values = known[name].astype(str)
+            counts = values.value_counts()
+            if len(counts) > 1:
+                usual = min(counts[counts == counts.max()].index)
+                odd = known[values != usual]
+                text = f"{name} is {usual} in most runs, and {_several(set(values) - {usual})} in {len(odd)}"
+                yield Finding(
+                    name="versions-differ",
+                    text=text,
+                    where="runs.csv",
+                    series=str(series),
+                    column=name,
+                    runs=tuple(odd["run"]),
+                )
+
+
+def _data_sets(study: Study) -> Iterable[Finding]:
+    """Yield series whose runs were trained on different data, and runs whose epochs are not equally long."""
+    good = study.runs[measured(study.runs)]
+    for series, rows in good.groupby("series", sort=False):
+        digests = {run: _values(study, [run], "dataset_digest") for run in rows["run"]}
+        known = pd.Series({run: _several(values) for run, values in digests.items() if values}, dtype=object)
+        counts = known.value_counts()
+        if len(counts) > 1:
+            usual = min(counts[counts == counts.max()].index)
+            odd = known[known != usual]
+            text = f"the data set of most runs is {usual}, of {len(odd)} it is {_several(set(odd))}"
+            yield Finding(
+                name="data-set-changed",
+                text=text,
+                where="runs.csv",
+                series=str(series),
+                column="train_samples",
+                runs=tuple(odd.index),
+            )
+    for each in study.recounts:
+        if each.epochs:
+            yield Finding(
+                name="data-set-changed", text=each.epochs, where="evaluations.csv", column="steps", runs=(each.run,)
+            )
+
+
+def _warm_up(study: Study) -> Iterable[Finding]:
+    """Yield points in whose runs the first steps of the window are the slowest.
+
+    The window of each run is cut into B equal parts, and the median step of each is taken. In a steady run each part is
+    as likely to be the slowest as any other, so that the first one is with probability 1/B, whatever the distribution
+    of the noise and however long its spells are, up to the length of a part. Over R repeats the number k of runs in
+    which it is has a binomial tail P(K >= k), multiplied by the number of scales that are tried. A point is told when
+    that is at most WARM_UP_ALARM and the first part is slower than the middle one by WARM_UP_LEVEL in these runs. One
+    run alone can never be told apart from bad luck by this.
+    """
+    recounts = {each.run: each for each in study.recounts}
+    for row in study.analysis.points.to_dict("records"):
+        runs = [recounts[name] for name in _runs_of(study, row, finished=True) if name in recounts]
+        told = _slow_begin([each.begins for each in runs])
+        if told is not None:
+            chance, blocks, slow = told
+            level = float(np.median([runs[place].begins[blocks][1] for place in slow]))
+            text = (
+                f"in {len(slow)} of {len(runs)} runs the first {100 / blocks:g} % of the timed steps are the slowest, "
+                f"by {100 * level:.0f} %, which fewer than 1 of {1 / max(chance, 1e-6):,.0f} steady points show"
+            )
+            names = tuple(runs[place].run for place in slow)
+            yield Finding(name="warm-up-in-window", text=text, column="samples_per_s_median", runs=names, **_cell(row))
+
+
+def _slow_begin(runs: Sequence[Mapping[int, tuple[bool, float]]]) -> tuple[float, int, list[int]] | None:
+    """Return the chance of what is seen in steady runs, the number of blocks and the places of the runs in which the
+    first one is the slowest; None where that is nothing special. `runs`: what `_begins` returns of each."""
+    told: tuple[float, int, list[int]] | None = None
+    for blocks in WARM_UP_SCALES:
+        slow = [place for place, each in enumerate(runs) if each.get(blocks, (False, 0.0))[0]]
+        if not slow or not all(blocks in each for each in runs):
+            continue
+        chance = len(WARM_UP_SCALES) * float(stats.binom.sf(len(slow) - 1, len(runs), 1 / blocks))
+        level = min(runs[place][blocks][1] for place in slow)
+        if chance <= WARM_UP_ALARM and level >= WARM_UP_LEVEL and (told is None or chance < told[0]):
+            told = (chance, blocks, slow)
+    return told
+
+
+def _extrapolated(analysis: Analysis) -> Iterable[Finding]:
+    """Yield rows of the laws that lie beyond the measured worker counts without being marked."""
+    points = analysis.points[~analysis.points["missing"].astype(bool)]
+    ends = points.groupby("series")["workers"].agg(["min", "max"])
+    for name, table in (("curves", analysis.curves), ("quantity_curves", analysis.quantity_curves)):
+        if table.empty or not {"series", "workers", "extrapolated"} <= set(table.columns):
+            continue
+        last = table["series"].map(ends["max"]).astype(float)
+        bare = table[(table["workers"].astype(float) > last) & ~table["extrapolated"].astype(bool)]
+        for row in bare.drop_duplicates("series").to_dict("records"):
+            yield Finding(
+                name="extrapolation-unmarked",
+                text=f"{row['workers']:g} workers are beyond the measured ones and not marked",
+                where=f"{name}.csv",
+                series=str(row["series"]),
+                column="extrapolated",
+            )
+
+
+# ------------------------------------------------------------------------------------------------ tables, documents
+
+_KEYS = (
+    *("run", "series", "setting", "partition", "workers", "nodes", "batch", "rank", "lap", "law", "kind", "quantity"),
+    *("epoch", "target_mse", "repeat", "transport", "bin", "part", "other_series"),
+)
+_MARKS = ("extrapolated", "kind")
+_INTERVALS = ("_low", "_high", "_low_s", "_high_s")
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """Return the cells of a CSV text; raises csv.Error for what is none."""
+    return list(csv.reader(io.StringIO(text), strict=True))
+
+
+def compare_tables(where: str, kept: str, again: str, tolerance: float = TEXT_TOLERANCE) -> tuple[list[Finding], int]:
+    """Compare a table of a study with the one made again, both as CSV text: findings, and how many cells agree.
+
+    A cell is the same where its text is, or where both are numbers that differ by at most the part `tolerance`. Rows
+    stand for each other in their order; where there are more or fewer, by what names them.
+    """
+    if kept == again:
+        rows = rows_of(again)
+        return [], sum(len(row) for row in rows[1:])
+    try:
+        old, new = rows_of(kept), rows_of(again)
+    except csv.Error as error:
+        return [Finding(name="file-missing", text=f"is no table ({error})", where=where)], 0
+    if not old or not new:
+        return ([] if old == new else [Finding(name="file-missing", text="is empty", where=where)]), 0
+    found = []
+    heads = old[0], new[0]
+    for name in [name for name in heads[1] if name not in heads[0]]:
+        found.append(Finding(name="cell-differs", text="the column is not there", where=where, column=name))
+    for name in [name for name in heads[0] if name not in heads[1]]:
+        found.append(Finding(name="cell-differs", text="is no column of this table", where=where, column=name))
+    shared = [name for name in heads[1] if name in heads[0]]
+    places = [(name, heads[0].index(name), heads[1].index(name)) for name in shared]
+    compared = 0
+    for ours, theirs in _paired(old, new):
+        if ours is None or theirs is None:
+            found.append(_row_finding(where, heads[0] if theirs is None else heads[1], ours, theirs))
+            continue
+        if ours == theirs and heads[0] == heads[1]:
+            compared += len(theirs)
+            continue
+        for name, a, b in places:
+            one, other = (row[place] if place < len(row) else "" for row, place in ((ours, a), (theirs, b)))
+            compared += 1
+            if not _same_text(one, other, tolerance):
+                found.append(_cell_finding(where, heads[1], theirs, name, one, other, tolerance))
+    return found, compared
+
+
+def _paired(old: Sequence[list[str]], new: Sequence[list[str]]) -> Iterable[tuple[list[str] | None, list[str] | None]]:
+    if len(old) == len(new):
+        yield from zip(old[1:], new[1:], strict=True)
+        return
+    named: dict[tuple[str, ...], list[list[str]]] = {}
+    for row in old[1:]:
+        named.setdefault(_key(old[0], row), []).append(row)
+    for row in new[1:]:
+        twins = named.get(_key(new[0], row))
+        yield (twins.pop(0) if twins else None), row
+    for rows in named.values():
+        for row in rows:
+            yield row, None
+
+
+def _key(head: Sequence[str], row: Sequence[str]) -> tuple[str, ...]:
+    return tuple(row[head.index(name)] if name in head and head.index(name) < len(row) else "" for name in _KEYS)
+
+
+def _named(head: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+    """Return how a finding names a row."""
+    values = dict(zip(head, row, strict=False))
+    others = [
+        f"{name} {values[name]}"
+        for name in _KEYS
+        if values.get(name) and name not in ("run", "series", "workers", "nodes", "setting", "partition")
+    ]
+    return {
+        "series": values.get("series", ""),
+        "workers": _count(values.get("workers", "")),
+        "nodes": _count(values.get("nodes", "")),
+        "row": ", ".join(others),
+        "runs": (values["run"],) if values.get("run") else (),
+    }
+
+
+def _count(text: str) -> int | None:
+    try:
+        return _whole(text)
+    except ValueError:
+        return None
+
+
+def _row_finding(where: str, head: Sequence[str], ours: list[str] | None, theirs: list[str] | None) -> Finding:
+    row = theirs if ours is None else ours
+    assert row is not None
+    text = "the row is not there" if ours is None else "no run gives this row"
+    return Finding(name="cell-differs", text=text, where=where, **_named(head, row))
+
+
+def _cell_finding(
+    where: str, head: Sequence[str], row: Sequence[str], column: str, kept: str, again: str, tolerance: float
+) -> Finding:
+    """Return what is wrong with one cell, under the name of the fault that it looks like."""
+    values = dict(zip(head, row, strict=False))
+    stem = column.removesuffix("_median")
+    best = [end for end in ("_max", "_min") if not column.endswith(("_max", "_min")) and f"{stem}{end}" in values]
+    name, text = "cell-differs", f"is {_quoted(kept)}; the runs give {_quoted(again)}"
+    if kept and any(_same_text(kept, values[f"{stem}{end}"], tolerance) for end in best):
+        name, text = "best-of-n", f"is {kept}, the best repeat; the median is {again}"
+    elif column in _MARKS and _is_mark(again) and not _is_mark(kept):
+        name, text = "extrapolation-unmarked", f"is {_quoted(kept)}; this row lies beyond what was measured"
+    elif not kept and again and column.endswith((*_INTERVALS, "low", "high")):
+        name, text = "intervals-missing", f"is empty; the repeats give {again}"
+    return Finding(name=name, text=text, where=where, column=column, kept=kept, again=again, **_named(head, row))
+
+
+def _is_mark(text: str) -> bool:
+    return text.lower() in ("true", "forecast", "curve")
+
+
+def _quoted(text: str) -> str:
+    return text if text else "empty"
+
+
+def _same_text(one: str, other: str, tolerance: float) -> bool:
+    if one == other:
+        return True
+    try:
+        a, b = float(one), float(other)
+    except ValueError:
+        return False
+    return a == b or abs(a - b) <= tolerance * max(abs(a), abs(b))
+
+
+def compare_documents(
+    where: str, kept: Any, again: Any, tolerance: float = TEXT_TOLERANCE
+) -> tuple[list[Finding], int]:
+    """Compare a JSON document of a study with the one made again: findings, and how many values were compared."""
+    found: list[Finding] = []
+    compared = 0
+
+    def look(path: str, ours: Any, theirs: Any, series: str) -> None:
+        nonlocal compared
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            series = (
+                f"{theirs.get('series') or series}" if not isinstance(theirs.get("series"), dict | list) else series
+            )
+            for name in dict.fromkeys([*theirs, *ours]):
+                place = f"{path}.{name}" if path else f"{name}"
+                if name in ours and name in theirs:
+                    look(place, ours[name], theirs[name], series)
+                else:
+                    text = "is not there" if name in theirs else "is nothing that the runs give"
+                    found.append(Finding(name="cell-differs", text=text, where=where, column=place, series=series))
+        elif isinstance(ours, list) and isinstance(theirs, list):
+            for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+                look(f"{path}[{number}]", a, b, series)
+            if len(ours) != len(theirs):
+                text = f"has {len(ours)} entries; the runs give {len(theirs)}"
+                found.append(Finding(name="cell-differs", text=text, where=where, column=path, series=series))
+        else:
+            compared += 1
+            if not _agree(ours, theirs, tolerance):
+                text = f"is {_short(ours)}; the runs give {_short(theirs)}"
+                found.append(
+                    Finding(
+                        name="cell-differs",
+                        text=text,
+                        where=where,
+                        column=path,
+                        series=series,
+                        kept=_told(ours),
+                        again=_told(theirs),
+                    )
+                )
+
+    look("", kept, again, "")
+    return found, compared
+
+
+def _short(value: Any) -> str:
+    text = " ".join(_told(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,123 @@
+"""The analysis wing from Python: what notebooks and scripts call. Every name here is also one of `horovod_study`.
+
+    import horovod_study as hs
+
+    study = hs.analyze("runs/laptop")                  # tables and fitted laws of recorded runs
+    study.points                                       # a pandas table, one row per cell
+    hs.figures(study)["speedup"]                       # shows itself in a notebook; `.save("speedup.pdf")`
+    hs.predict(hs.read_points("points.csv"), workers=[16, 32])
+
+Needs neither PyTorch nor Horovod nor MPI.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_study import records
+from horovod_study.analysis import exchange
+from horovod_study.analysis.accounting import account, account_runs
+from horovod_study.analysis.advice import bench_of
+from horovod_study.analysis.fitting import SeriesFit, fit_series
+from horovod_study.analysis.points_file import parse_points
+from horovod_study.analysis.prediction import Prediction
+from horovod_study.analysis.prediction import predict as predict_points
+from horovod_study.analysis.simulation.calibration import calibrate, run_times
+from horovod_study.analysis.simulation.scaling import simulate as simulate_scenarios
+from horovod_study.analysis.simulation.what_if import what_if as scenarios
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
+from horovod_study.analysis.study import analyze as analyze_tables
+from horovod_study.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from horovod_study.report.figures import Drawing
+
+__all__ = ["analyze", "figures", "fit", "points_of", "predict", "read_analysis", "read_points", "simulate"]
+
+
+def analyze(runs: str | os.PathLike[str], *, targets: Sequence[float] = (), threads: int = 1) -> Analysis:
+    """Return what the recorded runs below a folder say: tables of points, laps, laws, forecasts ... (docs/metrics.md).
+
+    `targets`: test MSEs to which times are compared. `threads`: runs read at a time.
+    Raises RecordError or AnalysisError where there is no run, or one that cannot be read.
+    """
+    root = Path(runs)
+    table, recorded = records.recorded_runs([root])
+    accounting = account(table, account_runs(recorded, threads=threads), views=False)
+    return analyze_tables(table, records.epoch_table(root), targets=targets, accounting=accounting)
+
+
+def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
+    """Return the analysis that `horovod-study analyze RUNS --out DIR` left in DIR; RecordError where there is none."""
+    tables, documents = records.load_tables(Path(directory), TABLES, DOCUMENTS)
+    values: dict[str, Any] = {**tables, **documents}
+    return Analysis(**values)
+
+
+def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
+    """Return the figures that an analysis has data for, by name; a notebook shows one that is a cell's last value."""
+    from horovod_study.report.figures import drawings
+
+    return {each.name: each for each in drawings(analysis)}
+
+
+def read_points(path: str | os.PathLike[str]) -> "pd.DataFrame":
+    """Return the points of a CSV file with columns workers, samples_per_s and perhaps more (docs/fit.md).
+
+    Raises DataError for a file or a value that cannot be used, with the line it stands in.
+    """
+    return parse_points(_text(path, "a CSV file with workers,samples_per_s"), source=str(path))
+
+
+def points_of(analysis: Analysis) -> "pd.DataFrame":
+    """Return the finished runs of an analysis as such points, one row per run: what `fit` and `predict` take."""
+    return exchange.points_of(analysis.runs)
+
+
+def fit(points: "pd.DataFrame", *, baseline_samples_per_s: float | None = None) -> dict[str, SeriesFit]:
+    """Return the fitted laws of each series of a points table; the name is "" where there is one series only."""
+    return fit_series(points, baseline_samples_per_s=baseline_samples_per_s)
+
+
+def predict(
+    points: "pd.DataFrame", *, workers: Iterable[int], workers_per_node: int | None = None
+) -> dict[str, list[Prediction]]:
+    """Return the forecast of each series at `workers`, with 95 % intervals (docs/predict.md)."""
+    return predict_points(points, workers=list(workers), workers_per_node=workers_per_node)
+
+
+def simulate(
+    workers: Iterable[int],
+    *,
+    runs: Iterable[str | os.PathLike[str]] = (),
+    benches: Iterable[str | os.PathLike[str]] = (),
+    what_if: Sequence[str] = (),
+    global_batch: int | None = None,
+    seed: int = 1,
+    **constants: Any,
+) -> "pd.DataFrame":
+    """Return simulated steps: one row per scenario and worker count (docs/simulate.md).
+
+    `runs` are run directories (computing), `benches` are files of `horovod-study bench` (the network); `what_if` and
+    `constants` have the names and units of the verb's options: `compute_ms=5`, `alpha_us=10`, `gb_per_s=1`, ...
+    Raises ConfigError for contradictions and for what nobody said.
+    """
+    known = calibrate(
+        runs=[run_times(records.recorded_run(Path(each))) for each in runs],
+        benches=[
+            (bench_of(_text(each, "the bench.json of `horovod-study bench`"), source=str(each)), str(each))
+            for each in benches
+        ],
+        **constants,
+    )
+    return simulate_scenarios(scenarios(known.scenario, what_if), list(workers), global_batch=global_batch, seed=seed)
+
+
+def _text(path: str | os.PathLike[str], wanted: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); give {wanted}") from None

@@ -1,0 +1,386 @@
+"""report.html in a real browser: with and without script, by mouse and by keyboard, at night, on a phone, on paper."""
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from browser import PHONE, axe_core, chromium, opened, violations
+from rich_study import rich_analysis, rich_runs
+from synthetic_runs import run_table
+
+from horovod_study.analysis.study import analyze
+from horovod_study.report import html
+from horovod_study.report.figures import drawings
+from horovod_study.report.style import series_labels
+from horovod_study.report.wording import with_interval
+
+pytestmark = pytest.mark.slow
+
+EVIL = "<img src=x onerror=window.evil=1>\"'--></script><script>window.evil=1</script>${window.evil=1}"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return rich_analysis(rich_runs(partitions={"gpu2": 4}))
+
+
+@pytest.fixture(scope="module")
+def report(browser, analysis, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html.render(analysis), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def seen(browser, report):
+    """The page on a desk with everything in it: messages, requests and errors are checked after each test."""
+    with opened(browser, report) as found:
+        yield found
+        assert [text for text in found.said if not text.startswith(("log", "info", "debug"))] == []
+        assert [url for url in found.asked if not url.startswith("blob:")] == [report.as_uri()]
+        assert found.thrown == []
+
+
+def facts(page, name):
+    return json.loads(page.text_content(f"figure[data-figure={name}] script"))
+
+
+def place(page, name, tip):
+    """Where on the screen a point of a figure is drawn."""
+    page.locator(f"figure[data-figure={name}] svg").first.scroll_into_view_if_needed()
+    box = page.locator(f"figure[data-figure={name}] .canvas > svg").bounding_box()
+    scale = box["width"] / facts(page, name)["width"]
+    return box["x"] + tip[2] * scale, box["y"] + tip[3] * scale
+
+
+def drawn(page, name):
+    """The geometry of a figure as it is shown now: rounded boxes of all its visible parts, within its SVG."""
+    return page.evaluate(
+        """(name) => {
+            const svg = document.querySelector(`figure[data-figure="${name}"] .canvas > svg`);
+            const from = svg.getBoundingClientRect();
+            return [...svg.querySelectorAll("*")]
+            .map((each) => [each, each.getBoundingClientRect()])
+            .filter(([each, box]) => box.width + box.height > 0 && getComputedStyle(each).visibility === "visible")
+            .map(([each, box]) => [box.x - from.x, box.y - from.y, box.width, box.height].map((x) => Math.round(x)))
+            .map((sides) => sides.join(" "));
+        }""",
+        name,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- what is there
+
+
+def test_every_figure_is_drawn_and_the_page_is_small(seen, report, analysis):
+    names = [drawing.name for drawing in drawings(analysis)]
+    shown = seen.page.eval_on_selector_all("figure[data-figure]", "all => all.map((each) => each.dataset.figure)")
+    assert sorted(shown) == sorted(names)
+    for name in names:
+        svg = seen.page.locator(f"figure[data-figure={name}] .canvas > svg")
+        box = svg.bounding_box()
+        assert box["width"] > 200 and box["height"] > 80, name
+        assert svg.get_attribute("aria-label"), name
+        assert len(drawn(seen.page, name)) > 20, name
+    assert report.stat().st_size < 5_000_000
+
+
+# ---------------------------------------------------------------------------------------------------- pointing
+
+
+def known_point(page, analysis):
+    """A tip of the speedup figure and the number that must be in it."""
+    row = analysis.points[(analysis.points["workers"] == 8) & (analysis.points["transport"] == "nccl")].iloc[0]
+    told = facts(page, "speedup")
+    label = series_labels(analysis.points)[row["series"]]
+    expected = with_interval(row["speedup_plain"], row["speedup_plain_low"], row["speedup_plain_high"])
+    found = [
+        tip
+        for tip in told["tips"]
+        if told["series"][tip[0]].startswith(label) and "8 workers" in tip[4] and expected.split()[0] in tip[4]
+    ]
+    assert found, (label, expected, told["tips"])
+    return found[0], label, expected
+
+
+def test_pointing_at_a_point_says_its_value(seen, analysis):
+    tip, label, expected = known_point(seen.page, analysis)
+    tooltip = seen.page.locator("figure[data-figure=speedup] .tooltip[role=status]")
+    assert not tooltip.is_visible()
+
+    seen.page.mouse.move(*place(seen.page, "speedup", tip))
+    said = tooltip.inner_text()
+    assert label in said
+    assert all(part in said for part in expected.replace(",", "").replace("[", "").replace("]", "").split())
+
+    seen.page.mouse.move(2, 2)
+    assert not tooltip.is_visible()
+
+
+def test_the_keyboard_walks_along_the_points_and_says_the_same(seen, analysis):
+    page = seen.page
+    tip, _, _ = known_point(page, analysis)
+    plot = page.locator("figure[data-figure=speedup] .plot")
+    tooltip = page.locator("figure[data-figure=speedup] .tooltip[role=status]")
+    page.keyboard.press("Tab")  # so that the focus is shown
+    plot.focus()
+    page.keyboard.press("Home")
+    seen_texts = set()
+    for _ in range(len(facts(page, "speedup")["series"]) + 1):
+        for _ in range(8):
+            seen_texts.add(tooltip.inner_text())
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowDown")
+        for _ in range(8):
+            page.keyboard.press("ArrowLeft")
+
+    assert any(tip[4] in " ".join(text.split("\n")[1:]) for text in seen_texts), seen_texts
+    page.keyboard.press("Escape")
+    assert not tooltip.is_visible()
+
+
+# ---------------------------------------------------------------------------------------------------- buttons
+
+
+@pytest.mark.parametrize("name", ["speedup", "breakdown"])
+def test_a_toggle_hides_its_series_and_no_other(seen, name):
+    page, told = seen.page, facts(seen.page, name)
+    keys = page.locator(f"figure[data-figure={name}] button[data-series]")
+    whole = drawn(page, name)
+    assert keys.count() >= 2
+
+    for number in range(keys.count()):
+        key = keys.nth(number)
+        series = key.get_attribute("data-series")
+        mine = {f"{name}-{mark}" for mark, of in told["marked"] if told["series"][of] == series}
+        assert key.get_attribute("aria-pressed") == "true"
+        key.click()
+        assert key.get_attribute("aria-pressed") == "false"
+        hidden = page.evaluate(
+            "(ids) => ids.filter((id) => getComputedStyle(document.getElementById(id)).display === 'none')",
+            [f"{name}-{mark}" for mark, _ in told["marked"]],
+        )
+        assert set(hidden) == mine
+        assert mine
+        key.click()
+        assert key.get_attribute("aria-pressed") == "true"
+    assert drawn(page, name) == whole
+
+
+def test_a_drag_zooms_and_reset_shows_all_again(seen):
+    page, name = seen.page, "speedup"
+    whole = drawn(page, name)
+    box = facts(page, name)["panels"][0]["box"]
+    corner = place(page, name, [0, 0, box[0] + 0.1 * (box[2] - box[0]), box[1] + 0.4 * (box[3] - box[1])])
+    other = place(page, name, [0, 0, box[0] + 0.5 * (box[2] - box[0]), box[1] + 0.9 * (box[3] - box[1])])
+    before = drawn(page, name)
+    page.mouse.move(*corner)
+    page.mouse.down()
+    page.mouse.move(*other, steps=4)
+    page.mouse.up()
+    page.mouse.move(2, 2)
+
+    assert drawn(page, name) != before
+    page.locator(f"figure[data-figure={name}] button[data-action=reset]").click()
+    assert drawn(page, name) == whole
+
+
+def test_the_theme_button_turns_the_page_dark_and_light(seen):
+    page = seen.page
+    button = page.locator("button[data-action=theme]")
+
+    def paper():
+        numbers = re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        return sum(int(each) for each in numbers[:3]) / 3
+
+    assert paper() > 200
+    label = button.get_attribute("aria-label")
+    button.click()
+    assert paper() < 60
+    assert button.get_attribute("aria-label") != label
+    button.click()
+    assert paper() > 200
+
+
+def test_buttons_save_the_figure_and_its_numbers(seen, analysis):
+    page = seen.page
+    drawing = next(each for each in drawings(analysis) if each.name == "speedup")
+
+    def saved(action):
+        with page.expect_download() as download:
+            page.locator(f"figure[data-figure=speedup] button[data-action={action}]").click()
+        return download.value.suggested_filename, download.value.path().read_text(encoding="utf-8")
+
+    name, text = saved("svg")
+    assert name == "speedup.svg"
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "var(--c" not in text
+
+    name, text = saved("csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert name == "speedup.csv"
+    assert len(rows) == len(drawing.data)
+    assert list(rows[0]) == list(drawing.data.columns)
+    assert float(rows[0]["workers"]) == drawing.data["workers"].iloc[0]
+
+
+# ---------------------------------------------------------------------------------------------------- other ways
+
+
+def test_without_scripts_everything_is_shown_and_nothing_is_dead(browser, report, analysis):
+    with opened(browser, report, java_script_enabled=False) as found:
+        page = found.page
+        figures = page.locator("figure[data-figure]")
+        assert figures.count() == len(drawings(analysis))
+        for number in range(figures.count()):
+            box = figures.nth(number).locator(".canvas > svg").bounding_box()
+            assert box["width"] > 200 and box["height"] > 80
+        assert page.locator("button, input, select").count() == 0
+        page.locator("nav a", has_text="Doubts").click()
+        assert page.locator("#doubts h2").bounding_box()["y"] < 900
+        assert (found.asked[0], found.thrown) == (report.as_uri(), [])
+
+
+WIDER = """() => {
+    document.querySelectorAll("details").forEach((each) => { each.open = true; });
+    const wide = document.documentElement.clientWidth;
+    return [document.scrollingElement.scrollWidth, wide, [...document.querySelectorAll("body *")]
+        .filter((each) => !each.closest(".scroll, .plot, pre, svg, math"))
+        .filter((each) => each.getBoundingClientRect().right > wide + 1)
+        .map((each) => `${each.tagName}.${each.className}: ${each.textContent.slice(0, 40)}`).slice(0, 5)];
+}"""
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_phone_scrolls_down_only(browser, report, scripts):
+    with opened(browser, report, **PHONE, java_script_enabled=scripts) as found:
+        scrolled, wide, beyond = found.page.evaluate(WIDER)
+
+        assert beyond == []
+        assert scrolled <= wide == 360
+        assert found.page.locator("figure .canvas > svg").first.is_visible()
+
+
+def test_a_finger_shows_the_value_of_a_point(browser, report, analysis):
+    with opened(browser, report, **PHONE) as found:
+        tip, label, _ = known_point(found.page, analysis)
+        found.page.touchscreen.tap(*place(found.page, "speedup", tip))
+
+        assert label in found.page.locator("figure[data-figure=speedup] .tooltip").inner_text()
+
+
+A4_PX = round((210 - 30) / 25.4 * 96)
+"""The width of what is printed on A4, within the margins of the page."""
+
+
+def test_on_paper_nothing_is_cut_off_and_the_colours_are_those_of_the_day(browser, report, tmp_path):
+    viewport = {"width": A4_PX, "height": 1000}
+    with opened(browser, report, viewport=viewport, color_scheme="dark") as found:
+        page = found.page
+        page.locator("figure[data-figure=speedup] button[data-series]").first.click()  # a toggle is for the screen
+        page.emulate_media(media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        ink = page.evaluate("getComputedStyle(document.querySelector('figure text, figure path')).fill")
+        assert sum(int(each) for each in re.findall(r"\d+", ink)[:3]) < 300 or "none" in ink
+        cut = page.evaluate(
+            """(wide) => [...document.querySelectorAll("table, .canvas > svg, pre, dl")]
+                .map((each) => [each, each.getBoundingClientRect()])
+                .filter(([each, box]) => box.right > wide + 1 || each.scrollWidth > each.clientWidth + 1)
+                .map(([each, box]) => `${each.tagName} ${each.getAttribute("aria-labelledby")}: to ${box.right}`)""",
+            A4_PX,
+        )
+        assert cut == []
+        assert page.locator("button:visible, nav:visible").count() == 0
+        hidden = page.evaluate(
+            """[...document.querySelectorAll("svg .off:not(.ring)")]
+                .filter((each) => getComputedStyle(each).display === "none").map((each) => each.id)"""
+        )
+        assert hidden == []
+        assert page.locator("#table-parts").is_visible()
+        page.emulate_media(media="screen")
+        page.pdf(path=tmp_path / "report.pdf", format="A4", prefer_css_page_size=True)
+    if shutil.which("pdftotext") is None:
+        pytest.skip("pdftotext is not installed (poppler-utils): the text of the printed page is not read")
+    text = subprocess.run(["pdftotext", "-layout", tmp_path / "report.pdf", "-"], capture_output=True, text=True).stdout
+    for word in ("Fitted laws", "Definitions", "How to read", "Karp-Flatt", "Mean time per step by part"):
+        assert word in text, word
+
+
+# ---------------------------------------------------------------------------------------------------- for everybody
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_barriers_are_found(browser, report, scheme):
+    source = axe_core()
+    with opened(browser, report, color_scheme=scheme) as found:
+        found.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+
+        assert violations(found.page, source) == []
+
+
+def test_tab_reaches_every_control_and_shows_where_it_is(seen):
+    page = seen.page
+    wanted = page.evaluate(
+        """() => {
+            window.wanted = [...document.querySelectorAll("a[href], button, summary, input, select, [tabindex='0']")]
+                .filter((each) => each.checkVisibility());
+            return window.wanted.length;
+        }"""
+    )
+    reached, unseen = set(), []
+    for _ in range(wanted + 5):
+        page.keyboard.press("Tab")
+        number, visible, words = page.evaluate(
+            """() => {
+                const at = document.activeElement, look = getComputedStyle(at);
+                const ring = look.outlineStyle !== "none" && parseFloat(look.outlineWidth) >= 1;
+                return [window.wanted.indexOf(at), ring, `${at.tagName} ${at.textContent.slice(0, 30)}`];
+            }"""
+        )
+        if number >= 0:
+            reached.add(number)
+            if not visible:
+                unseen.append(words)
+
+    assert len(reached) == wanted
+    assert unseen == []
+
+
+def test_names_from_run_files_are_text_and_run_nothing(browser, tmp_path):
+    runs = run_table((1, 2), ways=(("serial", "none"), ("horovod", "mpi")), failed=(("horovod", "mpi", 2, 2),))
+    runs = runs.assign(study=f"s{EVIL}", partition=f"p{EVIL}", host=EVIL, cpu_model=EVIL, run=runs["run"] + EVIL)
+    runs["transport"] = runs["transport"].replace("mpi", EVIL)
+    runs["reason"] = runs["reason"].where(runs["status"] == "done", EVIL)
+    path = tmp_path / "report.html"
+    path.write_text(html.render(analyze(runs)), encoding="utf-8")
+    with opened(browser, path) as found:
+        page = found.page
+        for key in page.locator("figure[data-figure=speedup] button").all():
+            if key.get_attribute("data-action") not in ("svg", "csv"):
+                key.click()
+        page.locator("figure[data-figure=speedup] .plot").focus()
+        page.keyboard.press("Home")
+
+        assert page.evaluate("window.evil") is None
+        assert page.locator("img").count() == 0
+        assert found.thrown == []
+        assert [text for text in found.said if text.startswith(("error", "warning"))] == []
+        assert found.asked == [path.as_uri()]
+        for where in (".eyebrow", "#doubts", "#method", "#points"):
+            assert EVIL in page.locator(where).text_content(), where
+        assert any(
+            EVIL in (key.get_attribute("data-series") or "") for key in page.locator("button[data-series]").all()
+        )

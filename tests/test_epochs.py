@@ -1,0 +1,236 @@
+"""Figures of epochs, regression lines, Karp-Flatt fractions, pairs of transports and batches: what they draw, and that
+it is what the analysis says.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from drawn_figures import cut_texts, drawn, light, one
+from synthetic_runs import run_table
+
+from horovod_study.analysis.points import scaling_points
+from horovod_study.analysis.study import analyze
+from horovod_study.report import batches, epochs, pairs, regression
+from horovod_study.report.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN, series_styles
+
+WAYS = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
+
+
+def table(partition, workers=(1, 2, 4, 8), per_node=4, **options):
+    runs = run_table(workers, ways=WAYS, partition=partition, failed=(), **options)
+    return runs.assign(run=partition + "/" + runs["run"], nodes=np.ceil(runs["workers"] / per_node))
+
+
+@pytest.fixture(scope="module")
+def study():
+    return analyze(pd.concat([table("alpha"), table("gpu2", seed=3, per_node=8)], ignore_index=True))
+
+
+@pytest.fixture(scope="module")
+def swept():
+    frames = []
+    for batch in (25, 75, 300, 1200):
+        runs = table("alpha", (1, 2, 4), batch=batch, seed=batch)
+        slower = 1 + batch / 200  # a knee at 200
+        laps = [name for name in runs.columns if name.endswith("_s") and name not in ("samples_per_s", "window_s")]
+        runs = runs.assign(run=runs["run"] + f"-{batch}", samples_per_s=runs["samples_per_s"] / slower)
+        frames.append(runs.assign(**{name: runs[name] * slower for name in laps}))
+    return analyze(pd.concat(frames, ignore_index=True))
+
+
+def lines_of(axes, color):
+    return [line for line in axes.get_lines() if line.get_color() == color and line.get_linestyle() != "None"]
+
+
+# ---------------------------------------------------------------------------------------------------- epoch time
+
+
+def test_the_epoch_time_is_the_training_set_over_the_throughput(study):
+    points = study.points
+
+    np.testing.assert_allclose(points["epoch_s_median"], points["train_samples"] / points["samples_per_s_median"])
+    np.testing.assert_allclose(points["epoch_s_min"], points["train_samples"] / points["samples_per_s_max"])
+    assert (points["epoch_s_low"] < points["epoch_s_median"]).all()
+
+
+def test_the_efficiency_is_the_ideal_epoch_over_the_measured_one(study):
+    for kind in ("plain", "wrapped"):
+        known = study.points[study.points[f"efficiency_{kind}"].notna()]
+        ratio = known[f"ideal_epoch_{kind}_s"] / known["epoch_s_median"]
+        np.testing.assert_allclose(ratio, known[f"efficiency_{kind}"])
+
+
+def test_an_epoch_of_unknown_size_has_no_time():
+    points = scaling_points(table("alpha").assign(train_samples=math.nan))
+
+    assert points[["epoch_s_median", "ideal_epoch_plain_s"]].isna().all(axis=None)
+
+
+def test_the_ideal_line_of_the_epoch_time_halves_with_twice_the_workers(study):
+    drawing = one(epochs, study, "epoch_time")
+    (axes,) = drawn(drawing).axes
+    ideal = [line for line in axes.get_lines() if line.get_color() == "#6f747d" and len(line.get_xdata()) == 4]
+
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert len(ideal) == 2  # one of each partition
+    for line in ideal:
+        np.testing.assert_allclose(np.ptp(line.get_xdata() * line.get_ydata()), 0, atol=1e-9)
+    for words in ("Baseline (plain)", "training samples / X", "slowest repeat", "base", "Repeats per point: 3"):
+        assert words.split()[0] in drawing.caption and words in f"{drawing.caption} base"
+
+
+def test_the_csv_of_a_figure_holds_what_is_drawn(study):
+    drawing = one(epochs, study, "epoch_time")
+    (axes,) = drawn(drawing).axes
+    dots = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+    drawn_values = sorted(float(value) for line in dots for value in line.get_ydata())
+
+    np.testing.assert_allclose(drawn_values, sorted(drawing.data["epoch_s_median"].dropna()))
+
+
+def test_a_data_set_that_grows_has_no_epoch_to_compare(study):
+    runs = table("alpha")
+    grown = light(study, runs.assign(train_samples=75_000 * runs["workers"]))
+
+    assert [each.name for each in epochs.drawings(grown)] == ["weak_scaling"]
+
+
+def test_weak_scaling_shows_the_ideal_throughput_and_the_level_of_the_step(study):
+    drawing = one(epochs, study, "weak_scaling")
+    throughput, step = drawn(drawing).axes
+    levels = {round(float(line.get_ydata()[0]), 6) for line in lines_of(step, "#6f747d") if line.get_xdata()[0] == 0}
+    ideal = study.losses[study.losses["part"] == "ideal"]
+
+    assert throughput.get_ylabel() == "1000 samples/s"
+    assert levels == {round(1000 * value, 6) for value in ideal["seconds"]}
+    assert set(drawing.data["kind"]) == {"throughput", "step", "ideal step"}
+
+
+def test_strong_scaling_has_an_epoch_figure_and_no_weak_one(study):
+    runs = table("alpha")
+    strong = runs.assign(batch=600 // runs["workers"], global_batch=600)
+
+    assert [each.name for each in epochs.drawings(light(study, strong))] == ["epoch_time"]
+
+
+# ---------------------------------------------------------------------------------------------------- regression
+
+
+def test_the_legend_of_the_regression_has_the_slope_and_its_interval(study):
+    drawing = one(regression, study, "regression")
+    (legend,) = drawn(drawing).legends
+    texts = [" ".join(text.get_text().split()) for text in legend.get_texts()]
+    law = study.fits["series"]["alpha horovod/mpi batch 75"]["laws"]["linear"]
+    low, high = law["ci95"]["slope"]
+
+    (own,) = [text for text in texts if text.startswith("alpha: Horovod/MPI")]
+    value, bounds = own.partition(": ")[2].partition(": ")[2].removesuffix(" per worker").split(" ", 1)
+    assert float(value) == pytest.approx(law["params"]["slope"], abs=0.01)
+    assert [float(end) for end in bounds.strip("[]").split(", ")] == pytest.approx([low, high], abs=0.01)
+    assert len(texts) == 5  # four series and the ideal line
+
+
+def test_a_line_through_two_worker_counts_is_no_finding(study):
+    two = replace(study, points=study.points[study.points["workers"] <= 2])
+
+    assert regression.drawings(two) == []
+
+
+def test_karp_flatt_is_drawn_in_per_cent_with_amdahls_fraction_beside_it(study):
+    drawing = one(regression, study, "karp_flatt")
+    (axes,) = drawn(drawing).axes
+    look = series_styles(study.points)["alpha horovod/mpi batch 75"]
+    own = study.points[study.points["series"] == "alpha horovod/mpi batch 75"]
+    amdahl = study.fits["series"]["alpha horovod/mpi batch 75"]["laws"]["amdahl"]["params"]["s"]
+    heights = {
+        round(float(value), 9)
+        for line in axes.get_lines()
+        if line.get_color() == look.color
+        for value in line.get_ydata()
+    }
+
+    assert {round(100 * value, 9) for value in own["karp_flatt"].dropna()} <= heights
+    assert round(100 * amdahl, 9) in heights
+    assert drawing.data["workers"].min() > 1
+
+
+# ---------------------------------------------------------------------------------------------------- pairs
+
+
+def test_the_ratio_of_two_transports_stands_at_every_worker_count_with_its_verdict(study):
+    (drawing,) = pairs.drawings(study)
+    figure = drawn(drawing)
+    throughput = figure.axes[0]
+    known = study.transports[(study.transports["quantity"] == "samples_per_s") & (study.transports["workers"] > 1)]
+    dots = [line for line in throughput.get_lines() if line.get_linestyle() == "None"]
+    filled = sum(len(line.get_xdata()) for line in dots if line.get_markerfacecolor() != "#ffffff")
+
+    assert drawing.title == "One way to talk against another"
+    np.testing.assert_allclose(sorted(v for line in dots for v in line.get_ydata()), sorted(known["ratio"]))
+    assert filled == (known["verdict"] == "resolved").sum() > 0
+    assert "95 % intervals" in drawing.caption and "Pairs per point: 3" in drawing.caption
+
+
+def test_nccl_against_mpi_is_named_so(study):
+    table_ = study.transports.replace({"a_transport": {"gloo": "nccl"}, "b_transport": {"gloo": "nccl"}})
+
+    assert pairs._title(table_) == "NCCL against MPI"
+
+
+def test_two_worker_counts_make_no_curve_of_ratios(study):
+    few = replace(study, transports=study.transports[study.transports["workers"] <= 4])
+
+    assert pairs.drawings(few) == []
+
+
+# ---------------------------------------------------------------------------------------------------- batches
+
+
+def test_the_curve_of_the_epoch_is_the_training_set_over_its_throughput(swept):
+    curves = swept.batch_curves
+
+    np.testing.assert_allclose(curves["epoch_s"] * curves["samples_per_s"], 75_000)
+
+
+def test_times_faster_is_relative_to_the_smallest_batch(swept):
+    for _, own in swept.batches.groupby(["series", "workers"]):
+        base = own.set_index("batch")["samples_per_s_median"]
+        np.testing.assert_allclose(own["times_faster"], own["samples_per_s_median"] / base[25])
+
+
+def test_every_identified_knee_stands_on_its_line(swept):
+    drawing = one(batches, swept, "batch_epochs")
+    (axes,) = drawn(drawing).axes
+    strokes = sorted(float(line.get_xdata()[0]) for line in axes.get_lines() if line.get_marker() == "|")
+    knees = swept.knees[swept.knees["identified"].astype(bool)]
+
+    np.testing.assert_allclose(strokes, sorted(knees["knee"]))
+    assert "times as fast as with batch 25" in drawing.caption
+
+
+def test_overhead_has_the_wait_and_the_loss_of_parallel_cells_only(swept):
+    drawing = one(batches, swept, "overhead")
+    wait, lost = drawn(drawing).axes
+
+    assert (drawing.data["workers"] > 1).all()
+    assert wait.get_ylabel().startswith("Waiting") and lost.get_ylabel().startswith("Lost")
+    tops = [max(float(v) for line in axes.get_lines() for v in line.get_ydata()) for axes in (wait, lost)]
+    np.testing.assert_allclose(tops, [100 * drawing.data[name].max() for name in ("overhead_median", "lost")])
+
+
+def test_two_batches_make_no_figure(swept):
+    assert batches.drawings(replace(swept, batches=swept.batches[swept.batches["batch"] <= 75])) == []
+
+
+# ---------------------------------------------------------------------------------------------------- both widths
+
+
+@pytest.mark.parametrize("width_in", [PRINT_WIDTH_IN, COLUMN_WIDTH_IN])
+def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, swept, width_in):
+    made = [*epochs.drawings(study), *regression.drawings(study), *pairs.drawings(study), *batches.drawings(swept)]
+
+    assert len(made) == 7
+    assert {each.name: cut_texts(drawn(each, width_in)) for each in made} == {each.name: [] for each in made}

@@ -1,0 +1,391 @@
+"""The interactive page: what its script is given, what it may do, the headline, hostile names."""
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import matplotlib
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from synthetic_runs import run_table
+
+from horovod_study.analysis.study import analyze
+from horovod_study.report import figures, html, interactive, style, wording
+
+MPI = (("serial", "none"), ("horovod", "mpi"))
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>",
+    "\"&'<>",
+    "{{7*7}}",
+    "{% raw %}",
+    "<!--<script>",
+    "\u202eetartsefni\u2066",
+    "\U0001f680 \u2028 \u2029",
+    "$\\frac{$",
+)
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and the texts of its scripts by type."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self.words = [], [], []
+        self._script = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._script = dict(attrs).get("type", "text/javascript") if tag == "script" else None
+
+    def handle_endtag(self, tag):
+        self._script = None
+
+    def handle_data(self, data):
+        if self._script is None:
+            self.words.append(data)
+        elif self.scripts and self.scripts[-1][0] is self._script:
+            self.scripts[-1] = (self._script, self.scripts[-1][1] + data)
+        else:
+            self.scripts.append((self._script, data))
+
+
+def facts_of(page):
+    """Return what the script is told, by the name of the figure."""
+    found = re.findall(
+        r'<figure [^>]*data-figure="([^"]+)".*?<script type="application/json">(.*?)</script>', page, re.DOTALL
+    )
+    return {name: json.loads(text) for name, text in found}
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyze(run_table(ways=(*MPI, ("horovod", "gloo"))))
+
+
+@pytest.fixture(scope="module")
+def page(analysis):
+    return html.render(analysis)
+
+
+# ---------------------------------------------------------------------------------------------------- one file
+
+
+def test_the_page_forbids_requests_and_every_script_but_its_own(page):
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    (script,) = [text for kind, text in Elements(page).scripts if kind == "text/javascript"]
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+
+    assert "default-src 'none'" in policy.replace("&#39;", "'")
+    assert f"script-src 'sha256-{digest}'" in policy.replace("&#39;", "'")
+    assert policy.count("unsafe") == 1 and "style-src 'unsafe-inline'" in policy.replace("&#39;", "'")
+
+
+def test_the_page_asks_for_nothing_and_is_whole_without_its_script(page):
+    elements = Elements(page)
+    links = [values.get("href", "") for tag, values in elements.tags if tag in ("a", "link", "use")]
+    tags = {tag for tag, _ in elements.tags}
+
+    assert not any(":" in link or link.startswith("//") for link in links)
+    assert not {"img", "iframe", "link", "object", "embed", "base", "form", "button", "input"} & tags
+    assert not [name for _, values in elements.tags for name in values if name.startswith("on")]
+    assert len(page.encode("utf-8")) < 1_500_000
+
+
+def test_the_contents_lead_to_every_section_in_its_order(page):
+    contents = page.partition('<nav aria-label="Contents">')[2].partition("</nav>")[0]
+    sections = re.findall(r'<section id="([^"]+)"', page)
+
+    assert re.findall(r'href="#([^"]+)"', contents) == sections and len(sections) > 5
+    assert '<main id="main"' in page and 'href="#main"' in page
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+
+def test_every_figure_says_what_its_parts_are(page, analysis):
+    facts = facts_of(page)
+
+    assert set(facts) == {drawing.name for drawing in figures.drawings(analysis)}
+    for name, own in facts.items():
+        names = {*(part[0] for part in own["parts"]), *(entry[0] for entry in own["legend"])}
+        names |= {tick[0] for panel in own["panels"] for axes in panel["axes"] for axis in axes.values()
+                  for tick in axis["ticks"]}  # fmt: skip
+        ids = set(re.findall(rf'id="{name}-([^"]+)"', page))
+        assert {each for each, _ in own["marked"]} <= names & ids, name
+        assert not {each for each in names if each[0] in "tl"} - ids, name
+        assert own["tips"] and own["series"] and own["panels"], name
+
+
+def test_a_legend_entry_switches_its_series_and_only_real_series_are_entries(page):
+    own = facts_of(page)["speedup"]
+    entries = {label: index for _, label, index, _ in own["legend"]}
+
+    assert own["series"] == ["plain PyTorch", "Horovod/MPI", "Horovod/Gloo"]
+    assert [own["series"][entries[label]] for label in own["series"]] == own["series"]
+    assert {label for label, index in entries.items() if index < 0} >= {"ideal"}
+    assert own["crop"] is not None and own["crop"] < own["height"]
+
+
+def test_what_pointing_says_is_the_table_of_points(page, analysis):
+    own = facts_of(page)["speedup"]
+    tips = {(own["series"][index], text) for index, _, _, _, text in own["tips"]}
+    row = analysis.points.query("series == 'local horovod/mpi batch 75' and workers == 8").iloc[0]
+    value = wording.with_interval(row["speedup_plain"], row["speedup_plain_low"], row["speedup_plain_high"])
+    text = value.replace(" ", "\u00d7 ", 1)
+
+    assert ("Horovod/MPI", f"8 workers: {text}, 3 repeats") in tips
+    assert ("Horovod/Gloo", "8 workers: 3.71\u00d7, 2 repeats") in tips
+    assert len(tips) == len(own["tips"]) == 9
+
+
+def test_the_place_of_a_tip_is_the_place_of_its_mark(page):
+    own = facts_of(page)["speedup"]
+    used = {
+        (round(float(x), 1), round(float(y), 1)) for x, y in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', page)
+    }
+
+    assert {(round(x, 1), round(y, 1)) for _, _, x, y, _ in own["tips"]} <= used
+
+
+def test_axes_that_share_a_place_are_one_panel_and_labels_are_known_to_be_numbers():
+    def draw(width_in):
+        figure = Figure(figsize=(width_in, 3))
+        axes = figure.subplots()
+        axes.plot([1, 2, 3], [1, 4, 9])
+        twin = axes.twinx()
+        twin.set_yscale("log")
+        twin.plot([1, 2, 3], [10, 100, 1000])
+        axes.set_xticks([1, 2, 3], ["a", "b", "c"])
+        return figure
+
+    (panel,) = interactive.inline(drawing(draw)).data["panels"]
+    first, second = panel["axes"]
+
+    assert not first["x"]["plain"] and first["y"]["plain"] and first["y"]["scale"] == "linear"
+    assert second["y"]["scale"] == "log" and len(first["x"]["ticks"]) == 3
+    spots = [at for _, at in first["x"]["ticks"]]
+    assert spots[1] - spots[0] == pytest.approx(spots[2] - spots[1], abs=0.02)
+
+
+def drawing(draw):
+    return figures.Drawing(name="d", title="D", alt="A figure.", caption="", data=pd.DataFrame(), draw=draw)
+
+
+def test_parts_move_with_the_data_in_the_ways_in_which_they_are_data():
+    def draw(width_in):
+        figure = Figure(figsize=(width_in, 3))
+        axes = figure.subplots()
+        axes.set(xlim=(0, 4), ylim=(0, 10))
+        interactive.mark(axes.plot([1, 2], [3, 4]), series="line", tips=["one", "two"])
+        interactive.mark(axes.bar([1, 2], [5, 6]), series="bars", tips=["first", "second"])
+        axes.axvspan(2, 3)
+        axes.axhline(5)
+        axes.text(0.5, 0.5, "in the corner", transform=axes.transAxes)
+        axes.text(1, 1, "at a point")
+        return figure
+
+    data = interactive.inline(drawing(draw)).data
+    ways = [tuple(part[2:4]) for part in data["parts"]]
+    anchors = {text: (x, y) for _, _, x, y, text in data["tips"]}
+    x0, y0, x1, y1 = data["panels"][0]["box"]
+
+    assert sorted(ways) == sorted(
+        [("xy", "lines"), *[("xy", "lines")] * 2, ("x", "lines"), ("y", "lines"), ("", "whole"), ("xy", "whole")]
+    )
+    assert anchors["two"] == pytest.approx((x0 + (x1 - x0) / 2, y1 - 0.4 * (y1 - y0)), abs=0.02)
+    assert anchors["first"] == pytest.approx((x0 + (x1 - x0) / 4, y1 - 0.25 * (y1 - y0)), abs=0.02)
+    assert set(data["series"]) == {"bars", "line"}
+
+
+def test_a_text_too_many_is_refused():
+    axes = Figure().subplots()
+
+    with pytest.raises(ValueError, match=r"2 tips for the 3 points of Line2D of 'mine'"):
+        interactive.mark(axes.plot([1, 2, 3], [1, 2, 3]), series="mine", tips=["a", "b"])
+
+
+def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
+    (speedup,) = [each for each in figures.drawings(analysis) if each.name == "speedup"]
+
+    def as_file(form):
+        with style.style():
+            return style.to_bytes(style.settled(speedup.draw(5.9)), form)
+
+    marked = as_file("svg")
+    monkeypatch.setattr(figures, "mark", lambda *_, **__: None)
+
+    assert as_file("svg") == marked and b"3 repeats" not in marked
+
+
+def test_the_data_of_a_figure_travel_with_it_while_they_are_few(page, analysis, monkeypatch):
+    (speedup,) = [each for each in figures.drawings(analysis) if each.name == "speedup"]
+    rows = speedup.data.to_csv(index=False, lineterminator="\n")
+
+    assert facts_of(page)["speedup"]["csv"] == (rows if len(rows) <= html.MOST_CSV else None)
+    assert facts_of(page)["throughput"]["csv"].startswith("series,setting,")
+    monkeypatch.setattr(html, "MOST_CSV", 10)
+    assert html._figure(speedup, {})["facts"].endswith('"csv":null}')
+
+
+# ---------------------------------------------------------------------------------------------------- the headline
+
+
+def told(analysis, **changes):
+    """Return the two lines of the headline of an analysis in which these values of the largest finding are other."""
+    found = max(analysis.provenance["findings"], key=lambda each: each["workers"])
+    best = {**found["series"][0], **changes.pop("best", {})}
+    step = changes.pop("step", {})
+    step = None if step is None else {**found["step"], **step}
+    found = {**found, "series": [best, *found["series"][1:]], "step": step, **changes.pop("found", {})}
+    other = replace(analysis, provenance={**analysis.provenance, "findings": [found]}, **changes)
+    return wording.subheadline(other).replace("\u202f", " ")
+
+
+GROWTH = {"data": 0.1, "forward": 0.1, "backward": 0.2, "sync": 0.52, "update": 0.08}
+
+
+def knee(analysis, **values):
+    answer = {"workers": 11, "low": 9, "high": 14, "searched_to": 64, "doubts": [], "why_not": None} | values
+    name = max(analysis.provenance["findings"], key=lambda each: each["workers"])["series"][0]["series"]
+    return {"series": {name: {"recommendation": {"answers": {"knee": answer}}}}, "summary": {}}
+
+
+def test_the_headline_names_loss_and_knee(analysis):
+    growth = {lap: GROWTH.get(lap, 0.0) for lap in analysis.provenance["findings"][0]["step"]["growth"]}
+
+    assert told(analysis, step={"growth": growth}, holdout=knee(analysis)) == (
+        "52 % of the loss is waiting for gradients; by forecast, more than 11 workers cost more than they give [9, 14]"
+    )
+    assert told(analysis, step={"growth": growth}, holdout=knee(analysis, workers=5, low=4, high=7)).endswith(
+        "; more than 5 workers cost more than they give [4, 7]"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": None},
+        {"step": {"growth": {**GROWTH, "sync": None}}},
+        {"step": {"growth": {**GROWTH, "sync": 1.3}}},
+        {"step": {"grown_s": None}},
+        {"step": {"grown_s": -0.001}},
+        {"best": {"high": None, "low": None}},
+        {"best": {"high": 8.2}},
+        {"best": {"speedup": None}},
+        {"found": {"mode": "mixed"}},
+    ],
+    ids=["no step", "hidden", "others shrank", "no growth", "shorter", "no interval", "ideal", "no base", "mixed"],
+)
+def test_a_loss_that_the_data_do_not_support_is_not_named(analysis, change):
+    assert "loss" not in told(analysis, **change, holdout=knee(analysis))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"workers": None}, {"high": None}, {"low": float("nan")}, {"why_not": "too few"}, {"doubts": ["far beyond"]}],
+    ids=lambda values: next(iter(values)),
+)
+def test_a_knee_that_is_open_or_doubtful_is_not_named(analysis, values):
+    text = told(analysis, holdout=knee(analysis, **values))
+
+    assert "cost more" not in text and "nan" not in text.lower()
+
+
+def test_without_a_forecast_there_is_no_knee(analysis):
+    assert "cost more" not in told(analysis, holdout={"series": {}, "summary": {}})
+    assert wording.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
+
+
+def test_the_wait_is_called_the_cycle_only_where_runs_with_other_cycles_say_so():
+    runs = run_table((1, 2), ways=MPI, failed=(), noise=0.001)
+    runs["horovod_defaults"] = runs["backend"] == "horovod"
+    analysis = analyze(runs)
+    own = analysis.points[(analysis.points["backend"] == "horovod") & (analysis.points["workers"] == 2)].iloc[0]
+    same = {
+        name: own[name]
+        for name in ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch")
+    }
+    row = {
+        **same,
+        "horovod_defaults": True,
+        "verdict": "as the cycle explains",
+        "share_at_default": 0.5,
+        "share_low": 0.4,
+    }
+    growth = {lap: GROWTH.get(lap, 0.0) for lap in analysis.provenance["findings"][0]["step"]["growth"]}
+
+    def with_cycle(**values):
+        table = pd.DataFrame([row | values]).reindex(columns=analysis.cycle.columns)
+        return told(analysis, cycle=table, step={"growth": growth})
+
+    assert with_cycle().startswith("26 % of the loss is Horovod's cycle")
+    for change in (
+        {"verdict": "not resolved"},
+        {"workers": 4},
+        {"horovod_defaults": False},
+        {"share_low": float("nan")},
+    ):
+        assert with_cycle(**change).startswith("52 % of the loss is waiting for gradients"), change
+
+
+@pytest.mark.parametrize(
+    ("partition", "start"), [("local", "<h1>2 workers run"), ("alpha", "<h1>On alpha, 2 workers run")]
+)
+def test_the_headline_says_where_unless_it_is_here(partition, start):
+    assert start in html.render(analyze(run_table((1, 2), ways=MPI, failed=(), partition=partition)))
+
+
+# ---------------------------------------------------------------------------------------------------- hostile names
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    tables = [run_table((1, 2), ways=MPI, repeats=2, failed=[("horovod", "mpi", 2, 0)], partition=f"{name} {side}")
+              for name in HOSTILE[:1] for side in "ab"]  # fmt: skip
+    runs = pd.concat(tables, ignore_index=True)
+    text = " ".join(HOSTILE)
+    runs["reason"] = runs["reason"].where(runs["reason"] == "", text)
+    runs = runs.assign(study=text, cpu_model=text, host=text, os=text, run=[f"{text} {i}" for i in range(len(runs))])
+    runs["partition"] = runs["partition"] + " " + text
+    return html.render(analyze(runs, commands=[text]))
+
+
+def test_hostile_names_add_no_element_and_no_attribute(hostile, page):
+    evil, good = Elements(hostile), Elements(page)
+    kinds = {(tag, name) for tag, values in good.tags for name in values}
+
+    assert {tag for tag, _ in evil.tags} <= {tag for tag, _ in good.tags} | {"details", "summary", "pattern"}
+    assert not [
+        name for _, values in evil.tags for name in values if name.startswith("on") or name in ("src", "srcdoc")
+    ]
+    assert len([each for each in evil.scripts if each[0] == "text/javascript"]) == 1
+    assert {kind for kind in ((tag, name) for tag, values in evil.tags for name in values) if kind[0] == "a"} <= kinds
+    assert "49" not in re.findall(r"partition (.*?) \u00b7", " ".join(evil.words))
+
+
+def test_hostile_names_reach_the_script_as_they_are(hostile):
+    for kind, text in Elements(hostile).scripts:
+        assert kind == "text/javascript" or not set("<>&\u2028\u2029") & set(text)
+    own = facts_of(hostile)["speedup"]
+
+    assert all(any(name in label for label in own["series"]) for name in HOSTILE[:1])
+    assert all(label in own["series"] for _, label, index, _ in own["legend"] if index >= 0)
+    assert '{"svg":' not in hostile.partition("<main")[0]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_json_in_a_script_element_comes_back_as_it_was(text):
+    safe = interactive.script_json({text: [text]})
+
+    assert not set("<>&\u2028\u2029") & set(safe)
+    assert json.loads(safe) == {text: [text]}
+
+
+def test_equal_analyses_give_equal_pages_wherever_they_are_drawn(analysis, page):
+    with matplotlib.rc_context({"figure.dpi": 150}):
+        assert html.render(analysis) == page
