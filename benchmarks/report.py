@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
 from analysis import timed  # noqa: E402
-from synthetic_study import write_study  # noqa: E402
+from synthetic_study import write_study  # type: ignore[import-not-found]  # noqa: E402
 
 LIMITS = {"report_s": 60.0, "page_mb": 5.0, "runs": 1_000}
 SERIAL, NCCL, MPI, DDP = ("serial", "none"), ("horovod", "nccl"), ("horovod", "mpi"), ("ddp", "nccl")

@@ -763,7 +763,7 @@ def report(options: argparse.Namespace) -> int:
 def _report(directory: Path, **how: Any) -> list[Path]:
     from horovod_study.report.html import write_report
 
-    paths = write_report(_read_analysis(directory), directory, **how)
+    paths = write_report(_read_analysis(directory), directory, second_process=available_cores() > 1, **how)
     _keep_drawn(directory, paths)
     return paths
 
@@ -866,7 +866,7 @@ def _report_against(options: argparse.Namespace) -> int:
     found = compare_studies(after, before, across=across, names=names)
     judged = gate(found, limits) if limits else None
     how: dict[str, Any] = {"look": _look(options), "pgf": options.pgf}
-    paths = write_report(after, options.directory, against=found, **how)
+    paths = write_report(after, options.directory, against=found, second_process=available_cores() > 1, **how)
     paths += write_against(found, options.directory, gate=judged, **how)
     beside = Path(os.path.relpath(options.against, options.directory)).as_posix()
     written = [Path(os.path.relpath(path, options.directory)).as_posix() for path in paths]

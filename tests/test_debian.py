@@ -11,7 +11,7 @@ import debian
 ROOT = Path(__file__).resolve().parent.parent
 ALL = (
     "openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge shellcheck chromium"
-    " npm texlive-latex-recommended poppler-utils"
+    " npm texlive-latex-recommended texlive-pictures poppler-utils"
 )
 
 

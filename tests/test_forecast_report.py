@@ -110,7 +110,7 @@ class TestFigure:
     def test_caption_and_data_are_written_beside_it(self, analysis, tmp_path):
         one = drawn.drawings(analysis)[0]
         assert one.data.equals(analysis.forecast)
-        for words in ("both axes logarithmic", "slowest to fastest repeat", "95 % interval", "ideal", "second node"):
+        for words in ("both axes logarithmic", "slowest to fastest repeat", "95 % interval", "ideal", "another node"):
             assert words in one.caption
         assert drawn.NAME in [each.name for each in figures.drawings(analysis)]
 

@@ -133,10 +133,10 @@ def test_long_runs_are_taken_one_after_the_other(study: Path, monkeypatch: pytes
     at_a_time: list[int] = []
     busy: set[str] = set()
 
-    def watched(run: Any, *, views: bool) -> Any:
+    def watched(run: Any, **how: Any) -> Any:
         busy.add(run.name)
         at_a_time.append(len(busy))
-        found = account_run(run, views=views)
+        found = account_run(run, **how)
         busy.discard(run.name)
         return found
 

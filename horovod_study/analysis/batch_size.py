@@ -298,7 +298,10 @@ def _beyond(middle: float, low: float, high: float) -> tuple[float, float]:
 
 
 def _divide(a: Floats, b: Floats) -> Floats:
-    return np.divide(a, b, out=np.full_like(a, np.inf), where=b > 0)
+    """Return a / b: infinite where b is 0, and 1, the fewest degrees of freedom, where both are infinite."""
+    with np.errstate(invalid="ignore"):
+        found = np.divide(a, b, out=np.full_like(a, np.inf), where=b > 0)
+    return np.where(np.isnan(found), 1.0, found)
 
 
 def _slopes(form: str, means: Floats, batch: Floats, weight: Floats) -> Floats:

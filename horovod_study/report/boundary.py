@@ -54,7 +54,10 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     shown = _shown(analysis)
     if shown.empty:
         return []
-    styles = series_styles(analysis.points)
+    styles = {
+        **series_styles(analysis.nodes),
+        **series_styles(analysis.points),
+    }  # placements may be series of their own
     every = list(shown["setting"].drop_duplicates())
     settings = every[:MOST_PANELS]
     jumps = analysis.boundary
@@ -414,7 +417,7 @@ def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str]], top: flo
 def _named(cells: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> dict[str, str]:
     """Return the legend entry of every series: how it talks, and what carried its gradients in any setting."""
     labels = cells["series"].map(lambda series: styles[series].label)
-    named = {}
+    named: dict[str, str] = {}
     for label, own in cells.groupby(labels, sort=False):
         ways = ", then ".join(dict.fromkeys(way for _, way in _ways(own)))
         named |= dict.fromkeys(own["series"], f"{label}: {ways}" if ways else f"{label}")

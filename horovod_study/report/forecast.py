@@ -90,7 +90,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
                 + boundary_words(placed)
                 + in_table_only(every)
             ),
-            data=placed,
+            data=shown,
             draw=draw,
         )
     ]

@@ -10,7 +10,10 @@ import hashlib
 import html
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from horovod_study.report.wording import (
     THIN,
     headline,
     learned,
+    listed,
     milliseconds,
     number,
     percent,
@@ -63,27 +67,47 @@ WIDTHS_IN = {**dict.fromkeys(PAIRED, SCREEN_WIDTH_IN), "throughput": 5.0}
 MOST_CSV = 60_000
 """Letters of a figure's data up to which the page carries it for download; beyond, it is in figures/ alone."""
 
+MANY_POINTS = 30
+"""From so many points on, drawing takes longer than starting a second Python."""
+
 NOTHING = "\u2013"
 """In a cell that has no value: unknown is not zero."""
 
 
 def write_report(
-    analysis: Analysis, directory: Path, *, look: Look = TEXT, pgf: bool = False, against: Any = None
+    analysis: Analysis,
+    directory: Path,
+    *,
+    look: Look = TEXT,
+    pgf: bool = False,
+    against: Any = None,
+    second_process: bool = False,
 ) -> list[Path]:
     """Write report.html, the files of its figures (figures/) and of its tables (tables/); return the paths, page first.
 
     `look` and `pgf` are those of `figures.write_figures`; `against` is a comparison with another study
-    (analysis/study_comparison.py) that the page shows, too. Raises RecordError when the directory cannot be written.
+    (analysis/study_comparison.py) that the page shows, too. With `second_process` another Python writes the figures of
+    a study of many points meanwhile; the program must be one that can be imported without running (`__main__` guard).
+    Raises RecordError when the directory cannot be written.
     """
-    page = directory / "report.html"
-    text = render(analysis, against=against)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"{page}: cannot be written ({error.strerror or error}); choose a writable folder") from None
-    drawn = write_figures(analysis, directory / "figures", look=look, pgf=pgf)
-    return [page, *drawn, *write_tables(analysis, directory / "tables")]
+    page, figures = directory / "report.html", directory / "figures"
+    with ExitStack() as stack:
+        drawn = None
+        if second_process and len(analysis.points) >= MANY_POINTS:
+            # Not forked: other libraries' threads may hold locks at this moment.
+            pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
+            drawn = pool.submit(write_figures, analysis, figures, look=look, pgf=pgf)
+        text = render(analysis, against=against)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            page.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RecordError(
+                f"{page}: cannot be written ({error.strerror or error}); choose a writable folder"
+            ) from None
+        tables = write_tables(analysis, directory / "tables")
+        written = write_figures(analysis, figures, look=look, pgf=pgf) if drawn is None else drawn.result()
+    return [page, *written, *tables]
 
 
 def render(analysis: Analysis, *, against: Any = None) -> str:
@@ -273,10 +297,10 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
 
 
 def _works(analysis: Analysis) -> list[str]:
-    """Return what each way of scaling in this study keeps fixed, one sentence per setting."""
+    """Return what each way of scaling in this study keeps fixed, one sentence for the settings that share it."""
     points = analysis.points[analysis.points["mode"] != "single"]
-    rows = points[["setting", "mode", "work"]].drop_duplicates().to_dict("records")
-    return [f"{row['setting']}: {row['work']}" for row in rows]
+    shared = points.drop_duplicates("setting").groupby("work", sort=False)["setting"]
+    return [f"{listed([str(setting) for setting in settings])}: {work}" for work, settings in shared]
 
 
 # ---------------------------------------------------------------------------------------------------- tables

@@ -416,7 +416,7 @@ def draw_steps(found: Inspection, width_in: float) -> Figure:
         axes.axvline(found.first_step - 0.5, color=QUIET, linewidth=0.8, zorder=4)
     _mark_pauses(axes, found, roof, width_in)
     axes.set_xlabel("Step")
-    axes.set_ylabel(folded("ms per step, mean over ranks", 1.4))
+    axes.set_ylabel(folded("ms per step, mean over ranks", 1.4 if width_in >= NARROW_IN else 0.9))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8 if width_in >= NARROW_IN else 4))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     handles = [

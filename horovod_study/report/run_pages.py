@@ -218,7 +218,8 @@ def section(analysis: Analysis) -> dict[str, Any] | None:
     if runs.empty:
         return None
     labels = series_labels(analysis.points)
-    runs = runs.assign(label=[labels.get(series, f"{series}") for series in runs["series"]])
+    label = pd.Series([labels.get(series, f"{series}") for series in runs["series"]], index=runs.index, name="label")
+    runs = pd.concat([runs, label], axis=1)  # not assigned: a table read from a file has too many columns for that
     names = [f"{name}" for name in runs["run"]]
     return {
         "count": len(runs),
