@@ -3,8 +3,8 @@
 Two workers are foretold from measurements of their parts, none of which has two workers that train together:
 
     alone     one worker                                         what efficiency is relative to
-    beside    two single workers inside the runtime at the       computing, and its scatter: its threads need the cores too
-              same time, each a job of its own
+    beside    two jobs of one worker each inside the runtime,    computing, and its scatter: the runtime's threads need
+              at the same time                                   the cores, too
     bench     all-reduces, raw and through the runtime           latency, bandwidth, the runtime's overhead
 
 and compared with two workers that were trained. All four are measured in every round, in an order shuffled anew, and a
@@ -338,8 +338,8 @@ def main() -> int:
     machine = environment.describe()
     caption = (
         "Throughput of two workers as simulated from measurements of one, over what two workers reached. Small: single "
-        "rounds, large: their median; grey: within 15 %. Computing comes from two jobs of one worker each at the same time, the "
-        "network and the runtime from `bench` of the same round; recorded cases from two workers on one host and the "
+        "rounds, large: their median; grey: within 15 %. Computing comes from two jobs of one worker each at the same "
+        "time, the network and the runtime from `bench` of the same round; recorded cases from two workers on one host and the "
         "link's rate; the link lets 128 kB through at once, which is not simulated, so those are foretold too slow."
     )
     text = "\n".join(

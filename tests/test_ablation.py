@@ -203,7 +203,7 @@ def busy(seconds: float) -> float:
 
 
 def test_real_time_an_all_reduce_of_3_ms() -> None:
-    """The timer says what was waited; on a busy machine the ablation's interval is wide, and one of several holds it."""
+    """The timer says what was waited; the ablation's interval is wide on a busy machine: one of several holds it."""
     tries = []
     for seed in range(10):
         waited: list[float] = []

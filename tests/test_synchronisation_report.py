@@ -10,7 +10,7 @@ from synthetic_runs import run_table
 
 from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.report import figures, html, interactive, style, synchronisation, wording
+from horovod_study.report import html, interactive, style, synchronisation, wording
 
 WAYS = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
 OWN = ("synchronisation", "sync_curves", "transports", "batches", "knees", "batch_curves", "cycle")
