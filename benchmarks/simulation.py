@@ -339,8 +339,8 @@ def main() -> int:
     caption = (
         "Throughput of two workers as simulated from measurements of one, over what two workers reached. Small: single "
         "rounds, large: their median; grey: within 15 %. Computing comes from two jobs of one worker each at the same "
-        "time, the network and the runtime from `bench` of the same round; recorded cases from two workers on one host and the "
-        "link's rate; the link lets 128 kB through at once, which is not simulated, so those are foretold too slow."
+        "time, the network and the runtime from `bench` of the same round; recorded cases from two workers on one host "
+        "and the link's rate; the link lets 128 kB through at once, which is not simulated: they are foretold too slow."
     )
     text = "\n".join(
         [
