@@ -8,10 +8,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from horovod_study.analysis.attribution import PARTS, Arm, Attribution, Estimate, Experiment
-from horovod_study.report.figures import legend
+from horovod_study.report.figures import legend, swatch
 from horovod_study.report.files import write_result
 from horovod_study.report.style import INK, NARROW_IN, PAPER, QUIET, TEXT, LapStyle, Look, folded, small, text_in, way
 from horovod_study.report.wording import listed, percent, plural
@@ -263,16 +262,7 @@ def draw(found: Attribution, width_in: float) -> Figure:
     left.set_xlim(min(0.0, *(1.05e3 * _left_end(arm) for arm in arms)), 1e3 * longest / max(0.4, 1 - spare))
     legend(
         figure,
-        [
-            Patch(
-                facecolor=look.color,
-                edgecolor=QUIET if look.hatch else PAPER,
-                hatch=look.hatch,
-                linewidth=0.5,
-                label=look.label,
-            )
-            for look in LOOKS.values()
-        ],
+        [swatch(look) for look in LOOKS.values()],
         width_in,
     )
     return figure

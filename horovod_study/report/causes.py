@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.losses import IDEAL, MEASURED
@@ -20,7 +19,7 @@ from horovod_study.analysis.network import Network, restored
 from horovod_study.analysis.study import Analysis
 from horovod_study.report import attribution
 from horovod_study.report.bench import draw_network, draw_roofline, network_caption, roofline_caption
-from horovod_study.report.figures import Drawing, legend
+from horovod_study.report.figures import Drawing, legend, swatch
 from horovod_study.report.interactive import mark
 from horovod_study.report.panels import grid, handles, heading, left_out, settings_of, spread, workers_below
 from horovod_study.report.style import (
@@ -311,16 +310,7 @@ def _attribution(analysis: Analysis) -> Drawing | None:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if narrow else 5, steps=[1, 2, 5, 10]))
         if not narrow:
             right.tick_params(axis="y", labelleft=False)
-        looks = [
-            Patch(
-                facecolor=look.color,
-                edgecolor=QUIET if look.hatch else PAPER,
-                hatch=look.hatch,
-                linewidth=0.5,
-                label=look.label,
-            )
-            for look in attribution.LOOKS.values()
-        ]
+        looks = [swatch(look) for look in attribution.LOOKS.values()]
         legend(figure, looks, width_in)
         return figure
 

@@ -35,6 +35,7 @@ from horovod_study.report.style import (
     SHADE,
     TEXT,
     THIN_LAWS,
+    LapStyle,
     Look,
     SeriesStyle,
     folded,
@@ -842,17 +843,14 @@ def _part_words(title: str, row: Mapping[Any, Any]) -> str:
     return f"{title}, {plural(row['workers'], 'worker')}: {time}, {plural(row['repeats'], 'repeat')}"
 
 
+def swatch(look: LapStyle) -> Patch:
+    """Return the entry of a legend that stands for a part of a bar."""
+    edge = QUIET if look.hatch else PAPER
+    return Patch(facecolor=look.color, edgecolor=edge, hatch=look.hatch, linewidth=0.5, label=look.label)
+
+
 def _lap_handles(parts: pd.DataFrame) -> list[Any]:
-    handles: list[Any] = [
-        Patch(
-            facecolor=look.color,
-            edgecolor=QUIET if look.hatch else PAPER,
-            hatch=look.hatch,
-            linewidth=0.5,
-            label=look.label,
-        )
-        for lap, look in LAPS.items()
-    ]
+    handles: list[Any] = [swatch(look) for lap, look in LAPS.items()]
     if (parts["note"] == "inside backward").any():
         color, edge = LAPS["backward"].color, LAPS["sync"].color
         handles.append(

@@ -32,6 +32,7 @@ from horovod_study.report.interactive import css_name, inline, script_json, stat
 from horovod_study.report.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, TEXT, Look, series_labels
 from horovod_study.report.tables import tables, write_tables
 from horovod_study.report.wording import (
+    ENVIRONMENT,
     THIN,
     headline,
     learned,
@@ -667,26 +668,12 @@ def _failed(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[di
     ]
 
 
-_ENVIRONMENT_WORDS = {
-    "partition": "Partition",
-    "host": "Host",
-    "cpu_model": "Processor",
-    "cores": "Cores",
-    "os": "Operating system",
-    "python": "Python",
-    "torch": "PyTorch",
-    "horovod": "Horovod",
-    "mpi": "MPI",
-    "package": "horovod_study",
-}
-
-
 def _environments(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "runs": plural(each["runs"], "run"),
             "facts": [
-                (word, NOTHING if each.get(key) is None else f"{each[key]}") for key, word in _ENVIRONMENT_WORDS.items()
+                (word, NOTHING if each.get(key) is None else f"{each[key]}") for key, word in ENVIRONMENT.items()
             ],
         }
         for each in provenance["environment"]

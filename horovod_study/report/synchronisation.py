@@ -298,11 +298,16 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
     quantities = [name for name in _TITLES if (shown["quantity"] == name).any()]
     labels = _labels(analysis)
     styles = series_styles(analysis.points)
-    groups = list(rates[["a", "b"]].drop_duplicates().itertuples(index=False, name=None))
+    named = rates.drop_duplicates(["a", "b"])
+    groups = list(named[["a", "b"]].itertuples(index=False, name=None))
+    settings = [f", {setting}" if _several(rates) else "" for setting in named["setting"]]
 
     def draw(width_in: float) -> Figure:
         narrow = width_in < NARROW_IN
-        heads = [folded(f"{labels[b]} against {labels[a]}", width_in - 0.6) for a, b in groups]
+        heads = [
+            folded(f"{labels[b]} against {labels[a]}{setting}", width_in - 0.6)
+            for (a, b), setting in zip(groups, settings, strict=True)
+        ]
         lines = [head.count("\n") + 1 for head in heads]
         above = [sum(lines[: number_ + 1]) for number_ in range(len(groups))]
         height_in = 0.24 * (len(places) + sum(lines)) + (1.0 if narrow else 0.9)

@@ -20,7 +20,7 @@ from horovod_study.report import boundary
 from horovod_study.report.digits import DIGITS, THIN, alone, fixed, known, places, quoted, significant
 from horovod_study.report.style import LAPS, LAW_NAMES, series_labels
 from horovod_study.report.typeset import NOTHING, Column, Group, Table, document, to_csv, to_latex, to_markdown
-from horovod_study.report.wording import plural
+from horovod_study.report.wording import ENVIRONMENT, plural
 
 __all__ = ["Table", "tables", "write_tables"]
 
@@ -826,18 +826,6 @@ def _resources(analysis: Analysis) -> Table | None:
 
 # ---------------------------------------------------------------------------------------------------- provenance
 
-_FACTS = {
-    "host": "Host",
-    "cpu_model": "Processor",
-    "cores": "Cores",
-    "os": "Operating system",
-    "python": "Python",
-    "torch": "PyTorch",
-    "horovod": "Horovod",
-    "mpi": "MPI",
-    "package": "horovod_study",
-}
-
 
 def _environment(analysis: Analysis) -> Table | None:
     environments = analysis.provenance["environment"]
@@ -846,7 +834,11 @@ def _environment(analysis: Analysis) -> Table | None:
     groups = [
         Group(
             title=f"{plural(each['runs'], 'run')} on partition {each.get('partition') or NOTHING}",
-            rows=tuple((word, f"{each[key]}") for key, word in _FACTS.items() if each.get(key) not in (None, "")),
+            rows=tuple(
+                (word, f"{each[key]}")
+                for key, word in ENVIRONMENT.items()
+                if key != "partition" and each.get(key) not in (None, "")
+            ),
         )
         for each in environments
     ]

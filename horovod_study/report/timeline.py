@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from horovod_study.analysis.timeline import PHASES, Timeline
-from horovod_study.report.figures import legend
+from horovod_study.report.figures import legend, swatch
 from horovod_study.report.files import write_result
 from horovod_study.report.style import INK, PAPER, QUIET, TEXT, LapStyle, Look, folded, text_in
 from horovod_study.report.wording import listed, percent, plural
@@ -171,16 +170,7 @@ def draw(found: Timeline, width_in: float) -> Figure:
     axes.spines["left"].set_visible(False)
     legend(
         figure,
-        [
-            Patch(
-                facecolor=look.color,
-                edgecolor=QUIET if look.hatch else PAPER,
-                hatch=look.hatch,
-                linewidth=0.5,
-                label=look.label,
-            )
-            for look in LOOKS.values()
-        ],
+        [swatch(look) for look in LOOKS.values()],
         width_in,
     )
     return figure

@@ -12,6 +12,20 @@ from horovod_study.report.digits import THIN as THIN
 from horovod_study.report.digits import alone, fixed, known, places, significant
 from horovod_study.report.style import LAPS, series_labels
 
+ENVIRONMENT = {
+    "partition": "Partition",
+    "host": "Host",
+    "cpu_model": "Processor",
+    "cores": "Cores",
+    "os": "Operating system",
+    "python": "Python",
+    "torch": "PyTorch",
+    "horovod": "Horovod",
+    "mpi": "MPI",
+    "package": "horovod_study",
+}
+"""What is said of the place where runs were recorded, by the keys of provenance.json."""
+
 
 def number(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """Return a number with the digits that its interval leaves certain; three digits without an interval."""
