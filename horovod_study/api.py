@@ -10,16 +10,18 @@
 Needs neither PyTorch nor Horovod nor MPI.
 """
 
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study import records
 from horovod_study.analysis import exchange
-from horovod_study.analysis.accounting import account, account_runs
+from horovod_study.analysis.accounting import Accounting, account, account_runs
 from horovod_study.analysis.advice import bench_of
 from horovod_study.analysis.fitting import SeriesFit, fit_series
+from horovod_study.analysis.network import restored
 from horovod_study.analysis.points_file import parse_points
 from horovod_study.analysis.prediction import Prediction
 from horovod_study.analysis.prediction import predict as predict_points
@@ -35,19 +37,60 @@ if TYPE_CHECKING:
 
     from horovod_study.report.figures import Drawing
 
+BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
+
 __all__ = ["analyze", "figures", "fit", "points_of", "predict", "read_analysis", "read_points", "simulate"]
 
 
 def analyze(runs: str | os.PathLike[str], *, targets: Sequence[float] = (), threads: int = 1) -> Analysis:
     """Return what the recorded runs below a folder say: tables of points, laps, laws, forecasts ... (docs/metrics.md).
 
-    `targets`: test MSEs to which times are compared. `threads`: runs read at a time.
-    Raises RecordError or AnalysisError where there is no run, or one that cannot be read.
+    `targets`: test MSEs to which times are compared. `threads`: runs read at a time. What `horovod-study bench` left
+    beside the runs is read, too. Raises RecordError or AnalysisError where there is no run, or one that cannot be read.
     """
     root = Path(runs)
-    table, recorded = records.recorded_runs([root])
-    accounting = account(table, account_runs(recorded, threads=threads), views=False)
-    return analyze_tables(table, records.epoch_table(root), targets=targets, accounting=accounting)
+    networks = [(_text(path, BENCH_JSON), str(path)) for path in records.benches_beside(root)]
+    return analysed(root, targets=targets, threads=threads, networks=networks)[3]
+
+
+def analysed(
+    root: Path,
+    *,
+    commands: list[str] | None = None,
+    targets: Sequence[float] = (),
+    only: Collection[str] | None = None,
+    threads: int = 1,
+    networks: Sequence[tuple[str, str]] = (),
+    counted: Collection[str] | None = None,
+    beside: Callable[[Any], None] | None = None,
+    told: Callable[[int, int], None] | None = None,
+) -> "tuple[pd.DataFrame, pd.DataFrame, Accounting, Analysis]":
+    """Return run table, evaluations, accounting and Analysis of the runs below `root`.
+
+    `only`: names of the runs to read, `counted`: of those that count. `networks`: contents of bench.json files and what
+    the analysis calls them. `beside` is called with each run while its rows are at hand, `told` with how many are done.
+    """
+    measured = [restored(_document(text, named), source=named).to_dict() for text, named in networks]
+    (table, recorded), evaluations = records.recorded_runs([root], only=only), records.epoch_table(root, only=only)
+    if counted is not None:
+        table = table[table["run"].isin(list(counted))].reset_index(drop=True)
+        evaluations = evaluations[evaluations["run"].isin(list(counted))].reset_index(drop=True)
+        recorded = (run for run in recorded if run.name in counted)
+
+    def tell(done: int) -> None:
+        if told is not None:
+            told(done, len(table))
+
+    accounting = account(table, account_runs(recorded, threads=threads, told=tell, beside=beside), views=False)
+    known: dict[str, Any] = {"targets": targets, "accounting": accounting, "networks": measured}
+    return table, evaluations, accounting, analyze_tables(table, evaluations, commands=commands, **known)
+
+
+def _document(text: str, named: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{named}: is not valid JSON ({error}); measure again with horovod-study bench") from None
 
 
 def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
@@ -107,10 +150,7 @@ def simulate(
     """
     known = calibrate(
         runs=[run_times(records.recorded_run(Path(each))) for each in runs],
-        benches=[
-            (bench_of(_text(each, "the bench.json of `horovod-study bench`"), source=str(each)), str(each))
-            for each in benches
-        ],
+        benches=[(bench_of(_text(each, BENCH_JSON), source=str(each)), str(each)) for each in benches],
         **constants,
     )
     return simulate_scenarios(scenarios(known.scenario, what_if), list(workers), global_batch=global_batch, seed=seed)

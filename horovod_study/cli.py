@@ -36,6 +36,7 @@ EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("to
 """Which extra of setup.cfg brings a package that a verb may miss."""
 
 MOST_THREADS = 4
+BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
 """More do not read step rows any faster: what is left to Python goes one at a time."""
 
 
@@ -700,41 +701,28 @@ def _analysed(
     `networks`: files of `horovod-study bench`, and what the analysis calls them. `counted`: names of the runs in the
     run table that count. `beside` is called with each run, for what else is to be known of its rows.
     """
-    from horovod_study import records
-    from horovod_study.analysis.accounting import account as account_all
-    from horovod_study.analysis.accounting import account_runs
-    from horovod_study.analysis.study import analyze as analyze_runs
+    from horovod_study.api import analysed
     from horovod_study.progress import Line
 
-    measured = [_network(path, named) for path, named in networks]
-    (table, recorded), evaluations = records.recorded_runs([runs], only=only), records.epoch_table(runs, only=only)
-    if counted is not None:
-        table = table[table["run"].isin(list(counted))].reset_index(drop=True)
-        evaluations = evaluations[evaluations["run"].isin(list(counted))].reset_index(drop=True)
-        recorded = (run for run in recorded if run.name in counted)
     line = Line()
 
-    def tell(done: int) -> None:
+    def tell(done: int, of: int) -> None:
         if line.due():
-            line.show(f"{verb}: run {done:,} of {len(table):,}")
+            line.show(f"{verb}: run {done:,} of {of:,}")
 
-    accounts = account_runs(recorded, threads=threads or min(available_cores(), MOST_THREADS), told=tell, beside=beside)
+    found = analysed(
+        runs,
+        commands=commands,
+        targets=targets,
+        only=only,
+        threads=threads or min(available_cores(), MOST_THREADS),
+        networks=[(_read(path, BENCH_JSON), named) for path, named in networks],
+        counted=counted,
+        beside=beside,
+        told=tell,
+    )
     line.close()
-    accounting = account_all(table, accounts, views=False)
-    known: dict[str, Any] = {"targets": targets, "accounting": accounting, "networks": measured}
-    return table, evaluations, accounting, analyze_runs(table, evaluations, commands=commands, **known)
-
-
-def _network(path: Path, named: str) -> dict[str, Any]:
-    """Return what follows from a bench.json of `horovod-study bench`, without the measurements themselves."""
-    from horovod_study.analysis.network import restored
-
-    text = _read(path, "the bench.json that `horovod-study bench` wrote")
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{path}: is not valid JSON ({error}); measure again with horovod-study bench") from None
-    return restored(document, source=named).to_dict()
+    return found
 
 
 def report(options: argparse.Namespace) -> int:
@@ -1177,8 +1165,7 @@ def predict(options: argparse.Namespace) -> int:
     from horovod_study.analysis.prediction import predict as predict_points
 
     points = parse_points(_read(options.points), source=str(options.points))
-    wanted = "the bench.json that `horovod-study bench` wrote"
-    bench = bench_of(_read(options.bench, wanted), source=str(options.bench)) if options.bench else None
+    bench = bench_of(_read(options.bench, BENCH_JSON), source=str(options.bench)) if options.bench else None
     known: dict[str, Any] = {"workers_per_node": options.workers_per_node, "bench": bench}
     questions = _questions(options)
     recommended = options.recommend or questions != recommendation.Questions()
@@ -1284,7 +1271,7 @@ def simulate(options: argparse.Namespace) -> int:
     from horovod_study.records import recorded_run
     from horovod_study.report.simulation import content, text, write_simulation
 
-    wanted = "the bench.json that `horovod-study bench` wrote"
+    wanted = BENCH_JSON
     network = options.network and network_from(load_yaml(options.network), source=str(options.network))
     names = ("way", "alpha_us", "gb_per_s", "workers_per_node", "compute_ms", "compute_cv", "batch", "gradient_mb")
     more = ("overhead_us", "cycle_ms", "fusion_mb", "buckets", "algorithm", "scaling")
