@@ -123,16 +123,20 @@ def test_a_run_has_a_page_and_an_address(seen: Seen, found: Analysis):
     ]
     assert "NaN" not in page.inner_html("#run-page")
     page.get_by_text("The numbers behind these lines").click()
-    assert page.locator("#run-page details[open] tbody tr").count() == 15
+    folded = page.locator("#run-page details[open] tbody tr")
+    folded.first.wait_for()  # the rows are made when the fold opens
+    assert folded.count() == 15
     page.get_by_text("Mean step of its 10 ranks").click()
-    assert page.get_by_role("region", name="Mean step of each rank").locator("tbody tr").count() == 10
+    ranks = page.get_by_role("region", name="Mean step of each rank").locator("tbody tr")
+    ranks.first.wait_for()
+    assert ranks.count() == 10
 
     page.get_by_role("button", name="Next run").click()
     page.wait_for_function("name => document.getElementById('run-heading').textContent !== name", arg=name)
     page.go_back()
     page.wait_for_function("name => document.getElementById('run-heading').textContent === name", arg=name)
     page.keyboard.press("Escape")
-    assert page.locator("#run-page").count() == 0
+    page.locator("#run-page").wait_for(state="detached")
     assert page.evaluate("document.activeElement.textContent") == name, "the keyboard is where it was"
 
 
