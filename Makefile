@@ -59,7 +59,7 @@ REAL = horovod or cluster
 test: extras  ## everything: checks, all tests with real Horovod on 2 workers, coverage
 	@$(call TIMED,$(BIN)/python scripts/debian.py --test && $(LINT) && { \
 	  $(BIN)/python -m pytest -q -m "not ($(REAL))" -n logical --maxprocesses 4 --dist loadfile --cov --cov-report=; shared=$$?; \
-	  $(BIN)/python -m pytest -q -m "$(REAL)" --cov --cov-append --cov-report=term:skip-covered && exit $$shared; })
+	  $(BIN)/python -m pytest -q -m "$(REAL)" --cov --cov-append --cov-report=term:skip-covered && ( exit $$shared ); })
 
 # Extra-P, which the forecast is compared with, is one of the extras.
 bench: $(if $(filter forecast,$(BENCH)),extras,setup)  ## the project's performance tables, side by side with the usual ways (BENCH='data step' for some)
