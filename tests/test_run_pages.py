@@ -392,5 +392,5 @@ def test_a_thousand_runs_of_forty_parts_stay_small(study: tuple[Path, Analysis])
     shown = run_pages.section(large)
 
     assert shown is not None
-    assert len(shown["data"].encode()) < 3_500_000
+    assert len(shown["data"].encode()) < 2_500_000
     assert json.loads(shown["data"])["profiles"]["every"] == math.ceil(40 * len(runs) / run_pages.MOST_PARTS)

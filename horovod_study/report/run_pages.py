@@ -22,7 +22,7 @@ from horovod_study.report.wording import rounded
 DIGITS = 4
 """Significant digits of a number on these pages; the tables (runs.csv, run_profiles.csv) have all of them."""
 
-MOST_PARTS = 40_000
+MOST_PARTS = 15_000
 """Parts of all runs together that the page carries; of more, every second, third, ... is left out, and it says so."""
 
 MOST_RANKS = 16
