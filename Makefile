@@ -3,17 +3,22 @@
 #   MPI=site | wheel             the mpicc and mpirun on PATH, or Open MPI from its wheel (default)
 #   HOROVOD=no | yes             without Horovod no compiler is needed
 #   BUILDS="nccl mpi" | none     more builds of Horovod, for GPU tensors over NCCL or over MPI; runs choose with --horovod-build
+#                                (default: both where nvcc, a PyTorch for the same CUDA and an NVIDIA GPU are found)
+#   SITE=yes | no                use the packages, PyTorch above all, that PYTHON has already; only what lacks goes into .venv
+#   WHEELS=/path/to/folder       no network: every file from a folder that `make wheels` made; said each time
+#   DEV=no | yes                 without the development tools (tests, lint, types)
 #   JOBS=1                       compilers at once while Horovod is built (default: one per core, fewer when memory is short)
 # What was chosen once stays until the other is asked for.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras hosts study docs check test bench lock clean
+.PHONY: help setup wheels extras hosts study docs check test bench lock clean
 MAKEFLAGS += --no-print-directory
 
 RECENT = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 FIRST = for python in python3 python3.13 python3.12 python3.11; do $$python $(RECENT) && { command -v $$python; break; }; done
 PYTHON ?= $(shell $(FIRST))
 OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') $(if $(BUILDS),--builds '$(BUILDS)') \
+          $(if $(SITE),--site '$(SITE)') $(if $(DEV),--dev '$(DEV)') $(if $(WHEELS),--wheels '$(WHEELS)') \
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
 # What `make bench` measures; learning (half an hour alone) and coverage only when they are named.
@@ -36,6 +41,10 @@ setup:  ## make .venv ready: pinned packages, Open MPI, Horovod, this project
 	@python="$(PYTHON)"; test -n "$$python" || { echo "setup: no Python from 3.11 on among python3, python3.13, python3.12, python3.11" \
 	  "on PATH: install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 2; }; \
 	"$$python" scripts/setup.py $(OPTIONS)
+
+wheels:  ## fill WHEELS=FOLDER for a set-up without network: PYTHON_VERSION=3.12 DEV=no HAVE=its-pip-freeze.txt
+	@"$(PYTHON)" scripts/wheels.py $(if $(WHEELS),'$(WHEELS)') $(if $(PYTHON_VERSION),--python-version '$(PYTHON_VERSION)') \
+	  $(if $(HAVE),--have '$(HAVE)') $(if $(DEV),--dev '$(DEV)')
 
 extras: setup  ## add what exporting to trackers, recording Lightning and Extra-P need (requirements.extras.lock)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements.extras.lock

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO
@@ -70,6 +71,21 @@ def raise_on_signals() -> None:
         signal.signal(number, stop)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program to run: its command, its environment, and the file to which what it says is appended."""
+
+    command: Sequence[str | Path]
+    env: Mapping[str, str]
+    log: Path
+    cwd: Path | None = None
+
+    def with_jobs(self, jobs: int) -> "Program":
+        """Return the same program, whose make or CMake starts this many compilers at once."""
+        more = {"MAKEFLAGS": f"-j{jobs}", "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
+        return replace(self, env={**self.env, **more})
+
+
 class Step:
     """One step: its line (what it does, signs of life, how long it took) and the programs it runs, logged in `log`."""
 
@@ -89,7 +105,7 @@ class Step:
 
     def note(self, text: str) -> None:
         """Add a result that is shown behind the time."""
-        self._note = text
+        self._note = f"{self._note}; {text}" if self._note else text
 
     def alive(self, last_line: str) -> None:
         """Show that a long step is at work: the seconds so far and what its program said last."""
@@ -103,37 +119,33 @@ class Step:
             self._write(f"\n      {news[:140]}")
 
     def run(self, *command: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
-        """Run a program; raises Failure, with the remedy and the path of the log, when it fails.
+        """Run a program; raises Failure, with the remedy and the path of the log, when it fails."""
+        self.run_together([Program(command=command, env=self.env if env is None else env, log=self.log, cwd=cwd)])
 
-        The program gets a process group of its own, which is ended as a whole when we are interrupted: a compiler
-        started by make started by pip goes with it.
+    def run_together(self, programs: Sequence[Program]) -> None:
+        """Run programs at once, each with a log of its own, as `run` does; the first one that fails ends the others.
+
+        Each gets a process group of its own, which is ended as a whole when we are interrupted: a compiler started by
+        make started by pip goes with it.
         """
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as sink:
-            start = sink.tell()
-            sink.write(f"$ {shlex.join(map(str, command))}\n".encode())
-            sink.flush()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=self.env if env is None else env,
-                cwd=cwd,
-                start_new_session=True,
-                pass_fds=tuple(_held),  # should we be killed outright, the lock lasts as long as this program
-            )
-            try:
-                while (code := _wait(process)) is None:
-                    self.alive(last_line(self.log))
-            except BaseException:
-                _end_group(process)
-                raise
-        if code:
-            said = self.log.read_bytes()[start:].decode(errors="replace")
-            shown = "".join(f"      {line}\n" for line in telling_lines(said))
-            cause = remedy(said) or f"{Path(command[0]).name} failed with exit code {code}"
-            raise Failure(f"{cause}; log: {self.log}", shown)
+        running: list[tuple[Program, int, subprocess.Popen[bytes]]] = []
+        try:
+            for program in programs:
+                running.append((program, *_start(program)))
+            waiting = running.copy()
+            while waiting:
+                program, start, process = waiting[0]
+                if (code := _wait(process)) is None:
+                    self.alive(last_line(program.log))
+                    waiting.append(waiting.pop(0))
+                    continue
+                waiting.pop(0)
+                if code:
+                    raise _failure(program, start, code)
+        finally:
+            for _, _, process in running:
+                if process.poll() is None:
+                    _end_group(process)
 
     def __enter__(self) -> "Step":
         return self
@@ -216,6 +228,32 @@ def locked(path: Path, waiting_for: str) -> Iterator[None]:
             yield
         finally:
             _held.remove(lock.fileno())
+
+
+def _start(program: Program) -> tuple[int, subprocess.Popen[bytes]]:
+    """Start a program; return where in its log its own words begin, and the process."""
+    program.log.parent.mkdir(parents=True, exist_ok=True)
+    with program.log.open("ab") as sink:
+        start = sink.tell()
+        sink.write(f"$ {shlex.join(map(str, program.command))}\n".encode())
+        sink.flush()
+        return start, subprocess.Popen(
+            program.command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=program.env,
+            cwd=program.cwd,
+            start_new_session=True,
+            pass_fds=tuple(_held),  # should we be killed outright, the lock lasts as long as this program
+        )
+
+
+def _failure(program: Program, start: int, code: int) -> Failure:
+    said = program.log.read_bytes()[start:].decode(errors="replace")
+    shown = "".join(f"      {line}\n" for line in telling_lines(said))
+    cause = remedy(said) or f"{Path(program.command[0]).name} failed with exit code {code}"
+    return Failure(f"{cause}; log: {program.log}", shown)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:

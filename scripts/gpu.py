@@ -1,65 +1,135 @@
 """What a build of Horovod for GPUs needs beside a compiler: a PyTorch for CUDA, the CUDA toolkit, and NCCL.
 
 Horovod reduces tensors on a GPU with NCCL or with MPI, as it was compiled. Builds of both kinds can stand side by side
-(`make setup BUILDS="nccl mpi"`), and `cpu` is the ordinary build once more.
+(`make setup BUILDS="nccl mpi"`), and `cpu` is the ordinary build once more. Where nothing was said, both are made on a
+machine with all that they need and a GPU to use them on.
 """
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from console import Failure, output
 
 BUILDS = ("cpu", "mpi", "nccl")
+FOR_GPUS = ("mpi", "nccl")
+AUTOMATIC = "auto"
+NONE = "none"
 WITHOUT_BUILDS = "or go on without: make setup BUILDS=none"
+
+QUESTION = """
+import json, pathlib, torch
+try:
+    gpus = ["%d%d" % torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+except Exception:
+    gpus = []
+print(json.dumps([torch.__version__, torch.version.cuda or "none", str(pathlib.Path(torch.__file__).parents[1]), gpus]))
+"""
+
+
+class Torch(NamedTuple):
+    """A PyTorch: version with local tag, CUDA version or "none", its site-packages, compute capabilities of its GPUs.
+
+    There is one capability for each GPU, such as "90".
+    """
+
+    version: str
+    cuda: str
+    packages: Path
+    gpus: tuple[str, ...] = ()
+
+
+def torch_in(python: Path, env: Mapping[str, str]) -> Torch:
+    """Return the PyTorch of an environment."""
+    said = output([python, "-W", "ignore", "-c", QUESTION], env=env)
+    if said is None:
+        raise Failure(
+            f"{python} cannot import torch: the environment is damaged, remove it (make clean) and run make setup again"
+        )
+    version, cuda, packages, gpus = json.loads(said.splitlines()[-1])
+    return Torch(version, cuda, Path(packages), tuple(gpus))
 
 
 def chosen_builds(text: str) -> str:
-    """Return the builds that BUILDS names, sorted, separated by blanks; "none" is none."""
+    """Return the builds that BUILDS names, sorted, separated by blanks; or "none", or "auto"."""
     names = set(text.replace(",", " ").split())
-    if names == {"none"}:
-        return ""
+    if names in ({NONE}, {AUTOMATIC}):
+        return min(names)
     if unknown := sorted(names - set(BUILDS)):
-        raise Failure(f"BUILDS={text!r}: there is no build {unknown[0]!r}; allowed: {', '.join(BUILDS)}, or none")
-    return " ".join(sorted(names))
+        allowed = ", ".join((*BUILDS, NONE))
+        raise Failure(f"BUILDS={text!r}: there is no build {unknown[0]!r}; allowed: {allowed} or {AUTOMATIC}")
+    return " ".join(sorted(names)) or NONE
 
 
-def flags(build: str, *, torch_cuda: str, packages: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of Horovod's build `build`; one Failure names all that is missing here.
+def automatic(torch: Torch, env: Mapping[str, str] = os.environ) -> tuple[list[str], str]:
+    """Return (builds, why) where nothing was said: those for GPUs, where there is a GPU, as far as nothing lacks."""
+    if torch.cuda == "none":
+        return [], "none for GPUs: this PyTorch is for CPUs"
+    obstacles = {name: " and ".join(lacking(name, torch, env)) for name in FOR_GPUS}
+    builds = [name for name, obstacle in obstacles.items() if not obstacle]
+    if not builds:
+        return [], f"none for GPUs, they need {obstacles['nccl']}"
+    if not torch.gpus:
+        return [], f'none for GPUs: PyTorch sees no GPU here; BUILDS="{" ".join(builds)}" makes them all the same'
+    without = [f"not {name}, it needs {obstacle}" for name, obstacle in obstacles.items() if obstacle]
+    found = f"CUDA {torch.cuda} in {cuda_home(env)}, {len(torch.gpus)} GPU{'s' if len(torch.gpus) > 1 else ''}"
+    return builds, "; ".join([f"{' '.join(builds)} (found {found})", *without])
 
-    `torch_cuda` is the CUDA version of the PyTorch in use ("none" for one without), `packages` its site-packages: there
-    lies the NCCL that PyTorch itself loads.
-    """
+
+def traces(env: Mapping[str, str] = os.environ) -> str:
+    """Return in a few words what the automatic choice depends on, as far as a glance shows it."""
+    return f"toolkit {cuda_home(env)}, {len(list(Path('/dev').glob('nvidia[0-9]*')))} GPUs"
+
+
+def lacking(build: str, torch: Torch, env: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what the build `build` needs and this machine has not, each in a few words."""
     if build == "cpu":
-        return {}
+        return []
     missing = []
-    if torch_cuda == "none":
+    if torch.cuda == "none":
         missing.append("a PyTorch for CUDA (the installed one is for CPUs)")
     home = cuda_home(env)
-    found = {"HOROVOD_GPU_OPERATIONS": build.upper()}
     if home is None:
         missing.append("the CUDA toolkit (no nvcc on PATH or below CUDA_HOME)")
-    else:
-        said = re.search(r"release (\d+)\.", output([home / "bin" / "nvcc", "--version"]) or "")
-        if said and torch_cuda != "none" and said[1] != torch_cuda.split(".")[0]:
-            missing.append(f"a CUDA toolkit {torch_cuda.split('.')[0]}, as PyTorch has it ({home} has {said[1]})")
-        found |= {"HOROVOD_CUDA_HOME": str(home), "CUDA_HOME": str(home)}
-    if build == "nccl":
-        nccl = nccl_folders(packages, home, env)
-        if nccl is None:
-            missing.append("NCCL (no nccl.h with libnccl.so below HOROVOD_NCCL_HOME)")
-        else:
-            found |= {
-                "HOROVOD_NCCL_INCLUDE": str(nccl[0]),
-                "HOROVOD_NCCL_LIB": str(nccl[1]),
-                "HOROVOD_NCCL_LINK": "SHARED",
-            }
-    if missing:
+    elif other := other_cuda(home, torch):
+        missing.append(other)
+    if build == "nccl" and nccl_folders(torch.packages, home, env) is None:
+        missing.append("NCCL (no nccl.h with libnccl.so below HOROVOD_NCCL_HOME)")
+    return missing
+
+
+def other_cuda(home: Path, torch: Torch) -> str:
+    """Return which toolkit is needed instead of the one in `home`; "" where PyTorch is for the same CUDA, or none."""
+    said = re.search(r"release (\d+)\.", output([home / "bin" / "nvcc", "--version"]) or "")
+    major = torch.cuda.split(".")[0]
+    if said is None or major in ("none", said[1]):
+        return ""
+    return f"a CUDA toolkit {major}, as PyTorch has it ({home} has {said[1]})"
+
+
+def flags(build: str, torch: Torch, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of Horovod's build `build`; one Failure names all that is missing here.
+
+    The build `cpu`, the ordinary one, takes tensors on a GPU by way of the host where PyTorch is for CUDA and its
+    toolkit is here; elsewhere it is made without CUDA, which Horovod's build would look for by itself.
+    """
+    if missing := lacking(build, torch, env):
         raise Failure(f"BUILDS={build} needs {' and '.join(missing)}: install what is missing, {WITHOUT_BUILDS}")
-    if capabilities := env.get("HOROVOD_BUILD_CUDA_CC_LIST") or gpus():
+    home = cuda_home(env)
+    if home is None or torch.cuda == "none" or other_cuda(home, torch):
+        return {"HOROVOD_WITHOUT_CUDA": "1"}
+    found = {"HOROVOD_CUDA_HOME": str(home), "CUDA_HOME": str(home)}
+    if capabilities := env.get("HOROVOD_BUILD_CUDA_CC_LIST") or ",".join(sorted(set(torch.gpus))):
         found["HOROVOD_BUILD_CUDA_CC_LIST"] = capabilities
+    if build in FOR_GPUS:
+        found["HOROVOD_GPU_OPERATIONS"] = build.upper()
+    if build == "nccl" and (folders := nccl_folders(torch.packages, home, env)):
+        include, library = map(str, folders)
+        found |= {"HOROVOD_NCCL_INCLUDE": include, "HOROVOD_NCCL_LIB": library, "HOROVOD_NCCL_LINK": "SHARED"}
     return found
 
 
@@ -95,11 +165,3 @@ def with_plain_nccl(flags: Mapping[str, str], workshop: Path) -> dict[str, str]:
     folder.mkdir()
     (folder / "libnccl.so").symlink_to(min(library.glob("libnccl.so.*")))
     return {**flags, "HOROVOD_NCCL_LIB": str(folder)}
-
-
-def gpus() -> str:
-    """Return the compute capabilities of this machine's GPUs, such as 80,90; empty where there are none to ask."""
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    said = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]) or ""
-    return ",".join(sorted({f"{major}{minor}" for major, minor in re.findall(r"^(\d+)\.(\d+)$", said, re.MULTILINE)}))

@@ -16,9 +16,10 @@ import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from console import Failure, Step, locked, output
+from console import Failure, Program, Step, locked
 from gpu import with_plain_nccl
 
 VERSION = "0.28.1"
@@ -104,60 +105,95 @@ def cached(folder: Path) -> Path | None:
     return None
 
 
-def wheel(
-    parts: Mapping[str, str],
-    *,
-    cache: Path,
-    python: Path,
-    patches: Path,
-    step: Step,
-    gpu: Mapping[str, str] | None = None,
-) -> Path:
-    """Return a wheel made of these ingredients, built first, with the flags `gpu`, when the cache has none."""
-    folder = cache / "wheels" / key(parts)
-    with locked(cache / "wheels" / f"{folder.name}.lock", "another build of the same wheel"):
-        if found := cached(folder):
-            step.note("from the cache")
-            return found
-        workshop = folder.with_name(f"{folder.name}.building")
-        shutil.rmtree(workshop, ignore_errors=True)  # what a killed build has left
-        workshop.mkdir()
-        try:
-            source = unpack(source_package(cache, python, workshop, step), workshop)
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A wheel that is wanted: what it depends on, and the flags for GPUs of its build."""
+
+    parts: Mapping[str, str]
+    gpu: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        return key(self.parts)
+
+
+def wheels(
+    orders: Mapping[str, Order], *, cache: Path, python: Path, patches: Path, shelf: Path | None, step: Step
+) -> dict[str, Path]:
+    """Return the wheel of each order, {name: file}; those that the cache has not are built first, all at once.
+
+    `shelf` is a folder that may have the source package.
+    """
+    found: dict[str, Path] = {}
+    programs: dict[str, Program] = {}
+    with contextlib.ExitStack() as stack:
+        for name, order in sorted(orders.items(), key=lambda item: item[1].key):  # one order of locks for everybody
+            folder = cache / "wheels" / order.key
+            stack.enter_context(locked(folder.with_name(f"{folder.name}.lock"), "another build of the same wheel"))
+            if file := cached(folder):
+                found[name] = file
+                continue
+            workshop = folder.with_name(f"{folder.name}.building")
+            shutil.rmtree(workshop, ignore_errors=True)  # what a killed build has left
+            workshop.mkdir()
+            stack.callback(shutil.rmtree, workshop, ignore_errors=True)
+            source = unpack(source_package(cache, python, workshop, step, shelf), workshop)
             for patch in sorted(patches.glob("*.patch")):
-                apply(patch, source, step)
-            shelf = workshop / "shelf"
-            env = {**building_environment(step.env, workshop), **with_plain_nccl(gpu or {}, workshop)}
-            options = ("--verbose", "--no-build-isolation", "--no-deps", "--wheel-dir", shelf)
-            step.run(python, "-m", "pip", "wheel", *options, source, env=env)
-            built = cached(shelf)
-            if built is None:
-                raise Failure(f"the build of Horovod ended without a usable wheel; log: {step.log}")
-            (shelf / "ingredients.json").write_text(json.dumps(parts, indent=1) + "\n")
-            shutil.rmtree(folder, ignore_errors=True)
-            shelf.rename(folder)
-        finally:
-            shutil.rmtree(workshop, ignore_errors=True)
-    step.note("built; kept in the cache")
+                apply(patch, source)
+            options = ("--verbose", "--no-build-isolation", "--no-deps", "--wheel-dir", workshop / "shelf")
+            programs[name] = Program(
+                command=(python, "-m", "pip", "wheel", *options, source),
+                env={**building_environment(step.env, workshop), **with_plain_nccl(order.gpu, workshop)},
+                log=step.log.with_name(f"{step.log.stem}-{name}.log"),
+            )
+        waiting, together = list(programs.values()), jobs()
+        try:
+            while waiting:
+                batch, waiting = waiting[:together], waiting[together:]
+                step.run_together([program.with_jobs(together // len(batch)) for program in batch])
+        finally:  # what was finished before another one failed, or before Ctrl-C, is not built again
+            found |= {name: wheel for name in programs if (wheel := keep(orders[name], cache))}
+        for name in programs.keys() - found.keys():
+            raise Failure(f"the build of Horovod ended without a usable wheel; log: {programs[name].log}")
+    step.note("from the cache" if not programs else f"built: {len(programs)}; kept in the cache")
+    return found
+
+
+def keep(order: Order, cache: Path) -> Path | None:
+    """Move the wheel that was just built, if there is one, into the cache, with a note of what it depends on."""
+    folder = cache / "wheels" / order.key
+    shelf = folder.with_name(f"{folder.name}.building") / "shelf"
+    built = cached(shelf)
+    if built is None:
+        return None
+    (shelf / "ingredients.json").write_text(json.dumps(order.parts, indent=1) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    shelf.rename(folder)
     return folder / built.name
 
 
-def source_package(cache: Path, python: Path, workshop: Path, step: Step) -> Path:
+def source_package(cache: Path, python: Path, workshop: Path, step: Step, shelf: Path | None) -> Path:
     """Return Horovod's source package, downloaded once; it must be the one that the patches were made for."""
     kept = cache / "sources" / SDIST
-    if kept.is_file() and digest_of_file(kept) == SDIST_SHA256:
-        return kept
-    options = ("--no-deps", "--no-build-isolation", "--no-binary", "horovod", "--dest", workshop)
+    for file in (kept, *([shelf / SDIST] if shelf else [])):
+        if file.is_file() and digest_of_file(file) == SDIST_SHA256:
+            return file
+    download(python, workshop, step)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    (workshop / SDIST).replace(kept)
+    return kept
+
+
+def download(python: Path, folder: Path, step: Step) -> None:
+    """Put the source package into a folder."""
+    options = ("--no-deps", "--no-build-isolation", "--no-binary", "horovod", "--dest", folder)
     step.run(python, "-m", "pip", "download", *options, f"horovod=={VERSION}")
-    fresh = workshop / SDIST
+    fresh = folder / SDIST
     if not fresh.is_file() or digest_of_file(fresh) != SDIST_SHA256:
         raise Failure(
             f"pip's download is not the source package of Horovod {VERSION} (another SHA-256):"
             f" check where pip looks (PIP_FIND_LINKS, pip.conf); log: {step.log}"
         )
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    fresh.replace(kept)
-    return kept
 
 
 def digest_of_file(path: Path) -> str:
@@ -176,23 +212,29 @@ def unpack(package: Path, into: Path) -> Path:
     return into / SDIST.removesuffix(".tar.gz")
 
 
-def apply(patch: Path, source: Path, step: Step) -> None:
-    """Apply a patch and see that each file it names has changed.
+def apply(patch: Path, source: Path) -> None:
+    """Apply a patch: the lines that a hunk shows must stand in the file once, at whatever line number.
 
-    Inside somebody's git work tree `git apply` leaves out files that it takes for another folder's, and succeeds. The
-    ceiling keeps it from finding such a tree above the sources; the look at the files is for all other surprises.
+    Not by git, which machines without developers lack, and which inside somebody's work tree leaves out files that it
+    takes for another folder's, and succeeds.
     """
-    names = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), flags=re.MULTILINE)
-    before = {name: digest_of_file(source / name) for name in names if (source / name).is_file()}
-    env = {**step.env, "GIT_CEILING_DIRECTORIES": str(source.resolve().parent)}
-    step.run("git", "apply", "--verbose", patch, cwd=source, env=env)
-    same = [n for n in names if not (source / n).is_file() or before.get(n) == digest_of_file(source / n)]
-    if same or not names:
-        raise Failure(f"the patch {patch.name} has not changed {', '.join(same) or 'any file'}; log: {step.log}")
+    parts = re.split(r"^--- a/.*\n\+\+\+ b/(\S+)\n", patch.read_text(), flags=re.MULTILINE)[1:]
+    if not parts:
+        raise Failure(f"the patch {patch.name} names no file")
+    for name, hunks in zip(parts[::2], parts[1::2], strict=True):
+        file = source / name
+        text = "\n" + file.read_text() if file.is_file() else ""
+        for hunk in re.split(r"^@@ .*\n", hunks, flags=re.MULTILINE)[1:]:
+            lines = [line if line.strip("\n") else " \n" for line in hunk.splitlines(keepends=True)]
+            old, new = ("\n" + "".join(line[1:] for line in lines if line[0] in kind) for kind in (" -", " +"))
+            if len(re.findall(f"(?={re.escape(old)})", text)) != 1:  # they may overlap
+                raise Failure(f"the patch {patch.name} does not fit {name}: it is for another release of Horovod")
+            text = text.replace(old, new)
+        file.write_text(text[1:])
 
 
 def building_environment(env: Mapping[str, str], workshop: Path) -> dict[str, str]:
-    """Return the environment of the compilation: our flags only, one job per core as far as memory goes."""
+    """Return the environment of the compilation: our flags only, and Ninja where there is no make."""
     foreign = (
         "HOROVOD_",
         "OMPI_",
@@ -202,7 +244,8 @@ def building_environment(env: Mapping[str, str], workshop: Path) -> dict[str, st
         "GNUMAKEFLAGS",
     )  # outer make's flags would stop the parallel build
     kept = {name: value for name, value in env.items() if not name.startswith(foreign)}
-    return {**kept, **FLAGS, "MAKEFLAGS": f"-j{jobs()}", "TMPDIR": str(workshop)}
+    ninja = {} if shutil.which("make", path=env.get("PATH")) else {"CMAKE_GENERATOR": "Ninja"}
+    return {**kept, **FLAGS, **ninja, "TMPDIR": str(workshop)}
 
 
 def jobs() -> int:
@@ -218,14 +261,3 @@ def jobs() -> int:
         else None
     )
     return max(1, min(cores, int(int(free[1]) / 1024**2 / GIB_PER_JOB))) if free else cores
-
-
-def torch_in(python: Path, env: Mapping[str, str]) -> tuple[str, str]:
-    """Return (version with local tag, CUDA version or "none") of the PyTorch in an environment."""
-    said = output([python, "-c", "import torch; print(torch.__version__, torch.version.cuda or 'none')"], env=env)
-    if said is None:
-        raise Failure(
-            f"{python} cannot import torch: the environment is damaged, remove it (make clean) and run make setup again"
-        )
-    version, cuda = said.splitlines()[-1].split()
-    return version, cuda

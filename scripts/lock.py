@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from state import DEVELOPMENT
+
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = """\
 # Every package of .venv, pinned, for Python 3.11 and newer; `make lock` makes this file from setup.cfg.
@@ -23,7 +25,10 @@ HEADER = """\
 EXTRAS_HEADER = """\
 # What `make extras` adds to requirements.lock for the optional extras of setup.cfg; `make lock` makes this file.
 """
-OPTIONAL = ("benchmark", "browser", "docs", "export", "lightning", "notebooks")
+DEV_HEADER = f"""\
+{DEVELOPMENT} `make setup DEV=no` leaves out what follows.
+"""
+OPTIONAL = ("benchmark", "browser", "docs", "export", "kernels", "lightning", "notebooks")
 """Extras of setup.cfg that the project works without."""
 ALONE = {"extrap": "4.2.5"}
 """Pinned beside them without what they ask for, which contradicts the other pins; what they use is in an extra."""
@@ -31,13 +36,13 @@ ALONE = {"extrap": "4.2.5"}
 COMES_WITH_TORCH = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
 
 
-def direct(cfg: Path, *, optional: bool = False) -> list[str]:
+def direct(cfg: Path, *, optional: bool = False, dev: bool = True) -> list[str]:
     """Return the requirements of setup.cfg without Horovod and the project itself: those of the optional extras, or
-    all others."""
+    all others, with or without the development tools."""
     parser = configparser.RawConfigParser()
     parser.read(cfg)
     extras = parser["options.extras_require"].items()
-    groups = [text for name, text in extras if (name in OPTIONAL) == optional]
+    groups = [text for name, text in extras if (name in OPTIONAL) == optional and (dev or name != "dev")]
     if not optional:
         groups.append(parser["options"]["install_requires"])
     lines = sorted({line.strip() for group in groups for line in group.splitlines() if line.strip()})
@@ -49,7 +54,13 @@ def resolve(requirements: list[str]) -> dict[str, str]:
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-qq", "--report", "-"]
     report = json.loads(subprocess.run([*command, *requirements], check=True, stdout=subprocess.PIPE).stdout)
     found = {item["metadata"]["name"]: item["metadata"]["version"].split("+")[0] for item in report["install"]}
-    return {name: version for name, version in found.items() if not COMES_WITH_TORCH.match(name)}
+    return {name: version for name, version in found.items() if pinned(name, requirements)}
+
+
+def pinned(name: str, requirements: list[str]) -> bool:
+    """Return whether the package is pinned here: all but what torch pins itself, unless it is asked for by name."""
+    asked = {re.split(r"[\[<>=!~; ]", line)[0] for line in requirements}
+    return name in asked or not COMES_WITH_TORCH.match(name)
 
 
 def main() -> None:
@@ -58,17 +69,27 @@ def main() -> None:
     try:
         pins = resolve(direct(ROOT / "setup.cfg"))
         write(lock, HEADER, pins)
+        running = resolve([*direct(ROOT / "setup.cfg", dev=False), "--constraint", str(lock)])
+        write(
+            lock, HEADER, running, DEV_HEADER, {name: version for name, version in pins.items() if name not in running}
+        )
         more = resolve([*direct(ROOT / "setup.cfg", optional=True), "--constraint", str(lock)])
         write(extras, EXTRAS_HEADER, {name: version for name, version in more.items() if name not in pins} | ALONE)
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
 
 
-def write(path: Path, header: str, pins: dict[str, str]) -> None:
-    """Write one lock file and say how many packages it names."""
-    lines = [f"{name}=={pins[name]}\n" for name in sorted(pins, key=str.lower)]
-    path.write_text(header + "\n" + "".join(lines))
-    print(f"{path.name}: {len(lines)} packages")
+def write(path: Path, *parts: str | dict[str, str]) -> None:
+    """Write one lock file, of headers and pins in turn, and say how many packages it names."""
+    pins = [part for part in parts if isinstance(part, dict)]
+    text = [part if isinstance(part, str) else listed(part) for part in parts]
+    path.write_text("\n".join(text))
+    print(f"{path.name}: {sum(map(len, pins))} packages")
+
+
+def listed(pins: dict[str, str]) -> str:
+    """Return pins as lines, in alphabetical order."""
+    return "".join(f"{name}=={pins[name]}\n" for name in sorted(pins, key=str.lower))
 
 
 if __name__ == "__main__":

