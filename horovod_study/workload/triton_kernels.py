@@ -1,0 +1,313 @@
+"""The kernels of `kernels.FusedNetwork`, in Triton. Importing this module needs Triton.
+
+A kernel is started as a grid of programs. Each program works on blocks, small arrays whose sides are powers of two, and
+asks for its place in the grid by `tl.program_id`. What a block has too many is masked: not loaded (0 instead), not
+stored. All sizes are `tl.constexpr`: known when the kernel is compiled, once per network and batch.
+
+    sample    0 .. B-1, a curve of the batch
+    filter    an output channel of a convolution
+    term      0 .. 5 C - 1: one of the products that a filter sums up, 5 * channel + offset, as in its weight
+    position  where a filter is laid on: 0 .. 3 * pooled - 1 (what pooling leaves over is never computed)
+    cell      position // 3, what pooling makes of three positions; of all samples, counted on: sample * pooled + cell
+
+A convolution is a matrix product, (filters, terms) times (terms, positions of all samples), whose second factor is
+never stored: its columns are windows of the curve, read where they lie. Blocks have positions or cells on their last
+axis, along which neighbouring threads go, so that they read neighbouring numbers.
+"""
+
+import triton
+import triton.language as tl
+
+KERNEL = tl.constexpr(5)
+POOL = tl.constexpr(3)
+NO_WINNER = tl.constexpr(3)  # ReLU cut the largest of the three: no gradient goes through
+
+
+@triton.jit
+def _add_product(total, left, right, PRECISION: tl.constexpr):
+    """Return total + left @ right: (M, N), (M, K), (K, N); summed in float32 in every precision."""
+    if PRECISION == "bf16":
+        total = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
+    elif PRECISION == "bf16 interpreted":  # the interpreter takes the bits of bfloat16 for integers
+        left, right = left.to(tl.bfloat16).to(tl.float32), right.to(tl.bfloat16).to(tl.float32)
+        total = tl.dot(left, right, total)
+    elif PRECISION == "tf32":
+        total = tl.dot(left, right, total, input_precision="tf32")
+    else:
+        total = tl.dot(left, right, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _rows(order, state, sample, inside, BATCH: tl.constexpr):
+    """Where the samples lie in the data set: entries of row state[0] of `order`.
+
+    int64, as must be all that is computed of them: four million curves have more numbers than int32 counts. Inside a
+    batch int32 is enough, and cheaper.
+    """
+    return tl.load(order + tl.load(state) * BATCH + sample, mask=inside, other=0)
+
+
+@triton.jit
+def _windows(x, start, term, inside, CHANNELS: tl.constexpr, LENGTH: tl.constexpr):
+    """Return the windows of x, (terms, columns), that begin at `start` (columns,), counted from the beginning of x."""
+    place = term // KERNEL * LENGTH + term % KERNEL
+    mask = (term < CHANNELS * KERNEL)[:, None] & inside[None, :]
+    return tl.load(x + (start[None, :] + place[:, None]), mask=mask, other=0.0)
+
+
+@triton.jit
+def _scaled_windows(
+    x, factor, shift, start, term, inside, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, SCALED: tl.constexpr
+):
+    """The same with the input scaling of the network applied."""
+    window = _windows(x, start, term, inside, CHANNELS, LENGTH)
+    if SCALED:
+        real = term < CHANNELS * KERNEL
+        by = tl.load(factor + term // KERNEL, mask=real, other=0.0)
+        plus = tl.load(shift + term // KERNEL, mask=real, other=0.0)
+        window = window * by[:, None] + plus[:, None]
+    return window
+
+
+@triton.jit
+def _unpooled(gradient, winner, sample, filters, position, inside, FILTERS: tl.constexpr, POOLED: tl.constexpr):
+    """Return the gradient before pooling and ReLU at `position`: that of its cell where it was the winner, else 0."""
+    cell = sample * (FILTERS * POOLED) + filters * POOLED + position // POOL
+    won = tl.load(winner + cell, mask=inside, other=NO_WINNER) == position % POOL
+    # Chosen after loading: a load that waits for another takes twice as long.
+    return tl.where(won, tl.load(gradient + cell, mask=inside, other=0.0).to(tl.float32), 0.0)
+
+
+@triton.jit
+def convolution(
+    x, order, state, factor, shift, weight, bias, out, winner,
+    BATCH: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, FILTERS: tl.constexpr, POOLED: tl.constexpr,
+    FIRST: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_FILTERS: tl.constexpr, BLOCK_CELLS: tl.constexpr, BLOCK_TERMS: tl.constexpr,
+):  # fmt: skip
+    """Convolution, max pooling by 3 and ReLU: x (rows, channels, length) -> out, winner (B, filters, pooled).
+
+    `winner` says which of a cell's three positions won, as int8; of equal ones the first. The first convolution reads
+    its samples out of the data set (`order`, `state`) and scales them; the second has them in a row.
+    Grid: (blocks of cells, blocks of filters).
+    """
+    cells = tl.program_id(0) * BLOCK_CELLS + tl.arange(0, BLOCK_CELLS)
+    filters = tl.program_id(1) * BLOCK_FILTERS + tl.arange(0, BLOCK_FILTERS)
+    inside = cells < BATCH * POOLED
+    real = filters < FILTERS
+    sample, cell = cells // POOLED, cells % POOLED
+    row = sample
+    if FIRST:
+        row = _rows(order, state, sample, inside, BATCH)
+    start = row * (CHANNELS * LENGTH) + cell * POOL
+
+    # One sum for each position of a cell; equal windows give equal bits, so that ties are ties.
+    b = tl.load(bias + filters, mask=real, other=0.0)[:, None]
+    sum0 = tl.zeros((BLOCK_FILTERS, BLOCK_CELLS), tl.float32) + b
+    sum1 = tl.zeros((BLOCK_FILTERS, BLOCK_CELLS), tl.float32) + b
+    sum2 = tl.zeros((BLOCK_FILTERS, BLOCK_CELLS), tl.float32) + b
+    for first in tl.range(0, CHANNELS * KERNEL, BLOCK_TERMS):
+        term = first + tl.arange(0, BLOCK_TERMS)
+        mask = real[:, None] & (term < CHANNELS * KERNEL)[None, :]
+        w = tl.load(weight + filters[:, None] * (CHANNELS * KERNEL) + term[None, :], mask=mask, other=0.0)
+        x0 = _scaled_windows(x, factor, shift, start, term, inside, CHANNELS, LENGTH, SCALED)
+        x1 = _scaled_windows(x, factor, shift, start + 1, term, inside, CHANNELS, LENGTH, SCALED)
+        x2 = _scaled_windows(x, factor, shift, start + 2, term, inside, CHANNELS, LENGTH, SCALED)
+        sum0 = _add_product(sum0, w, x0, PRECISION)
+        sum1 = _add_product(sum1, w, x1, PRECISION)
+        sum2 = _add_product(sum2, w, x2, PRECISION)
+
+    # NaN wins, and stays: it is the one number that differs from itself.
+    later = (sum1 > sum0) | (sum1 != sum1)
+    best, which = tl.where(later, sum1, sum0), tl.where(later, 1, 0)
+    later = (sum2 > best) | (sum2 != sum2)
+    best, which = tl.where(later, sum2, best), tl.where(later, 2, which)
+    cut = best <= 0
+    at = sample[None, :] * (FILTERS * POOLED) + filters[:, None] * POOLED + cell[None, :]
+    mask = real[:, None] & inside[None, :]
+    tl.store(out + at, tl.where(cut, 0.0, best), mask=mask)
+    tl.store(winner + at, tl.where(cut, NO_WINNER, which), mask=mask)
+
+
+@triton.jit
+def head(
+    z, order, state, targets, weight, bias, dz, partials, losses, scale,
+    BATCH: tl.constexpr, HIDDEN: tl.constexpr, TARGETS: tl.constexpr,
+    BLOCK_SAMPLES: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
+):  # fmt: skip
+    """ReLU, the last layer, the loss, and the way back to `z` (B, hidden), the first layer's output before ReLU.
+
+    Writes dz (B, hidden) and, for each program, its samples' share of the gradients of fc1.bias, fc2.weight and
+    fc2.bias, one after the other, to a row of `partials`, and of the sum of squared errors to `losses`. `scale`
+    times the error is the derivative of the loss. Grid: (blocks of samples,).
+    """
+    program = tl.program_id(0)
+    sample = program * BLOCK_SAMPLES + tl.arange(0, BLOCK_SAMPLES)
+    hidden = tl.arange(0, BLOCK_HIDDEN)
+    inside = sample < BATCH
+    real = hidden < HIDDEN
+    row = _rows(order, state, sample, inside, BATCH)
+    partials += program * (HIDDEN + TARGETS * HIDDEN + TARGETS)
+
+    at = sample[:, None] * HIDDEN + hidden[None, :]
+    mask = inside[:, None] & real[None, :]
+    before = tl.load(z + at, mask=mask, other=0.0).to(tl.float32)
+    after = tl.where(before <= 0, 0.0, before)
+    back = tl.zeros((BLOCK_SAMPLES, BLOCK_HIDDEN), tl.float32)
+    squares = tl.zeros((BLOCK_SAMPLES,), tl.float32)
+    for target in tl.static_range(TARGETS):
+        w = tl.load(weight + target * HIDDEN + hidden, mask=real, other=0.0)
+        out = tl.sum(after * w[None, :], axis=1) + tl.load(bias + target)
+        error = tl.where(inside, out - tl.load(targets + row * TARGETS + target, mask=inside, other=0.0), 0.0)
+        squares += error * error
+        d = error * scale
+        back += d[:, None] * w[None, :]
+        place = HIDDEN + target * HIDDEN + hidden
+        tl.store(partials + place, tl.sum(d[:, None] * after, axis=0), mask=real)
+        tl.store(partials + HIDDEN + TARGETS * HIDDEN + target, tl.sum(d, axis=0))
+    back = tl.where(before <= 0, 0.0, back)
+    tl.store(dz + at, back, mask=mask)
+    tl.store(partials + hidden, tl.sum(back, axis=0), mask=real)
+    tl.store(losses + program, tl.sum(squares, axis=0))
+
+
+@triton.jit
+def weight_gradient(
+    gradient, winner, x, partials,
+    BATCH: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, FILTERS: tl.constexpr, POOLED: tl.constexpr,
+    CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_FILTERS: tl.constexpr, BLOCK_TERMS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a convolution's weight and bias: the sum over positions of gradient times window.
+
+    Program c of the CHUNKS sums up blocks c, c + CHUNKS, ... of positions into row c of `partials`: first the weight,
+    then the bias. `gradient` and `winner` (B, filters, pooled) belong to its output, x (B, channels, length) is its
+    input. Grid: (chunks, blocks of filters, blocks of terms).
+    """
+    chunk = tl.program_id(0)
+    filters = tl.program_id(1) * BLOCK_FILTERS + tl.arange(0, BLOCK_FILTERS)
+    term = tl.program_id(2) * BLOCK_TERMS + tl.arange(0, BLOCK_TERMS)
+    real = filters < FILTERS
+    total = tl.zeros((BLOCK_FILTERS, BLOCK_TERMS), tl.float32)
+    alone = tl.zeros((BLOCK_FILTERS,), tl.float32)
+    for first in tl.range(chunk * BLOCK_POSITIONS, BATCH * POOLED * POOL, CHUNKS * BLOCK_POSITIONS):
+        positions = first + tl.arange(0, BLOCK_POSITIONS)
+        inside = positions < BATCH * POOLED * POOL
+        sample, position = positions // (POOLED * POOL), positions % (POOLED * POOL)
+        mask = real[:, None] & inside[None, :]
+        d = _unpooled(gradient, winner, sample[None, :], filters[:, None], position[None, :], mask, FILTERS, POOLED)
+        window = _windows(x, sample * (CHANNELS * LENGTH) + position, term, inside, CHANNELS, LENGTH)
+        total = _add_product(total, d, tl.trans(window), PRECISION)
+        alone += tl.sum(d, axis=1)
+
+    partials += chunk * (FILTERS * CHANNELS * KERNEL + FILTERS)
+    mask = real[:, None] & (term < CHANNELS * KERNEL)[None, :]
+    tl.store(partials + filters[:, None] * (CHANNELS * KERNEL) + term[None, :], total, mask=mask)
+    if tl.program_id(2) == 0:
+        tl.store(partials + FILTERS * CHANNELS * KERNEL + filters, alone, mask=real)
+
+
+@triton.jit
+def first_gradient(
+    gradient, winner2, weight2, winner1, x, order, state, factor, shift, partials,
+    BATCH: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, FILTERS: tl.constexpr, POOLED: tl.constexpr,
+    FILTERS2: tl.constexpr, POOLED2: tl.constexpr, SCALED: tl.constexpr, CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_FILTERS: tl.constexpr, BLOCK_CELLS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_TERMS: tl.constexpr,
+):  # fmt: skip
+    """Back through the second convolution to the weight and bias of the first, without storing what lies between.
+
+    The gradient of a cell between the two is the sum over taps, 5 * filter of the second + offset, of that filter's
+    weight times the gradient at the position `offset` before the cell. It then goes to the winner of the cell, and
+    times the winner's window to the weight. Rows of `partials` as in `weight_gradient`.
+    Grid: (chunks, blocks of filters).
+    """
+    chunk = tl.program_id(0)
+    filters = tl.program_id(1) * BLOCK_FILTERS + tl.arange(0, BLOCK_FILTERS)
+    term = tl.arange(0, BLOCK_TERMS)
+    real = filters < FILTERS
+    total = tl.zeros((BLOCK_FILTERS, BLOCK_TERMS), tl.float32)
+    alone = tl.zeros((BLOCK_FILTERS,), tl.float32)
+    for first in tl.range(chunk * BLOCK_CELLS, BATCH * POOLED, CHUNKS * BLOCK_CELLS):
+        cells = first + tl.arange(0, BLOCK_CELLS)
+        inside = cells < BATCH * POOLED
+        sample, cell = cells // POOLED, cells % POOLED
+
+        between = tl.zeros((BLOCK_FILTERS, BLOCK_CELLS), tl.float32)
+        for first_tap in tl.range(0, FILTERS2 * KERNEL, BLOCK_TAPS):
+            tap = first_tap + tl.arange(0, BLOCK_TAPS)
+            filter2, offset = tap // KERNEL, tap % KERNEL
+            tapped = tap < FILTERS2 * KERNEL
+            at = filter2[None, :] * (FILTERS * KERNEL) + filters[:, None] * KERNEL + offset[None, :]
+            w = tl.load(weight2 + at, mask=real[:, None] & tapped[None, :], other=0.0)
+            position = cell[None, :] - offset[:, None]
+            mask = tapped[:, None] & inside[None, :] & (position >= 0) & (position < POOLED2 * POOL)
+            d = _unpooled(gradient, winner2, sample[None, :], filter2[:, None], position, mask, FILTERS2, POOLED2)
+            between = _add_product(between, w, d, PRECISION)
+
+        at = sample[None, :] * (FILTERS * POOLED) + filters[:, None] * POOLED + cell[None, :]
+        which = tl.load(winner1 + at, mask=real[:, None] & inside[None, :], other=NO_WINNER)
+        start = _rows(order, state, sample, inside, BATCH) * (CHANNELS * LENGTH) + cell * POOL
+        for place in tl.static_range(POOL):
+            d = tl.where(which == place, between, 0.0)
+            window = _scaled_windows(x, factor, shift, start + place, term, inside, CHANNELS, LENGTH, SCALED)
+            total = _add_product(total, d, tl.trans(window), PRECISION)
+            alone += tl.sum(d, axis=1)
+
+    partials += chunk * (FILTERS * CHANNELS * KERNEL + FILTERS)
+    mask = real[:, None] & (term < CHANNELS * KERNEL)[None, :]
+    tl.store(partials + filters[:, None] * (CHANNELS * KERNEL) + term[None, :], total, mask=mask)
+    tl.store(partials + FILTERS * CHANNELS * KERNEL + filters, alone, mask=real)
+
+
+@triton.jit
+def _add_up(
+    partials, gradients, block,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write the sums over the rows of `partials` (rows, width), always in the same order, to `gradients` (width,)."""
+    column = block * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    total = tl.zeros((BLOCK_WIDTH,), tl.float32)
+    for first in tl.range(0, ROWS, BLOCK_ROWS):
+        row = first + tl.arange(0, BLOCK_ROWS)
+        mask = (row < ROWS)[:, None] & (column < WIDTH)[None, :]
+        at = row[:, None] * WIDTH + column[None, :]
+        total += tl.sum(tl.load(partials + at, mask=mask, other=0.0), axis=0)
+    tl.store(gradients + column, total, mask=column < WIDTH)
+
+
+@triton.jit(do_not_specialize=["slots", "advance"])  # or another value would mean compiling while capturing
+def finish(
+    partials1, partials2, partials3, losses, gradients, loss, ring, state, slots, advance,
+    ROWS1: tl.constexpr, ROWS2: tl.constexpr, ROWS3: tl.constexpr,
+    WIDTH1: tl.constexpr, WIDTH2: tl.constexpr, WIDTH3: tl.constexpr, BETWEEN: tl.constexpr, NUMBERS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Sum up all partial gradients and the loss; then the step is over: ring[state[1] % slots] = loss, state moves on.
+
+    `gradients` receives the two convolutions' (widths 1 and 2), leaves BETWEEN numbers alone (fc1.weight), and then the
+    rest (width 3). The loss is the sum of `losses` over NUMBERS.
+    Grid: (blocks of width 1 + blocks of width 2 + blocks of width 3 + 1,).
+    """
+    program = tl.program_id(0)
+    BLOCKS1: tl.constexpr = (WIDTH1 + BLOCK_WIDTH - 1) // BLOCK_WIDTH
+    BLOCKS2: tl.constexpr = (WIDTH2 + BLOCK_WIDTH - 1) // BLOCK_WIDTH
+    BLOCKS3: tl.constexpr = (WIDTH3 + BLOCK_WIDTH - 1) // BLOCK_WIDTH
+    if program < BLOCKS1:
+        _add_up(partials1, gradients, program, ROWS1, WIDTH1, BLOCK_ROWS, BLOCK_WIDTH)
+    elif program < BLOCKS1 + BLOCKS2:
+        _add_up(partials2, gradients + WIDTH1, program - BLOCKS1, ROWS2, WIDTH2, BLOCK_ROWS, BLOCK_WIDTH)
+    elif program < BLOCKS1 + BLOCKS2 + BLOCKS3:
+        rest = gradients + WIDTH1 + WIDTH2 + BETWEEN
+        _add_up(partials3, rest, program - BLOCKS1 - BLOCKS2, ROWS3, WIDTH3, BLOCK_ROWS, BLOCK_WIDTH)
+    else:
+        total = tl.zeros((BLOCK_ROWS,), tl.float32)
+        for first in tl.range(0, ROWS3, BLOCK_ROWS):
+            row = first + tl.arange(0, BLOCK_ROWS)
+            total += tl.load(losses + row, mask=row < ROWS3, other=0.0)
+        mean = tl.sum(total, axis=0) / NUMBERS
+        tl.store(loss, mean)
+        # Read and changed in one go: by one thread, while the others of the program wait for what it read.
+        slot = tl.atomic_add(state + 1, 1) % slots
+        tl.store(ring + slot, mean)
+        tl.atomic_add(state, advance)

@@ -1,0 +1,160 @@
+"""What tests/test_kernels.py does in processes of their own: steps in Triton's interpreter, and compilation.
+
+Triton decides when it is imported whether it compiles or interprets. Arrays go in and out, so that no process needs to
+know the other's libraries.
+"""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod_study.workload.kernels import Blocks, FusedNetwork, Sizes, plan
+from horovod_study.workload.model import StressCNN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A network and the steps it makes."""
+
+    widths: tuple[int, int, int]
+    scaling: str = "none"
+    parameters: dict[str, np.ndarray]
+    curves: np.ndarray
+    targets: np.ndarray
+    order: np.ndarray
+    precision: str = "fp32"
+    share: float = 1.0
+    blocks: Blocks | None = None
+    state: tuple[int, int] = (0, 0)
+    advance: int = 1
+    slots: int = 4
+    steps: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was there after each step."""
+
+    losses: list[float]
+    gradients: list[dict[str, np.ndarray]]
+    ring: list[float]
+    state: list[int]
+    moved: list[str]
+    """What lay elsewhere at the end than at the beginning."""
+
+
+def model_of(case: Case) -> StressCNN:
+    """Return the case's network."""
+    model = StressCNN(widths=case.widths, input_scaling=case.scaling)
+    model.load_state_dict({name: torch.from_numpy(values) for name, values in case.parameters.items()})
+    return model
+
+
+def make_steps(case: Case) -> Outcome:
+    """Make the steps with the kernels; every memory they write is NaN before each."""
+    torch.set_num_threads(1)
+    model = model_of(case)
+    buffer = torch.empty(sum(parameter.numel() for parameter in model.parameters()))
+    network = FusedNetwork(
+        model,
+        batch=case.order.shape[1],
+        precision=case.precision,
+        buffer=buffer,
+        share=case.share,
+        blocks=case.blocks,
+    )
+    curves, targets, order = (torch.from_numpy(each) for each in (case.curves, case.targets, case.order))
+    state, ring = torch.tensor(case.state), torch.full((case.slots,), torch.nan)
+    given = {id(each) for each in (curves, targets, order, state, ring)}
+    own = {name: each for name, each in vars(network).items() if torch.is_tensor(each) and id(each) not in given}
+    places = {name: each.data_ptr() for name, each in {**own, **dict(model.named_parameters())}.items()}
+    read = ("_factor", "_shift", *(() if case.precision == "bf16" else ("_fc1_weight", "_fc1_bias")))
+    losses, gradients = [], []
+    for _ in range(case.steps):
+        for name, tensor in own.items():
+            if name not in read:
+                tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
+        loss = network.forward(curves, targets, order, state)
+        network.backward(ring, state, case.advance)
+        losses.append(loss.item())
+        gradients.append({name: each.grad.numpy().copy() for name, each in model.named_parameters()})
+    now = {**{name: vars(network)[name] for name in own}, **dict(model.named_parameters())}
+    return Outcome(
+        losses=losses,
+        gradients=gradients,
+        ring=ring.tolist(),
+        state=state.tolist(),
+        moved=[name for name, place in places.items() if now[name].data_ptr() != place],
+    )
+
+
+TYPES = {"order": "*i64", "state": "*i64", "winner": "*i8", "winner1": "*i8", "winner2": "*i8"} | {
+    "scale": "fp32", "slots": "i32", "advance": "i32",
+}  # fmt: skip
+ACTIVATIONS = {
+    ("convolution1", "out"), ("convolution2", "x"), ("convolution2", "out"), ("head", "z"), ("head", "dz"),
+    ("weight_gradient", "gradient"), ("weight_gradient", "x"), ("first_gradient", "gradient"),
+}  # fmt: skip
+"""The arguments that are bfloat16 where the precision is; all others are float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """One kernel as it came out of the compiler; bytes."""
+
+    name: str
+    registers: int
+    local: int
+    stack: int
+    shared: int
+
+
+def compile_all(sizes: Sizes, blocks: Blocks | None, precision: str, capability: int) -> list[Compiled]:
+    """Compile all kernels of a step for a GPU that need not be there, and read what they use of it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    launches = plan(sizes, blocks or Blocks.fitting(sizes, precision), precision=precision, scaled=True)
+    found = []
+    for field in fields(launches):
+        launch = getattr(launches, field.name)
+        names = launch.kernel.arg_names
+        floats = {
+            name: "*bf16" if (field.name, name) in ACTIVATIONS and precision == "bf16" else "*fp32" for name in names
+        }
+        signature = floats | TYPES | dict.fromkeys(launch.constants, "constexpr")
+        signature = {name: signature[name] for name in names}
+        aligned = {
+            (place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if signature[name].startswith("*")
+        }
+        options: dict[str, Any] = {"num_warps": launch.warps, "num_stages": launch.stages}
+        compiled = triton.compile(
+            ASTSource(launch.kernel, signature, launch.constants, aligned),
+            target=GPUTarget("cuda", capability, 32),
+            options=options,
+        )
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compiled.asm["cubin"])
+            file.flush()
+            usage = subprocess.run(
+                [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+            ).stdout
+        numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+        found.append(
+            Compiled(
+                name=field.name,
+                registers=numbers["REG"],
+                local=numbers["LOCAL"],
+                stack=numbers["STACK"],
+                shared=compiled.metadata.shared,
+            )
+        )
+    return found
