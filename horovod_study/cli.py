@@ -622,6 +622,7 @@ def bench_timers(options: argparse.Namespace) -> int:
         workers=options.workers,
         over=options.over,
         widths=options.widths,
+        computing={name: getattr(options, name) for name in ("precision", "loader", "cuda_graphs", "kernels")},
         device=options.device,
         threads=options.threads,
         seconds=options.seconds,
@@ -1558,6 +1559,10 @@ def _parser() -> Parser:
     cost.add_argument("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
     cost.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
     cost.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
+    cost.add_argument("--precision", default="fp32", metavar="NAME", help="as for train (default fp32)")
+    cost.add_argument("--loader", default="memory", metavar="NAME", help="as for train (default memory)")
+    cost.add_argument("--cuda-graphs", action="store_true", help="replay whole steps, as for train; needs a GPU")
+    cost.add_argument("--kernels", default="torch", metavar="NAME", help="as for train (default torch)")
     cost.add_argument(
         "--seconds", type=float, default=60.0, metavar="X", help="for each batch and number of workers (default 60)"
     )

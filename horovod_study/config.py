@@ -21,7 +21,10 @@ BACKENDS = ("serial", "horovod", "ddp", "mpi", "ps")
 TRANSPORTS = ("none", "nccl", "mpi", "gloo")
 OWN_MODEL = "StressCNN"
 """What `train` trains; runs recorded of other scripts name their model."""
-LAPS = ("data", "forward", "backward", "sync", "update")
+LAPS = ("data", "compute", "forward", "backward", "sync", "update")
+"""Of a step. Steps captured in CUDA graphs have compute, where ordinary ones have forward and backward."""
+ORDINARY_LAPS = ("data", "forward", "backward", "sync", "update")
+KERNELS = ("torch", "fused")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 TIMER_MODES = ("off", "light", "strict")
 PROFILERS = ("torch", "cprofile", "nsys", "pyspy", "sync-points")
@@ -209,7 +212,22 @@ class RunConfig:
     )
     fused_optimizer: bool = _option(True, "update all parameters in one operation", kind=bool)
     compile: bool = _option(False, "compile forward and backward with torch.compile", kind=bool)
-    cuda_graphs: bool = _option(False, "replay forward and backward as CUDA graphs; needs a GPU", kind=bool)
+    cuda_graphs: bool = _option(
+        False,
+        "replay whole steps as CUDA graphs, from the gathering of the batch to the update; needs a GPU",
+        kind=bool,
+    )
+    kernels: str = _option(
+        "torch",
+        "who computes forward and backward: PyTorch, or kernels made for this network (fused; needs cuda_graphs)",
+        choices=KERNELS,
+    )
+    capture_sync: bool = _option(
+        False,
+        "ddp over NCCL: the average of the gradients goes into the CUDA graph of the step, where it has no time of its "
+        "own; needs cuda_graphs",
+        kind=bool,
+    )
     loader: str = _option(
         "memory",
         "whole batches gathered from shared memory, the same one batch ahead in a thread (prefetch), from a copy of "
@@ -335,6 +353,7 @@ class RunConfig:
                 f"run: loader {self.loader} has no processes, but loader_processes is {self.loader_processes}; "
                 "use loader dataloader, or leave loader_processes out"
             )
+        self._check_graphs()
         if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
             raise ConfigError(f"run: backend {self.backend} talks over mpi only, but transport is {self.transport!r}")
         for name in ("study", "partition"):
@@ -342,6 +361,47 @@ class RunConfig:
             if not value or set(value) & set("/\\\0\n") or value.startswith("."):
                 raise ConfigError(
                     f"run: {name} is {value!r}; it names a folder: no slash, line break, leading dot, or empty name"
+                )
+
+    def _check_graphs(self) -> None:
+        """Raise ConfigError for what cannot be captured in CUDA graphs, or needs them."""
+        if not self.cuda_graphs:
+            for name, asked in (("kernels fused", self.kernels == "fused"), ("capture_sync", self.capture_sync)):
+                if asked:
+                    raise ConfigError(f"run: {name} needs cuda_graphs; add cuda_graphs, or leave {name} out")
+            return
+        if self.reduction == "hooks":
+            raise ConfigError(
+                "run: reduction is 'hooks', and a CUDA graph captures no hooks; leave reduction out (one flat buffer "
+                "is averaged between the graphs), or leave cuda_graphs out"
+            )
+        if self.kernels == "fused":
+            if self.precision == "fp16":
+                raise ConfigError(
+                    "run: kernels fused computes in fp32, tf32 and bf16, but precision is 'fp16'; use precision bf16, "
+                    "or kernels torch"
+                )
+            if self.compile:
+                raise ConfigError(
+                    "run: kernels fused leaves torch.compile nothing to compile; leave compile out, or use kernels "
+                    "torch"
+                )
+        if self.capture_sync:
+            if self.backend not in ("auto", "ddp") or self.transport not in ("auto", "nccl"):
+                raise ConfigError(
+                    f"run: capture_sync needs backend ddp over nccl, whose all-reduce a CUDA graph can hold, but "
+                    f"backend is {self.backend!r} and transport {self.transport!r}; use backend ddp and transport "
+                    "nccl, or leave capture_sync out"
+                )
+            if self.timer_mode == "strict":
+                raise ConfigError(
+                    "run: timer_mode strict looks between the phases of a step, and capture_sync leaves nothing "
+                    "between them; use timer_mode light, or leave capture_sync out"
+                )
+            if self.measure_ablation:
+                raise ConfigError(
+                    "run: measure_ablation makes steps that average nothing, and with capture_sync the average is in "
+                    "the graph of every step; leave one of the two out"
                 )
 
     def to_dict(self) -> dict[str, Any]:
@@ -574,7 +634,7 @@ SWEEPABLE = (
 )
 OPTIONS = (
     *SWEEPABLE,
-    *("weight_decay", "fused_optimizer", "compile", "cuda_graphs"),
+    *("weight_decay", "fused_optimizer", "compile", "cuda_graphs", "kernels", "capture_sync"),
     *("loader_processes", "pin_memory", "persistent_processes", "timer_mode"),
     *("placement", "workers_per_node"),
 )

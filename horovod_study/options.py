@@ -78,7 +78,7 @@ GROUPS = {
     "how the workers talk": tuple(name for name in COMMUNICATION if name != "reduction"),
     "computing": (
         *("device", "threads", "precision", "memory_format"),
-        *("fused_optimizer", "compile", "cuda_graphs"),
+        *("fused_optimizer", "compile", "cuda_graphs", "kernels", "capture_sync"),
     ),
     "measuring": (
         *("timer_mode", "steady", "system_interval_s", "disk_full"),

@@ -567,6 +567,7 @@ class Recording:
     def lap(self, name: str) -> None:
         """End the phase `name` of the step: data, forward, backward, sync, update; it began with the lap before it.
 
+        Where one CUDA graph holds forward and backward, the phase is called compute, as in steps captured by `train`.
         What hooks have seen of the step stays; a lap of the same name that comes again is added.
         """
         if name not in LAPS:

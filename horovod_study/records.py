@@ -19,6 +19,8 @@ History of the schema number in run.json:
         A program that knows only 1 would count a stopped run as damaged, hence the new number; 1 is still read.
     3   step rows have `begin_s` and `sync_host_s`; every lap may be null, because runs may be recorded without laps or
         from scripts that do not mark all of them.
+    4   step rows have `compute_s`: of steps captured in a CUDA graph, in place of `forward_s` and `backward_s`, which
+        are null there. A program that knows only 3 would read such a run as one whose computing nobody timed.
 """
 
 import csv
@@ -46,7 +48,7 @@ if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd
     import pyarrow as pa
 
-SCHEMA = 3
+SCHEMA = 4
 MANIFEST = "run.json"
 BENCH = "bench.json"
 BENCH_SCHEMA = 1
@@ -57,7 +59,7 @@ TIMELINE_READ_BYTES = 256_000_000
 """A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
 KEPT_OPEN_BYTES = 500_000_000
 """Step rows of a run that are fewer stay mapped between two looks at them."""
-ROW_BYTES = 88
+ROW_BYTES = 96
 ROWS_JOINED = 512
 """So many step rows share one head in their file, about 1.4 kB."""
 RESERVE = ".reserve"
@@ -282,7 +284,7 @@ def finite(value: Any) -> Any:
 
 
 def step_schema() -> "pa.Schema":
-    """Return the columns of a step row, 88 bytes; docs/metrics.md defines them.
+    """Return the columns of a step row, 96 bytes; docs/metrics.md defines them.
 
     `begin_s` counts from the first step of the run, at a barrier, on the clock of the rank's host; it is the axis of
     `wall_s` in epochs.csv and of the system samples too. `sync_host_s` is null where there is one clock only (a CPU).
@@ -886,7 +888,7 @@ def read_ablation(directory: Path) -> dict[str, Any]:
     laps = [f"{lap}_s" for lap in (*LAPS, "residual", "step")]
     for name in ("pair", "silent", "rank", *laps):
         values = blocks.get(name) if isinstance(blocks, dict) else None
-        if values is None and name in laps[:-1] and name in blocks:
+        if values is None and name in laps[:-1] and (name in blocks or name == "compute_s"):  # older ones lack compute
             continue
         if not isinstance(values, list) or len(values) != rows:
             raise RecordError(f"{path}: ablation: blocks: {name} must be a list of {rows} numbers; {again}")

@@ -35,7 +35,7 @@ from horovod_study.comm import Backend, Launch, agreed, detect, nccl_log, open_b
 from horovod_study.comm.liveness import PATIENCE, Liveness, LostPeer
 from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Terminated, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
-from horovod_study.config import LAPS, RunConfig, load_yaml, misplaced, parse_widths, run_config
+from horovod_study.config import LAPS, ORDINARY_LAPS, RunConfig, load_yaml, misplaced, parse_widths, run_config
 from horovod_study.errors import BackendError, ConfigError, DataError, RecordError, StudyError
 from horovod_study.measure import (
     ablation,
@@ -59,10 +59,17 @@ from horovod_study.workload import checkpoint
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.evaluation import compared_to_floor, evaluate
-from horovod_study.workload.loaders import Batch, open_loader
+from horovod_study.workload.graphs import CapturedStep
+from horovod_study.workload.loaders import feed, open_loader, resident
 from horovod_study.workload.material import CHANNELS, POINTS
 from horovod_study.workload.model import StressCNN, parameter_count, parameter_sha256
-from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.workload.optimizer import (
+    Arithmetic,
+    accelerate,
+    learning_rate,
+    make_optimizer,
+    set_learning_rate,
+)
 from horovod_study.workload.resume import Resumption, notes, plan_resume, require_same_run
 from horovod_study.workload.schedule import lr_factor, scaled_lr
 
@@ -71,7 +78,12 @@ _EXPLODED = 1000.0
 """A loss that has grown so many times was diverging, whichever rank had the first one that is no number."""
 DRAIN_STEPS = 512
 DRAIN_S = 2.0
-"""After so many steps or so many seconds, whatever comes first, laps are read and written: what a killed run loses."""
+"""After so many steps or so many seconds, whatever comes first, laps are read and written: what a killed run loses.
+
+Reading 512 steps takes a few milliseconds. The host of a GPU is ahead of it by what the driver's queue holds, about
+1,000 launches and stamps, some 300 captured steps: 30 ms of work at 0.1 ms a step, so that the device has enough to do
+meanwhile. Both together are far less than recorder.MOST_PENDING.
+"""
 
 
 def train_step(
@@ -220,7 +232,7 @@ def _run_watched(
     require_parity(backend, {"initial parameters": initial_sha256})
     with agreed(backend):
         profiling.require_possible(config, backend, device)
-        called = accelerate(bare_model, config, device, arithmetic)
+        called = accelerate(bare_model, config, device)
     model, optimizer = backend.bind(called, bare_optimizer)
 
     # ------------------------------------------------------------------ what really runs, and where it passes
@@ -243,7 +255,7 @@ def _run_watched(
                 local_rank=local_rank,
                 cores=places[rank][1],
                 device=device,
-                lr=optimizer.param_groups[0]["lr"],
+                lr=learning_rate(optimizer),
                 settings=backend.settings,
             ),
             "path": taken["ranks"][rank],
@@ -278,13 +290,15 @@ def _run_watched(
             "nodes": len(set(hosts)),
             "batch": config.batch,
             "global_batch": config.batch * workers,
-            "lr": optimizer.param_groups[0]["lr"],
+            "lr": learning_rate(optimizer),
             "optimizer": optimizer_text,
             "schedule": config.schedule,
             "precision": config.precision,
             "widths": config.widths,
             "input_scaling": config.input_scaling,
             "memory_format": config.memory_format,
+            "graphs": _graphs(config, device),
+            "kernels": config.kernels,
             "loader": config.loader,
             "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
             "parameters": parameters,
@@ -378,8 +392,7 @@ def _averaging(
     device: torch.device,
 ) -> Callable[[], None]:
     """Return what averages gradients once over the way of training, hooks included, and leaves no trace of it."""
-    # What was compiled or captured takes batches of one size only.
-    size = config.batch if config.compile or config.cuda_graphs else 1
+    size = config.batch if config.compile else 1  # what was compiled takes batches of one size only
     curves = torch.zeros(size, CHANNELS, POINTS, device=device, dtype=next(model.parameters()).dtype)
 
     def average() -> None:
@@ -479,9 +492,10 @@ def _train(
     workers, leads = backend.workers, backend.rank == 0
     per_epoch = batches.steps_per_epoch
     last_step = _last_step(config, per_epoch)
-    base_lrs = [group["lr"] for group in optimizer.param_groups]
+    base_lr = learning_rate(optimizer)
     moving_lr = config.schedule != "constant" or config.lr_warmup_steps > 0
     recorder = Recorder(writer, config.batch, rank=backend.rank, disk_full=config.disk_full)
+    recorder.follow(device)
     progress = Progress(enabled=leads)
     budget = _Budget(config, last_step)
     with agreed(backend):
@@ -494,7 +508,8 @@ def _train(
     stretches: list[list[float]] = []  # begin and end of each stretch of timed steps
     out_of_time = target_reached = stopped = diverged = False
     evaluation: dict[str, Any] = {}
-    stream: Iterator[Batch] | None = None
+    stream: Iterator[Any] | None = None
+    captured: CapturedStep | None = None
     if sampler is not None:
         sampler.wait_ready()
     backend.barrier()
@@ -503,7 +518,6 @@ def _train(
     started = next(at for host, at in everybody if host == os.uname().nodename)
     if resumed is not None:
         started -= resumed.progress["wall_s"]
-    clock = ranges.ranged(open_clock(config, device, zero=started), config.ranges)
     if sampler is not None:
         sampler.begin(started)
 
@@ -541,6 +555,24 @@ def _train(
         if writer.kept is not None:
             recorder.take_up(writer.kept)
             writer.kept = None  # they are in the file
+    # After what was resumed is in its place, which the graphs will know, and before the clock of the first stretch.
+    if config.cuda_graphs:
+        with agreed(backend):
+            captured = CapturedStep(
+                config,
+                model=model,
+                bare_model=bare_model,
+                optimizer=optimizer,
+                backend=backend,
+                arithmetic=arithmetic,
+                device=device,
+                resident=resident(loader),
+                phases=config.timer_mode == "strict",
+            )
+        if leads:
+            say(_captured_line(captured, config, device))
+    laps = ORDINARY_LAPS if captured is None else captured.laps
+    clock = ranges.ranged(open_clock(config, device, zero=started), config.ranges, laps)
     if config.checkpoint_at_end:
         stop.defer()
     if backend.last_gradient is not None:
@@ -557,7 +589,8 @@ def _train(
         keep_at = keeper.next_after(step)
         end = min(last_step, (epoch + 1) * per_epoch, evaluate_at, keep_at, math.inf if timed else config.warmup_steps)
         if stream is None or step == epoch * per_epoch:
-            stream = loader.epoch(epoch, step - epoch * per_epoch)
+            place = step - epoch * per_epoch
+            stream = loader.epoch(epoch, place) if captured is None else feed(loader, captured, epoch, place)
         check_every = _steps_between_checks(backend, recorder, config)
         _wait_for_device(device)
         backend.barrier()
@@ -566,21 +599,26 @@ def _train(
         while step < end:
             liveness.step, liveness.patience = step, 1.0
             if moving_lr:
-                factor = lr_factor(config, step, budget.progress(step))
-                for group, base_lr in zip(optimizer.param_groups, base_lrs, strict=True):
-                    group["lr"] = base_lr * factor
+                set_learning_rate(optimizer, base_lr * lr_factor(config, step, budget.progress(step)))
             clock.begin()
-            curves, targets = next(stream)  # (B, C, L), (B, P)
-            clock.lap("data")
-            loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
+            batch: Any = next(stream)  # curves (B, C, L) and targets (B, P); None where the graphs gather it
+            if captured is not None:
+                loss = captured.take(batch, clock)  # laps are made in there
+                norm2 = captured.norm2
+            else:
+                clock.lap("data")
+                curves, targets = batch
+                loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
+                norm2 = backend.local_norm2
             # Where the loss is scaled, gradients that are not finite are usual, and their step is skipped.
-            recorder.add(step, epoch, loss, None if arithmetic.scaler else backend.local_norm2)
+            recorder.add(step, epoch, loss, None if arithmetic.scaler else norm2)
             step += 1
             if step % check_every == 0:
                 if len(recorder) >= DRAIN_STEPS or now() - recorder.drained > DRAIN_S:
-                    recorder.drain(clock)
+                    recorder.drain_made(clock)
                 # One collective for all questions: a rank that is to stop answers with a time that no run takes, one
-                # whose loss is no number with endless time. A GPU is not waited for between the drains.
+                # whose loss is no number with endless time. A GPU is not waited for: it may be some hundred steps
+                # behind. The end of the stretch waits, and is counted, so that all steps of the window were made in it.
                 lost = recorder.looks_broken() if device.type == "cpu" else recorder.broken_step is not None
                 asked = stop.requested and step < end  # at the end of a stretch, what is due there comes first
                 lost_or_asked_s = math.inf if lost and not diverged else _STOP_S if asked else 0.0
@@ -619,7 +657,7 @@ def _train(
                 "wall_s": now() - started,
                 "train_mse": float(backend.sum(np.array([recorder.epoch_loss()]))[0]) / workers,
                 **evaluate(bare_model, dataset, backend, device),
-                "lr": optimizer.param_groups[0]["lr"],
+                "lr": learning_rate(optimizer),
             }
             # Agreed, because a sum over ranks may differ in its last bit from rank to rank.
             reached = config.target_mse is not None and evaluation["test_mse"] <= config.target_mse
@@ -645,8 +683,11 @@ def _train(
             loader=loader,
             device=device,
             train_step=train_step,
+            captured=captured,
         )
         _measure_beside(config, scratch, directory, made=step, timed_step_s=recorder.recent_step_s)
+    if captured is not None:
+        captured.close()
     loader.close()
     if stopped:
         name = signal_name(int(backend.maximum(stop.number)))
@@ -818,8 +859,29 @@ def open_clock(config: RunConfig, device: torch.device, *, zero: float = 0.0) ->
     return LapClock(device=DeviceStamps(), settle=settle if config.timer_mode == "strict" else None, zero=zero)
 
 
+def _graphs(config: RunConfig, device: torch.device) -> str:
+    """Return what becomes of the step, for the record."""
+    if not config.cuda_graphs:
+        return "no"
+    return "captured" if device.type == "cuda" else "replayed on the host"
+
+
+def _captured_line(captured: CapturedStep, config: RunConfig, device: torch.device) -> str:
+    graphs = len(set(captured.laps) - {"data", "sync"})
+    what = f"{graphs} {'CUDA ' if device.type == 'cuda' else ''}graph{'s' * (graphs > 1)}"
+    where = "" if device.type == "cuda" else ", replayed on the host"
+    return f"the step is captured in {what}{where}: {config.kernels} kernels"
+
+
 def _timer_mode(config: RunConfig, device: torch.device) -> dict[str, str]:
     """Return how steps are really timed, for the record."""
+    if config.cuda_graphs and config.timer_mode != "off":
+        note = (
+            "forward and backward are CUDA graphs of their own, which they are in no other mode"
+            if config.timer_mode == "strict"
+            else "compute is what one CUDA graph holds, into which nobody looks; strict tells forward from backward"
+        )
+        return {"value": config.timer_mode, "note": note}
     if config.timer_mode == "strict" and device.type == "cpu":
         return {"value": "strict", "note": "the same as light: a CPU has done its work when a call returns"}
     return {"value": config.timer_mode, "note": ""}
@@ -1084,7 +1146,7 @@ def summary(result: dict[str, Any]) -> str:
             + f"   {result['steps']:,} steps in {result['window_s']:.1f} s",
             *_steady_lines(result["steady"]),
             "",
-            *_lap_lines(result["laps_share"]),
+            *_lap_lines(result["laps_share"], workers=result["workers"]),
             *_lost_lines(result["rows_lost"] or []),
             *_checkpoint_lines(result),
             f"  recorded in {os.path.relpath(result['run_dir'])}",
@@ -1102,9 +1164,11 @@ def _steady_lines(found: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _lap_lines(shares: Mapping[str, float | None]) -> list[str]:
+def _lap_lines(shares: Mapping[str, float | None], *, workers: int) -> list[str]:
     if all(value is None for value in shares.values()):
         return []
+    # What a step has not is left out. What it has and nobody sees is the wait for other workers.
+    shares = {lap: share for lap, share in shares.items() if share is not None or (lap == "sync" and workers > 1)}
     names = {**{lap: lap for lap in LAPS}, "residual": "unexplained"}
     cells = [(names[name], "not known" if value is None else f"{value:.1%}") for name, value in shares.items()]
     width = [max(len(head), len(text)) for head, text in cells]

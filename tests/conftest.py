@@ -1,5 +1,6 @@
 """What the tests share: small data sets, launchers, and the rule that nothing is skipped where everything is there."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -29,11 +30,39 @@ def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["HOROVOD_STUDY_DATA"] = before
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Know the settings of pytest-timeout where it is not installed: a machine may have only what running needs."""
+    if importlib.util.find_spec("pytest_timeout") is None:
+        parser.addini("timeout", "pytest-timeout is not installed, so this does nothing")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Know its marker too."""
+    if importlib.util.find_spec("pytest_timeout") is None:
+        config.addinivalue_line("markers", "timeout(seconds): pytest-timeout is not installed, so this does nothing")
+
+
+def has_gpu() -> bool:
+    """Whether PyTorch sees a GPU; it is imported only for tests that ask."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests for a GPU where there is none."""
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if for_gpu and not has_gpu():
+        for item in for_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Where HOROVOD_STUDY_REQUIRE_ALL is 1 (CI), a skipped test is a failed one."""
+    """Where HOROVOD_STUDY_REQUIRE_ALL is 1 (CI), a skipped test is a failed one, unless a GPU is what it lacks."""
     report = yield
-    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
+    excused = item.get_closest_marker("gpu") is not None and not has_gpu()
+    if REQUIRE_ALL and report.skipped and not excused and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: skipped although HOROVOD_STUDY_REQUIRE_ALL=1: {report.longrepr}"
     return report

@@ -21,12 +21,14 @@ def rows_of(
     first: int = 0,
     per_epoch: int = 0,
     opens: Sequence[int] = (),
+    captured: bool = False,
 ) -> dict[int, dict[str, Any]]:
     """Return rank -> columns for own times (S, R) in s, to which `extra_s` adds (S, R) to a lap.
 
     Synchronisation k ends `transfer_s` after the last rank is ready, on all ranks at once. With `stretch`, there are
     `between_s` seconds between so many steps and the next; with `per_epoch` also a new epoch; with `opens` they are
-    before these steps. Without `visible` the wait is in backward and sync is null.
+    before these steps. Without `visible` the wait is in backward and sync is null. `captured`: as if a CUDA graph held
+    data, forward and backward, of a rank alone the update too, and without `visible` the whole step.
     """
     steps, ranks = own_s.shape
     laps = {lap: share * own_s for lap, share in SHARES.items()}
@@ -48,6 +50,15 @@ def rows_of(
     whole = sum(laps.values()) + sync
     if not visible:
         laps["backward"] = laps["backward"] + sync
+    unknown = dict.fromkeys(("compute",), np.full((steps, ranks), np.nan))
+    if captured:
+        if visible and ranks == 1:
+            laps["backward"] = laps["backward"] + sync
+        inside = ["data", "forward", "backward", *(["update"] if ranks == 1 or not visible else [])]
+        unknown = dict.fromkeys(inside, np.full((steps, ranks), np.nan))
+        laps = {"compute": sum(laps[lap] for lap in inside), **{k: v for k, v in laps.items() if k not in inside}}
+        visible = visible and ranks > 1
+    laps = {**laps, **unknown}
     return {
         rank: {
             "step": numbers.astype(np.int32),

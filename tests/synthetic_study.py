@@ -175,11 +175,14 @@ def write_study(
     failed: Mapping[Cell, str] | None = None,
     missing: Collection[Cell] = (),
     study: str = "synthetic",
+    captured: bool = False,
 ) -> Path:
     """Write the run directories of a study below `directory` and return it.
 
-    `steps` of each run, the first `warmup` outside the timed window; `evaluations` at equal distances. `failed` says
-    which runs died after their warm-up, and why; `missing` which were never started.
+    `steps` of each run, the first `warmup` outside the timed window; `evaluations` at equal distances. `captured`: the
+    rows are those of steps in CUDA graphs, of ddp with the average inside, with three quarters of the own time; their
+    directories can stand beside those of ordinary steps. `failed` says which runs died after their warm-up, and why;
+    `missing` which were never started.
     """
     cells = [
         (partition, way, count, batch)
@@ -197,7 +200,7 @@ def write_study(
             if name in missing:
                 continue
             _write_run(
-                directory / f"{partition}-{way[0]}-{way[1]}-{count:02d}w-b{batch}-r{repeat}",
+                directory / f"{partition}-{way[0]}-{way[1]}-{count:02d}w-b{batch}{'-graphs' * captured}-r{repeat}",
                 truth(partition, way, count, batch, cycle_s=cycle_s, scatter=scatter),
                 partition=partition,
                 way=way,
@@ -210,6 +213,7 @@ def write_study(
                 started=datetime(2026, 3, 14, 9, tzinfo=UTC) + timedelta(minutes=2 * number),
                 reason=(failed or {}).get(name, ""),
                 study=study,
+                captured=captured,
             )
             number += 1
     return directory
@@ -240,11 +244,18 @@ def _write_run(
     started: datetime,
     reason: str,
     study: str,
+    captured: bool,
 ) -> None:
+    if captured:
+        site = known.site
+        known = replace(known, site=replace(site, fixed_s=0.75 * site.fixed_s, per_sample_s=0.75 * site.per_sample_s))
     made = warmup + (steps - warmup) // 3 if reason else steps
-    course = _course(known, made, steps, warmup, evaluations, factor, rng, visible=way[0] != "ddp")
+    visible = way[0] != "ddp"
+    course = _course(known, made, steps, warmup, evaluations, factor, rng, visible=visible, captured=captured)
     end_s = course.stretches[-1][1]
-    record = _record(directory.name, known, partition, way, repeat, steps, warmup, evaluations, started, study)
+    record = _record(
+        directory.name, known, partition, way, repeat, steps, warmup, evaluations, started, study, captured
+    )
     records.create_run(directory, record)
     for rank, columns in course.rows.items():
         writer = records.StepWriter(directory, rank)
@@ -261,7 +272,7 @@ def _write_run(
     if known.workers > 1 and way[0] != "ddp":
         records.write_synchronisation(directory, _bench(known, way, factor, rng))
     totals = {
-        **_totals(known, course, steps, warmup, visible=way[0] != "ddp"),
+        **_totals(known, course, steps, warmup),
         "epochs": steps / per_epoch(known),
         **{name: learned[-1][name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse")},
         **{name: learned[-1][name] for name in ("train_s", "wall_s")},
@@ -298,6 +309,7 @@ def _course(
     rng: np.random.Generator,
     *,
     visible: bool,
+    captured: bool,
 ) -> _Course:
     """Return the first `made` of `steps` steps: own times with exponential delays, a ring, and Horovod's cycle."""
     shape = (made, known.workers)
@@ -313,6 +325,7 @@ def _course(
         between_s=BETWEEN_S,
         visible=visible,
         opens=starts,
+        captured=captured,
     )
     epoch = (np.arange(made) // per_epoch(known)).astype(np.int32)
     loss = FLOOR_MSE + 0.05 / (1 + np.arange(made) * known.batch * known.workers / 2e4)
@@ -329,7 +342,7 @@ def _course(
     return _Course(rows=rows, starts=starts, stretches=stretches, timed_stretches=timed)
 
 
-def _totals(known: Truth, course: _Course, steps: int, warmup: int, *, visible: bool) -> dict[str, Any]:
+def _totals(known: Truth, course: _Course, steps: int, warmup: int) -> dict[str, Any]:
     """Return the totals of the window as train.py makes them of the same rows."""
     names = [f"{lap}_s" for lap in (*LAPS, "residual", "step")]
     timed = {rank: {name: columns[name][warmup:] for name in names} for rank, columns in course.rows.items()}
@@ -340,8 +353,8 @@ def _totals(known: Truth, course: _Course, steps: int, warmup: int, *, visible: 
         return [float(each(columns[name])) for columns in timed.values()]
 
     def mean(name: str, each: Any) -> float | None:
-        hidden = name == "sync_s" and not visible
-        return None if hidden else float(np.mean(over_ranks(name, each)))
+        value = float(np.mean(over_ranks(name, each)))
+        return None if math.isnan(value) else value
 
     return {
         "samples_per_s": count * known.batch * known.workers / window_s,
@@ -526,6 +539,7 @@ def _record(
     evaluations: int,
     started: datetime,
     study: str,
+    captured: bool,
 ) -> records.RunRecord:
     backend, transport = way
     parallel = backend != "serial"
@@ -544,8 +558,10 @@ def _record(
         study=study,
         partition=partition,
         repeat=repeat,
+        cuda_graphs=captured,
+        capture_sync=captured and (backend, transport) == ("ddp", "nccl"),
     ).to_dict()
-    reduction = "none" if known.workers == 1 else "hooks" if backend == "ddp" else "flat"
+    reduction = "none" if known.workers == 1 else "hooks" if backend == "ddp" and not captured else "flat"
     cycle = {"HOROVOD_CYCLE_TIME": {"value": f"{1e3 * known.cycle_s:g}", "source": "shipped"}}
     ranks = [
         {

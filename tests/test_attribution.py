@@ -48,6 +48,7 @@ def rows_of(ready_s: np.ndarray, sync_s: np.ndarray | None) -> list[dict[str, An
             # The update belongs to the row before: it is the first thing after a synchronisation.
             "update_s": LAPS["update"] * np.concatenate([ready[1:, rank], ready[-1:, rank]]),
             "sync_s": sync[:, rank],
+            "compute_s": np.full(len(sync), np.nan),
         }
         for rank in range(ranks)
     ]

@@ -8,10 +8,11 @@ import pytest
 from bench_document import MODEL, document
 
 from horovod_study import cli
-from horovod_study.analysis.network import analyze
+from horovod_study.analysis.network import analyze, restored
 from horovod_study.cluster import bench
 from horovod_study.cluster.bench import Job, byte_count, message_sizes, plan_jobs, run_bench, worker_count
 from horovod_study.errors import ConfigError, StudyError
+from horovod_study.measure.microbench import step_roofline
 from horovod_study.report.bench import allreduce_table, text, write_bench
 
 # ------------------------------------------------------------------------------------------------------- jobs
@@ -74,6 +75,38 @@ def test_without_room_the_row_ends_before(monkeypatch: pytest.MonkeyPatch) -> No
     sizes = message_sizes(None, min_bytes="4", max_bytes=None, factor=4, workers=4, model=MODEL)
 
     assert max(sizes) == 2**24
+
+
+def test_one_worker_is_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod_study.cluster.bench._has_gpu", lambda: True)
+
+    assert worker_count(1, 16) == 1
+    assert worker_count(None, 16) == 16
+
+
+def test_what_a_gpu_tells_is_shown(tmp_path: Path) -> None:
+    """One worker over NCCL: no bus, no network under the roofline, and where the step stands."""
+    told = document(ways={"nccl": (8e-6, 1.2e12)}, workers=1)
+    machine = told["jobs"][0]
+    machine["copies"].append({"name": "GPU memory", "bytes": 2**26, "seconds": [2**26 / 1.25e12] * 3, "reason": None})
+    latency = {"eager_s": 4e-6, "host_s": 3.5e-6, "graph_s": 1.25e-6, "replay_s": 6e-6}
+    step = step_roofline(
+        step_s=400e-6, widths=(15, 38, 197), batch=75, launches=80, launch_each_s=4e-6, bytes_per_s=2.5e12,
+        flop_per_s=5e13,
+    )  # fmt: skip
+    machine |= {"launch": latency, "step_roofline": step.to_dict()}
+    network = analyze(told)
+    said = text(network, told)
+
+    assert network.roofline is not None
+    assert network.roofline.memory_bytes_per_s == pytest.approx(2.5e12), "that of the GPU, read and written"
+    assert (network.roofline.network_flop_per_byte, network.roofline.networks) == (None, ())
+    assert "# 1 worker: 1 on node1" in said
+    assert "4.00 us one by one (3.50 us of the host), 1.25 us in a CUDA graph, 6.00 us to replay a graph" in said
+    assert "80 launches 320.0 us, 13.7 MB of memory 5.48 us, 159 MFLOP 3.18 us; launching explains 80%" in said
+    assert restored(json.loads(json.dumps(network.to_dict())), source="x").launch == latency
+    paths = write_bench(network, told, tmp_path)
+    assert {path.name for path in paths} >= {"roofline.pdf", "network.pdf", "bench.json"}
 
 
 def test_worker_counts() -> None:

@@ -3,14 +3,15 @@
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, tzinfo
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.config import LAPS
-from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, Unstamped, now, utc_now
+from horovod_study.config import LAPS, ORDINARY_LAPS
+from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, Milestones, Unstamped, now, utc_now
 
 
 def clock_of(times: list[float]) -> LapClock:
@@ -21,7 +22,7 @@ def clock_of(times: list[float]) -> LapClock:
 def make_steps(clock: LapClock, steps: int) -> None:
     for _ in range(steps):
         clock.begin()
-        for lap in LAPS:
+        for lap in ORDINARY_LAPS:
             clock.lap(lap)
 
 
@@ -33,7 +34,7 @@ def test_laps_and_residual_add_up_to_the_window(gaps: list[float], origin: float
     make_steps(clock, 3)
     columns = clock.drain()
 
-    parts = sum(columns[f"{lap}_s"] for lap in (*LAPS, "residual"))
+    parts = sum(columns[f"{lap}_s"] for lap in (*ORDINARY_LAPS, "residual"))
     assert columns["step_s"] == pytest.approx(parts, abs=1e-9)
     assert columns["step_s"].sum() == pytest.approx(times[18] - times[0], abs=1e-9)
     assert (columns["step_s"] >= 0).all()
@@ -82,7 +83,7 @@ def test_time_outside_every_lap_is_residual() -> None:
     assert difference["residual_s"] == pytest.approx([0, 0.002])
     assert difference["step_s"] == pytest.approx([0, 0.002])
     assert difference["begin_s"] == pytest.approx([0, 0.002])
-    assert all(difference[f"{lap}_s"] == pytest.approx([0, 0]) for lap in LAPS)
+    assert all(difference[f"{lap}_s"] == pytest.approx([0, 0]) for lap in ORDINARY_LAPS)
 
 
 def test_laps_of_any_order_and_number_still_tile() -> None:
@@ -146,7 +147,7 @@ def test_an_unknown_lap_or_one_before_the_first_step_is_an_error() -> None:
     clock.start()
     clock.begin()
     clock.lap("lunch")
-    with pytest.raises(RuntimeError, match=r"unknown lap 'lunch'; a lap is one of data, forward, .*, residual"):
+    with pytest.raises(RuntimeError, match=r"unknown lap 'lunch'; a lap is one of data, compute, .*, residual"):
         clock.drain()
     clock = LapClock()
     clock.start()
@@ -238,6 +239,102 @@ def test_events_are_used_again() -> None:
     assert len(device.made) == 1 + 3 * 4, "as many as were in use at once"
     clock.start()
     assert len(device.made) == 1 + 3 * 4
+
+
+@given(st.lists(st.sampled_from(["step", *range(4)]), max_size=40), st.booleans())
+def test_drains_that_keep_the_newest_steps_lose_and_double_none(turns: list[Any], on_device: bool) -> None:
+    """`turns`: what happens one after the other, a step or a drain that keeps so many."""
+
+    def made(*, drained: bool) -> dict[str, np.ndarray]:
+        device, moments = Device(), iter(range(10**6))
+        clock = LapClock(
+            HostStamps(lambda: float(next(moments))), device=DeviceStamps(device.event) if on_device else None
+        )
+        clock.start()
+        parts, steps = [], 0
+        for turn in ["step", *turns]:
+            if turn == "step":
+                device.time_s += 1
+                clock.begin()
+                for lap in ("compute", "sync", *(["update"] if steps % 3 else [])):
+                    device.time_s += 1 + steps % 5
+                    clock.lap(lap)
+                steps += 1
+            elif drained:
+                parts.append(clock.drain(keep=turn))
+                left = steps - sum(len(part.get("step_s", ())) for part in parts[:-1])
+                assert len(parts[-1].get("step_s", ())) == max(0, left - turn)
+        parts.append(clock.drain())
+        return {
+            name: np.concatenate([part.get(name, np.zeros(len(part["step_s"]))) for part in parts if part])
+            for name in ("begin_s", "compute_s", "sync_s", "update_s", "residual_s", "step_s")
+        }
+
+    whole, parts = made(drained=False), made(drained=True)
+
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_drain_that_keeps_steps_waits_for_no_later_one_and_uses_their_events_again() -> None:
+    device = Device()
+    clock = LapClock(HostStamps(lambda: 0.0), device=DeviceStamps(device.event))
+    clock.start()
+    for _ in range(50):
+        for _ in range(4):
+            device.time_s += 1
+            clock.begin()
+            clock.mark()  # one that nobody uses
+            clock.lap("compute")
+        last = max((event.waited for event in device.made), default=0)
+        clock.drain(keep=3)
+        assert max(event.waited for event in device.made) == device.time_s - 3 > last
+
+    assert len(device.made) <= 3 * (4 + 3) + 1, "as many as were in use at once"
+
+
+class Given:
+    """Events of a device that has done what it was given so far up to `done`."""
+
+    def __init__(self) -> None:
+        self.given, self.done, self.waits, self.made = 0, 0, 0, 0
+
+    def event(self) -> Any:
+        owner = self
+        self.made += 1
+
+        class Event:
+            def record(self) -> None:
+                self.at = owner.given
+
+            def query(self) -> bool:
+                return self.at <= owner.done
+
+            def synchronize(self) -> None:
+                owner.waits += not self.query()
+                owner.done = max(owner.done, self.at)
+
+        return Event()
+
+
+def test_milestones_say_how_far_the_device_is_without_waiting_for_it() -> None:
+    device = Given()
+    milestones = Milestones(every=4, make=device.event)
+    for step in range(1, 23):
+        device.given = step
+        milestones.given(step)
+
+    assert milestones.done() == 0
+    device.done = 9
+    assert milestones.done() == 8 and milestones.done() == 8
+    assert device.waits == 0
+    assert milestones.done(at_least=10) == 12 and device.waits == 1, "only as far as it must"
+    device.done = 22
+    assert milestones.done() == 20, "the newest two steps are behind the last milestone"
+    for step in range(23, 43):
+        device.given = device.done = step
+        milestones.given(step)
+        milestones.done()
+    assert device.made == 5, "events are used again"
 
 
 def test_strict_waits_before_each_stamp() -> None:

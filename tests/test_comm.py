@@ -14,9 +14,9 @@ from torch import nn
 from horovod_study.comm import builds, detect, settings
 from horovod_study.comm.base import FlatGradients, agreed, choose_reduction, require_parity
 from horovod_study.comm.buckets import Bucket, GradientBuckets
-from horovod_study.comm.horovod import horovod_places
+from horovod_study.comm.horovod import HorovodBackend, horovod_places
 from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
-from horovod_study.comm.libmpi import loaded_library, require_connection, require_launchers_mpi
+from horovod_study.comm.libmpi import loaded_library, own_library, require_connection, require_launchers_mpi
 from horovod_study.comm.ps import add_in_order, shares
 from horovod_study.comm.serial import SerialBackend
 from horovod_study.config import RunConfig
@@ -376,6 +376,38 @@ def test_a_library_that_packs_by_itself_takes_hooks_for_any_model() -> None:
     assert chosen == ("hooks", {"value": "hooks", "source": "chosen: its buckets cost less"})
 
 
+def test_captured_steps_have_one_flat_buffer_whatever_the_library_would_rather_have() -> None:
+    config = RunConfig(cuda_graphs=True)
+    chosen = choose_reduction(config, 2, 100_000_000, hooks_because="its buckets cost less")
+
+    assert chosen == ("flat", {"value": "flat", "source": "chosen: a CUDA graph captures no hooks"})
+    assert choose_reduction(config, 1, 1, hooks_asked=True)[0] == "none"
+    with pytest.raises(BackendError, match=r"cuda_graphs does not go with an option that only hooks have: a CUDA .*"):
+        choose_reduction(config, 2, 1, hooks_asked=True)
+
+
+def test_packing_and_exchange_make_a_synchronisation() -> None:
+    """Of a worker alone both do nothing; what others do is in their leaves, and seen with two ranks."""
+    backend = SerialBackend(RunConfig(), Launch(rank=0, workers=1, launcher="none", backend="serial"))
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.full((3,), 2.0)
+    backend.pack_gradients()
+    backend.exchange()
+
+    assert torch.equal(parameter.grad, torch.full((3,), 2.0))
+    assert not backend.capturable
+
+
+def test_gradients_that_kernels_wrote_into_the_buffer_are_measured_and_not_divided_again() -> None:
+    model = nn.Linear(2, 1)
+    flat = FlatGradients(model.parameters(), workers=2)
+    flat.buffer.copy_(torch.tensor([1.0, 2.0, 2.0]))
+    flat.measure()
+
+    assert flat.norm2 is not None and flat.norm2.item() == 9.0
+    assert torch.equal(flat.buffer, torch.tensor([1.0, 2.0, 2.0]))
+
+
 def test_the_loaded_mpi_is_read_off_the_maps(tmp_path: Path) -> None:
     line = "7f00-7f01 r-xp 00000000 fe:00 12 "
     maps = tmp_path / "maps"
@@ -462,6 +494,92 @@ def test_a_build_cannot_replace_a_loaded_horovod(tmp_path: Path, monkeypatch: py
 
     with pytest.raises(BackendError, match=r"has already loaded Horovod from /site/horovod/__init__\.py; start"):
         builds.select("mpi", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "by"),
+    [
+        ('{"pytorch": "2.11.0", "gpu_allreduce": "host", "dummy": "none"}', "host"),
+        ('{"pytorch": "2.11.0", "dummy": "none"}', None),
+        ("{", None),
+        ("[]", None),
+        (None, None),
+    ],
+)
+def test_a_build_says_what_it_reduces_gpu_tensors_with(metadata: str | None, by: str | None, tmp_path: Path) -> None:
+    if metadata is not None:
+        (tmp_path / "metadata.json").write_text(metadata)
+
+    assert builds.gpu_allreduce(tmp_path) == by
+
+
+@pytest.mark.parametrize(
+    ("by", "transport", "cuda_built", "aware", "message"),
+    [
+        ("host", "mpi", True, False, None),
+        ("host", "gloo", True, False, None),
+        ("NCCL", "nccl", True, False, None),
+        ("MPI", "mpi", True, True, None),
+        (
+            "MPI",
+            "mpi",
+            True,
+            False,
+            r"gives MPI pointers to GPU memory, and .* does not take them; leave --horovod-build",
+        ),
+        (
+            "MPI",
+            "gloo",
+            True,
+            False,
+            r"gives tensors on a GPU to MPI alone, but this run was launched over Gloo; launch",
+        ),
+        (
+            "none",
+            "mpi",
+            False,
+            False,
+            r"takes no tensors on a GPU, it was compiled without CUDA; load the CUDA toolkit",
+        ),
+        (None, "mpi", False, False, r"takes no tensors on a GPU"),
+        (None, "mpi", True, False, r"gives MPI pointers to GPU memory"),
+    ],
+)
+def test_a_horovod_that_cannot_average_on_a_gpu_is_refused_in_time(
+    by: str | None,
+    transport: str,
+    cuda_built: bool,
+    aware: bool,
+    message: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "torch").mkdir()
+    if by is not None:
+        (tmp_path / "metadata.json").write_text(f'{{"gpu_allreduce": "{by}"}}')
+    monkeypatch.setattr("horovod_study.comm.horovod.cuda_aware", lambda: {"value": aware, "source": "a test"})
+    hvd = SimpleNamespace(
+        __file__=str(tmp_path / "torch" / "__init__.py"),
+        nccl_built=lambda: transport == "nccl",
+        cuda_built=lambda: cuda_built,
+    )
+    backend = SimpleNamespace(_hvd=hvd, transport=transport, settings={})
+
+    if message is None:
+        HorovodBackend._check_gpu_tensors(backend)
+        assert backend.settings["gpu_allreduce"] == {"value": by, "source": "loaded"}
+    else:
+        with pytest.raises(BackendError, match=message):
+            HorovodBackend._check_gpu_tensors(backend)
+
+
+def test_the_mpi_of_the_environment_itself(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    assert own_library(tmp_path) is None
+
+    library = tmp_path / "lib" / "libmpi.so.40"
+    library.touch()
+    assert own_library(tmp_path) == library
 
 
 def serial() -> SerialBackend:

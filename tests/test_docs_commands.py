@@ -112,6 +112,16 @@ RULES: dict[str, Here | ByTest | NotHere] = {
         by="test_examples.py", mentions=("resnet18_cifar.py", '"horovodrun", "-np", "2"')
     ),
     r"python benchmarks/gate\.py .*": NotHere(reason="a benchmark of minutes; the lines of it are in its own table"),
+    # on a GPU
+    r"horovod-study train .*--cuda-graphs --kernels fused.*": NotHere(
+        reason="needs a GPU, where tests/test_on_gpu.py does it; its options are held against the program's"
+    ),
+    r"HOROVOD_STUDY_REPLAY_ON_HOST=1 python -m horovod_study\.train --loader device --cuda-graphs": ByTest(
+        by="test_captured_training.py", mentions=("REPLAY_ON_HOST", '"--cuda-graphs", "--loader", "device"')
+    ),
+    r"(PYTHON=\S+ WHEELS=FOLDER benchmarks/gpu\.sh|python benchmarks/gpu\.py --dry-run --out DIR)": ByTest(
+        by="test_gpu_benchmark.py", mentions=("gpu.sh", "WHEELS=", '"--dry-run", "--out"')
+    ),
     # training, together
     r"horovodrun( --gloo)? -np 2 python -m horovod_study\.train": ByTest(
         by="test_parallel.py", mentions=("horovodrun",)
@@ -142,6 +152,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study verify.*": ByTest(by="test_verify.py", mentions=('"verify"', "--break", "--dtype")),
     # the project, and what is not the project's
     r"make (setup|study|test|bench)\b.*": NotHere(reason=MINUTES),
+    r"make wheels .*": ByTest(by="test_setup.py", mentions=("wheels.fill", "wheels.main")),
     r"cp jobs/partitions/\S+ jobs/partitions/\S+": Here(),
     r"export PATH=\S+": Here(),
     r"export HOROVOD_STUDY_\w+=.+": Here(),

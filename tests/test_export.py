@@ -37,6 +37,7 @@ def step_rows(steps: int, *, forward_s: float = 1e-3, **other: float) -> pd.Data
             "epoch": [step // 4 for step in range(steps)],
             "begin_s": [step * step_s + RESIDUAL_S for step in range(steps)],
             **laps,
+            "compute_s": float("nan"),
             "residual_s": RESIDUAL_S,
             "step_s": step_s,
             "sync_host_s": float("nan"),

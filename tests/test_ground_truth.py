@@ -18,7 +18,7 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm.base import LastGradient
-from horovod_study.config import LAPS, RunConfig
+from horovod_study.config import ORDINARY_LAPS, RunConfig
 from horovod_study.measure.clock import LapClock, now, sleep
 from horovod_study.measure.recorder import Recorder
 from horovod_study.train import main, train_step
@@ -188,7 +188,7 @@ def test_the_exposed_part_of_a_collective_is_what_is_recorded_as_sync(waits_in_b
             )  # fmt: skip
             recorder.add(step, 0, loss)
         recorder.drain(clock)
-        parts = np.sum([recorder.timed(f"{lap}_s") for lap in (*LAPS, "residual")], axis=0)
+        parts = np.sum([recorder.timed(f"{lap}_s") for lap in (*ORDINARY_LAPS, "residual")], axis=0)
         assert parts == pytest.approx(recorder.timed("step_s"), abs=1e-9), "laps tile"
         begins, ends = np.array(collective.spans).T
         # Steps that another program has disturbed were not what they were to be, and say nothing.
@@ -236,7 +236,7 @@ def test_time_outside_every_lap_is_the_residual_of_the_trainer(
         beside = ["--no-checkpoint-at-end", "--system-interval-s", "0"]
         assert main([*options, *beside, "--out", str(runs[-1])]) == 0
         rows = records.read_steps(runs[-1], 0).to_pandas()[5:]
-        laps = rows[[f"{lap}_s" for lap in (*LAPS, "residual")]].sum(axis=1)
+        laps = rows[[f"{lap}_s" for lap in (*ORDINARY_LAPS, "residual")]].sum(axis=1)
         assert laps.to_numpy() == pytest.approx(rows["step_s"].to_numpy(), abs=1e-9)
         took = rows["step"].map(took_s)
         disturbed = rows.loc[(took - 2 * MS).abs() < 0.2 * MS, "residual_s"]  # and by no other program

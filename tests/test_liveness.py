@@ -151,8 +151,8 @@ class Told:
     def gather(self, value: Any) -> list[Any]:
         return [value, self._others.pop(0)]
 
-    def synchronize(self) -> str:
-        self.called.append("synchronize")
+    def exchange(self) -> str:
+        self.called.append("exchange")
         return "done"
 
     bind = barrier = sum = maximum = gather
@@ -190,7 +190,7 @@ def test_collective_calls_are_counted_and_nested_ones_too() -> None:
     watch = liveness.Liveness(backend, 60.0)  # type: ignore[arg-type]
     seen: list[tuple[int, bool]] = []
     backend._others = [None]
-    whole = backend.synchronize
+    whole = backend.exchange
 
     def outer() -> str:
         seen.append((watch.calls, watch.waiting))
@@ -214,7 +214,7 @@ def test_a_worker_alone_has_nobody_to_watch() -> None:
 
     backend = Alone()
     watch = liveness.Liveness(backend, 0.1)  # type: ignore[arg-type]
-    backend.synchronize()
+    backend.exchange()
 
     assert 0 == watch.calls
     error = RuntimeError("Connection closed by peer")

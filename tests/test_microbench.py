@@ -14,7 +14,17 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import horovod_study
-from horovod_study.measure.microbench import MatrixRate, matrix_peak, matrix_rates, step_flops
+from horovod_study.analysis.network import memory_bytes
+from horovod_study.measure.collectives import model_facts
+from horovod_study.measure.microbench import (
+    MatrixRate,
+    copy_rates,
+    matrix_peak,
+    matrix_rates,
+    step_bytes,
+    step_flops,
+    step_roofline,
+)
 from horovod_study.workload.model import StressCNN
 
 
@@ -30,6 +40,52 @@ def test_operations_of_a_step_are_those_torch_counts(widths: tuple[int, int, int
 
 def test_operations_of_the_shipped_model() -> None:
     assert step_flops((15, 38, 197)) == 2_121_084
+
+
+@pytest.mark.parametrize("widths", ["15-38-197", "8-16-32"])
+def test_bytes_of_a_step_are_those_of_the_roofline_and_the_gather(widths: str) -> None:
+    facts = model_facts(widths, 75)
+    first, second, hidden = (int(part) for part in widths.split("-"))
+    roofline = memory_bytes(
+        parameters=facts["parameters"], activations_per_curve=facts["activations_per_curve"], batch=75
+    )
+
+    assert step_bytes((first, second, hidden), 75) == roofline + 75 * 2 * 4 * (603 + 2)
+
+
+def test_fused_kernels_move_fewer_bytes_of_the_shipped_model() -> None:
+    """Worked by hand for one curve: 4 (1206 + 2 + 325 * 15 + 120 * 38 + 5 * 197) + 130 * 15 + 60 * 38."""
+    per_curve = step_bytes((15, 38, 197), 2, kernels="fused") - step_bytes((15, 38, 197), 1, kernels="fused")
+
+    assert per_curve == 4 * (1208 + 4875 + 4560 + 985) + 1950 + 2280 == 50_742
+    assert step_bytes((15, 38, 197), 75, kernels="fused") == 40 * 153_441 + 75 * per_curve
+    assert step_bytes((15, 38, 197), 75, kernels="fused") < 0.75 * step_bytes((15, 38, 197), 75)
+
+
+@pytest.mark.parametrize(
+    ("launches", "batch", "bound", "seconds"),
+    [(100, 75, "launching", 200e-6), (12, 75, "launching", 24e-6), (None, 1024, "moving", 109_483_816 / 2e12)],
+)
+def test_what_bounds_a_step_is_the_longest_of_three(
+    launches: int | None, batch: int, bound: str, seconds: float
+) -> None:
+    found = step_roofline(
+        step_s=400e-6, widths=(15, 38, 197), batch=batch, launches=launches, launch_each_s=2e-6, bytes_per_s=2e12,
+        flop_per_s=100e12,
+    )  # fmt: skip
+
+    assert (found.bound, found.share) == (bound, pytest.approx(seconds / 400e-6))
+    assert found.operations == batch * 2_121_084 and found.computing_s == pytest.approx(batch * 2.121084e-8)
+    assert found.launching_s == (None if launches is None else pytest.approx(launches * 2e-6))
+    assert found.to_dict() == {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
+
+
+def test_copies_in_the_memory_of_the_host() -> None:
+    (rate,) = copy_rates(size=2**16, rounds=3, seconds=0.001, device="cpu")
+
+    assert (rate.name, rate.bytes, rate.rounds) == ("host memory", 2**16, 3)
+    assert 0 < rate.gb_per_s_min <= rate.gb_per_s_median <= rate.gb_per_s_max
+    assert rate.to_dict()["name"] == "host memory"
 
 
 def test_rates_are_measured_for_each_type_and_size() -> None:

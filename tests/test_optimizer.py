@@ -1,5 +1,7 @@
 """Update rules and arithmetic: what they are, and what cannot work here and says so."""
 
+import copy
+
 import pytest
 import torch
 
@@ -8,7 +10,14 @@ from horovod_study.comm.serial import SerialBackend
 from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.workload.optimizer import (
+    Arithmetic,
+    accelerate,
+    learning_rate,
+    make_optimizer,
+    replayed_on_host,
+    set_learning_rate,
+)
 
 CPU = torch.device("cpu")
 ALONE = Launch(rank=0, workers=1, launcher="none", backend="serial")
@@ -56,7 +65,7 @@ def test_compile_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     config = RunConfig(compile=True)
 
     with pytest.raises(ConfigError, match="compile needs a C\\+\\+ compiler, and no-such-compiler is not on PATH"):
-        accelerate(StressCNN(), config, CPU, Arithmetic(config, CPU))
+        accelerate(StressCNN(), config, CPU)
 
 
 def test_bf16_computes_in_bf16_and_keeps_parameters_in_float32() -> None:
@@ -91,3 +100,87 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale() -> None:
     arithmetic.backward(model(torch.ones(1, 2)).sum())
     arithmetic.step(optimizer, SerialBackend(config, ALONE))
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_rate_is_read_and_changed_alike_with_graphs_and_without(graphs: bool) -> None:
+    optimizer, _ = make_optimizer(RunConfig(lr=1 / 3, cuda_graphs=graphs), StressCNN().parameters(), workers=1)
+    held = optimizer.param_groups[0]["lr"]
+    assert learning_rate(optimizer) == 1 / 3
+    set_learning_rate(optimizer, 1 / 7)
+
+    assert learning_rate(optimizer) == 1 / 7
+    assert isinstance(held, torch.Tensor) is graphs
+    if graphs:
+        assert optimizer.param_groups[0]["lr"] is held and held.shape == () and held.item() == 1 / 7
+        held.fill_(0)
+        set_learning_rate(optimizer, 1 / 7)
+        assert held.item() == 0, "a rate that has not changed is not written"
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize(("saved_with", "loaded_with"), [(True, False), (False, True), (True, True)])
+def test_the_optimisers_state_is_saved_and_loaded_with_graphs_or_without(
+    kind: str, saved_with: bool, loaded_with: bool
+) -> None:
+    """A checkpoint knows nothing of graphs; whoever loads it keeps the flags and the place of the rate."""
+
+    def made(graphs: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(2, 1)
+        return model, make_optimizer(
+            RunConfig(optimizer=kind, lr=0.1, cuda_graphs=graphs), model.parameters(), workers=1
+        )[0]
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    model, optimizer = made(saved_with)
+    if saved_with and kind != "sgd":
+        optimizer.param_groups[0]["capturable"] = True  # as on a GPU
+    step(model, optimizer)
+    set_learning_rate(optimizer, 0.3)
+    state, weights = copy.deepcopy((optimizer.state_dict(), model.state_dict()))
+    other_model, other = made(loaded_with)
+    rate, flags = other.param_groups[0]["lr"], {**other.param_groups[0]}
+    other_model.load_state_dict(weights)
+    other.load_state_dict(state)
+
+    group = state["param_groups"][0]
+    assert group["lr"] == 0.3 and type(group["lr"]) is float and not group.get("capturable")
+    assert learning_rate(other) == 0.3
+    assert {name: other.param_groups[0][name] for name in ("fused", "weight_decay")} == {
+        name: flags[name] for name in ("fused", "weight_decay")
+    }
+    if loaded_with:
+        assert other.param_groups[0]["lr"] is rate and rate.item() == 0.3
+    step(model, optimizer)
+    step(other_model, other)
+    assert torch.equal(model.weight, other_model.weight)
+
+
+def test_updates_that_no_graph_can_hold_are_refused() -> None:
+    for values, message in (
+        ({"optimizer": "sgd"}, r"run: cuda_graphs with optimizer sgd needs the fused update: .* reads its rate on the"),
+        (
+            {"precision": "fp16"},
+            r"cuda_graphs with precision fp16 needs the fused .* whether gradients overflowed, whi",
+        ),
+    ):
+        config = RunConfig(cuda_graphs=True, fused_optimizer=False, **values)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=message + r".*; leave fused_optimizer on, or leave cuda_graphs out"):
+            make_optimizer(config, StressCNN().parameters(), workers=1)
+
+
+def test_captured_steps_run_on_a_cpu_only_where_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(cuda_graphs=True)
+    for value in ("", "0", "yes"):
+        monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", value)
+        assert not replayed_on_host()
+        with pytest.raises(ConfigError, match="cuda_graphs needs a GPU"):
+            Arithmetic(config, CPU)
+    monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
+    assert replayed_on_host()
+    Arithmetic(config, CPU)

@@ -16,7 +16,7 @@ from scratch_job import TwinBackend, job
 
 from horovod_study import records
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.config import LAPS, RunConfig
+from horovod_study.config import ORDINARY_LAPS, RunConfig
 from horovod_study.errors import StudyError
 from horovod_study.measure import profiling
 from horovod_study.train import main
@@ -50,7 +50,7 @@ def test_torch_writes_a_trace_with_the_laps_and_a_table(tmp_path: Path) -> None:
     assert endings(tmp_path) == {"csv", "json.gz"}
     with gzip.open(tmp_path / "profile" / "torch-00000.json.gz", "rt") as stream:
         names = [each.get("name") for each in json.load(stream)["traceEvents"]]
-    assert {lap: names.count(lap) for lap in LAPS} == dict.fromkeys(LAPS, 4)
+    assert {lap: names.count(lap) for lap in ORDINARY_LAPS} == dict.fromkeys(ORDINARY_LAPS, 4)
     assert all(f"step {step}" in names for step in range(4))
     rows = table(tmp_path / "profile" / "torch-00000.csv")
     assert list(rows[0]) == ["operator", "calls", "calls_per_step", "self_host_s", "total_host_s"]

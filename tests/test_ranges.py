@@ -6,7 +6,7 @@ import pytest
 import torch
 from scratch_job import job
 
-from horovod_study.config import LAPS
+from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import HostStamps, LapClock, Unstamped
 from horovod_study.measure.ranges import Calls, Ranged, Records, ranged, why_not
@@ -34,9 +34,9 @@ def test_every_lap_of_a_step_is_a_range_within_it() -> None:
     scratch.steps(2, clock)
     assert told.open == []
     assert told.closed == [
-        *(f"step 0/{lap}" for lap in LAPS),
+        *(f"step 0/{lap}" for lap in ORDINARY_LAPS),
         "step 0",
-        *(f"step 1/{lap}" for lap in LAPS),
+        *(f"step 1/{lap}" for lap in ORDINARY_LAPS),
         "step 1",
     ]
 
@@ -46,7 +46,7 @@ def test_times_are_those_of_the_clock_inside() -> None:
         clock.start()
         for _ in range(3):
             clock.begin()
-            for lap in LAPS[:-1]:
+            for lap in ORDINARY_LAPS[:-1]:
                 clock.lap(lap)
             middle = clock.mark()
             clock.lap("update", at=middle)
@@ -125,5 +125,5 @@ def test_records_show_in_the_trace_of_torch() -> None:
         clock.start()
         job().steps(2, clock)
     names = {each.key: each.count for each in profiler.key_averages()}
-    assert {lap: names[lap] for lap in LAPS} == dict.fromkeys(LAPS, 2)
+    assert {lap: names[lap] for lap in ORDINARY_LAPS} == dict.fromkeys(ORDINARY_LAPS, 2)
     assert names["step 1"] == 1

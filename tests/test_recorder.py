@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import LAUNCHERS
+from test_clock import Given
 from test_records import columns, fill_disk, record
 
 from horovod_study import records
-from horovod_study.config import LAPS
-from horovod_study.measure.clock import HostStamps, LapClock, Unstamped
-from horovod_study.measure.recorder import Recorder
-from horovod_study.train import main
+from horovod_study.config import LAPS, ORDINARY_LAPS
+from horovod_study.measure.clock import HostStamps, LapClock, Milestones, Unstamped
+from horovod_study.measure.recorder import MOST_PENDING, Recorder
+from horovod_study.train import DRAIN_STEPS, main
+from horovod_study.workload.graphs import RING
 
 SMALL = ("--dataset", "2000", "--batch", "25", "--warmup-steps", "5", "--steps", "300")
 LOSS = torch.tensor(0.5)
@@ -30,7 +32,7 @@ LOSS = torch.tensor(0.5)
 def make_steps(recorder: Recorder, clock: LapClock, first: int, count: int) -> None:
     for step in range(first, first + count):
         clock.begin()
-        for lap in LAPS:
+        for lap in ORDINARY_LAPS:
             clock.lap(lap)
         recorder.add(step, 0, LOSS)
     recorder.drain(clock)
@@ -77,7 +79,7 @@ def test_totals_are_read_back_from_the_rows(tmp_path: Path, open_writer: Any) ->
     assert found["rows"] == 700
     assert recorder.timed("step").tolist() == list(range(1000))
     assert recorder.timed("step_s")[300:] == pytest.approx(gaps.sum(axis=1))
-    for place, name in enumerate(("residual", *LAPS)):
+    for place, name in enumerate(("residual", *ORDINARY_LAPS)):
         assert found["mean"][f"{name}_s"] == pytest.approx(gaps[:, place].mean())
         assert found["median"][f"{name}_s"] == pytest.approx(np.median(gaps[:, place]))
     assert found["step_s_p90"] == pytest.approx(np.quantile(gaps.sum(axis=1), 0.9))
@@ -194,6 +196,88 @@ def test_a_column_is_read_up_to_a_torn_batch(tmp_path: Path, open_writer: Any) -
     assert np.isnan(records.read_step_column(writer.path, "sync_s")).all()
     with pytest.raises(records.RecordError, match="holds no readable step rows"):
         records.read_step_column(tmp_path / "none", "step")
+
+
+# --------------------------------------------------------------------------------------- a device that is behind
+
+
+def test_in_the_loop_only_what_the_device_has_made_is_read_and_no_row_is_lost_or_doubled(
+    tmp_path: Path, open_writer: Any
+) -> None:
+    device = Given()
+    recorder, clock = Recorder(open_writer(), batch=75), ticking()
+    recorder.follow(torch.device("cpu"), Milestones(every=8, make=device.event))
+    rng = np.random.default_rng(1)
+    ring = torch.zeros(2 * MOST_PENDING)  # as captured steps have it
+    written = 0
+    for step in range(10_000):
+        clock.begin()
+        clock.lap("compute")
+        ring[step % len(ring)] = step
+        device.given = step + 1
+        recorder.add(step, step // 3000, ring[step % len(ring)], ring[step % len(ring)])
+        if step % 100 == 99:
+            device.done = max(device.done, min(step + 1, int(rng.integers(step - 400, step + 60))))
+            recorder.drain_made(clock)
+            assert device.waits == 0
+            assert 0 <= device.done - (step + 1 - len(recorder)) < 8, "all that was made, up to the last milestone"
+            written += 1
+    recorder.drain(clock)
+    rows = records.read_steps(tmp_path, 0).to_pandas()
+
+    assert written > 50 and len(recorder) == 0
+    assert list(rows["step"]) == list(range(10_000))
+    assert list(rows["loss"]) == list(range(10_000)), "each read before its place was written again"
+    assert list(rows["epoch"]) == [step // 3000 for step in range(10_000)]
+    assert recorder.epoch_loss() == pytest.approx(np.mean(np.arange(9000, 10_000)))
+
+
+def test_a_device_that_falls_far_behind_is_waited_for_before_losses_are_written_over(open_writer: Any) -> None:
+    device = Given()
+    recorder, clock = Recorder(open_writer(), batch=75), ticking()
+    recorder.follow(torch.device("cpu"), Milestones(make=device.event))
+    most = 0
+    for step in range(4 * MOST_PENDING):
+        clock.begin()
+        clock.lap("compute")
+        device.given = step + 1
+        recorder.add(step, 0, LOSS)
+        if step % DRAIN_STEPS == 0:
+            recorder.drain_made(clock)
+        most = max(most, len(recorder))
+
+    assert device.waits > 0
+    assert MOST_PENDING <= most <= MOST_PENDING + DRAIN_STEPS < RING, "the loss of the oldest is still in its place"
+
+
+def test_a_loss_that_is_no_number_is_found_late_but_by_its_step(open_writer: Any) -> None:
+    device = Given()
+    recorder, clock = Recorder(open_writer(), batch=75), ticking()
+    recorder.follow(torch.device("cpu"), Milestones(every=8, make=device.event))
+    found = []
+    for step in range(200):
+        clock.begin()
+        clock.lap("compute")
+        device.given = step + 1
+        recorder.add(step, 0, torch.tensor(float("nan") if step >= 70 else step + 1.0))
+        device.done = step - 50
+        if step % 10 == 9:
+            recorder.drain_made(clock)
+            found.append(recorder.broken_step)
+
+    assert found == [None] * 12 + [70] * 8
+
+
+def test_a_cpu_is_never_behind(open_writer: Any) -> None:
+    recorder, clock = Recorder(open_writer(), batch=75), ticking()
+    recorder.follow(torch.device("cpu"))
+    for step in range(7):
+        clock.begin()
+        clock.lap("forward")
+        recorder.add(step, 0, LOSS)
+    recorder.drain_made(clock)
+
+    assert len(recorder) == 0 and recorder.timed("step").tolist() == list(range(7))
 
 
 # ---------------------------------------------------------------------------------------------------- a full disk

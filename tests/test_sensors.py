@@ -362,6 +362,26 @@ def test_what_a_gpu_does_not_tell_is_left_out_with_its_reason() -> None:
     }
 
 
+def test_a_uuid_without_prefix_may_be_that_of_a_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch tells 12345678-..., and the library knows GPU-... or MIG-...."""
+    library, asked = FakeNvml(), []
+
+    def handle(uuid: str) -> str:
+        asked.append(uuid)
+        if not uuid.startswith("MIG-"):
+            raise FakeNvml.NVMLError("Not Found")
+        return uuid
+
+    monkeypatch.setattr(library, "nvmlDeviceGetHandleByUUID", handle)
+    found = Gpus(["12-34"], library=library)
+
+    assert asked == ["GPU-12-34", "MIG-12-34"]
+    assert list(found.devices) == ["gpu 0"] and found.missing == {}
+    assert Gpus(["GPU-12-34"], library=library).missing == {
+        "gpu 0": "GPU-12-34 is not to be seen from here (Not Found)"
+    }
+
+
 def test_without_gpu_or_driver_the_reason_is_said() -> None:
     assert Gpus([], library=FakeNvml()).missing == {"gpu": "the ranks of this host use no GPU"}
     without = Gpus(["abc"], library=FakeNvml(broken=("init",)))

@@ -1,8 +1,9 @@
 """`bench timers`: the statistics on simulated blocks, the blocks themselves, and the verb."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,16 @@ from horovod_study import cli
 from horovod_study.analysis.timers import interval, quantile, summary, timer_cost, trimmed
 from horovod_study.cluster.timers import measure_timers
 from horovod_study.comm import detect, open_backend
-from horovod_study.config import RunConfig
+from horovod_study.config import LAPS, RunConfig
 from horovod_study.errors import ConfigError
 from horovod_study.measure import timers
 from horovod_study.measure.clock import LapClock
 from horovod_study.measure.timers import BESIDE, Plan, measure
+from horovod_study.records import read_step_column
 from horovod_study.report.style import style
 from horovod_study.report.timers import caption, draw, text
 from horovod_study.workload import dataset as data
+from horovod_study.workload.graphs import RING, CapturedStep
 
 STEP_S = 2.5e-3
 
@@ -173,9 +176,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def measured(dataset: Path, folder: Path, **values: Any) -> dict[str, Any]:
+def measured(
+    dataset: Path, folder: Path, computing: Mapping[str, Any] = MappingProxyType({}), **values: Any
+) -> dict[str, Any]:
     plan = Plan(**{"dataset": str(dataset), "seconds": 1.0, "rounds": 5, "steps_per_block": 2, **values})
-    config = RunConfig(backend="serial", batch=10, device="cpu")
+    config = RunConfig(backend="serial", batch=10, device="cpu", **computing)
     threads = torch.get_num_threads()
     try:
         return measure(plan, config, open_backend(config, detect({})), folder)
@@ -198,6 +203,46 @@ def test_all_ways_take_turns_on_one_model(dataset: Path, tmp_path: Path) -> None
     cost = timer_cost({"runtime": "serial", **found})
     assert [each.way for each in cost.ways] == ["light", "strict", *BESIDE]
     json.dumps(cost.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("loader", ["device", "memory"])
+def test_captured_steps_take_turns_too(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str
+) -> None:
+    """Replayed on the host: off and light share one graph, strict has one for each phase; all move one model."""
+    monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
+    taken: dict[bool, int] = {False: 0, True: 0}
+    take = CapturedStep.take
+
+    def counted(self: CapturedStep, batch: Any, clock: LapClock) -> torch.Tensor:
+        taken["forward" in self.laps] += 1
+        return take(self, batch, clock)
+
+    monkeypatch.setattr(CapturedStep, "take", counted)
+    # An epoch of 300 training curves has 30 steps: blocks of 25 and the step before them begin another one each time.
+    found = measured(dataset, tmp_path, {"cuda_graphs": True, "loader": loader}, rounds=3, steps_per_block=25)
+
+    assert found["ways"] == ["off", "light", "strict", "control"]
+    assert found["device"] == "cpu, CUDA graphs, torch kernels"
+    assert found["rows_per_drain"] <= RING // 8, "or a loss would be read that was overwritten"
+    warm_up = 2 * (20 + 1)
+    assert taken == {False: warm_up + 3 * 26 * 4, True: 26 * 4}
+    known = {
+        mode: [
+            lap for lap in LAPS if not np.isnan(read_step_column(next((tmp_path / mode).iterdir()), f"{lap}_s")).any()
+        ]
+        for mode in ("light", "strict")
+    }
+    data_lap = ["data"] if loader == "memory" else []
+    assert known["light"] == [*data_lap, "compute"]
+    assert known["strict"] == [*data_lap, "forward", "backward", "sync", "update"]
+
+
+def test_graphs_have_no_hooks_on_layers(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
+    found = measured(dataset, tmp_path, {"cuda_graphs": True}, rounds=3, beside=True)
+
+    assert "module hooks" not in found["ways"] and "torch.profiler" in found["ways"]
 
 
 def test_the_order_is_shuffled_anew_in_every_round(

@@ -381,6 +381,15 @@ def test_values_that_are_shipped_anyway_are_no_candidates() -> None:
     assert "bucket_mb" not in left_out and "bucket_mb=0.1" not in names(candidates)
 
 
+def test_captured_steps_are_tried_without_hooks_only() -> None:
+    candidates, left_out = space(request(given={"cuda_graphs": True}), RUNTIME, EFFECTIVE, cores=2)
+
+    assert all(each.values.get("reduction") != "hooks" for each in candidates)
+    assert names(candidates)[:2] == ["shipped settings", "library defaults"]
+    assert "a CUDA graph captures no hooks" in left_out["groups"]
+    assert library_values("ddp/gloo", RunConfig(cuda_graphs=True)) == {"thread_priority": "off"}
+
+
 def test_knobs_of_hooks_bring_the_hooks_with_them() -> None:
     candidates, _ = space(request(knobs=["groups"]), RUNTIME, EFFECTIVE, cores=2)
     with_hooks, _ = space(request(knobs=["groups"]), RUNTIME, {**EFFECTIVE, "reduction": "hooks"}, cores=2)
@@ -418,14 +427,14 @@ def test_every_candidate_is_a_run_that_can_be_asked_for(runtime: str) -> None:
 
 
 def test_library_defaults_are_what_the_libraries_do_by_themselves() -> None:
-    assert library_values("horovod/mpi") == {"reduction": "hooks", "horovod_defaults": True}
-    assert library_values("ddp/gloo") == {
+    assert library_values("horovod/mpi", RunConfig()) == {"reduction": "hooks", "horovod_defaults": True}
+    assert library_values("ddp/gloo", RunConfig()) == {
         "reduction": "hooks",
         "broadcast_buffers": True,
         "bucket_view": False,
         "thread_priority": "off",
     }
-    assert library_values("mpi/mpi") == {"horovod_defaults": True}
+    assert library_values("mpi/mpi", RunConfig()) == {"horovod_defaults": True}
 
 
 def test_a_configuration_file_for_a_long_run_is_shortened(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ For each rank and step
 
     data + forward + backward + sync + update + residual = step
 
-is checked on the rows as they were recorded, not on totals. The means of a run (over the steps of the timed window,
-then over ranks) tile like the rows do, and go through `breakdown.split`, which compares worker counts: T(N) - T(1) in
-the same parts. Beside the sync lap, which is the timer's answer to what communication costs, stand the answers of the
-same jobs that do not come from it: blocks without communication, and micro-benchmarks. docs/accounting.md explains how
-to read all of it.
+(with compute in place of forward and backward where steps are captured in CUDA graphs) is checked on the rows as they
+were recorded, not on totals. The means of a run (over the steps of the timed window, then over ranks) tile like the
+rows do, and go through `breakdown.split`, which compares worker counts: T(N) - T(1) in the same parts. Beside the sync
+lap, which is the timer's answer to what communication costs, stand the answers of the same jobs that do not come from
+it: blocks without communication, and micro-benchmarks. docs/accounting.md explains how to read all of it.
 """
 
 import math
@@ -59,6 +59,7 @@ RUN_COLUMNS = (
     *("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s", "why_not"),
 )
 """Of `Accounting.run_rows`."""
+_GRADIENTS = ("compute_s", "backward_s", "residual_s")
 _OBSERVED = ("backend", "transport", "reduction", "workers", "batch")
 
 
@@ -442,12 +443,13 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
         rows.append({name: np.asarray(values)[timed] for name, values in columns.items()})
     if len({len(each["step"]) for each in rows}) > 1:
         return None, "its ranks recorded different numbers of steps"
-    if np.isnan(np.stack([each[name] for each in rows for name in ("backward_s", "residual_s")])).any():
+    unknown = {name for each in rows for name in _GRADIENTS if np.isnan(each[name]).any()}
+    if "residual_s" in unknown or {"compute_s", "backward_s"} <= unknown:
         return None, NOT_TIMED
-    # What a script does not mark is in the residual, and there is nothing of it elsewhere.
+    # What a script does not mark is in the residual, or in compute, and there is nothing of it elsewhere.
     filled = [
         {
-            name: np.nan_to_num(values) if name in ("data_s", "forward_s", "update_s") else values
+            name: np.nan_to_num(values) if name in ("data_s", "forward_s", "backward_s", "update_s") else values
             for name, values in each.items()
         }
         for each in rows
@@ -725,7 +727,7 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
         name="timer",
         words="the sync lap: from a rank's own gradients to the averaged ones",
         estimate=None if sync is None else _over_runs(sync),
-        why_not="" if sync is not None else _first([run.why_not_seen for run in runs]) or INSIDE_BACKWARD,
+        why_not="" if sync is not None else _first([run.why_not_seen for run in runs]) or _why_no_sync(seen),
     )
     blocks = View(
         name="ablation",
@@ -791,9 +793,13 @@ def _why_not_benched(runs: Sequence[RunAccount], seen: Sequence[Observation], sy
     return (
         _first([run.why_not_benched for run in runs])
         or _first([each.why_not_through for each in seen])
-        or (INSIDE_BACKWARD if seen and sync is None else "")
+        or (_why_no_sync(seen) if seen and sync is None else "")
         or _first([run.why_not_seen for run in runs])
     )
+
+
+def _why_no_sync(seen: Sequence[Observation]) -> str:
+    return next((each.why_no_sync for each in seen if each.sync_s is None), INSIDE_BACKWARD)
 
 
 def _compared(first: str, second: str, size: Estimate, difference: Estimate) -> Comparison:

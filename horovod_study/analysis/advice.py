@@ -595,8 +595,9 @@ def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         raise AnalysisError(f"{source}: the run has not finished, so its step is not known; name a finished run")
     sync_s = 0.0 if effective.get("workers") == 1 else totals.get("sync_s")
     if sync_s is None:
+        where = "backward pass" if totals.get("compute_s") is None else "CUDA graph"
         raise AnalysisError(
-            f"{source}: {effective.get('backend')} hides the wait for gradients in its backward pass, so the run does "
+            f"{source}: {effective.get('backend')} hides the wait for gradients in its {where}, so the run does "
             "not say how fast it computes; name a run of one worker, or give --step-ms"
         )
     return {

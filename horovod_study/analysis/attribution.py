@@ -2,7 +2,8 @@
 
 For step i and rank r, from the laps that each rank records on its own clock:
 
-    ready[i, r]   from the end of r's synchronisation of step i - 1 to the end of its backward of step i
+    ready[i, r]   from the end of r's synchronisation of step i - 1 to the end of its backward of step i (of its compute
+                  where that is captured in a CUDA graph)
     wait[i, r]    max over ranks of ready[i] - ready[i, r]: ranks leave a synchronisation together and so wait for the
                   last one
 
@@ -28,6 +29,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from horovod_study.analysis.rank_steps import BEFORE_SYNC, nothing_unmarked
 from horovod_study.config import COMMUNICATION, RUN_FIELDS
 from horovod_study.errors import AnalysisError
 
@@ -51,6 +53,7 @@ BUSY_CORES = 0.25
 CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
 NO_WORKERS = "one worker synchronises with nobody"
 INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, and cannot be seen"
+INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +90,7 @@ class Observation:
     through_s: Floats | None = None  # (M,)
     block: int = 1  # measurements in a row
     why_not_through: str = ""
+    why_no_sync: str = INSIDE_BACKWARD  # where sync_s is None
     one_clock: bool = True  # whether the ranks read one clock when that was measured
     other_cores: float = 0.0  # cores of a host in use by other programs, the most of any host
 
@@ -119,6 +123,8 @@ def observe(
     warm-up, with a barrier after it. Raises AnalysisError for fewer than 20 steps.
     """
     laps = {name: np.stack([np.asarray(rank[name], dtype=np.float64) for rank in rows], axis=1) for name in _LAPS}
+    captured = not np.isnan(laps["compute_s"]).all()
+    laps = nothing_unmarked(laps)
     step, epoch = np.asarray(rows[0]["step"]), np.asarray(rows[0]["epoch"])
     follows = np.flatnonzero((np.diff(step) == 1) & (np.diff(epoch) == 0)) + 1
     if len(follows) < FEWEST_STEPS:
@@ -126,7 +132,7 @@ def observe(
             f"{run}: has {len(follows)} timed steps that follow another of their epoch; at least {FEWEST_STEPS} are "
             "needed, run it for more steps"
         )
-    ready = laps["update_s"][follows - 1] + sum(laps[name][follows] for name in _BEFORE_SYNC)  # (S, R)
+    ready = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])  # (S, R)
     sync = laps["sync_s"][follows]
     visible = not np.isnan(sync).any()
     given = {name: _array(bench, name) for name in ("floor_s", "pack_s", "through_s")} if bench else {}
@@ -145,14 +151,14 @@ def observe(
         sync_s=sync if visible else None,
         block=int(bench["block"]) if bench else 1,
         why_not_through=str(bench["why_not_through"]) if bench else "",
+        why_no_sync=INSIDE_COMPUTE if captured else INSIDE_BACKWARD,
         one_clock=bench is None or bench["clock"] == "common",
         other_cores=max((each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()), default=0.0),
         **given,
     )
 
 
-_BEFORE_SYNC = ("residual_s", "data_s", "forward_s", "backward_s")
-_LAPS = (*_BEFORE_SYNC, "sync_s", "update_s")
+_LAPS = (*(f"{lap}_s" for lap in BEFORE_SYNC), "sync_s")
 _WORDS = {
     "cycle_time_ms": "cycle {:g} ms",
     "idle_cycle_time_ms": "idle cycle {:g} ms",
@@ -411,7 +417,7 @@ def _arm(
     names = [name for name in group[0][1] if all(name in parts for _, parts in group)]
     parts = {name: _over_runs([each[name] for _, each in group]) for name in names}
     ratios = [_efficiencies(seen, each, base) for seen, each in group]
-    why_not = INSIDE_BACKWARD if first.sync_s is None else first.why_not_through
+    why_not = first.why_no_sync if first.sync_s is None else first.why_not_through
     cycle = _cycle_s(first.settings)
     lag = {rank: parts[f"lag {rank}"] for rank in range(first.workers) if f"lag {rank}" in parts}
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
@@ -529,7 +535,7 @@ def taken_apart(seen: Observation) -> Taken:
     return Taken(
         arm=seen.arm,
         parts={name: _over_runs([parts[name]]) for name in ROWS if name in parts},
-        why_not=INSIDE_BACKWARD if seen.sync_s is None else seen.why_not_through,
+        why_not=seen.why_no_sync if seen.sync_s is None else seen.why_not_through,
     )
 
 

@@ -29,7 +29,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from horovod_study.analysis.boundary import NOTES
+from horovod_study.analysis.boundary import hidden_note
 from horovod_study.analysis.points import (
     CHOICES,
     FEWEST_REPEATS,
@@ -511,7 +511,7 @@ def _batch_row(cell: pd.DataFrame, bases: Mapping[str, Floats]) -> dict[str, Any
         "lost_base": "" if math.isnan(lost) else base,
         "batches_per_epoch": batches,
         **over_repeats("epoch_s", (batches if batches > 0 else math.nan) * step),
-        "note": NOTES["hidden"] if not serial and np.isnan(sync).any() else "",
+        "note": hidden_note(cell) if not serial and np.isnan(sync).any() else "",
     }
 
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from horovod_study.analysis.breakdown import difference_interval
-from horovod_study.analysis.points import FEWEST_REPEATS, measured, with_series, worker_counts
+from horovod_study.analysis.points import CAPTURED, FEWEST_REPEATS, measured, with_series, worker_counts
 from horovod_study.errors import AnalysisError
 
 Floats = NDArray[np.float64]
@@ -64,6 +64,7 @@ NOTES = {
     "alone": "one worker synchronises with nobody, so this is all that synchronising costs there, not the node alone",
     "workers": "further workers and another node at once",
     "hidden": "synchronisation runs inside backward and cannot be told apart; the step as a whole can",
+    "captured": "synchronisation runs inside a CUDA graph and cannot be told apart; the step as a whole can",
     "partly": "the nodes are not equally full",
 }
 
@@ -93,7 +94,7 @@ def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
                 "sync_s_min": _over(np.min, cell["sync_value_s"]),
                 "sync_s_max": _over(np.max, cell["sync_value_s"]),
                 "step_s_median": _over(np.median, cell["step_value_s"]),
-                "note": NOTES["hidden"] if _hidden(cell) else "",
+                "note": _hidden(cell),
                 **{name: cell[name].iloc[0] for name in ("reduction", "horovod_defaults")},
             }
         )
@@ -172,8 +173,9 @@ def jump_doubts(runs: pd.DataFrame) -> list[str]:
                 f"{series}: all of its runs are on {counts[0]} nodes, so there is no node boundary to compare across; "
                 "add a worker count that fits on one node."
             )
-        if any(_hidden(cell) for cell in own if _int(cell, "workers") > 1):
-            found.append(f"{series}: {NOTES['hidden']}, so only that is given at the node boundary.")
+        hidden = next((note for cell in own if _int(cell, "workers") > 1 and (note := _hidden(cell))), "")
+        if hidden:
+            found.append(f"{series}: {hidden}, so only that is given at the node boundary.")
     return found
 
 
@@ -283,8 +285,15 @@ def _int(cell: pd.DataFrame, name: str) -> int:
     return int(cell[name].iloc[0])
 
 
-def _hidden(cell: pd.DataFrame) -> bool:
-    return bool(cell["sync_value_s"].isna().any())
+def _hidden(cell: pd.DataFrame) -> str:
+    return hidden_note(cell) if cell["sync_value_s"].isna().any() else ""
+
+
+def hidden_note(cell: pd.DataFrame) -> str:
+    """Return why the synchronisation of a cell is not known; empty for one worker whose graph holds none."""
+    if CAPTURED in cell.columns and cell[CAPTURED].notna().any():
+        return NOTES["captured"] if _int(cell, "workers") > 1 else ""
+    return NOTES["hidden"]
 
 
 def _name(cell: pd.DataFrame) -> dict[str, Any]:
@@ -327,8 +336,9 @@ def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
         known = math.isfinite(low[place]) and math.isfinite(high[place])
         row[f"{start}resolved"] = bool(low[place] > 0 or high[place] < 0) if known else None
     notes = []
-    if _hidden(fewer) or _hidden(more):
-        notes.append(NOTES["hidden"])
+    hidden = _hidden(fewer) or _hidden(more)
+    if hidden:
+        notes.append(hidden)
     if kind == INDIRECT:
         notes.append(NOTES["alone" if row["fewer_workers"] == 1 else "workers"])
     if row["fewer_partly"] or row["more_partly"]:

@@ -1,11 +1,12 @@
 """Where the time of a step goes, and what more workers add to it.
 
-Laps tile the step: data, forward, backward, sync, update and the residual ("unexplained") add up to the step, so
-differences of laps add up to the difference of steps. docs/metrics.md defines each lap and its limits; accounting.py
-makes the same of the rows of every step.
+Laps tile the step: data, compute or forward and backward, sync, update and the residual ("unexplained") add up to the
+step, so differences of laps add up to the difference of steps. docs/metrics.md defines each lap and its limits;
+accounting.py makes the same of the rows of every step.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from horovod_study.analysis.points import (
+    CAPTURED,
     CELL,
     FEWEST_REPEATS,
     LAP_COLUMNS,
@@ -27,14 +29,20 @@ Floats = NDArray[np.float64]
 
 NOTES = {
     "hidden": "inside backward",
+    "captured": "inside compute",
+    "gathered": "inside forward",
+    "together": "its growth holds that of update, which one worker has in compute",
     "alone": "one worker has nobody to wait for",
     "unmarked": "not marked; its time is in what is unexplained",
     "off": "not timed",
 }
 """Why a lap is empty or trivial."""
 
-PARTS = ("data", "forward", "backward", "sync", "update", "residual", "step")
-"""The rows of one cell, in the order of a step; `step` is the whole."""
+HOLDS_SYNC = {NOTES["hidden"]: "backward", NOTES["captured"]: "compute"}
+"""What is noted of a synchronisation that cannot be seen, and the lap that it lies in."""
+
+PARTS = ("data", "compute", "forward", "backward", "sync", "update", "residual", "step")
+"""The rows of one cell, in the order of a step; `step` is the whole. `compute` is there where some run knows it."""
 
 BASES = ("plain", "wrapped")
 TILING = 0.01
@@ -58,7 +66,10 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
     with 95 % intervals (_low_s, _high_s) from three repeats on, how these were made (interval_plain, ...), and the
     series of the baseline (base_plain, ...); growth_plain and growth_wrapped are their shares of the growth of the
     whole step, left out where that is below 2 % of the step. A lap that one side cannot see is compared together with
-    the lap that holds it, so that every growth adds up. NaN where unknown; `note` says why a lap is empty or trivial.
+    the lap that holds it, so that every growth adds up: the graph of one worker holds the update too, so that its
+    growth is in that of compute. NaN where unknown; `note` says why a lap is empty or trivial.
+
+    compute has rows only where one of the runs knows it.
     """
     cells: list[dict[str, Any]] = []
     for _, cell in table.groupby(["series", *CELL], dropna=False, sort=False):
@@ -69,6 +80,8 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
             names = tuple(timed["repeat"])
             cells.append({**first, "repeats": len(timed), "values": values, "names": names})
     rows = [row for cell in cells for row in _rows(cell, cells)]
+    if all(math.isnan(row["mean_s"]) for row in rows if row["lap"] == "compute"):
+        rows = [row for row in rows if row["lap"] != "compute"]
     columns = [
         *("series", "partition", "backend", "transport", "batch", "workers", "nodes", "mode", "repeats", "lap"),
         *("mean_s", "share", "minus_plain_s", "growth_plain", "minus_wrapped_s", "growth_wrapped", "note"),
@@ -85,20 +98,39 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
 _INTERVAL = (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))
 
 
-def folded(values: Floats, unknown: NDArray[np.bool_] | None = None) -> Floats:
-    """Return rows of parts, shape (R, 7) in the order of PARTS, with one answer to which parts are known.
+def shown(cells: pd.DataFrame, laps: Sequence[str]) -> list[str]:
+    """Return those of `laps` that have a place in a table or figure of the rows of `split`: compute has one only where
+    some run knows it, and then any other only where some run knows that one."""
+    known = {str(lap) for lap in cells.loc[cells["mean_s"].notna(), "lap"]}
+    return [lap for lap in laps if (lap in known if "compute" in known else lap != "compute")]
 
-    A part that is `unknown`, or that some row does not know (NaN), is NaN in all rows, and what the others have in it
-    is added to the part that holds it where it cannot be told apart: a sync to backward, anything else to the residual.
+
+def hiding(cells: pd.DataFrame) -> list[str]:
+    """Return the laps that hold a synchronisation of several workers in some of the rows of `split`."""
+    noted = set(cells.loc[(cells["lap"] == "sync") & (cells["workers"] > 1), "note"])
+    return [lap for note, lap in HOLDS_SYNC.items() if note in noted]
+
+
+def folded(values: Floats) -> Floats:
+    """Return rows of parts, shape (R, 8) in the order of PARTS, with one answer to which parts are known.
+
+    A part that some row does not know (NaN) is NaN in all rows, and what the others have in it is added to the part
+    that holds it where it cannot be told apart: a sync to backward, else whatever it is to compute, else to the
+    residual. Where some rows have compute and the others forward and backward, all have compute.
     """
-    hidden = np.asarray(np.isnan(values).any(axis=0) if unknown is None else unknown | np.isnan(values).any(axis=0))
     result = values.copy()
+    captured = ~np.isnan(values[:, _PLACES["compute"]])
+    apart = [_PLACES["forward"], _PLACES["backward"]]
+    if captured.any() and not captured.all() and not np.isnan(values[~captured][:, apart]).any():
+        result[~captured, _PLACES["compute"]] = 0.0  # and forward and backward are added below
+    hidden = np.asarray(np.isnan(result).any(axis=0))
     for part in PARTS[:-2]:
         place = _PLACES[part]
         if not hidden[place]:
             continue
-        home = _PLACES["backward" if part == "sync" and not hidden[_PLACES["backward"]] else "residual"]
-        if not hidden[home]:
+        homes = ("backward", "compute", "residual") if part == "sync" else ("compute", "residual")
+        home = next((_PLACES[each] for each in homes if not hidden[_PLACES[each]]), None)
+        if home is not None:
             result[:, home] += np.nan_to_num(result[:, place])
         result[:, place] = np.nan
     result[:, hidden] = np.nan
@@ -106,7 +138,7 @@ def folded(values: Floats, unknown: NDArray[np.bool_] | None = None) -> Floats:
 
 
 def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    values: Floats = cell["values"]  # (R, 7)
+    values: Floats = cell["values"]  # (R, 8)
     means, step_s = values.mean(axis=0), float(values[:, -1].mean())
     grown = {kind: _growth(cell, cells, kind) for kind in BASES}
     rows = []
@@ -127,6 +159,9 @@ def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, A
             row |= {f"interval_{kind}": how, f"base_{kind}": base}
         row["note"] = _note(cell, means, part)
         rows.append(row)
+    compute, update = rows[_PLACES["compute"]], rows[_PLACES["update"]]
+    if any(not math.isnan(compute[f"minus_{kind}_s"]) and math.isnan(update[f"minus_{kind}_s"]) for kind in BASES):
+        compute["note"] = NOTES["together"] if not math.isnan(update["mean_s"]) else ""
     return rows
 
 
@@ -136,12 +171,20 @@ def _note(cell: dict[str, Any], means: Floats, part: str) -> str:
     if math.isnan(means[_PLACES[part]]):
         if np.isnan(means[:-2]).all():
             return NOTES["off"]
+        if part == "compute":
+            return ""
+        if part == "sync" and cell["workers"] == 1 and not math.isnan(means[_PLACES["compute"]]):
+            return NOTES["alone"]
+        if not math.isnan(means[_PLACES["compute"]]):
+            return NOTES["captured"]
+        if part == "data" and cell["cuda_graphs"] is True and not math.isnan(means[_PLACES["forward"]]):
+            return NOTES["gathered"]
         return NOTES["hidden" if part == "sync" and not math.isnan(means[_PLACES["backward"]]) else "unmarked"]
     return NOTES["alone"] if part == "sync" and cell["workers"] == 1 else ""
 
 
 def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tuple[Floats, Floats, Floats, str, str]:
-    """Return T(N) - T(1) of every part, shape (7,), its interval, in words what that is of, and the base's series.
+    """Return T(N) - T(1) of every part, shape (8,), its interval, in words what that is of, and the base's series.
 
     The one-worker cell is the one that speedups use too.
     """
@@ -150,8 +193,12 @@ def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tup
     if place is None:
         return unknown, unknown, unknown, "no baseline", ""
     base, scale = cells[place], cell["batch"] / cell["ref_batch"]
-    hidden = np.isnan(cell["values"]).any(axis=0) | np.isnan(base["values"]).any(axis=0)
-    ours, theirs = folded(cell["values"], hidden), scale * folded(base["values"], hidden)
+    alone = base["values"].copy()
+    if not np.isnan(alone[:, _PLACES["compute"]]).any():
+        # The graph of one worker holds no synchronisation: there is nobody to wait for.
+        alone[:, _PLACES["sync"]] = np.nan_to_num(alone[:, _PLACES["sync"]])
+    both = folded(np.concatenate([cell["values"], scale * alone]))
+    ours, theirs = both[: len(cell["values"])], both[len(cell["values"]) :]
     low, high, how = difference_interval(ours, theirs, cell["names"], base["names"])
     return ours.mean(axis=0) - theirs.mean(axis=0), low, high, how, str(base["series"])
 
@@ -194,7 +241,7 @@ def doubts(runs: pd.DataFrame) -> list[str]:
     known = laps.notna().any(axis=1)
     gap = (laps.sum(axis=1) - step).abs() / step
     residual = laps["residual_s"].abs() / step
-    found = _recording(table[measured(table)])
+    found = [*_captured(good), *_recording(table[measured(table)])]
     for series, rows in good[known & (gap > TILING)].groupby("series", sort=False):
         found.append(
             f"{series}: the laps of {_runs(rows)} at "
@@ -207,6 +254,19 @@ def doubts(runs: pd.DataFrame) -> list[str]:
             f"{worker_counts(rows['workers'])} is unexplained (outside every lap)."
         )
     return found
+
+
+def _captured(good: pd.DataFrame) -> list[str]:
+    """Return what to know where steps captured in CUDA graphs stand beside ordinary ones."""
+    captured = good[CAPTURED].notna()
+    ordinary = good[~captured & good[["forward_s", "backward_s"]].notna().any(axis=1)]
+    if ordinary.empty or not captured.any():
+        return []
+    return [
+        f"{_runs(good[captured])} captured whole steps in CUDA graphs and {len(ordinary)} did not: their laps are not "
+        "comparable one by one; compare compute with forward + backward, and with forward + backward + update where "
+        "compute holds the update (one worker, and synchronisation inside the graph)."
+    ]
 
 
 def _recording(good: pd.DataFrame) -> list[str]:

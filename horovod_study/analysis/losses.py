@@ -3,7 +3,7 @@
 The ideal step is that of the one-worker baseline (for a strong series divided by the workers: the step of an ideal
 machine), the measured one the mean over repeats of `breakdown`. Between them, T(N) - T(1) of each part of a step:
 
-    computing     data, forward, backward and update, as far as they are longer than on one worker alone
+    computing     data, compute or forward and backward, and update, as far as they are longer than on one worker alone
     skew          waiting for the last worker, from the step rows of all ranks
     transfer      the floor: one raw all-reduce of the gradients, undisturbed
     packing       into and out of the buffers of the runtime
@@ -11,7 +11,7 @@ machine), the measured one the mean over repeats of `breakdown`. Between them, T
     exchange      transfer, packing and runtime together, where the run did not measure them apart
     waiting       all of the synchronisation, where not even the skew is known
     other         of the synchronisation, what skew, transfer, packing and runtime do not explain
-    hidden        backward with a synchronisation that cannot be told apart from it
+    hidden        backward or compute, with a synchronisation that cannot be told apart from it
     unexplained   what no part of a step covers
 
 They add up to the measured step, and any of them may be negative.
@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from horovod_study.analysis.breakdown import GROWTH_WORTH_SPLITTING, NOTES
+from horovod_study.analysis.breakdown import GROWTH_WORTH_SPLITTING, HOLDS_SYNC
 
 IDEAL, MEASURED = "ideal", "measured"
 PARTS = (
@@ -43,7 +43,7 @@ seconds: what the part adds, per step; of the ends the whole step. low_s, high_s
 from_s, to_s: where the part begins and ends on the way. of_loss: of measured less ideal, of_step: of measured.
 """
 
-_COMPUTING = ("data", "forward", "backward", "update")
+_COMPUTING = ("data", "compute", "forward", "backward", "update")
 _APART = {"skew": "skew", "transfer": "floor", "packing": "pack", "runtime": "rest"}
 """Parts of the synchronisation, with their names in attribution.py."""
 
@@ -127,16 +127,17 @@ def _grown(
     laps: Mapping[str, Mapping[Any, Any]], known: Mapping[str, Mapping[Any, Any]], skew_s: float, baseline: str
 ) -> Iterator[_Grown]:
     """Yield part, seconds, interval and note of what the step grew by; together they are all of it."""
-    grown = {lap: float(row[f"minus_{baseline}_s"]) for lap, row in laps.items()}
-    hidden = laps["sync"]["note"] == NOTES["hidden"]
-    computing = [grown[lap] for lap in _COMPUTING if math.isfinite(grown[lap]) and not (hidden and lap == "backward")]
+    grown = {lap: each for lap, row in laps.items() if math.isfinite(each := float(row[f"minus_{baseline}_s"]))}
+    hidden = HOLDS_SYNC.get(laps["sync"]["note"])
+    computing = [grown[lap] for lap in _COMPUTING if lap in grown and lap != hidden]
     if computing:
         yield "computing", math.fsum(computing), (math.nan, math.nan), ""
-    if hidden and math.isfinite(grown["backward"]):
-        yield "hidden", grown["backward"], _interval(laps["backward"], baseline), ""
-    if math.isfinite(grown["sync"]):
+    if hidden in grown:
+        note = laps["sync"]["note"] if hidden == "compute" else ""
+        yield "hidden", grown[hidden], _interval(laps[hidden], baseline), note
+    if "sync" in grown:
         yield from _waited(grown["sync"], known, skew_s, _interval(laps["sync"], baseline))
-    told = math.fsum(grown[lap] for lap in (*_COMPUTING, "sync") if math.isfinite(grown[lap]))
+    told = math.fsum(grown[lap] for lap in (*_COMPUTING, "sync") if lap in grown)
     yield "unexplained", grown["step"] - told, (math.nan, math.nan), ""
 
 

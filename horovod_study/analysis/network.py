@@ -199,7 +199,7 @@ class Roofline:
     flop_per_s: float
     memory_flop_per_byte: float
     memory_attainable_flop_per_s: float
-    network_flop_per_byte: float
+    network_flop_per_byte: float | None  # None of one worker alone, who puts nothing on a network
     networks: tuple[NetworkRoof, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,6 +220,8 @@ class Network:
     roofline: Roofline | None
     wrong: int
     doubts: tuple[str, ...]
+    launch: Mapping[str, Any] | None = None  # what launching a kernel takes on a GPU, see measure/microbench.py
+    step_roofline: Mapping[str, Any] | None = None  # launching, moving and computing of the step on a GPU, there too
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, null where there is none."""
@@ -233,6 +235,8 @@ class Network:
             "roofline": None if self.roofline is None else _plain(self.roofline.to_dict()),
             "wrong": self.wrong,
             "doubts": list(self.doubts),
+            "launch": self.launch,
+            "step_roofline": self.step_roofline,
         }
 
 
@@ -275,6 +279,8 @@ def analyze(document: Mapping[str, Any]) -> Network:
         roofline=roofline,
         wrong=wrong,
         doubts=(*_doubts(document, points, reduced, fits), *doubts),
+        launch=machine.get("launch") if machine else None,
+        step_roofline=machine.get("step_roofline") if machine else None,
     )
 
 
@@ -305,6 +311,8 @@ def restored(document: Mapping[str, Any], *, source: str) -> Network:
             roofline=roofline,
             wrong=int(document["wrong"]),
             doubts=tuple(document["doubts"]),
+            launch=document.get("launch"),
+            step_roofline=document.get("step_roofline"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AnalysisError(
@@ -373,15 +381,16 @@ def _roofline(
     for rate in machine["matrices"]:
         peaks[rate["dtype"]] = max(peaks.get(rate["dtype"], 0.0), rate["gflops_median"] * 1e9)
     peak = peaks["float32"]
-    copied = float(copies.loc[copies["name"] == "host memory, all workers", "gb_per_s_median"].iloc[0])
+    where = "GPU memory" if (copies["name"] == "GPU memory").any() else "host memory, all workers"
+    copied = float(copies.loc[copies["name"] == where, "gb_per_s_median"].iloc[0])
     memory = 2e9 * copied  # a copy reads and writes each byte
     flop, step_s = float(model["step_flops"]), float(np.median(machine["step"]["seconds"]))
-    in_network = flop / network_bytes(model["flat_bytes"], workers)
+    in_network = flop / network_bytes(model["flat_bytes"], workers) if workers > 1 else None
     in_memory = flop / memory_bytes(
         parameters=model["parameters"], activations_per_curve=model["activations_per_curve"], batch=model["batch"]
     )
     networks = []
-    for row in reduced[reduced["bytes"] == model["flat_bytes"]].to_dict("records"):
+    for row in reduced[reduced["bytes"] == model["flat_bytes"]].to_dict("records") if in_network else ():
         way, seconds = row["way"], row["seconds_median"]
         bandwidth = row["busbw_gb_per_s"] * 1e9
         final = fits[way].beta_bytes_per_s * bus_factor("allreduce", workers) if way in fits else None
@@ -391,7 +400,7 @@ def _roofline(
                 final_bytes_per_s=final,
                 bytes_per_s=bandwidth,
                 ridge_flop_per_byte=ridge(peak=peak, bandwidth=bandwidth),
-                attainable_flop_per_s=attainable(in_network, peak=peak, bandwidth=bandwidth),
+                attainable_flop_per_s=attainable(in_network or 0.0, peak=peak, bandwidth=bandwidth),
                 allreduce_s=seconds,
                 share_without_overlap=step_s / (step_s + seconds),
             )

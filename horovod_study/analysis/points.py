@@ -41,6 +41,9 @@ _KNOB_WORDS = {
     "ps_servers": "{} servers",
 }
 
+_OF_SEVERAL = ("lr_scaling", "capture_sync", *KNOBS)
+"""Choices that mean nothing to a plain worker."""
+
 UNKNOWN = ""
 """An option of training that was not recorded, as of another script's runs."""
 
@@ -71,6 +74,8 @@ CHOICE_WORDS: Mapping[str, Callable[[Any], str]] = {
     "fused_optimizer": lambda value: f"{'' if value else 'un'}fused optimizer",
     "compile": lambda value: "compiled" if value else "not compiled",
     "cuda_graphs": lambda value: f"{'' if value else 'no '}CUDA graphs",
+    "kernels": lambda value: f"{value} kernels",
+    "capture_sync": lambda value: f"average {'inside' if value else 'outside'} the graph",
     "loader": lambda value: f"loader {value}",
     "loader_processes": lambda value: f"{value:g} loader processes",
     "pin_memory": lambda value: f"{'' if value else 'un'}pinned memory",
@@ -92,6 +97,9 @@ CELL = (*SETTINGS, "batch", "train_samples", "workers", "nodes")
 LAP_COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual"))
 """Mean seconds per step of each part of a step; with the residual they add up to `step_s`."""
 
+CAPTURED = "compute_s"
+"""Known of runs whose steps were captured in CUDA graphs; run tables of older programs do not have it."""
+
 ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
 
 REQUIRED = (
@@ -106,7 +114,7 @@ REQUIRED = (
     "window_s",
     "steps",
     "step_s_median",
-    *LAP_COLUMNS,
+    *(name for name in LAP_COLUMNS if name != CAPTURED),
     "step_s",
     "test_mse",
 )
@@ -289,7 +297,9 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
         table[column] = given.map(_knob_text).astype(object) if column in _TEXTS else given
         if not_told.any():  # how another script trains is not what ours would have done by default
             table[column] = table[column].astype(object).mask(not_told, UNKNOWN)
-    for column in ("batch", "global_batch", "train_samples", "workers", "nodes"):
+    if CAPTURED not in table.columns:
+        table[CAPTURED] = math.nan
+    for column in ("batch", "global_batch", "train_samples", "workers", "nodes", CAPTURED):
         table[column] = pd.to_numeric(table[column]).astype(float)
     for column in ("partition", "backend", "transport", "precision", "reduction"):
         table[column] = table[column].astype(object).where(table[column].notna(), "auto")
@@ -346,7 +356,7 @@ def _telling(table: pd.DataFrame) -> tuple[str, ...]:
     parallel = table[table["backend"] != "serial"]
     told = []
     for column in CHOICES:
-        rows = parallel if column in ("lr_scaling", *KNOBS) else table
+        rows = parallel if column in _OF_SEVERAL else table
         if (rows.groupby("model")[column].nunique(dropna=False) > 1).any():
             told.append(column)
     return tuple(told)
@@ -386,7 +396,11 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
     words = [batch, *([] if precision in ("fp32", "auto") else [precision])]
     for choice in told:
         value = family.settings[choice]
-        if f"{value}" != UNKNOWN and (choice not in ("lr_scaling", *KNOBS) or family.settings["backend"] != "serial"):
+        if choice == "kernels" and not family.settings["cuda_graphs"]:
+            continue  # there are others for CUDA graphs only
+        if choice == "capture_sync" and not value:
+            continue  # a plain worker has the setting of those that average outside
+        if f"{value}" != UNKNOWN and (choice not in _OF_SEVERAL or family.settings["backend"] != "serial"):
             words.append(CHOICE_WORDS[choice](value))
     return " ".join(words)
 
@@ -615,7 +629,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
     way = ("serial", "none") if kind == "plain" else (cell["backend"], cell["transport"])
-    free = {"lr_scaling", *_WHERE, *(KNOBS if kind == "plain" else ())}
+    free = {"lr_scaling", *_WHERE, *((*KNOBS, "capture_sync") if kind == "plain" else ())}
     places = [
         place
         for place, other in enumerate(cells)

@@ -5,9 +5,9 @@ a rank needs from the end of one synchronisation to the moment its gradients are
 
     own[k] = update[k-1] + residual[k] + data[k] + forward[k] + backward[k]
 
-It is a difference of two stamps of one clock: clocks of different hosts need not agree. A stretch is a series of steps
-without interruption; its first step has no synchronisation before it (a barrier, an evaluation, a checkpoint were
-there), and so no `own`.
+with compute[k] in place of forward and backward where steps are captured in CUDA graphs. It is a difference of two
+stamps of one clock: clocks of different hosts need not agree. A stretch is a series of steps without interruption; its
+first step has no synchronisation before it (a barrier, an evaluation, a checkpoint were there), and so no `own`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,11 @@ from horovod_study.errors import AnalysisError
 Floats = NDArray[np.float64]
 
 PARTS = (*LAPS, "residual")
-BEFORE_SYNC = ("update", "residual", "data", "forward", "backward")
+BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")
 """The laps of `own`, in the order of time; update is that of the step before."""
+
+_HOLDS_GRADIENTS = ("compute", "backward")
+"""The lap at whose end gradients are there, one of these; a synchronisation that is not seen lies in it."""
 
 GAP_S = 1e-4
 """A step that begins later than this after the end of the one before begins a new stretch. Within a stretch the laps
@@ -57,15 +60,29 @@ class RankSteps:
     def own_laps(self) -> dict[str, Floats]:
         """Return the known laps of `own` for the F steps that follow another, lap -> (F, R).
 
-        Where synchronisation is hidden, backward (or whatever comes nearest) holds the wait for the others and says
-        nothing of a rank: it is left out.
+        Where synchronisation is hidden, backward or compute (or whatever comes nearest) holds the wait for the others
+        and says nothing of a rank: it is left out.
         """
         here = np.flatnonzero(self.follows)
         hidden = self.workers > 1 and "sync" not in self.laps
-        told = [lap for lap in BEFORE_SYNC if lap in self.laps and not (hidden and lap == "backward")]
-        if hidden and "backward" not in self.laps:  # then nobody knows where the wait is; loading is before it
+        told = [lap for lap in BEFORE_SYNC if lap in self.laps and not (hidden and lap in _HOLDS_GRADIENTS)]
+        if hidden and not self.laps.keys() & {*_HOLDS_GRADIENTS}:
+            # Then nobody knows where the wait is; loading is before it.
             told = [lap for lap in told if lap == "data"]
         return {lap: self.laps[lap][here - 1 if lap == "update" else here] for lap in told}
+
+
+def nothing_unmarked(laps: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return columns of step rows, name -> values, with 0 for laps whose work is in another lap of every step.
+
+    A CUDA graph that computes holds forward and backward, and it may hold data and update; in ordinary steps there is
+    no compute, and data that are not marked are in what comes next. Of laps that are there but unknown nothing is made.
+    """
+    captured = np.isfinite(laps["compute_s"]).all()
+    inside = ("data_s", "forward_s", "backward_s", "update_s") if captured else ("data_s", "compute_s")
+    return {
+        name: np.zeros_like(each) if name in inside and np.isnan(each).all() else each for name, each in laps.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -39,9 +39,10 @@ WORTH = 0.01
 _BLOCKS = (8, 20)
 _STEPS_PER_BLOCK = 25
 _MOST_OF_IT = 0.5
-_COMPUTING = ("forward", "backward", "update")
+_COMPUTING = ("compute", "forward", "backward", "update")
 CAUSES = {
     "data": "loading its batch",
+    "compute": "computing (one CUDA graph)",
     "forward": "computing forward",
     "backward": "computing backward",
     "update": "updating the parameters",

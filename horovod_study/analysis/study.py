@@ -448,13 +448,17 @@ def _step(parts: pd.DataFrame, best: Any, baseline: str) -> dict[str, Any] | Non
         return None
     by_lap = rows.set_index("lap")
     whole = by_lap.loc["step"]
+    known = [lap for lap in laps.PARTS[:-1] if lap in by_lap.index]
+    # Of a captured step, what the base has inside compute has no growth of its own.
+    captured = "compute" in known and not math.isnan(by_lap.at["compute", "mean_s"])
+    grown = [lap for lap in known if not (captured and math.isnan(by_lap.at[lap, f"minus_{baseline}_s"]))]
     return {
         "series": best["series"],
         "workers": int(best["workers"]),
         "step_s": _number(whole["mean_s"]),
         "grown_s": _number(whole[f"minus_{baseline}_s"]),
-        "share": {lap: _number(by_lap.at[lap, "share"]) for lap in laps.PARTS[:-1]},
-        "growth": {lap: _number(by_lap.at[lap, f"growth_{baseline}"]) for lap in laps.PARTS[:-1]},
+        "share": {lap: _number(by_lap.at[lap, "share"]) for lap in known},
+        "growth": {lap: _number(by_lap.at[lap, f"growth_{baseline}"]) for lap in grown},
         "note": by_lap.at["sync", "note"],
     }
 

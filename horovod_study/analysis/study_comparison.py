@@ -100,8 +100,9 @@ ABSENT, NO_RESULT, AMBIGUOUS = "absent", "no result", "ambiguous"
 
 HOW = (
     *("partition", "backend", "transport", "precision", "reduction", "horovod_defaults", *KNOBS),
-    *("memory_format", "fused_optimizer", "compile", "cuda_graphs", "loader", "loader_processes", "pin_memory"),
-    *("persistent_processes", "threads", "timer_mode", "checkpoint_every"),
+    *("memory_format", "fused_optimizer", "compile", "cuda_graphs", "kernels", "capture_sync"),
+    *("loader", "loader_processes", "pin_memory", "persistent_processes"),
+    *("threads", "timer_mode", "checkpoint_every"),
 )
 """Settings that say how and where the same work is done: a change of one of these is what studies are compared for."""
 

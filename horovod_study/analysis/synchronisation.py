@@ -91,7 +91,7 @@ def synchronisation(runs: pd.DataFrame) -> pd.DataFrame:
                 "batches_per_epoch": batches,
                 **over_repeats("sync_per_epoch_s", usable * sync),
                 "epoch_s_median": usable * median(step),
-                "note": _note(sync, step, batches, int(first["workers"])),
+                "note": _note(cell, sync, step, batches),
             }
         )
     frame = pd.DataFrame(rows, columns=list(SYNC_COLUMNS))
@@ -216,11 +216,12 @@ def over_repeats(name: str, values: Floats) -> dict[str, float]:
     return {f"{name}_median": middle, f"{name}_low": ends[0], f"{name}_high": ends[1]}
 
 
-def _note(sync: Floats, step: Floats, batches: float, workers: int) -> str:
+def _note(cell: pd.DataFrame, sync: Floats, step: Floats, batches: float) -> str:
     notes = []
-    if np.isnan(sync).any():
-        notes.append(boundary.NOTES["hidden"] if np.isfinite(step).all() else breakdown.NOTES["off"])
-    elif workers == 1:
+    hidden = boundary.hidden_note(cell) if np.isfinite(step).all() else breakdown.NOTES["off"]
+    if np.isnan(sync).any() and hidden:
+        notes.append(hidden)
+    elif int(cell["workers"].iloc[0]) == 1:
         notes.append(breakdown.NOTES["alone"])
     if not batches > 0:
         notes.append(NO_EPOCH if math.isnan(batches) else NO_BATCH)

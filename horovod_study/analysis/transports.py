@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from horovod_study.analysis import comparison, synchronisation
-from horovod_study.analysis.points import SETTINGS
+from horovod_study.analysis.points import CAPTURED, SETTINGS
 
 Floats = NDArray[np.float64]
 
@@ -124,7 +124,8 @@ def _row(quantity: str, key: tuple[Any, ...], a: pd.DataFrame, b: pd.DataFrame) 
         notes.append("no repeat of one study was run with both, so nothing is paired")
     elif not (np.isfinite(ones).all() and np.isfinite(others).all()):
         hidden = [str(cell["series"]) for cell, values in ((first, ones), (second, others)) if np.isnan(values).any()]
-        notes.append(f"the synchronisation of {' and '.join(hidden)} cannot be told apart from its backward pass")
+        held = "the rest of its CUDA graph" if pd.concat([a, b])[CAPTURED].notna().any() else "its backward pass"
+        notes.append(f"the synchronisation of {' and '.join(hidden)} cannot be told apart from {held}")
     elif not ((ones > 0).all() and (others > 0).all()):
         notes.append("a pair holds a time of 0, which has no ratio")
     else:

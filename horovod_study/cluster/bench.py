@@ -131,13 +131,22 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
 
 
 def _default_runtimes() -> list[str]:
-    gpu = Path("/dev/nvidiactl").exists()
+    gpu = _has_gpu()
     horovod = ["horovod/mpi", "horovod/gloo", *(["horovod/nccl"] if gpu else [])]
     return [*(horovod if importlib.util.find_spec("horovod") else []), "ddp/gloo", *(["ddp/nccl"] if gpu else [])]
 
 
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
 def worker_count(asked: int | None, cores: int) -> int:
-    """Return how many workers to start on this machine: as many as asked for, else one for each core."""
+    """Return how many workers to start on this machine: as many as asked for, else one for each core.
+
+    One alone is for a GPU: what NCCL takes when there is nobody to talk to, and what the GPU can do.
+    """
+    if asked == 1 and _has_gpu():
+        return 1
     if asked is not None and asked < 2:
         raise ConfigError(f"bench: --workers is {asked}; an all-reduce needs at least 2")
     if cores < 2:

@@ -60,7 +60,7 @@ FIRST_LOSSES = 20
 
 MAY_DIFFER = (
     *("backend", "transport", *COMMUNICATION),
-    *("threads", "memory_format", "fused_optimizer", "compile", "cuda_graphs"),
+    *("threads", "memory_format", "fused_optimizer", "compile", "cuda_graphs", "kernels", "capture_sync"),
     *("loader", "loader_processes", "pin_memory", "persistent_processes"),
     *("require", "start_timeout_s", "stall_timeout_s", "placement", "workers_per_node"),
     *("timer_mode", "system_interval_s", "disk_full"),

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,11 @@ def measure_timers(
     seed: int,
     out: Path,
     tell: Callable[[str], None],
+    computing: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Return what `measure.timers.measure` found for each number of workers at each batch size, with its `runtime`.
 
+    `computing`: further options of a run, such as {"cuda_graphs": True}.
     One worker trains without a communication library, several over the runtime `over`. What the ranks print is kept
     below `out`. Raises ConfigError for what cannot be measured here, before anything is started.
     """
@@ -76,7 +78,8 @@ def measure_timers(
         backend, _, transport = runtime.partition("/")
         for batch in batches:
             values = {"backend": backend, "transport": transport or "auto", "batch": batch, "widths": widths}
-            config = run_config({**values, "device": device, "threads": threads}, source="bench timers")
+            values |= {"device": device, "threads": threads, **(computing or {})}
+            config = run_config(values, source="bench timers")
             jobs.append((runtime, count, config))
     found = []
     for runtime, count, config in jobs:

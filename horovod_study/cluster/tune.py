@@ -264,7 +264,9 @@ def space(
     shipped = shipped_values(effective)
     candidates = [
         Candidate(name="shipped settings", runtime=runtime, kind="shipped"),
-        Candidate(name="library defaults", runtime=runtime, kind="library", values=library_values(runtime)),
+        Candidate(
+            name="library defaults", runtime=runtime, kind="library", values=library_values(runtime, request.config)
+        ),
     ]
     left_out: dict[str, str] = {}
     for knob in request.knobs or KNOBS:
@@ -309,12 +311,16 @@ def space(
     return candidates, left_out
 
 
-def library_values(runtime: str) -> dict[str, Any]:
-    """Return the options that make a run talk as its library does when nobody sets anything."""
-    values: dict[str, Any] = {"reduction": "hooks"} if runtime.startswith(("horovod/", "ddp/")) else {}
+def library_values(runtime: str, config: RunConfig) -> dict[str, Any]:
+    """Return the options that make a run talk as its library does when nobody sets anything.
+
+    Captured steps average one flat buffer whatever the library would do: a CUDA graph holds no hooks.
+    """
+    hooks = runtime.startswith(("horovod/", "ddp/")) and not config.cuda_graphs
+    values: dict[str, Any] = {"reduction": "hooks"} if hooks else {}
     if matters("horovod_defaults", runtime):
         values["horovod_defaults"] = True
-    if matters("broadcast_buffers", runtime):
+    if hooks and matters("broadcast_buffers", runtime):
         values |= {"broadcast_buffers": True, "bucket_view": False}  # as DistributedDataParallel(model) does
     if matters("thread_priority", runtime):
         values["thread_priority"] = "off"

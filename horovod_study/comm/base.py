@@ -32,7 +32,8 @@ class Backend(Protocol):
     """How workers agree, start equal, and average their gradients.
 
     A leaf is connected when it is made. The order of use is `bind` once, then for each step `zero_grad`, the loss's
-    backward, `synchronize`, `step`. All methods but the per-step ones are collective: every rank must call them.
+    backward, `synchronize`, `step`. `synchronize` is `pack_gradients` and `exchange`: a CUDA graph holds the first, and
+    the second comes between two graphs. All methods but the per-step ones are collective: every rank must call them.
     """
 
     name: str  # serial | horovod | ddp | mpi | ps
@@ -42,6 +43,7 @@ class Backend(Protocol):
     workers: int
     settings: dict[str, Any]  # communication settings in effect, see settings.py
     flat: "FlatGradients | None"  # the buffer that is averaged in every step, where it is one buffer
+    capturable: bool  # whether a CUDA graph can hold `exchange`, which then does nothing on the host
     last_gradient: "LastGradient | None"
     """Where backward, having made the own gradients, goes on to wait for the other ranks: sees when they are made."""
 
@@ -61,6 +63,15 @@ class Backend(Protocol):
 
     def synchronize(self, optimizer: Optimizer) -> None:
         """Return when every parameter's gradient is the mean over the workers."""
+
+    def pack_gradients(self) -> None:
+        """Bring the gradients that backward has made into the flat buffer, where there is one; no other rank is needed.
+
+        From then on they are views of it. Nothing is waited for or read on the host, so a CUDA graph can hold this.
+        """
+
+    def exchange(self) -> None:
+        """Average what was packed, or what left from hooks; on a GPU in the order of the current stream."""
 
     def step(self, optimizer: Optimizer) -> None:
         """Update the parameters from the averaged gradients."""
@@ -146,8 +157,12 @@ class FlatGradients:
                 if not self.buffer.is_cuda:  # set by hand, not by backward
                     torch.mul(gradient, self._share, out=view)
                 parameter.grad = view
-        self.norm2 = torch.dot(self.buffer, self.buffer)
+        self.measure()
         return self.buffer
+
+    def measure(self) -> None:
+        """Take `norm2` of the buffer as it is now: packed, or written by kernels of one's own."""
+        self.norm2 = torch.dot(self.buffer, self.buffer)
 
 
 class LastGradient:
@@ -224,9 +239,17 @@ def choose_reduction(
     Below `FLAT_BELOW_BYTES` messages cost by their number, and one flat buffer after backward is the fewest. Above it
     they cost by their size, which hooks hide behind backward. `hooks_asked`: an option was given that only hooks have.
     `flat_because`: why hooks cannot be used. `hooks_because`: why hooks are better whatever the size.
+    Raises BackendError for such an option with `cuda_graphs`.
     """
     if workers == 1:
         return "none", {"value": "none", "source": "one worker averages nothing"}
+    if config.cuda_graphs:
+        flat_because = "a CUDA graph captures no hooks"
+        if hooks_asked:
+            raise BackendError(
+                f"cuda_graphs does not go with an option that only hooks have: {flat_because}; leave that option out, "
+                "or leave cuda_graphs out"
+            )
     if config.reduction != "auto":
         return config.reduction, {"value": config.reduction, "source": "asked"}
     size, limit = f"gradients of {gradients_bytes / 1e6:.2f} MB", f"{FLAT_BELOW_BYTES / 1e6:g} MB"

@@ -6,6 +6,7 @@ mpi"`. Without a name the Horovod that is installed in the environment itself is
 """
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,19 @@ def available(folder: Path | None = None) -> list[str]:
     return sorted(
         each.name for each in parent.iterdir() if each.name[0] != "." and (each / "horovod" / "__init__.py").is_file()
     )
+
+
+def gpu_allreduce(package: Path) -> str | None:
+    """Return what the Horovod in the folder `package` reduces tensors on a GPU with; None where nothing was noted.
+
+    "NCCL"; "MPI", which is handed pointers to GPU memory; "host", by way of its memory; or "none": it refuses them.
+    """
+    try:
+        noted = json.loads((package / "metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    by = noted.get("gpu_allreduce") if isinstance(noted, dict) else None
+    return by if isinstance(by, str) else None
 
 
 def select(name: str | None, *, transport: str = "auto", folder: Path | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ hooks    DistributedDataParallel: buckets leave during backward, which returns w
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -34,6 +34,14 @@ TORCH_BUCKET_MB = 25 * 2**20 / 1e6
 """torch's own bucket size, 25 MiB, in MB."""
 _HOOKS_ONLY = ("bucket_mb", "broadcast_buffers", "bucket_view", "static_graph")
 """Options of DistributedDataParallel."""
+
+
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+"""Where launchers say which of the ranks of its host this one is: torchrun first, it may run under the others."""
+
+
+def _local_rank(environ: Mapping[str, str]) -> int:
+    return next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdecimal()), 0)
 
 
 class DistributedBackend:
@@ -73,6 +81,16 @@ class DistributedBackend:
             find_open_mpi()
         elif self.transport == "gloo":
             require_interfaces(os.environ, "GLOO_SOCKET_IFNAME")
+        if self.transport == "nccl":
+            # Before the first message: NCCL refuses two ranks on one GPU, and what the ranks first tell each other goes
+            # over the current one.
+            place, gpus = _local_rank(os.environ), torch.cuda.device_count()
+            if place >= gpus:
+                raise BackendError(
+                    f"NCCL needs a GPU for each worker, and {os.uname().nodename} has {gpus} for at least {place + 1} "
+                    "workers; start fewer workers, or let them share over --transport gloo"
+                )
+            torch.cuda.set_device(place)
         self.settings: dict[str, Any] = settings.apply(f"ddp/{self.transport}", config=config)
         before = NewThreads()
         # Longer than a rank may take between two steps: who is late is named before this is over (see liveness.py).
@@ -81,6 +99,7 @@ class DistributedBackend:
             dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
         else:
             self._meet(*met, launch, timedelta(seconds=patient_s))
+        self.capturable = self.transport == "nccl"
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         require_launchers_mpi(launch, self.workers, "torch.distributed")
         self._config = config
@@ -158,8 +177,16 @@ class DistributedBackend:
         optimizer.zero_grad()
 
     def synchronize(self, optimizer: Optimizer) -> None:
+        self.pack_gradients()
+        self.exchange()
+
+    def pack_gradients(self) -> None:
         if self.flat is not None and not self._silent:
-            dist.all_reduce(self.flat.pack())
+            self.flat.pack()
+
+    def exchange(self) -> None:
+        if self.flat is not None and not self._silent:
+            dist.all_reduce(self.flat.buffer)  # of shares: the mean
 
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()

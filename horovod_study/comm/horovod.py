@@ -29,7 +29,13 @@ from torch import nn
 from horovod_study.comm import builds, settings
 from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
-from horovod_study.comm.libmpi import cuda_aware, loaded_library, require_connection, require_launchers_mpi
+from horovod_study.comm.libmpi import (
+    cuda_aware,
+    loaded_library,
+    own_takes_gpu_memory,
+    require_connection,
+    require_launchers_mpi,
+)
 from horovod_study.comm.priority import NewThreads, busiest_thread
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
@@ -39,6 +45,7 @@ class HorovodBackend:
     """The `wrapped` runs: one worker or many inside Horovod."""
 
     name = "horovod"
+    capturable = False
     last_gradient: LastGradient | None = None
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
@@ -47,7 +54,9 @@ class HorovodBackend:
         met = point if wanted == "gloo" or os.environ.get("HOROVOD_CONTROLLER") == "gloo" else None
         controller = "gloo" if met or launch.launcher == "horovodrun --gloo" else "mpi"
         on_gpu = config.device != "cpu" and torch.cuda.is_available()
-        build = builds.select(config.horovod_build, transport=wanted if on_gpu else "auto")
+        # The build mpi hands GPU memory to MPI: for an MPI that does not take it the installed one copies to the host.
+        by_name = on_gpu and not (wanted == "mpi" and own_takes_gpu_memory() is False)
+        build = builds.select(config.horovod_build, transport=wanted if by_name else "auto")
         if controller == "mpi":
             require_connection(launch)
             find_open_mpi()
@@ -102,13 +111,8 @@ class HorovodBackend:
         self.settings["horovod_built"] = {"value": built, "source": "loaded"}
         if controller == "mpi":
             self.settings["mpi_library"] = {"value": loaded_library(), "source": "loaded"}
-        if on_gpu and self.transport == "mpi" and hvd.cuda_built():
-            self.settings["cuda_aware"] = cuda_aware()
-            if not self.settings["cuda_aware"]["value"]:
-                raise BackendError(
-                    f"this build of Horovod gives MPI pointers to GPU memory, and {loaded_library()} does not take "
-                    "them; use an MPI that is CUDA-aware, or another build (--horovod-build)"
-                )
+        if on_gpu:
+            self._check_gpu_tensors()
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
         self.flat: FlatGradients | None = None
@@ -117,7 +121,44 @@ class HorovodBackend:
             self.barrier()  # Gloo's threads are there when the first message has passed
             self.settings["thread_priority"] = before.prioritise(config.thread_priority, polling=self._polling())
 
+    def _require_own_gpu(self) -> None:
+        """Raise BackendError where workers would share a GPU, which NCCL refuses."""
+        here, gpus = int(self._hvd.local_size()), torch.cuda.device_count()
+        if self.transport == "nccl" and here > gpus:
+            raise BackendError(
+                f"NCCL needs a GPU for each worker, and {os.uname().nodename} has {gpus} for {here} workers; start "
+                "fewer workers, or let them share over --backend mpi"
+            )
+
+    def _check_gpu_tensors(self) -> None:
+        """Raise BackendError where the loaded Horovod could not average tensors on a GPU in this run."""
+        hvd = self._hvd
+        by = builds.gpu_allreduce(Path(hvd.__file__).parents[1])
+        if by is None and not hvd.nccl_built():  # somebody's own build
+            by = "MPI" if hvd.cuda_built() else "none"
+        self.settings["gpu_allreduce"] = {"value": by, "source": "loaded"}
+        if by == "none":
+            raise BackendError(
+                "this build of Horovod takes no tensors on a GPU, it was compiled without CUDA; load the CUDA toolkit "
+                "of PyTorch's CUDA version and run `make setup` again, or use --backend mpi or ddp, or --device cpu"
+            )
+        if by == "MPI" and self.transport == "gloo":
+            raise BackendError(
+                "this build of Horovod gives tensors on a GPU to MPI alone, but this run was launched over Gloo; "
+                "launch with horovodrun --mpi or mpirun, or leave --horovod-build out"
+            )
+        if by == "MPI":
+            self.settings["cuda_aware"] = cuda_aware()
+            if not self.settings["cuda_aware"]["value"]:
+                raise BackendError(
+                    f"this build of Horovod gives MPI pointers to GPU memory, and {loaded_library()} does not take "
+                    "them; leave --horovod-build and --transport out (the installed Horovod copies to the host), or "
+                    "install for an MPI that is CUDA-aware: make setup MPI=site"
+                )
+
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        if next(model.parameters()).is_cuda:
+            self._require_own_gpu()
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         no_hooks = "Horovod's hooks do not go with the loss scaling of fp16" if self._config.precision == "fp16" else ""
         self.reduction, self.settings["reduction"] = choose_reduction(
@@ -154,15 +195,25 @@ class HorovodBackend:
         optimizer.zero_grad()  # without arguments: Horovod's optimizer takes none
 
     def synchronize(self, optimizer: Optimizer) -> None:
+        self.pack_gradients()
+        self.exchange()
+
+    def pack_gradients(self) -> None:
+        if self.flat is not None and not self._silent:
+            self.flat.pack()
+
+    def exchange(self) -> None:
+        hooks: Any = self._bound if self.reduction == "hooks" else None
         if self._silent:
-            if self.reduction == "hooks":
+            if hooks is not None:
                 # Nothing is under way: its hooks have noted each gradient as not sent, and zero_grad refuses that.
-                optimizer._handles.clear()  # type: ignore[attr-defined]
+                hooks._handles.clear()
             return
         if self.flat is not None:
-            self._hvd.allreduce_(self.flat.pack(), name="gradients", op=self._hvd.Sum)  # of shares: the mean
-        elif self.reduction == "hooks":
-            optimizer.synchronize()  # type: ignore[attr-defined]
+            # It waits for what the current stream was given before, and that stream waits for it.
+            self._hvd.allreduce_(self.flat.buffer, name="gradients", op=self._hvd.Sum)  # of shares: the mean
+        elif hooks is not None:
+            hooks.synchronize()
 
     def step(self, optimizer: Optimizer) -> None:
         if self.reduction == "hooks":

@@ -7,6 +7,7 @@ the launcher's does not fail: it takes itself for the only one, and N workers tr
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,23 @@ def cuda_aware() -> dict[str, Any]:
     if asked is not None:
         return {"value": asked.lower() in ("1", "true", "yes"), "source": "OMPI_MCA_opal_cuda_support"}
     return {"value": False, "source": "the MPI library does not say"}
+
+
+def own_library(prefix: Path = Path(sys.prefix)) -> Path | None:
+    """Return the MPI library that lies in the environment itself (Open MPI's wheel), None where there is none."""
+    return next(iter(sorted((prefix / "lib").glob("libmpi.so.*"))), None)
+
+
+def own_takes_gpu_memory() -> bool | None:
+    """Return whether the environment's own MPI takes pointers to GPU memory; None where it has none to ask.
+
+    To be asked before anything else has loaded MPI: this loads it, and does not start it.
+    """
+    path = own_library()
+    if path is None:
+        return None
+    query = getattr(ctypes.CDLL(str(path)), "MPIX_Query_cuda_support", None)
+    return query is not None and bool(query())
 
 
 def require_connection(launch: Launch, environ: Mapping[str, str] = os.environ) -> None:

@@ -50,7 +50,7 @@ EXIT_CODE = 2
 _GRACE_S = 3.0  # before a rank speaks that is not the first to do so
 _PROC = Path("/proc")
 _CALLS = {
-    "synchronize": "the synchronisation",
+    "exchange": "the synchronisation",
     "backward": "the synchronisation",
     "barrier": "the barrier",
     "bind": "the exchange of the parameters",
@@ -191,7 +191,7 @@ class Liveness:
         self._asking_since_s: float | None = None
         self._told_s = math.inf
         self._watching = True
-        for name in ("bind", "synchronize", "gather", "barrier", "sum", "maximum"):
+        for name in ("bind", "exchange", "gather", "barrier", "sum", "maximum"):
             self.watch(backend, name)
         threading.Thread(target=self._serve, daemon=True, name="liveness").start()
 

@@ -49,7 +49,7 @@ class Wire:
     def fill(self, start: int, stop: int) -> None:
         """Make a part of the buffer ready to be read by MPI, which knows nothing of the device's queue of work."""
         if self.tensor is not self._buffer:
-            self.tensor[start:stop].copy_(self._buffer[start:stop])
+            self.tensor[start:stop].copy_(self._buffer[start:stop], non_blocking=True)
         self.settle()
 
     def settle(self) -> None:
@@ -58,9 +58,12 @@ class Wire:
             torch.cuda.current_stream(self._buffer.device).synchronize()
 
     def deliver(self, start: int, stop: int) -> None:
-        """Bring what MPI has written back into the buffer."""
+        """Bring what MPI has written back into the buffer, in the order of the current stream.
+
+        The copy is not waited for: MPI writes there again only after the next `fill`, which is behind it in the stream.
+        """
         if self.tensor is not self._buffer:
-            self._buffer[start:stop].copy_(self.tensor[start:stop])
+            self._buffer[start:stop].copy_(self.tensor[start:stop], non_blocking=True)
 
 
 def message(tensor: torch.Tensor) -> Any:
@@ -86,6 +89,7 @@ class MpiRanks(ABC):
 
     name: str
     transport = "mpi"
+    capturable = False
     last_gradient: LastGradient | None = None
     buckets_on_device: bool  # whether buckets can be averaged through pointers to GPU memory, where MPI takes such
 
@@ -171,10 +175,18 @@ class MpiRanks(ABC):
         self._way.start(bucket)
 
     def synchronize(self, optimizer: Optimizer) -> None:
+        self.pack_gradients()
+        self.exchange()
+
+    def pack_gradients(self) -> None:
+        if self.flat is not None and not self._silent:
+            self.flat.pack()
+
+    def exchange(self) -> None:
         if self._silent:
             return
         if self.flat is not None:
-            total = self.flat.pack().numel()
+            total = self.flat.buffer.numel()
             self._wire.fill(0, total)
             self._way.whole()
             self._wire.deliver(0, total)

@@ -262,6 +262,8 @@ class GroupRaw:
         # A rank that leaves takes its sockets with it: not before the others have had their last message.
         self.barrier()
         self.settle()
+        if self.name == "nccl":
+            self._group.shutdown()  # torch complains of one that is only forgotten
         del self._group
         del self._store
 

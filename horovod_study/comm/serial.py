@@ -22,6 +22,7 @@ class SerialBackend:
     rank = 0
     workers = 1
     flat: FlatGradients | None = None
+    capturable = False
     local_norm2 = None
     last_gradient: LastGradient | None = None
 
@@ -40,6 +41,12 @@ class SerialBackend:
         optimizer.zero_grad()
 
     def synchronize(self, optimizer: Optimizer) -> None:
+        pass
+
+    def pack_gradients(self) -> None:
+        pass
+
+    def exchange(self) -> None:
         pass
 
     def step(self, optimizer: Optimizer) -> None:

@@ -7,6 +7,7 @@ event record on a GPU; nothing is printed, written or synchronised between the f
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -48,14 +49,17 @@ class DeviceEvent(Protocol):
     def synchronize(self) -> None:
         """Wait for it."""
 
+    def query(self) -> bool:
+        """Return whether it has completed, without waiting for it."""
+
     def elapsed_time(self, other: Any) -> float:
         """Return the milliseconds from this event to `other`; both have completed."""
 
 
-def _cuda_event() -> DeviceEvent:
+def _cuda_event(*, timing: bool = True) -> DeviceEvent:
     import torch
 
-    event: DeviceEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event: DeviceEvent = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
     return event
 
 
@@ -83,10 +87,43 @@ class DeviceStamps:
         stamps[-1].synchronize()
         return np.fromiter((a.elapsed_time(b) for a, b in pairwise(stamps)), np.float64, len(stamps) - 1) / 1e3
 
-    def take_back(self, keep: DeviceEvent) -> None:
-        """Use all events again that were given out, but for `keep`."""
-        self._free.extend(event for event in self._given if event is not keep)
-        self._given = [keep]
+    def take_back(self, keep: Sequence[DeviceEvent]) -> None:
+        """Use all events again that were given out, but for those of `keep` and what was given out after its first."""
+        kept = {id(event) for event in keep}
+        place = next(place for place, event in enumerate(self._given) if event is keep[0])
+        self._free.extend(event for event in self._given[:place] if id(event) not in kept)
+        self._given = [event for event in self._given[:place] if id(event) in kept] + self._given[place:]
+
+
+class Milestones:
+    """How far the device is with the work it was given, asked without waiting for it.
+
+    Every `every` steps an event follows the work of the step; when it has completed, so has all before it.
+    """
+
+    def __init__(self, every: int = 32, make: Callable[[], DeviceEvent] = lambda: _cuda_event(timing=False)) -> None:
+        self._every, self._make = every, make
+        self._free: list[DeviceEvent] = []
+        self._ahead: deque[tuple[int, DeviceEvent]] = deque()  # steps given so far, and the event after them
+        self._done = 0
+
+    def given(self, steps: int) -> None:
+        """Note that the device has been given the work of `steps` steps in all, one more than the last time."""
+        if steps % self._every == 0:
+            event = self._free.pop() if self._free else self._make()
+            event.record()
+            self._ahead.append((steps, event))
+
+    def done(self, *, at_least: int = 0) -> int:
+        """Return how many steps the device has made for certain; waits only until there are `at_least`.
+
+        At most `every` fewer than there are. Steps after the last milestone are not waited for.
+        """
+        while self._ahead and (self._ahead[0][1].query() or self._done < at_least):
+            self._done, event = self._ahead.popleft()
+            event.synchronize()
+            self._free.append(event)
+        return self._done
 
 
 class LapClock:
@@ -163,22 +200,27 @@ class LapClock:
             self._hosts.append(stamp[0])
             self._events.append(stamp[1])
 
-    def drain(self) -> dict[str, np.ndarray]:
-        """Return and forget the steps so far, as columns of shape (steps,).
+    def drain(self, keep: int = 0) -> dict[str, np.ndarray]:
+        """Return and forget the steps so far but for the newest `keep`, as columns of shape (steps,).
+
+        A later drain returns those. With a device, the host waits for the last step that is returned: what it was given
+        after that, the steps that are kept, is what it has to do meanwhile.
 
         `begin_s` on the host's clock since zero, `residual_s`, `step_s`, and with a device `sync_host_s`. A lap has a
         column from the first drain on in which it occurred, 0 in steps without it; before, it is not known.
         Raises RuntimeError for a lap before the first begin, or of an unknown name.
         """
-        if not self._names:
+        names = self._names if keep == 0 else self._names[: self._begin_of_last(keep)]
+        if not names:
             self.span_s = 0.0
             return {}
-        if self._names[0] != "begin":
-            raise RuntimeError(f"lap {self._names[0]!r} comes before the begin of its step")
-        hosts = np.array(self._hosts)
+        if names[0] != "begin":
+            raise RuntimeError(f"lap {names[0]!r} comes before the begin of its step")
+        count = len(names)
+        hosts = np.array(self._hosts[: count + 1])
         host_s = np.diff(hosts)
-        lap_s = host_s if self._device is None else self._device.differences_s(self._events)
-        split = _Split(self._names)
+        lap_s = host_s if self._device is None else self._device.differences_s(self._events[: count + 1])
+        split = _Split(names)
         self._seen.update(split.names)
         found = {f"{lap}_s": split.of(lap, lap_s) for lap in LAPS if lap in self._seen}
         found["residual_s"] = split.of("begin", lap_s) + split.of("residual", lap_s)
@@ -187,10 +229,15 @@ class LapClock:
         if self._device is not None:
             if "sync" in self._seen:
                 found["sync_host_s"] = split.of("sync", host_s)
-            self._device.take_back(keep=self._events[-1])
+            self._device.take_back(keep=self._events[count:])
         self.span_s = float(hosts[-1] - hosts[0])
-        del self._hosts[:-1], self._events[:-1], self._names[:]
+        del self._hosts[:count], self._events[:count], self._names[:count]
         return found
+
+    def _begin_of_last(self, steps: int) -> int:
+        """Return the place in `_names` at which the newest `steps` steps begin, 0 where there are no more."""
+        begins = [place for place, name in enumerate(self._names) if name == "begin"]
+        return begins[-steps] if steps < len(begins) else 0
 
 
 class Unstamped(LapClock):
@@ -214,7 +261,7 @@ class Unstamped(LapClock):
     def mark(self) -> Any:
         """Return no stamp."""
 
-    def drain(self) -> dict[str, np.ndarray]:
+    def drain(self, keep: int = 0) -> dict[str, np.ndarray]:
         """Return no columns."""
         closed = now()
         self.span_s, self._opened = closed - self._opened, closed

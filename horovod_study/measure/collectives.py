@@ -34,7 +34,15 @@ from horovod_study.config import RunConfig, parse_widths, run_config
 from horovod_study.errors import BackendError, ConfigError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
-from horovod_study.measure.microbench import matrix_rates, step_flops
+from horovod_study.measure.microbench import (
+    copy_kinds,
+    copy_seconds,
+    launch_latency,
+    launches_of,
+    matrix_rates,
+    step_flops,
+    step_roofline,
+)
 from horovod_study.progress import say
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
@@ -318,29 +326,25 @@ def in_words(size: int) -> str:
 
 
 def measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure copies within host memory, and between host and GPU where there is one; the same on every rank.
+    """Measure copies within the host's memory, and within a GPU's and between the two; the same on every rank.
 
     Each: name, `bytes` copied, per round `seconds` of the slowest rank, or `reason` where it cannot be measured. All
     ranks copy at the same time, except in "alone", where rank 0 copies and the others wait.
     """
-    device = torch.device("cuda") if torch.cuda.is_available() else None
-    source, target = (torch.empty(COPY_BYTES // ELEMENT_BYTES).fill_(0.0) for _ in range(2))
+    on_gpu = torch.cuda.is_available()
+    source, target = copy_kinds(torch.device("cpu"), COPY_BYTES)["host memory"]
     kinds: dict[str, Any] = {
         "host memory, all workers": (source, target, True),
         "host memory, one worker": (source, target, False),
     }
-    directions = ("host to device", "device to host")
-    if device is not None:
-        on_device, pinned = source.to(device), source.pin_memory()
-        for memory, host in (("pinned", pinned), ("pageable", source)):
-            kinds[f"{directions[0]}, {memory}"] = (host, on_device, True)
-            kinds[f"{directions[1]}, {memory}"] = (on_device, host, True)
+    if on_gpu:
+        kinds |= {name: (*pair, True) for name, pair in copy_kinds(torch.device("cuda"), COPY_BYTES).items()}
     mine: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds):
         for name, (given, taken, together) in kinds.items():
             backend.barrier()
             if together or backend.rank == 0:
-                mine[name].append(_copy_seconds(given, taken, seconds))
+                mine[name].append(copy_seconds(given, taken, seconds))
     everybody = backend.gather(mine)
     found: list[dict[str, Any]] = [
         {
@@ -351,31 +355,21 @@ def measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[dic
         }
         for name in kinds
     ]
-    if device is None:
+    if not on_gpu:
         found += [
             {"name": f"{direction}, {memory}", "bytes": None, "seconds": None, "reason": "no GPU is visible"}
             for memory in ("pinned", "pageable")
-            for direction in directions
+            for direction in ("host to device", "device to host")
         ]
     return found
-
-
-def _copy_seconds(source: torch.Tensor, target: torch.Tensor, seconds: float) -> float:
-    target.copy_(source)
-    count, began = 0, now()
-    while count == 0 or now() - began < seconds:
-        target.copy_(source, non_blocking=True)
-        if source.is_cuda or target.is_cuda:
-            torch.cuda.synchronize()
-        count += 1
-    return (now() - began) / count
 
 
 def measure_step(plan: Plan, backend: Backend, *, rounds: int, seconds: float) -> dict[str, Any]:
     """Measure the training step without communication, on all ranks at the same time; the same on every rank.
 
     The model, optimiser and arithmetic are the trainer's own, the batch is one and the same. Returns "seconds": per
-    round the mean step of the slowest rank.
+    round the mean step of the slowest rank; "launches": what a step gives to the GPU of rank 0, None where that is not
+    known.
     """
     config = RunConfig(widths=plan.widths, batch=plan.batch)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -407,7 +401,13 @@ def measure_step(plan: Plan, backend: Backend, *, rounds: int, seconds: float) -
                 step()
             count += 5
         mine.append((settled() - began) / count)
-    return {"batch": plan.batch, "seconds": np.max(np.array(backend.gather(mine)), axis=0).tolist()}
+    launches = launches_of(step) if device.type == "cuda" else None
+    everybody = backend.gather({"seconds": mine, "launches": launches})
+    return {
+        "batch": plan.batch,
+        "seconds": np.max(np.array([each["seconds"] for each in everybody]), axis=0).tolist(),
+        "launches": everybody[0]["launches"],
+    }
 
 
 def measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
@@ -424,6 +424,30 @@ def measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[d
     return [min(same, key=lambda rate: float(rate["gflops_median"])) for same in zip(*everybody, strict=True)]
 
 
+def measure_launches(plan: Plan, backend: Backend, machine: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
+    """Measure what launching a kernel takes, and where the step of `machine` stands; {} without a GPU.
+
+    All ranks measure at the same time; "launch" is what the rank with the slowest host found, "step_roofline" the step
+    that was measured, launched kernel by kernel in fp32.
+    """
+    if not torch.cuda.is_available():
+        return {}
+    backend.barrier()
+    everybody = backend.gather(launch_latency(seconds=seconds).to_dict())
+    launch = max(everybody, key=lambda each: float(each["eager_s"]))
+    copied = next(each for each in machine["copies"] if each["name"] == "GPU memory")
+    stands = step_roofline(
+        step_s=float(np.median(machine["step"]["seconds"])),
+        widths=parse_widths(plan.widths),
+        batch=plan.batch,
+        launches=machine["step"]["launches"],
+        launch_each_s=launch["eager_s"],
+        bytes_per_s=2 * copied["bytes"] / float(np.median(copied["seconds"])),  # a copy reads and writes each byte
+        flop_per_s=1e9 * max(each["gflops_median"] for each in machine["matrices"] if each["dtype"] == "float32"),
+    )
+    return {"launch": launch, "step_roofline": stands.to_dict()}
+
+
 # -------------------------------------------------------------------------------------------------- the program
 
 
@@ -436,9 +460,11 @@ def measure(plan: Plan, backend: Backend, *, tell: Callable[[str], None] = lambd
     keep_freed_memory()
     torch.set_num_threads(1)
     began, started = now(), utc_now()
-    if backend.workers < 2:
+    if backend.workers < 2 and not torch.cuda.is_available():
         raise BackendError("bench: an all-reduce needs at least 2 workers, and this launch has 1; start it with more")
     hosts = backend.gather(os.uname().nodename)
+    if torch.cuda.is_available():  # the GPU of this rank, as in training
+        torch.cuda.set_device(hosts[: backend.rank].count(hosts[backend.rank]) % torch.cuda.device_count())
     with agreed(backend):
         _require_room(max(plan.sizes), hosts.count(hosts[backend.rank]))
     missing = why_missing(backend)
@@ -465,6 +491,7 @@ def measure(plan: Plan, backend: Backend, *, tell: Callable[[str], None] = lambd
         machine["step"] = measure_step(plan, backend, rounds=rounds, seconds=2 * share_s)
         tell("matrix products")
         machine["matrices"] = measure_matrices(backend, rounds=min(3, rounds), seconds=share_s / 2)
+        machine |= measure_launches(plan, backend, machine, seconds=share_s / 2)
     ranks = backend.gather(
         {"host": hosts[backend.rank], "cores": environment.affinity(), "threads": torch.get_num_threads()}
     )

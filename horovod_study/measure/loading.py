@@ -287,7 +287,7 @@ class _Step:
         bare_optimizer, _ = make_optimizer(config, model.parameters(), workers=1)
         alone = replace(config, backend="serial", transport="none", reduction="auto")
         self.backend = open_backend(alone, detect({}))
-        called = accelerate(model, config, device, self.arithmetic)
+        called = accelerate(model, config, device)
         self.model, self.optimizer = self.backend.bind(called, bare_optimizer)
         self.device = device
         self.clock = LapClock(device=DeviceStamps() if device.type == "cuda" else None)

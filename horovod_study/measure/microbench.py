@@ -1,13 +1,13 @@
 """What one core, or one GPU, can do at best, and what a training step asks of it."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from horovod_study.measure.clock import now
+from horovod_study.measure.clock import DeviceStamps, now
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 
 SIZES = (256, 512, 1024, 2048)
@@ -16,6 +16,15 @@ SIZES = (256, 512, 1024, 2048)
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """tf32 takes float32 numbers and multiplies the leading 11 bits of their significands."""
+
+COPY_BYTES = 256 * 1024 * 1024
+"""Size of the copies: beyond the caches of a processor and of a GPU (50 MB on an H100)."""
+
+GRAPH_KERNELS = 1000
+"""Kernels in the graph whose replay tells what one of them takes there."""
+
+MOST_CALLS = 100_000
+"""So many calls are in a row at most: the queue of a GPU has an end, and so has patience."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +55,7 @@ def matrix_rates(
     torch.set_num_threads(1)
     try:
         factors = {
-            (name, size): (torch.randn(size, size).to(device, dtype), torch.randn(size, size).to(device, dtype))
+            (name, size): tuple(torch.randn(size, size, device=device).to(dtype) for _ in range(2))
             for name, dtype in (DTYPES if device == "cpu" else GPU_DTYPES).items()
             for size in sizes
         }
@@ -75,13 +84,31 @@ def matrix_rates(
 
 def _seconds_each(a: torch.Tensor, b: torch.Tensor, seconds: float) -> float:
     out = torch.empty_like(a)
-    count, began = 0, now()
-    while count == 0 or now() - began < seconds:
-        torch.mm(a, b, out=out)
-        if a.is_cuda:
-            torch.cuda.synchronize()
-        count += 1
-    return (now() - began) / count
+    return _seconds_per_call(lambda: torch.mm(a, b, out=out), seconds, a.device)
+
+
+def _seconds_per_call(call: Callable[[], object], seconds: float, device: torch.device) -> float:
+    """Return the mean seconds of `call`, made in a row for about `seconds`.
+
+    On a GPU they are timed by events around calls that the host gives without waiting: a wait after each one would be
+    part of it. The calls between two looks at the clock grow, until a look costs nothing beside them.
+    """
+    if device.type != "cuda":
+        count, began = 0, now()
+        while count == 0 or now() - began < seconds:
+            call()
+            count += 1
+        return (now() - began) / count
+    stamps, several = DeviceStamps(), 1
+    while True:
+        ends = [stamps.stamp()]
+        for _ in range(several):
+            call()
+        ends.append(stamps.stamp())
+        spent_s = float(stamps.differences_s(ends)[0])
+        if spent_s >= seconds or several >= MOST_CALLS:
+            return spent_s / several
+        several = min(MOST_CALLS, max(2 * several, int(1.1 * several * seconds / max(spent_s, 1e-6))))
 
 
 def matrix_peak(rates: Sequence[MatrixRate], dtype: str) -> MatrixRate:
@@ -111,3 +138,289 @@ def step_flops(widths: tuple[int, int, int]) -> int:
     fc1 = 2 * second * left * hidden
     fc2 = 2 * hidden * TARGETS
     return 3 * (conv1 + conv2 + fc1 + fc2) - conv1
+
+
+# ----------------------------------------------------------------------------------------------------- a GPU's limits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchLatency:
+    """What it takes to start the smallest kernel, medians over the rounds with the smallest and the largest.
+
+    The kernel adds 1 to a number, so each waits for the one before: what it takes is launching, not work.
+    """
+
+    host_s: float  # the host's time for one call of PyTorch, while it does not wait: no loop can be faster eagerly
+    eager_s: float  # from one kernel to the next, called one by one
+    eager_min_s: float
+    eager_max_s: float
+    graph_s: float  # from one kernel to the next inside a CUDA graph
+    graph_min_s: float
+    graph_max_s: float
+    replay_s: float  # from one replay to the next of a graph with a single kernel
+    kernels: int  # in the graph of `graph_s`
+    rounds: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+def launch_latency(
+    *, device: str = "cuda", kernels: int = GRAPH_KERNELS, rounds: int = 5, seconds: float = 0.02
+) -> LaunchLatency:
+    """Measure what launching a kernel takes on a GPU, one by one and inside a CUDA graph.
+
+    A graph of k kernels takes r + (k - 1) g to replay, so g = (t(k) - t(1)) / (k - 1) from a graph of k = `kernels` and
+    one of a single kernel; r = t(1). Each turn lasts about `seconds`.
+    """
+    where = torch.device(device)
+    number = torch.zeros(1, device=where)
+
+    def work(count: int) -> None:
+        for _ in range(count):
+            number.add_(1.0)
+
+    single, many = _captured(lambda: work(1)), _captured(lambda: work(kernels))
+    hosts, eager, graph, replay = [], [], [], []
+    for _ in range(rounds):
+        torch.cuda.synchronize(where)
+        began = now()
+        work(kernels)  # few enough for the queue of the device, so that nothing waits
+        hosts.append((now() - began) / kernels)
+        torch.cuda.synchronize(where)
+        eager.append(_seconds_per_call(lambda: work(100), seconds, where) / 100)
+        replay.append(_seconds_per_call(single.replay, seconds, where))
+        graph.append((_seconds_per_call(many.replay, seconds, where) - replay[-1]) / (kernels - 1))
+    return LaunchLatency(
+        host_s=statistics.median(hosts),
+        eager_s=statistics.median(eager),
+        eager_min_s=min(eager),
+        eager_max_s=max(eager),
+        graph_s=statistics.median(graph),
+        graph_min_s=min(graph),
+        graph_max_s=max(graph),
+        replay_s=statistics.median(replay),
+        kernels=kernels,
+        rounds=rounds,
+    )
+
+
+def _captured(work: Callable[[], None]) -> "torch.cuda.CUDAGraph":
+    """Return a CUDA graph of `work`, which was done on a stream of its own before, as a capture wants it."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        work()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyRate:
+    """The speed of copies of one kind: bytes of the message per second, GB = 1e9 bytes.
+
+    A copy within one memory reads and writes each byte there: its traffic is twice that.
+    """
+
+    name: str
+    bytes: int
+    gb_per_s_median: float
+    gb_per_s_min: float
+    gb_per_s_max: float
+    rounds: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+def copy_rates(
+    *, size: int = COPY_BYTES, rounds: int = 5, seconds: float = 0.05, device: str = "cuda"
+) -> list[CopyRate]:
+    """Measure copies of `size` bytes within the memory of a GPU, and between it and the host's memory.
+
+    The host's memory is page-locked ("pinned": the GPU fetches it itself) or ordinary ("pageable": the driver copies
+    it first). Kinds take turns within a round. On a CPU there is the copy within the host's memory alone.
+    """
+    where = torch.device(device)
+    kinds = copy_kinds(where, size)
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    for source, target in kinds.values():
+        target.copy_(source)
+    for _ in range(rounds):
+        for name, (source, target) in kinds.items():
+            found[name].append(size / copy_seconds(source, target, seconds) / 1e9)
+    return [
+        CopyRate(
+            name=name,
+            bytes=size,
+            gb_per_s_median=statistics.median(rates),
+            gb_per_s_min=min(rates),
+            gb_per_s_max=max(rates),
+            rounds=rounds,
+        )
+        for name, rates in found.items()
+    ]
+
+
+def copy_kinds(device: torch.device, size: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the copies that concern a device: name -> source and target of `size` bytes, whose pages exist."""
+    # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
+    source = torch.empty(size // 4).fill_(0.0)
+    if device.type != "cuda":
+        return {"host memory": (source, torch.empty(size // 4).fill_(0.0))}
+    first, second = (torch.zeros(size // 4, device=device) for _ in range(2))
+    pinned = source.pin_memory()
+    return {
+        "GPU memory": (first, second),
+        "host to device, pinned": (pinned, first),
+        "device to host, pinned": (first, pinned),
+        "host to device, pageable": (source, first),
+        "device to host, pageable": (first, source),
+    }
+
+
+def copy_seconds(source: torch.Tensor, target: torch.Tensor, seconds: float) -> float:
+    """Return the mean seconds of a copy, many in a row for about `seconds`, after one that is not timed."""
+    target.copy_(source)
+    device = source.device if source.is_cuda else target.device
+    return _seconds_per_call(lambda: target.copy_(source, non_blocking=True), seconds, device)
+
+
+# --------------------------------------------------------------------------------------------------- roofs of a step
+
+
+def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torch") -> int:
+    """Return the bytes that a step must move if nothing stays in a cache from one kernel to the next.
+
+    Numbers are 4 bytes, whatever precision multiplies them. With widths (w1, w2, h), P parameters, and 603 = 3 * 201
+    numbers in a curve, of which 197 and 61 are left after the convolutions, 65 and 20 after pooling:
+
+    `kernels` "torch", one kernel for each operation (the count of docs/bench.md, and the gather before it):
+
+        4 (10 P + 3 A B + 2 (603 + 2) B)        A = 603 + 197 w1 + 65 w1 + 61 w2 + 20 w2 + h + h + 2
+
+    10 of each parameter: read forward, read backward, gradient written; Adam reads parameter, gradient and two moments
+    and writes parameter and moments. 3 of each number A that goes into or comes out of a layer: moved forward, moved as
+    gradient, read once more for the gradient of the weights. The gather reads and writes the batch.
+
+    "fused", convolution, bias, pooling and ReLU in one kernel that gathers too: what lies between is never written.
+
+        4 (10 P + B (2 * 603 + 2 + 5 * 65 w1 + 6 * 20 w2 + 5 h)) + B (2 * 65 w1 + 3 * 20 w2)
+
+    Curves are read forward and for the gradient of conv1's weights, targets once. Pooled numbers of conv1: written,
+    read forward, read for the gradient of conv2's weights; their gradient written and read: 5. Of conv2: written, read
+    forward, read for the gradient of fc1's weights; their gradient written, read for conv2's weights and for conv2's
+    input: 6. Hidden numbers: written, read; their gradient written, read for fc1's weights and for fc1's input: 5. A
+    byte says which of three positions a pool took: written, and read once behind conv1, twice behind conv2.
+    """
+    first, second, hidden = widths
+    after_1 = POINTS - 4
+    pooled_1 = after_1 // 3
+    after_2 = pooled_1 - 4
+    pooled_2 = after_2 // 3
+    curve = CHANNELS * POINTS
+    parameters = (
+        first * (CHANNELS * 5 + 1)
+        + second * (first * 5 + 1)
+        + hidden * (second * pooled_2 + 1)
+        + TARGETS * (hidden + 1)
+    )
+    if kernels == "fused":
+        between = 2 * curve + TARGETS + 5 * pooled_1 * first + 6 * pooled_2 * second + 5 * hidden
+        return 4 * (10 * parameters + between * batch) + (2 * pooled_1 * first + 3 * pooled_2 * second) * batch
+    layers = (
+        *(curve, after_1 * first),
+        *(pooled_1 * first, after_2 * second),
+        *(pooled_2 * second, hidden),
+        *(hidden, TARGETS),
+    )
+    return 4 * (10 * parameters + 3 * sum(layers) * batch + 2 * (curve + TARGETS) * batch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRoofline:
+    """A measured step of one GPU beside the times that launching, moving and computing would take alone.
+
+    None is not known. The three overlap on a GPU: the largest is what the step cannot be faster than, unless caches
+    spare bytes, and their sum is what it takes if none overlaps.
+    """
+
+    step_s: float
+    launches: int | None  # kernels, copies and fills per step
+    launch_each_s: float  # of one of them, in a graph or called one by one
+    launching_s: float | None
+    bytes: int
+    bytes_per_s: float
+    moving_s: float
+    operations: int
+    flop_per_s: float
+    computing_s: float
+    bound: str  # "launching", "moving" or "computing": the longest of them
+    share: float  # of the step that the longest explains
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+def step_roofline(
+    *,
+    step_s: float,
+    widths: tuple[int, int, int],
+    batch: int,
+    launches: int | None,
+    launch_each_s: float,
+    bytes_per_s: float,
+    flop_per_s: float,
+    kernels: str = "torch",
+) -> StepRoofline:
+    """Return where a step of `step_s` seconds stands: launches x latency, bytes / bandwidth, operations / peak.
+
+    `launches`: kernels per step, see `launches_of`; `launch_each_s`: `graph_s` or `eager_s` of `launch_latency`;
+    `bytes_per_s`: the traffic of a copy in the GPU's memory, twice its rate; `flop_per_s`: the matrix peak in the
+    precision of the step; `kernels`: "torch" or "fused", see `step_bytes`.
+    """
+    moved, operations = step_bytes(widths, batch, kernels=kernels), batch * step_flops(widths)
+    parts = {"moving": moved / bytes_per_s, "computing": operations / flop_per_s}
+    if launches is not None:
+        parts["launching"] = launches * launch_each_s
+    bound = max(parts, key=lambda name: parts[name])
+    return StepRoofline(
+        step_s=step_s,
+        launches=launches,
+        launch_each_s=launch_each_s,
+        launching_s=parts.get("launching"),
+        bytes=moved,
+        bytes_per_s=bytes_per_s,
+        moving_s=parts["moving"],
+        operations=operations,
+        flop_per_s=flop_per_s,
+        computing_s=parts["computing"],
+        bound=bound,
+        share=parts[bound] / step_s,
+    )
+
+
+def launches_of(work: Callable[[], object], *, repeats: int = 3) -> int | None:
+    """Return how many kernels, copies and fills `work` gives to the GPU, those of a replayed graph included.
+
+    Seen by torch.profiler (CUPTI); None where it sees none: a machine may keep its counters to administrators, and
+    another profiler may have them. `work` is done `repeats` times, and once before.
+    """
+    work()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for _ in range(repeats):
+            work()
+        torch.cuda.synchronize()
+    found = sum(
+        each.count
+        for each in profiler.key_averages()
+        if each.device_type.name == "CUDA" and not each.is_user_annotation
+    )
+    return round(found / repeats) or None

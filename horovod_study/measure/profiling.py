@@ -115,7 +115,7 @@ def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_s
         for window in _windows(kind, scratch.device, steps, place, notes):
             marked, manager = window
             clock = _clock(scratch.device)
-            watched = ranges.Ranged(clock, marked) if marked else clock
+            watched = ranges.Ranged(clock, marked, scratch.laps) if marked else clock
             scratch.backend.barrier()
             failed = _entered(manager)
             watched.start()
@@ -212,7 +212,7 @@ def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    profiler = torch.profiler.profile(activities=activities)
+    profiler = torch.profiler.profile(activities=activities, acc_events=True)  # without it, torch warns of other uses
     profiler.start()
     try:
         yield

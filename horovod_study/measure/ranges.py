@@ -4,17 +4,17 @@
     |- data | forward | backward | sync | update
 
 A range must be named when it opens, a lap is named when it ends. So each range takes the name of the lap that comes
-next in LAPS, and `train.py` makes them in that order. Ranges are what the host's calls took: on a GPU the kernels of a
-range run later.
+next in the order that is given, in which `train.py` makes them. Ranges are what the host's calls took: on a GPU the
+kernels of a range run later.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from horovod_study.config import LAPS
+from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
 
@@ -32,8 +32,9 @@ class Marker(Protocol):
 class Ranged(LapClock):
     """A lap clock that opens and closes ranges as it is called; its times are those of the clock inside it."""
 
-    def __init__(self, inner: LapClock, marker: Marker) -> None:
-        self._inner, self._marker = inner, marker
+    def __init__(self, inner: LapClock, marker: Marker, laps: Sequence[str] = ORDINARY_LAPS) -> None:
+        """`laps`: those of each step, in their order."""
+        self._inner, self._marker, self._laps = inner, marker, tuple(laps)
         self.takes_stamps = inner.takes_stamps
         self._step, self._lap, self._opened = 0, 0, 0
 
@@ -46,30 +47,30 @@ class Ranged(LapClock):
         self._inner.begin(at)
         self._close()
         self._marker.push(f"step {self._step}")
-        self._marker.push(LAPS[0])
+        self._marker.push(self._laps[0])
         self._step, self._lap, self._opened = self._step + 1, 0, 2
 
     def lap(self, name: str, at: Any = None) -> None:
-        """Close the range of a lap and open the next; the last lap of LAPS closes that of its step too."""
+        """Close the range of a lap and open the next; the last lap closes that of its step too."""
         self._inner.lap(name, at)
-        if name not in LAPS or self._opened < 2:  # "residual" has no range
+        if name not in self._laps or self._opened < 2:  # "residual" has no range
             return
         self._marker.pop()
         self._opened = 1
-        self._lap = LAPS.index(name) + 1
-        if self._lap == len(LAPS):
+        self._lap = self._laps.index(name) + 1
+        if self._lap == len(self._laps):
             self._close()
         else:
-            self._marker.push(LAPS[self._lap])
+            self._marker.push(self._laps[self._lap])
             self._opened = 2
 
     def mark(self) -> Any:
         """Return a stamp of the clock inside."""
         return self._inner.mark()
 
-    def drain(self) -> dict[str, np.ndarray]:
-        """Return and forget the steps so far, as the clock inside has them."""
-        columns = self._inner.drain()
+    def drain(self, keep: int = 0) -> dict[str, np.ndarray]:
+        """Return and forget the steps so far but for the newest `keep`, as the clock inside has them."""
+        columns = self._inner.drain(keep)
         self.span_s = self._inner.span_s
         return columns
 
@@ -121,8 +122,8 @@ def why_not(kind: str) -> str:
     return ""
 
 
-def ranged(clock: LapClock, kind: str) -> LapClock:
-    """Return `clock`, with ranges of `kind` (off, nvtx, itt) around its laps; with off it is the clock itself.
+def ranged(clock: LapClock, kind: str, laps: Sequence[str] = ORDINARY_LAPS) -> LapClock:
+    """Return `clock`, with ranges of `kind` (off, nvtx, itt) around its `laps`; with off it is the clock itself.
 
     Raises BackendError where such ranges cannot be made.
     """
@@ -131,4 +132,4 @@ def ranged(clock: LapClock, kind: str) -> LapClock:
     if reason := why_not(kind):
         raise BackendError(f"ranges {kind} cannot be made: {reason}; leave ranges out, or use the other kind")
     module = torch.cuda.nvtx if kind == "nvtx" else torch.profiler.itt
-    return Ranged(clock, Calls(module.range_push, module.range_pop))
+    return Ranged(clock, Calls(module.range_push, module.range_pop), laps)

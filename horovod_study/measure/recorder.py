@@ -1,19 +1,28 @@
-"""What one rank records of its steps: laps and losses, read from the clock and the device in bulk."""
+"""What one rank records of its steps: laps and losses, read from the clock and the device in bulk.
+
+The host of a GPU runs hundreds of steps ahead of it. Reading to the end would stop the host until the device has
+nothing left to do, so in the loop only those steps are read that the device has made; the rest at the end of a stretch.
+"""
 
 import math
+from array import array
 from collections import deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from horovod_study.config import LAPS
-from horovod_study.measure.clock import LapClock, now
+from horovod_study.measure.clock import LapClock, Milestones, now
 from horovod_study.progress import say
 from horovod_study.records import NoRoom, StepWriter, read_step_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+MOST_PENDING = 2048
+"""Steps that wait to be read at most: losses of captured steps stay valid for twice as many (graphs.RING)."""
 
 
 class Recorder:
@@ -25,20 +34,24 @@ class Recorder:
     def __init__(self, writer: StepWriter, batch: int, *, rank: int = 0, disk_full: str = "end") -> None:
         """`disk_full`: end raises NoRoom when rows find no room; go-on says so and keeps no rows from there on."""
         self._writer, self._batch, self._rank, self._disk_full = writer, batch, rank, disk_full
-        self._pending: list[tuple[int, int, torch.Tensor | None]] = []
-        self._samples: list[int] = []
-        self._norms2: list[torch.Tensor] = []
-        self._recent: deque[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = deque(maxlen=2)
+        # Pending steps. Numbers lie in arrays, which nobody has to search for garbage.
+        self._steps, self._epochs, self._samples = array("q"), array("q"), array("q")
+        self._losses: list[torch.Tensor | None] = []
+        self._norms2: list[torch.Tensor] = []  # for every step or for none: what a backend with hooks has is nothing
+        self._added = 0  # steps so far, those that were written included
+        self._milestones: Milestones | None = None  # of a device that works while the host goes on
+        self._reader: torch.cuda.Stream | None = None
+        self._recent: deque[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = deque(maxlen=3)
         self.broken_step: int | None = None  # the first whose loss or own gradient was not finite, once it was read
         self.lost_from: int | None = None  # the first step whose row found no room
         self.rows_lost = 0
         self._loss_sum, self._loss_count, self._loss_epoch = 0.0, 0, -1
         self.recent_step_s = math.nan
-        self.drained = now()
+        self.drained, self._drained_at = now(), 0  # the moment, and how many steps there were
 
     def __len__(self) -> int:
         """Return the number of steps that are not written yet."""
-        return len(self._pending)
+        return len(self._losses)
 
     def take_up(self, rows: "pa.Table") -> None:
         """Go on after the step rows of earlier attempts at this run, which the writer has kept."""
@@ -61,17 +74,29 @@ class Recorder:
         `norm2`, shape (), is the squared norm of this rank's gradient before it is averaged, where that is known;
         `samples` is how many this step had, where that was not the batch.
         """
-        self._pending.append((step, epoch, loss))
+        self._steps.append(step)
+        self._epochs.append(epoch)
         self._samples.append(self._batch if samples is None else samples)
+        self._losses.append(loss)
         if norm2 is not None:
             self._norms2.append(norm2)
+        self._added += 1
+        if self._milestones is not None:
+            self._milestones.given(self._added)
+
+    def follow(self, device: torch.device, milestones: Milestones | None = None) -> None:
+        """Know from now on which steps `device` has made; a CPU has made a step when the call returns."""
+        if device.type == "cuda":
+            self._reader = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            milestones = milestones or Milestones()
+        self._milestones = milestones
 
     def looks_broken(self) -> bool:
         """Return whether the newest loss is not finite, or one before. It waits for the device of that loss.
 
         A gradient that is not finite spoils the parameters of all ranks, and with them all losses from then on.
         """
-        newest = self._pending[-1][2] if self._pending else None
+        newest = self._losses[-1] if self._losses else None
         return self.broken_step is not None or bool(newest is not None and not math.isfinite(newest.item()))
 
     def state_at(self, step: int) -> tuple[float, bool, float]:
@@ -90,21 +115,41 @@ class Recorder:
         loss = float(losses[here[0]]) if len(here) else math.nan
         return loss, finite, float(before.min()) if len(before) else math.nan
 
-    def drain(self, clock: LapClock) -> None:
-        """Read the laps of the pending steps and append them to the file."""
-        columns = clock.drain()
-        self.drained = now()
-        if not self._pending:
+    def drain_made(self, clock: LapClock) -> None:
+        """Read the laps of the pending steps that the device has made, without waiting for it, and append them.
+
+        It is waited for where too many would be pending.
+        """
+        pending = len(self)
+        if self._milestones is None:
+            self.drain(clock)
             return
-        steps = np.array([step for step, _, _ in self._pending])
-        epochs = np.array([epoch for _, epoch, _ in self._pending])
-        told = np.array([loss is not None for _, _, loss in self._pending])
-        losses = np.full(len(steps), np.nan, np.float32)
-        if told.any():
-            losses[told] = torch.stack([loss for _, _, loss in self._pending if loss is not None]).float().cpu().numpy()
-        # Kept for every step or for none: what a backend with hooks has is nothing.
-        norms2 = torch.stack(self._norms2).float().cpu().numpy() if len(self._norms2) == len(steps) else None
-        self._norms2 = []
+        made = self._milestones.done(at_least=self._added - MOST_PENDING)
+        self.drain(clock, keep=min(pending, self._added - made))
+
+    def drain(self, clock: LapClock, keep: int = 0) -> None:
+        """Read the laps of the pending steps, but for the newest `keep`, and append them to the file.
+
+        On a GPU that waits for the last of those steps. With `keep` it must have been made already.
+        """
+        columns = clock.drain(keep)
+        self.drained = now()
+        count = len(self) - keep
+        if count <= 0:
+            return
+        steps, epochs = np.array(self._steps[:count]), np.array(self._epochs[:count])
+        known = [loss for loss in self._losses[:count] if loss is not None]
+        told = np.array([loss is not None for loss in self._losses[:count]])
+        losses = np.full(count, np.nan, np.float32)
+        complete = len(self._norms2) == len(self)
+        # On a stream of its own, or the copies would wait behind the steps that the device was given since.
+        with torch.cuda.stream(self._reader) if keep and self._reader is not None else nullcontext():
+            if known:
+                losses[told] = torch.stack(known).float().cpu().numpy()
+            norms2 = torch.stack(self._norms2[:count]).float().cpu().numpy() if complete else None
+        samples = np.array(self._samples[:count])
+        for each in (self._steps, self._epochs, self._samples, self._losses, self._norms2):
+            del each[:count]
         self._recent.append((steps, losses, norms2))
         if self.broken_step is None:
             broken = told & ~np.isfinite(losses)
@@ -112,15 +157,19 @@ class Recorder:
                 broken |= ~np.isfinite(norms2)
             if broken.any():
                 self.broken_step = int(steps[broken.argmax()])
-        rows = {"step": steps, "epoch": epochs, **columns, "samples": np.array(self._samples)}
-        self._append({**rows, "loss": np.ma.array(losses, mask=~told)} if told.any() else rows)
-        self._pending, self._samples = [], []
+        rows = {"step": steps, "epoch": epochs, **columns, "samples": samples}
+        self._append({**rows, "loss": np.ma.array(losses, mask=~told)} if known else rows)
         if epochs[-1] != self._loss_epoch:
             self._loss_sum, self._loss_count, self._loss_epoch = 0.0, 0, int(epochs[-1])
-        self._loss_sum += float(losses.sum(dtype=np.float64))
-        self._loss_count += len(losses)
+        newest = losses[epochs == epochs[-1]]
+        self._loss_sum += float(newest.sum(dtype=np.float64))
+        self._loss_count += len(newest)
         step_s = columns.get("step_s")
-        self.recent_step_s = clock.span_s / len(steps) if step_s is None else float(np.median(step_s))
+        if step_s is not None:
+            self.recent_step_s = float(np.median(step_s))
+        else:  # nothing was stamped: the span is that of the steps given since the last drain
+            self.recent_step_s = clock.span_s / max(1, self._added - self._drained_at)
+        self._drained_at = self._added
 
     def _append(self, columns: dict[str, np.ndarray]) -> None:
         if self.lost_from is None:

@@ -7,7 +7,7 @@ not equally fast.
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 from horovod_study.comm.base import Backend, Optimizer
+from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
-from horovod_study.workload.loaders import Batch, Loader
+from horovod_study.workload.graphs import CapturedStep
+from horovod_study.workload.loaders import Batch, Loader, feed
 from horovod_study.workload.optimizer import Arithmetic
 
 TrainStep = Callable[
@@ -39,6 +41,8 @@ class Scratch:
     loader: Loader
     device: torch.device
     train_step: TrainStep
+    captured: CapturedStep | None = None  # what makes a step instead, where steps are CUDA graphs
+    _given: list[Iterator[Batch | None]] = field(default_factory=list)
     _stream: list[Iterator[Batch]] = field(default_factory=list)
     _kept: list[Callable[[], None]] = field(default_factory=list)
 
@@ -49,15 +53,30 @@ class Scratch:
             self._stream.append(itertools.chain.from_iterable(epochs))
         return next(self._stream[0])
 
+    @property
+    def laps(self) -> Sequence[str]:
+        """Return the laps of a step, in their order."""
+        return ORDINARY_LAPS if self.captured is None else self.captured.laps
+
     def steps(self, count: int, clock: LapClock, before: Callable[[int], None] | None = None) -> None:
         """Make `count` training steps with laps on `clock`, which was started; `before(k)` is called before step k."""
         for step in range(count):
             if before is not None:
                 before(step)
             clock.begin()
+            if self.captured is not None:
+                self.captured.take(next(self._feed(self.captured)), clock)
+                continue
             curves, targets = self.batch()
             clock.lap("data")
             self.train_step(self.model, self.optimizer, curves, targets, self.backend, clock, self.arithmetic)
+
+    def _feed(self, captured: CapturedStep) -> Iterator[Batch | None]:
+        """Return what captured steps are given, one epoch after the other."""
+        if not self._given:
+            epochs = (feed(self.loader, captured, epoch) for epoch in itertools.count())
+            self._given.append(itertools.chain.from_iterable(epochs))
+        return self._given[0]
 
     def settle(self) -> None:
         """Return when the device has done what it was given."""

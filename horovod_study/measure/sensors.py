@@ -318,12 +318,23 @@ class Gpus:
         for number, uuid in enumerate(dict.fromkeys(uuids)):
             part = f"gpu {number}"
             try:
-                name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-                handle = self._nvml.nvmlDeviceGetHandleByUUID(name)
+                handle = self._handle(uuid)
                 self.devices[part] = _text(self._nvml.nvmlDeviceGetName(handle))
                 self._handles[part] = handle
             except self._nvml.NVMLError as error:
                 self.missing[part] = f"{uuid} is not to be seen from here ({error})"
+
+    def _handle(self, uuid: str) -> Any:
+        """Return the library's handle; a UUID without prefix, as PyTorch tells it, may be that of a part of a GPU."""
+        names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
+        try:
+            return self._nvml.nvmlDeviceGetHandleByUUID(names[0])
+        except self._nvml.NVMLError:
+            if len(names) == 1:
+                raise
+            with suppress(self._nvml.NVMLError):
+                return self._nvml.nvmlDeviceGetHandleByUUID(names[1])
+            raise
 
     def read(self, at_s: float) -> Rows:
         """Return the rows "gpu N"; what one of them does not tell is left out, and `missing` says why."""

@@ -45,6 +45,7 @@ _TO_HOST = ("cpu", "tolist")
 """Methods that bring a tensor to the host. Tensor.numpy is none of them: on a GPU it fails instead of waiting."""
 
 _CUDA_WARNING = "called a synchronizing CUDA operation"
+_PROTOTYPE = "Synchronization debug mode is a prototype feature"  # PyTorch says so when it is switched on
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _STANDARD = (sysconfig.get_paths()["stdlib"] + os.sep, "<frozen ")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -122,6 +123,7 @@ class Finder:
         with warnings.catch_warnings():
             shown = warnings.showwarning
             warnings.filterwarnings("always", message=f".*{_CUDA_WARNING}")
+            warnings.filterwarnings("ignore", message=f".*{_PROTOTYPE}")
             warnings.showwarning = show  # the place that a warning names is a line of PyTorch where that made the call
             torch.cuda.set_sync_debug_mode("warn")
             try:

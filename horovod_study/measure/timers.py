@@ -11,6 +11,9 @@ A way is what is different: the clock that training has in a timer mode with a r
 file of its own, or a profiler around the step. `off` is there twice: the second one, `control`, shows what the method
 finds where there is nothing to be found.
 
+With CUDA graphs, off and light share the graphs of the whole step; strict has graphs of its own, of the phases, as in
+training.
+
 Rows are written between the blocks, as rarely as in training, and that is timed by itself: a block that happens to
 contain the writing would stand out, and be taken for a disturbance.
 """
@@ -27,6 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +43,7 @@ from horovod_study.cluster.bench import leave
 from horovod_study.cluster.ranks import answer
 from horovod_study.cluster.timers import ROWS
 from horovod_study.comm import Backend, agreed, detect, open_backend
-from horovod_study.config import LAPS, TIMER_MODES, RunConfig, parse_widths, run_config
+from horovod_study.config import ORDINARY_LAPS, TIMER_MODES, RunConfig, parse_widths, run_config
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import LapClock, now, sleep, utc_now
@@ -48,7 +52,8 @@ from horovod_study.progress import say
 from horovod_study.train import DRAIN_S, DRAIN_STEPS, open_clock, train_step
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
-from horovod_study.workload.loaders import Batch, Loader, open_loader
+from horovod_study.workload.graphs import RING, CapturedStep
+from horovod_study.workload.loaders import Loader, feed, open_loader, resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
 
@@ -116,6 +121,8 @@ class _Way:
     """One way to make a step: its clock and recorder, what goes around a block, and what was found."""
 
     clock: LapClock
+    laps: tuple[str, ...]  # of each step
+    phases: bool = False  # graphs of their own for forward and backward
     steps: int = 0  # of a block that are timed
     writer: records.StepWriter | None = None
     recorder: Recorder | None = None
@@ -147,15 +154,16 @@ def measure(
         batches = data.Batches(
             dataset.train_size, batch=config.batch, rank=backend.rank, workers=backend.workers, seed=config.seed
         )
-        stream = _Stream(open_loader(config, dataset, batches, device), batches.steps_per_epoch)
-        steps = _Steps(config, backend, device, stream)
-        ways = _open_ways(plan, config, backend, device, steps.bare_model, folder)
+        loader = open_loader(config, dataset, batches, device)
+        steps = _Steps(config, backend, device, loader, batches.steps_per_epoch)
+        names = [name for name in plan.ways if not (config.cuda_graphs and name == "module hooks")]  # none are called
+        ways = _open_ways(names, config, backend, device, steps, folder)
     try:
         rows_per_drain = _calibrate(plan, backend, steps, ways)
         shuffle = random.Random(plan.seed)
         began = now()
         for done in itertools.count(1):
-            due = [name for name in plan.ways if (done - 1) % plan.every(name) == 0]
+            due = [name for name in names if (done - 1) % plan.every(name) == 0]
             for name in shuffle.sample(due, len(due)):
                 steps.block(ways[name])
                 if (recorder := ways[name].recorder) is not None and len(recorder) >= rows_per_drain:
@@ -172,7 +180,8 @@ def measure(
                 _drain(way)
         calls_s = {mode: _calls(ways[mode], steps.loss, rows_per_drain) for mode in TIMER_MODES}
     finally:
-        stream.close()
+        steps.close()
+        loader.close()
         for way in ways.values():
             if way.writer is not None:
                 way.writer.close()
@@ -194,9 +203,11 @@ def measure(
         "hosts": [host for host, _ in places],
         "batch": config.batch,
         "threads": config.threads,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": (torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
+        + (f", CUDA graphs, {config.kernels} kernels" if config.cuda_graphs else ""),
         "plan": asdict(plan),
-        "ways": list(plan.ways),
+        "config": config.to_dict(),
+        "ways": names,
         "steps": {name: way.steps for name, way in ways.items()},
         "every": {name: plan.every(name) for name in ways},
         "lead_steps": LEAD_STEPS,
@@ -236,50 +247,66 @@ def _device(config: RunConfig, backend: Backend) -> torch.device:
 class _Stream:
     """Batches without end. The order of an epoch is drawn when it begins, and that is kept out of the blocks."""
 
-    def __init__(self, loader: Loader, steps_per_epoch: int) -> None:
-        self._loader, self._per_epoch = loader, steps_per_epoch
+    def __init__(self, begin: Callable[[int], Iterator[Any]], steps_per_epoch: int) -> None:
+        """`begin` gives the batches of an epoch; for steps that gather their own, None for each."""
+        self._begin_epoch, self._per_epoch = begin, steps_per_epoch
         self._epoch, self._left = 0, 0
-        self._batches: Iterator[Batch] = iter(())
+        self._batches: Iterator[Any] = iter(())
 
     def ready(self, steps: int) -> None:
         """Begin another epoch if this one has not so many steps left."""
         if self._left < min(steps, self._per_epoch):
             self._begin()
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Any:
         if not self._left:
             self._begin()
         self._left -= 1
         return next(self._batches)
 
     def _begin(self) -> None:
-        self._batches, self._left = self._loader.epoch(self._epoch), self._per_epoch
+        self._batches, self._left = self._begin_epoch(self._epoch), self._per_epoch
         self._epoch += 1
-
-    def close(self) -> None:
-        """Give the loader back."""
-        self._loader.close()
 
 
 class _Steps:
     """The trainer's step on one model, in blocks."""
 
-    def __init__(self, config: RunConfig, backend: Backend, device: torch.device, stream: _Stream) -> None:
-        self._backend, self._device, self._stream = backend, device, stream
+    def __init__(
+        self, config: RunConfig, backend: Backend, device: torch.device, loader: Loader, steps_per_epoch: int
+    ) -> None:
+        self._backend, self._device = backend, device
         torch.manual_seed(config.seed)
         self._arithmetic = Arithmetic(config, device)
         self.bare_model = StressCNN(
             widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
         ).to(device)
         bare_optimizer, _ = make_optimizer(config, self.bare_model.parameters(), workers=backend.workers)
-        called = accelerate(self.bare_model, config, device, self._arithmetic)
+        called = accelerate(self.bare_model, config, device)
         self._model, self._optimizer = backend.bind(called, bare_optimizer)
+        shared = _Stream(loader.epoch, steps_per_epoch)
+        self._streams = {False: shared, True: shared}
+        self.captured: dict[bool, CapturedStep] = {}  # with graphs of the phases or without -> the step
+        for phases in (False, True) if config.cuda_graphs else ():
+            self.captured[phases] = captured = CapturedStep(
+                config,
+                model=self._model,
+                bare_model=self.bare_model,
+                optimizer=self._optimizer,
+                backend=backend,
+                arithmetic=self._arithmetic,
+                device=device,
+                resident=resident(loader),
+                phases=phases,
+            )
+            if resident(loader) is not None:  # each gathers its own batches, and knows which come next
+                self._streams[phases] = _Stream(partial(feed, loader, captured), steps_per_epoch)
         self._step = 0
         self.loss = torch.zeros((), device=device)
 
     def block(self, way: _Way) -> None:
         """Make a block of steps `way`, untimed ones first, and note the seconds of the others on this rank."""
-        self._stream.ready(LEAD_STEPS + way.steps)
+        self._streams[way.phases].ready(LEAD_STEPS + way.steps)
         self._backend.barrier()
         with ExitStack() as stack:
             entered = now()
@@ -298,16 +325,23 @@ class _Steps:
                 way.around_s.append(now() - closed + began - entered)
 
     def _make(self, way: _Way, count: int) -> None:
-        clock, recorder, stream, step = way.clock, way.recorder, self._stream, self._step
+        clock, recorder, stream, step = way.clock, way.recorder, self._streams[way.phases], self._step
+        captured = self.captured.get(way.phases)
         model, optimizer, backend, arithmetic = self._model, self._optimizer, self._backend, self._arithmetic
         # The lines of the training loop: the batch, the step, and what is kept of it.
         for _ in range(count):
             clock.begin()
-            curves, targets = next(stream)  # (B, C, L), (B, P)
-            clock.lap("data")
-            loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
+            batch = next(stream)
+            if captured is None:
+                curves, targets = batch  # (B, C, L), (B, P)
+                clock.lap("data")
+                loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
+                norm2 = backend.local_norm2
+            else:
+                loss = captured.take(batch, clock)
+                norm2 = captured.norm2
             if recorder is not None:
-                recorder.add(step, 0, loss, None if arithmetic.scaler else backend.local_norm2)
+                recorder.add(step, 0, loss, None if arithmetic.scaler else norm2)
             step += 1
         self._step, self.loss = step, loss
 
@@ -315,19 +349,30 @@ class _Steps:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def close(self) -> None:
+        """Free the graphs."""
+        for captured in self.captured.values():
+            captured.close()
+
 
 def _open_ways(
-    plan: Plan, config: RunConfig, backend: Backend, device: torch.device, model: nn.Module, folder: Path
+    names: Sequence[str], config: RunConfig, backend: Backend, device: torch.device, steps: _Steps, folder: Path
 ) -> dict[str, _Way]:
     """Return the ways by name; those with a recorder write into folders of their own."""
     around: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "torch.profiler": torch.profiler.profile,
         "cProfile": cProfile.Profile,
-        "module hooks": lambda: _module_hooks(model),
+        "module hooks": lambda: _module_hooks(steps.bare_model),
     }
     ways = {}
-    for name in plan.ways:
-        way = _Way(clock=_clock(name if name in TIMER_MODES else "off", config, device), around=around.get(name))
+    for name in names:
+        phases = config.cuda_graphs and name == "strict"
+        way = _Way(
+            clock=_clock(name if name in TIMER_MODES else "off", config, device),
+            laps=steps.captured[phases].laps if steps.captured else ORDINARY_LAPS,
+            phases=phases,
+            around=around.get(name),
+        )
         if name != "nothing":
             own = folder / name.replace(" ", "-")
             own.mkdir(parents=True, exist_ok=True)
@@ -382,7 +427,9 @@ def _calibrate(plan: Plan, backend: Backend, steps: _Steps, ways: Mapping[str, _
         if way.recorder is not None:
             _drain(way)
         way.block_s, way.around_s, way.drains = [], [], []
-    return max(1, min(DRAIN_STEPS, round(DRAIN_S / step_s)))
+    rows = max(1, min(DRAIN_STEPS, round(DRAIN_S / step_s)))
+    # The losses of captured steps lie in rings that ways share: they are read before one has gone round.
+    return max(1, min(rows, RING // (2 * len(ways)))) if steps.captured else rows
 
 
 def _drain(way: _Way) -> None:
@@ -403,7 +450,7 @@ def _calls(way: _Way, loss: torch.Tensor, rows_per_drain: int) -> float:
     began = now()
     for step in range(CALLS):
         clock.begin()
-        for lap in LAPS:
+        for lap in way.laps:
             clock.lap(lap)
         recorder.add(step, 0, loss, None)
         if len(recorder) >= rows_per_drain:

@@ -24,7 +24,7 @@ from horovod_study.analysis.accounting import (
     Views,
 )
 from horovod_study.analysis.attribution import Estimate
-from horovod_study.analysis.breakdown import BASES, PARTS
+from horovod_study.analysis.breakdown import BASES, HOLDS_SYNC, PARTS, hiding, shown
 from horovod_study.report.figures import MOST_HEIGHT_IN, legend
 from horovod_study.report.files import write_result
 from horovod_study.report.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, Look, folded, small, text_in
@@ -80,7 +80,8 @@ def text(found: Accounting, gate: Gate | None) -> list[str]:
 
 def _step_lines(found: Accounting) -> list[str]:
     """Return ms per step and shares of every run, and of every worker count."""
-    lines = [f"{'ms per step, and share of it':<{_LABEL}}{''.join(HEADS[part].rjust(_CELL) for part in PARTS)}"]
+    parts = shown(found.cells, PARTS)
+    lines = [f"{'ms per step, and share of it':<{_LABEL}}{''.join(HEADS[part].rjust(_CELL) for part in parts)}"]
     alone, before = len(found.runs) == 1, ""
     for series, cell in _cells(found.cells):
         step = cell["step"]
@@ -91,13 +92,13 @@ def _step_lines(found: Accounting) -> list[str]:
         lines.append(f"  {plural(step['workers'], 'worker')}{over}")
         runs = [run for run in found.runs if found.series[run.run] == series and run.workers == step["workers"]]
         for run in runs:
-            lines += _two_lines(f"    {_short(run.run)}", run)
+            lines += _two_lines(f"    {_short(run.run)}", run, parts)
             for rank in run.ranks if alone and len(run.ranks) > 1 else ():
-                lines += _two_lines(f"      rank {rank.rank} on {rank.host}", rank)
+                lines += _two_lines(f"      rank {rank.rank} on {rank.host}", rank, parts)
         if step["repeats"] > 1:
-            lines.append(_line(f"    mean of {step['repeats']} repeats", [_ms(cell[part]["mean_s"]) for part in PARTS]))
-            lines.append(_line("", [_share(cell[part]["share"]) for part in PARTS]))
-            medians = [_ms(cell[part]["median_s"]) for part in PARTS]
+            lines.append(_line(f"    mean of {step['repeats']} repeats", [_ms(cell[part]["mean_s"]) for part in parts]))
+            lines.append(_line("", [_share(cell[part]["share"]) for part in parts]))
+            medians = [_ms(cell[part]["median_s"]) for part in parts]
             lines.append(_line(f"    median of {step['repeats']} (no sum)", medians))
     for run in found.runs:
         if run.why_not:
@@ -113,11 +114,11 @@ def _cells(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
     return [(str(key[0]), rows) for key, rows in grouped.items()]
 
 
-def _two_lines(label: str, each: RunAccount | RankAccount) -> list[str]:
+def _two_lines(label: str, each: RunAccount | RankAccount, parts: Sequence[str]) -> list[str]:
     whole = each.parts_s["step"]
     return [
-        _line(label, [_ms(each.parts_s[part]) for part in PARTS]),
-        _line("", [_share(each.parts_s[part] / whole if whole > 0 else math.nan) for part in PARTS]),
+        _line(label, [_ms(each.parts_s[part]) for part in parts]),
+        _line("", [_share(each.parts_s[part] / whole if whole > 0 else math.nan) for part in parts]),
     ]
 
 
@@ -160,23 +161,26 @@ def _excluded_lines(found: Accounting) -> list[str]:
 def _growth_lines(cells: pd.DataFrame) -> list[str]:
     """Return T(N) - T(1) by part against each baseline: ms, interval, share of the whole growth."""
     lines: list[str] = []
+    parts = shown(cells, PARTS)
     for kind in BASES:
         grown = [(name, cell) for name, cell in _cells(cells) if cell["step"]["workers"] > 1 and _known(cell, kind)]
         if not grown:
             continue
         head = f"T(N) {MINUS} T(1) in ms, T(1): {kind}"
-        lines += [f"{head:<{_LABEL}}{''.join(HEADS[part].rjust(_CELL) for part in PARTS)}"]
+        lines += [f"{head:<{_LABEL}}{''.join(HEADS[part].rjust(_CELL) for part in parts)}"]
         for series, cell in grown:
             step = cell["step"]
             lines.append(f"  {series}, {plural(step['workers'], 'worker')}")
-            lines.append(_line("    difference", [_ms(cell[part][f"minus_{kind}_s"], sign=True) for part in PARTS]))
-            lines.append(_line("    share of it", [_share(cell[part][f"growth_{kind}"]) for part in PARTS]))
+            lines.append(_line("    difference", [_ms(cell[part][f"minus_{kind}_s"], sign=True) for part in parts]))
+            lines.append(_line("    share of it", [_share(cell[part][f"growth_{kind}"]) for part in parts]))
             if math.isfinite(step[f"minus_{kind}_low_s"]):
                 for words, end in (("    95 % from", "low"), ("    95 % to", "high")):
-                    ends = [_ms(cell[part][f"minus_{kind}_{end}_s"], sign=True) for part in PARTS]
+                    ends = [_ms(cell[part][f"minus_{kind}_{end}_s"], sign=True) for part in parts]
                     lines.append(_line(words, ends))
             lines.append(f"    {step[f'interval_{kind}']}")
-            lines += [f"    {HEADS[part]}: {cell[part]['note']}" for part in PARTS if cell[part]["note"]]
+            noted = [(part, cell[part]["note"]) for part in parts if cell[part]["note"]]
+            for note in dict.fromkeys(note for _, note in noted):
+                lines.append(f"    {', '.join(HEADS[part] for part, each in noted if each == note)}: {note}")
         lines.append("")
     return lines[:-1]
 
@@ -299,8 +303,12 @@ def caption(found: Accounting) -> str:
             "The mark is the whole difference"
             + (", its whisker the 95 % interval over repeats." if cells[f"minus_{kind}_low_s"].notna().any() else ".")
         )
-    if (cells["note"] == "inside backward").any():
-        words += " Backward hatched in colour: it holds the synchronisation, which cannot be told apart there."
+    if "compute" in shown(cells, PARTS):
+        words += " Compute: one CUDA graph of forward and backward; that of a worker alone holds the update too."
+    for lap in hiding(cells):
+        words += (
+            f" {lap.capitalize()} hatched in colour: it holds the synchronisation, which cannot be told apart there."
+        )
     return words
 
 
@@ -373,9 +381,10 @@ def _steps(axes: Axes, bars: Sequence[tuple[str, dict[str, Any]]], wide_in: floa
     pitch_in = 0.82 * wide_in / (max(len(bars), _FEWEST_BARS) + 0.2)
     upright, texts = False, []
     for place, (_, bar) in enumerate(bars):
-        _stack(axes, place, bar, {part: bar[part]["mean_s"] * 1e3 for part in LAPS})
+        parts = {part: bar[part]["mean_s"] * 1e3 for part in LAPS if part in bar}
+        _stack(axes, place, bar, parts)
         step = bar["step"]
-        if not any(math.isfinite(bar[part]["mean_s"]) for part in LAPS):
+        if not any(math.isfinite(value) for value in parts.values()):
             axes.bar(place, step["mean_s"] * 1e3, width=0.66, fill=False, edgecolor=QUIET, linestyle=":", linewidth=0.8)
         if step["repeats"] > 1:
             _whisker(axes, place, step["min_s"] * 1e3, step["max_s"] * 1e3)
@@ -409,7 +418,7 @@ def _steps(axes: Axes, bars: Sequence[tuple[str, dict[str, Any]]], wide_in: floa
 def _growths(axes: Axes, bars: Sequence[dict[str, Any]], kind: str) -> None:
     ends = [0.0]
     for place, bar in enumerate(bars):
-        parts = {part: bar[part][f"minus_{kind}_s"] * 1e3 for part in LAPS}
+        parts = {part: bar[part][f"minus_{kind}_s"] * 1e3 for part in LAPS if part in bar}
         ends += _stack(axes, place, bar, parts)
         step = bar["step"]
         whole, low, high = (step[f"minus_{kind}{end}_s"] * 1e3 for end in ("", "_low", "_high"))
@@ -432,13 +441,13 @@ def _growths(axes: Axes, bars: Sequence[dict[str, Any]], kind: str) -> None:
 def _stack(axes: Axes, place: int, bar: dict[str, Any], values: dict[str, float]) -> list[float]:
     """Draw the parts of one bar from zero, what is negative downwards; return its ends."""
     ends = {1: 0.0, -1: 0.0}
-    hides = bar["sync"]["note"] == "inside backward" and bar["step"]["workers"] > 1
-    for part, look in LAPS.items():
-        value = values[part]
+    hides = HOLDS_SYNC.get(bar["sync"]["note"]) if bar["step"]["workers"] > 1 else None
+    for part, value in values.items():
+        look = LAPS[part]
         if not math.isfinite(value) or value == 0:
             continue
         side = 1 if value > 0 else -1
-        hidden = hides and part == "backward"
+        hidden = part == hides
         edge = LAPS["sync"].color if hidden else INK if look.hatch else PAPER
         axes.bar(
             place,
@@ -471,17 +480,17 @@ def _handles(cells: pd.DataFrame) -> list[Patch]:
             linewidth=0.6 if look.hatch else 0.5,
             label=look.label,
         )
-        for look in LAPS.values()
+        for look in (LAPS[lap] for lap in shown(cells, tuple(LAPS)))
     ]
-    if (cells["note"] == "inside backward").any():
-        look = LAPS["backward"]
+    for lap in hiding(cells):
+        look = LAPS[lap]
         handles.append(
             Patch(
                 facecolor=look.color,
                 edgecolor=LAPS["sync"].color,
                 hatch=HIDDEN_HATCH,
                 linewidth=0.5,
-                label="backward with hidden sync",
+                label=f"{lap} with hidden sync",
             )
         )
     return handles

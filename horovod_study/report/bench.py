@@ -96,7 +96,8 @@ def _head(network: Network, document: Mapping[str, Any]) -> str:
     )
     return "\n".join(
         [
-            f"# {network.workers} workers: {placed}; {machine['cpu_model']}, {machine['cores']} cores; "
+            f"# {network.workers} worker{'s' * (network.workers > 1)}: {placed}; "
+            f"{machine['cpu_model']}, {machine['cores']} cores; "
             f"{conditions['started']}, load {conditions['load_before']:g} before",
             f"# {', '.join([*versions, library or machine['mpi'] or 'no MPI'])}",
             "# time: of the slowest worker, mean over the iterations, median over the rounds; GB = 1e9 bytes; busbw = "
@@ -182,7 +183,7 @@ def _machine_lines(network: Network, roofline: Roofline) -> str:
         lines.append(f"  matrix peak {PRECISION_NAMES.get(name, name):<20}{peak / 1e9:>12,.1f} GFLOP/s")
     for row in network.copies.to_dict("records"):
         value = (
-            f"{row['gb_per_s_median']:>12.2f} GB/s ({row['gb_per_s_min']:.2f} - {row['gb_per_s_max']:.2f})"
+            f"{row['gb_per_s_median']:>12,.2f} GB/s ({row['gb_per_s_min']:,.2f} - {row['gb_per_s_max']:,.2f})"
             if isinstance(row["reason"], float) or not row["reason"]
             else f"{'-':>12} ({row['reason']})"
         )
@@ -193,7 +194,31 @@ def _machine_lines(network: Network, roofline: Roofline) -> str:
         f"{model['batch'] / roofline.step_s:,.0f} samples/s, {roofline.flop_per_s / 1e9:.1f} GFLOP/s "
         f"({roofline.flop_per_s / roofline.peak_flop_per_s:.0%} of the fp32 peak)"
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_gpu_lines(network)])
+
+
+def _gpu_lines(network: Network) -> list[str]:
+    """Return what launching takes on a GPU, and where the step stands between launching, moving and computing."""
+    lines = []
+    if (launch := network.launch) is not None:
+        lines.append(
+            f"  launch of a kernel            {_us(launch['eager_s']):>12} us one by one "
+            f"({_us(launch['host_s'])} us of the host), {_us(launch['graph_s'])} us in a CUDA graph, "
+            f"{_us(launch['replay_s'])} us to replay a graph"
+        )
+    if (step := network.step_roofline) is not None:
+        parts = [
+            "launching not known (no profiler may look)"
+            if step["launching_s"] is None
+            else f"{step['launches']} launches {_us(step['launching_s'])} us",
+            f"{step['bytes'] / 1e6:.1f} MB of memory {_us(step['moving_s'])} us",
+            f"{step['operations'] / 1e6:.0f} MFLOP {_us(step['computing_s'])} us",
+        ]
+        lines.append(
+            f"  of the step's {_us(step['step_s'])} us: {', '.join(parts)}; "
+            f"{step['bound']} explains {step['share']:.0%}"
+        )
+    return lines
 
 
 def _roofline_table(roofline: Roofline) -> str:
@@ -206,7 +231,7 @@ def _roofline_table(roofline: Roofline) -> str:
     ]
     for each in roofline.networks:
         lines.append(
-            f" {each.way:<17}{roofline.network_flop_per_byte:>10.1f}{_gb(each.bytes_per_s / 1e9):>8}"
+            f" {each.way:<17}{roofline.network_flop_per_byte or 0.0:>10.1f}{_gb(each.bytes_per_s / 1e9):>8}"
             f"{each.ridge_flop_per_byte:>9.1f}{each.attainable_flop_per_s / 1e9:>20,.1f}"
             + ("" if each.share_without_overlap is None else f"   {each.share_without_overlap:.1%}")
         )
@@ -246,12 +271,19 @@ def _styles(names: list[str]) -> dict[str, SeriesStyle]:
         pair = (backend, transport) if transport else ("mpi", "mpi") if name == "mpi" else ("raw", name)
         fixed = {"partition": "", "setting": "", "horovod_defaults": False, "reduction": name}
         rows.append({"series": name, "backend": pair[0], "transport": pair[1], **fixed})
-    return series_styles(pd.DataFrame(rows))
+    return series_styles(pd.DataFrame(rows)) if rows else {}
 
 
 def draw_network(network: Network, width_in: float) -> Figure:
     """Return time and bus bandwidth against message size; call it inside style()."""
     points = network.points[(network.points["operation"] == "allreduce") & (network.points["place"] == "in")]
+    factor = bus_factor("allreduce", network.workers)
+    if not factor:  # one worker alone puts nothing on a bus
+        factor = 1.0
+        rates = {name: points["bytes"] / points[f"seconds_{name}"] / 1e9 for name in ("median", "min", "max")}
+        points = points.assign(
+            busbw_gb_per_s=rates["median"], busbw_min_gb_per_s=rates["max"], busbw_max_gb_per_s=rates["min"]
+        )
     names = list(dict.fromkeys(points["way"]))
     looks = _styles(names)
     narrow = width_in < NARROW_IN
@@ -277,11 +309,11 @@ def draw_network(network: Network, width_in: float) -> Figure:
         if fit is not None:
             along = np.geomspace(fit.low_bytes, fit.high_bytes, 200)
             seconds = fit.alpha_s + along / fit.beta_bytes_per_s
-            factor = bus_factor("allreduce", network.workers)
             left.plot(along, seconds * 1e6, color=look.color, linewidth=1.0, linestyle=look.dash, zorder=2)
             right.plot(along, along / seconds * factor, color=look.color, linewidth=1.0, linestyle=look.dash)
     flat = network.model["flat_bytes"]
-    for axes, title in ((left, "Time of an all-reduce (µs)"), (right, "Bus bandwidth (bytes/s)")):
+    bandwidth = "Bus bandwidth" if network.workers > 1 else "Bandwidth S/t"
+    for axes, title in ((left, "Time of an all-reduce (µs)"), (right, f"{bandwidth} (bytes/s)")):
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.axvline(flat, color=_MODEL, linewidth=0.9, linestyle=(0, (1.2, 1.2)), zorder=1)
@@ -354,7 +386,7 @@ def draw_roofline(network: Network, width_in: float) -> Figure:
     highest = max(roofline.peaks_flop_per_s.values())
     bandwidths = [roofline.memory_bytes_per_s, *(each.bytes_per_s for each in roofline.networks)]
     left = min(roofline.memory_flop_per_byte, peak / max(bandwidths)) / 8
-    right = max(roofline.network_flop_per_byte, highest / min(bandwidths)) * 8
+    right = max(roofline.network_flop_per_byte or 0.0, highest / min(bandwidths)) * 8
     bottom = min(roofline.flop_per_s, roofline.memory_bytes_per_s * left) / 3
     along = np.geomspace(left, right, 400)
     handles = []
@@ -383,6 +415,8 @@ def draw_roofline(network: Network, width_in: float) -> Figure:
         (roofline.memory_flop_per_byte, False, "step, per byte of memory"),
         (roofline.network_flop_per_byte, True, "step, per byte on the network"),
     ):
+        if x is None:
+            continue
         axes.plot(x, done, "o", markersize=6, color=_MODEL, markerfacecolor=_MODEL if filled else PAPER, zorder=4)
         axes.annotate(
             f"{words}\n{x:.3g} FLOP/byte, {done:.3g} GFLOP/s",

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from horovod_study.analysis.breakdown import NOTES
 from horovod_study.analysis.losses import IDEAL, MEASURED
 from horovod_study.analysis.network import Network, restored
 from horovod_study.analysis.study import Analysis
@@ -80,6 +81,9 @@ def _losses(analysis: Analysis) -> Drawing | None:
     main = cells[cells["setting"].isin(settings_of(table, most=1))]
     chosen = main.sort_values("workers", ascending=False, kind="stable").head(MOST_WAYS).sort_index()
     order = [part for part in LOOKS if part in set(top.loc[top["series"].isin(chosen["series"]), "part"])]
+    hidden = top[top["series"].isin(chosen["series"]) & (top["part"] == "hidden")]
+    inside = sorted({"compute" if note == NOTES["captured"] else "backward" for note in hidden["note"]})
+    names = [f"hidden in {' or '.join(inside)}" if part == "hidden" else LOOKS[part].label for part in order]
     labels = series_labels(analysis.points)
     kind = analysis.provenance["baseline"]
 
@@ -97,7 +101,7 @@ def _losses(analysis: Analysis) -> Drawing | None:
             _way(
                 axes, {str(row["part"]): row for row in own.to_dict("records")}, order, labels[cell["series"]], panel_in
             )
-            axes.set_yticks(range(len(order)), [LOOKS[part].label for part in order])
+            axes.set_yticks(range(len(order)), names)
             axes.tick_params(axis="y", length=0, labelleft=place % columns == 0)
             axes.set_ylim(len(order) - 0.45, -0.55)
             axes.grid(axis="y", visible=False)

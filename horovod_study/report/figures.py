@@ -21,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from horovod_study.analysis.breakdown import HOLDS_SYNC, hiding, shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.report.interactive import mark
@@ -726,17 +727,23 @@ def _breakdown(analysis: Analysis) -> Drawing | None:
         legend(figure, _lap_handles(parts), width_in)
         return figure
 
-    hidden = parts.loc[parts["note"] == "inside backward", "series"].drop_duplicates()
+    hidden = {lap: _series_hiding(parts, lap) for lap in hiding(parts)}
     caption = (
         "Where the time of a step goes: mean seconds per step over the timed window, all workers and all repeats, "
         "shown in ms for each number of workers. The parts add up to the step; 'unexplained' is what no part covers. "
         "'Waiting' is exposed: from the end of a worker's own backward pass to the averaged gradients."
     )
+    if "compute" in shown(parts, tuple(LAPS)):
+        caption += (
+            " 'Compute' is one CUDA graph of forward and backward; that of a worker alone holds the update too. It is "
+            "not comparable with forward or backward alone."
+        )
     if len(order) > MOST_LINES:
         caption += " Where a page has no room for all of them, the last series stand in the data only."
-    if len(hidden):
-        names = ", ".join(styles[series].label for series in hidden)
-        caption += f" {names}: communication runs inside the backward pass and cannot be told apart (hatched)."
+    for lap, those in hidden.items():
+        names = ", ".join(styles[series].label for series in those)
+        place = "the backward pass" if lap == "backward" else "the graph"
+        caption += f" {names}: communication runs inside {place} and cannot be told apart (hatched)."
     return Drawing(
         name="breakdown",
         title="Where the time of a step goes",
@@ -745,6 +752,12 @@ def _breakdown(analysis: Analysis) -> Drawing | None:
         data=parts[["series", "workers", "nodes", "repeats", "lap", "mean_s", "share", "note"]],
         draw=draw,
     )
+
+
+def _series_hiding(parts: pd.DataFrame, lap: str) -> list[str]:
+    """Return the series of several workers whose `lap` holds the synchronisation."""
+    sync = parts[(parts["lap"] == "sync") & (parts["workers"] > 1)]
+    return [str(each) for each in sync.loc[sync["note"].map(HOLDS_SYNC) == lap, "series"].drop_duplicates()]
 
 
 def _bars(parts: pd.DataFrame) -> list[Bar]:
@@ -780,10 +793,10 @@ def _stack(
     for place, bar in enumerate(bars):
         foot = 0.0
         for lap, look in LAPS.items():
-            value = bar[lap]["mean_s"] * 1000
-            if not value > 0:
+            if lap not in bar or not bar[lap]["mean_s"] > 0:
                 continue
-            hidden = lap == "backward" and bar["sync"]["note"] == "inside backward" and bar["step"]["workers"] > 1
+            value = bar[lap]["mean_s"] * 1000
+            hidden = HOLDS_SYNC.get(bar["sync"]["note"]) == lap and bar["step"]["workers"] > 1
             part = axes.bar(
                 place,
                 value,
@@ -850,12 +863,10 @@ def swatch(look: LapStyle) -> Patch:
 
 
 def _lap_handles(parts: pd.DataFrame) -> list[Any]:
-    handles: list[Any] = [swatch(look) for lap, look in LAPS.items()]
-    if (parts["note"] == "inside backward").any():
-        color, edge = LAPS["backward"].color, LAPS["sync"].color
+    handles: list[Any] = [swatch(LAPS[lap]) for lap in shown(parts, tuple(LAPS))]
+    for lap in hiding(parts):
+        color, edge = LAPS[lap].color, LAPS["sync"].color
         handles.append(
-            Patch(
-                facecolor=color, edgecolor=edge, hatch="\\\\\\\\\\\\", linewidth=0.5, label="backward with hidden sync"
-            )
+            Patch(facecolor=color, edgecolor=edge, hatch="\\\\\\\\\\\\", linewidth=0.5, label=f"{lap} with hidden sync")
         )
     return handles

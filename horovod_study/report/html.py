@@ -22,6 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from horovod_study import __version__
+from horovod_study.analysis.breakdown import shown
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.points import short_rate
 from horovod_study.analysis.study import Analysis
@@ -162,7 +163,10 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         baseline=provenance["baseline"],
         works=_works(analysis),
         points=_points(analysis, labels),
-        laps=[(lap, "waiting" if lap == "sync" else look.label) for lap, look in LAPS.items()],
+        laps=[
+            (lap, {"sync": "waiting", "compute": "compute"}.get(lap, LAPS[lap].label))
+            for lap in shown(analysis.breakdown, tuple(LAPS))
+        ],
         parts=_parts(analysis, labels),
         growth=[(kind, _growth(analysis, labels, kind)) for kind in ("plain", "wrapped")],
         accounts=_accounts(analysis, labels),
@@ -387,7 +391,7 @@ def _parts(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]
                     "workers": _count(by_lap["step"]),
                     "step": milliseconds(by_lap["step"]["mean_s"]),
                     "interval": _spread(by_lap["step"]),
-                    "laps": [_lap(by_lap[lap]) for lap in LAPS],
+                    "laps": [_lap(by_lap[lap]) for lap in shown(analysis.breakdown, tuple(LAPS))],
                 }
             )
         groups.append({"label": labels[series], "setting": setting[series], "rows": lines})
@@ -426,7 +430,7 @@ def _growth(analysis: Analysis, labels: Mapping[str, str], kind: str) -> list[di
                         by_lap["step"].get(f"minus_{kind}_high_s", math.nan),
                         _signed,
                     ),
-                    "laps": [_growth_lap(by_lap[lap], kind) for lap in LAPS],
+                    "laps": [_growth_lap(by_lap[lap], kind) for lap in shown(analysis.breakdown, tuple(LAPS))],
                 }
             )
         if lines:

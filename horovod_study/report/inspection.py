@@ -39,7 +39,6 @@ from horovod_study.report.wording import listed, plural
 STEPS, RANKS = "inspect_steps", "inspect_ranks"
 NAME = "inspect"
 
-_ORDER = ("data", "forward", "backward", "sync", "update", "residual")
 _HEADS = {**{lap: lap for lap in PARTS}, "residual": "unexplained"}
 _WIDE = 110
 _MOST_RANKS = 16
@@ -145,10 +144,16 @@ def table(found: Inspection) -> list[str]:
     """Return the mean step of each rank in ms as a table."""
     chosen = _chosen(found)
     own = any(each.own_s is not None for each in chosen)
-    heads = ["rank", "host", *(_HEADS[lap] for lap in _ORDER), "step", *(("own", "wait for last") if own else ())]
+    captured = any(each.laps_s["compute"] is not None for each in chosen)
+    order = [
+        lap
+        for lap in PARTS
+        if (lap == "sync" or any(each.laps_s[lap] is not None for each in chosen) if captured else lap != "compute")
+    ]
+    heads = ["rank", "host", *(_HEADS[lap] for lap in order), "step", *(("own", "wait for last") if own else ())]
     rows = [heads]
     for each in chosen:
-        values = [each.laps_s[lap] for lap in _ORDER] + [each.step_s] + ([each.own_s, each.wait_s] if own else [])
+        values = [each.laps_s[lap] for lap in order] + [each.step_s] + ([each.own_s, each.wait_s] if own else [])
         rows.append([str(each.rank), each.host or "not known", *(_ms(value) for value in values)])
     lines = ["ms per step, means", *_laid_out(rows, names=2)]
     if len(chosen) < len(found.ranks):

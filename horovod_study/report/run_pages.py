@@ -16,7 +16,7 @@ import pandas as pd
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.interactive import css_name, script_json
-from horovod_study.report.style import LAPS, series_labels
+from horovod_study.report.style import LAPS, LapStyle, series_labels
 from horovod_study.report.wording import rounded
 
 DIGITS = 4
@@ -208,9 +208,6 @@ LINES = (
     Line(columns=("package_power_w",), title="Power of the processors", unit="W"),
 )
 
-_RANK_COLUMNS = ("rank", "steps", "step_s", "data_s", "forward_s", "backward_s", "sync_s", "update_s", "residual_s")
-_PARTS_MS = ("step_s", *(f"{lap}_s" for lap in LAPS))
-
 
 def section(analysis: Analysis) -> dict[str, Any] | None:
     """Return what run_pages.html.j2 shows: `count`, plain `rows`, and the `data` of the script; None without runs."""
@@ -221,6 +218,7 @@ def section(analysis: Analysis) -> dict[str, Any] | None:
     label = pd.Series([labels.get(series, f"{series}") for series in runs["series"]], index=runs.index, name="label")
     runs = pd.concat([runs, label], axis=1)  # not assigned: a table read from a file has too many columns for that
     names = [f"{name}" for name in runs["run"]]
+    laps = _laps(runs)
     return {
         "count": len(runs),
         "rows": _plain_rows(runs),
@@ -239,15 +237,21 @@ def section(analysis: Analysis) -> dict[str, Any] | None:
                 },
                 "laps": [
                     [look.label, f"var({css_name(look.color)}, {look.color})", numbers(runs[f"{lap}_s"], 1e3)]
-                    for lap, look in LAPS.items()
+                    for lap, look in laps.items()
                 ],
                 "doubts": _doubts(runs, names, analysis.provenance["doubts"]),
-                "ranks": _ranks(analysis.accounting, names),
+                "ranks": _ranks(analysis.accounting, names, tuple(laps)),
                 "lines": [[list(each.columns), each.title, each.unit, each.color] for each in LINES],
                 "profiles": _profiles(analysis.run_profiles, names),
             }
         ),
     }
+
+
+def _laps(runs: pd.DataFrame) -> dict[str, LapStyle]:
+    """Return the laps to show: compute only where some run knows it, and then the others that some run knows."""
+    known = {lap for lap in LAPS if f"{lap}_s" in runs.columns and runs[f"{lap}_s"].notna().any()}
+    return {lap: look for lap, look in LAPS.items() if (lap in known if "compute" in known else lap != "compute")}
 
 
 def numbers(values: Iterable[Any], scale: float = 1.0) -> list[float | int | None]:
@@ -326,12 +330,13 @@ def _doubts(runs: pd.DataFrame, names: Sequence[str], doubts: Sequence[str]) -> 
     return {"of": list(found), "at": [list(each) for each in found.values()]}
 
 
-def _ranks(accounting: pd.DataFrame, names: Sequence[str]) -> dict[str, Any]:
-    """Return the parts of the mean step of the ranks of each run in ms: {place of the run: [ranks, rows]}."""
+def _ranks(accounting: pd.DataFrame, names: Sequence[str], laps: Sequence[str]) -> dict[str, Any]:
+    """Return rank, steps, step and `laps` in ms of the ranks of each run: {place of the run: [ranks, rows]}."""
     rows = accounting[accounting["rank"].notna()]
     first = {name: place for place, name in reversed(list(enumerate(names)))}
     found: dict[str, Any] = {}
-    columns = [numbers(rows[name], 1e3 if name.endswith("_s") else 1.0) for name in _RANK_COLUMNS]
+    parts = ("rank", "steps", "step_s", *(f"{lap}_s" for lap in laps))
+    columns = [numbers(rows[name], 1e3 if name.endswith("_s") else 1.0) for name in parts]
     for run, *values in zip(rows["run"], *columns, strict=True):
         if f"{run}" in first:
             told = found.setdefault(f"{first[f'{run}']}", [0, []])

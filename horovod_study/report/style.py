@@ -153,6 +153,7 @@ EXTRAPOLATED_DASH: Any = (0, (2.5, 2))
 
 LAPS = {
     "data": LapStyle(label="data", color="#6e8b74", ink="#ffffff"),
+    "compute": LapStyle(label="compute (one CUDA graph)", color="#b3c3d1", ink=INK, hatch=".."),
     "forward": LapStyle(label="forward", color="#d0d9e2", ink=INK),
     "backward": LapStyle(label="backward", color="#8fa5b8", ink=INK),
     "sync": LapStyle(label="waiting for gradients (sync)", color="#b3305f", ink="#ffffff"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from horovod_study.analysis.breakdown import shown
 from horovod_study.analysis.forecast import FORECAST
 from horovod_study.analysis.holdout import COMBINED
 from horovod_study.analysis.points import FLAGS
@@ -234,6 +235,12 @@ def _laps(
     parts = parts[parts["workers"] >= least]
     labels = _labels(analysis)
     groups = []
+    order = shown(parts, tuple(LAPS))
+    if "compute" in order:
+        caption += (
+            " Compute: one CUDA graph of forward and backward, of a worker alone with the update; then the growth of "
+            "compute holds that of the update."
+        )
     for series, own in parts.groupby("series", sort=False):
         rows = []
         for _, cell in own.groupby(["workers", "nodes"], sort=True):
@@ -248,7 +255,7 @@ def _laps(
                 (
                     *(_count(laps["step"]["workers"]), _count(laps["step"]["nodes"]), _count(laps["step"]["repeats"])),
                     f"{fixed(value, decimals)}{brackets}",
-                    *(_fixed(_MILLI * laps[lap][part], decimals) for lap in LAPS),
+                    *(_fixed(_MILLI * laps[lap][part], decimals) for lap in order),
                 )
             )
         if rows:
@@ -269,7 +276,7 @@ def _laps(
                 *_PLACE,
                 Column(head="Repeats"),
                 Column(head=head, unit="ms", interval=True),
-                *(Column(head=_LAP_HEADS.get(lap, lap.capitalize()), unit="ms") for lap in LAPS),
+                *(Column(head=_LAP_HEADS.get(lap, lap.capitalize()), unit="ms") for lap in order),
             ),
             groups=tuple(groups),
             data=parts[

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from horovod_study.analysis.breakdown import HOLDS_SYNC
 from horovod_study.analysis.cycle import AS_EXPECTED
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.digits import THIN as THIN
@@ -359,7 +360,8 @@ def _step(found: Mapping[str, Any], label: str) -> list[str]:
     share, growth, grown = step["share"], step["growth"], step["grown_s"]
     text = f"A step with {plural(found['workers'], 'worker')} over {label} takes {milliseconds(step['step_s'])}{THIN}ms"
     if share["sync"] is None:
-        text += "; the wait for gradients happens inside the backward pass, where it cannot be told apart"
+        where = "CUDA graph" if HOLDS_SYNC.get(step["note"]) == "compute" else "backward pass"
+        text += f"; the wait for gradients happens inside the {where}, where it cannot be told apart"
     else:
         text += f", of which {percent(share['sync'])} is waiting for gradients"
     if grown is not None and all(value is not None for value in growth.values() if share["sync"] is not None):

@@ -17,10 +17,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from multiprocessing.connection import wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
@@ -32,6 +33,9 @@ from horovod_study.workload import dataset as data
 from horovod_study.workload import room
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 
+if TYPE_CHECKING:
+    from horovod_study.workload.graphs import CapturedStep
+
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Curves (B, C, L) and targets (B, P), float32, on the device of the loader."""
 
@@ -40,6 +44,14 @@ RING = 3
 
 MEMORY_RESERVE = 0.1
 """Part of the free memory that loader device leaves to the step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Resident:
+    """The training set in the memory of the device."""
+
+    curves: torch.Tensor  # (S, C, L), S training curves
+    targets: torch.Tensor  # (S, P)
 
 
 class Loader(Protocol):
@@ -74,6 +86,23 @@ def open_loader(config: RunConfig, dataset: data.Dataset, batches: data.Batches,
     if config.loader == "dataloader":
         return _Items(config, dataset, batches, device)
     return _Memory(dataset, batches, device, pin=config.pin_memory)
+
+
+def resident(loader: Loader) -> Resident | None:
+    """Return the training set where the loader keeps it on the device, None where batches come through the host."""
+    return loader.resident() if isinstance(loader, _Device) else None
+
+
+def feed(loader: Loader, captured: "CapturedStep", epoch: int, first: int = 0) -> Iterator[Batch | None]:
+    """Return what `captured.take` is given in the steps of `epoch`, from step `first` on: batches, or None for each.
+
+    None where the step gathers its batches itself, whose places it is told here, before the first one.
+    """
+    if not isinstance(loader, _Device):
+        return loader.epoch(epoch, first)
+    places = loader.places(epoch, first)
+    captured.begin_epoch(places)
+    return repeat(None, len(places))
 
 
 class _Memory:
@@ -214,9 +243,19 @@ class _Device:
             self._curves[part] = torch.from_numpy(dataset.curves[rows])
             self._targets[part] = torch.from_numpy(dataset.targets[rows])
 
-    def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+    def resident(self) -> Resident:
+        return Resident(curves=self._curves, targets=self._targets)
+
+    def places(self, epoch: int, first: int = 0) -> torch.Tensor:
+        """Return the places of this worker's batches among the resident curves, (steps, B) int64, on the device."""
         rows = torch.from_numpy(self._batches.epoch(epoch)[first:])
-        return self._read((rows - rows // 4).to(self._device))  # curve number -> place among the training curves
+        places = rows - rows // 4  # curve number -> place among the training curves
+        if self._device.type == "cuda":  # from page-locked memory the copy is waited for by the next step alone
+            places = places.pin_memory()
+        return places.to(self._device, non_blocking=True)
+
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        return self._read(self.places(epoch, first))
 
     def _read(self, places: torch.Tensor) -> Iterator[Batch]:
         for each in places:

@@ -12,10 +12,15 @@ from torch import nn
 from horovod_study.comm import Backend
 from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError
-from horovod_study.workload.material import CHANNELS, POINTS
 from horovod_study.workload.schedule import scaled_lr
 
 SGD_MOMENTUM = 0.9
+REPLAY_ON_HOST = "HOROVOD_STUDY_REPLAY_ON_HOST"
+
+
+def replayed_on_host() -> bool:
+    """Return whether captured steps may run on a CPU, "replayed" by calling them again: for tests and dry runs."""
+    return os.environ.get(REPLAY_ON_HOST) == "1"
 
 
 def make_optimizer(
@@ -23,25 +28,115 @@ def make_optimizer(
 ) -> tuple[torch.optim.Optimizer, str]:
     """Return the optimiser at the rate scaled for `workers`, and its description for the record.
 
-    Adam and AdamW with the libraries' moments (0.9, 0.999); SGD with Nesterov momentum 0.9.
+    Adam and AdamW with the libraries' moments (0.9, 0.999); SGD with Nesterov momentum 0.9. With `cuda_graphs` the
+    update reads its rate from the device: see `learning_rate` and `set_learning_rate`.
+    Raises ConfigError for an update that no CUDA graph can hold.
     """
+    parameters = list(parameters)
     kinds: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
         "adam": (torch.optim.Adam, {}),
         "adamw": (torch.optim.AdamW, {}),
         "sgd": (torch.optim.SGD, {"momentum": SGD_MOMENTUM, "nesterov": True}),
     }
     kind, extra = kinds[config.optimizer]
+    rate: _DeviceRate | None = None
+    if config.cuda_graphs:
+        _require_capturable(config)
+        rate = _DeviceRate(scaled_lr(config, workers), parameters[0].device)
+        if config.optimizer != "sgd":  # torch has no such flag for SGD, and on a CPU none is needed
+            extra = {"capturable": parameters[0].is_cuda}
     optimizer = kind(
         parameters,
-        lr=scaled_lr(config, workers),  # type: ignore[call-arg]
+        lr=scaled_lr(config, workers) if rate is None else rate.tensor,  # type: ignore[call-arg]
         weight_decay=config.weight_decay,
         fused=config.fused_optimizer,
         **extra,
     )
+    if rate is not None:
+        _keep_on_device(optimizer, rate)
     details = [kind.__name__, *(["fused"] if config.fused_optimizer else [])]
     if config.weight_decay:
         details.append(f"weight decay {config.weight_decay:g}")
     return optimizer, ", ".join(details)
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """Return the rate of the next update; nothing is read from the device."""
+    rate: _DeviceRate | None = getattr(optimizer, _RATE, None)
+    return float(optimizer.param_groups[0]["lr"]) if rate is None else rate.value
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Let the next updates use the rate `value`; on a GPU in the order of the current stream."""
+    rate: _DeviceRate | None = getattr(optimizer, _RATE, None)
+    if rate is not None:
+        rate.set(value)
+        return
+    for group in optimizer.param_groups:
+        group["lr"] = value
+
+
+_RATE = "_rate_on_device"
+"""Where an optimiser of captured steps keeps its rate."""
+
+
+class _DeviceRate:
+    """A rate that a captured update reads where it is: a tensor of shape (), and the number that it was given.
+
+    float32 on a GPU, where torch's fused updates read no other; on a CPU as exact as a number of Python.
+    """
+
+    def __init__(self, value: float, device: torch.device) -> None:
+        self.value = value
+        self.tensor = torch.tensor(value, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+
+    def set(self, value: float) -> None:
+        if value != self.value:
+            self.tensor.fill_(value)
+            self.value = value
+
+
+def _require_capturable(config: RunConfig) -> None:
+    """Raise ConfigError for an update in which torch reads something on the host."""
+    if config.fused_optimizer:
+        return
+    for what, asked, why in (
+        ("optimizer sgd", config.optimizer == "sgd", "reads its rate on the host"),
+        ("precision fp16", config.precision == "fp16", "looks on the host whether gradients overflowed"),
+    ):
+        if asked:
+            raise ConfigError(
+                f"run: cuda_graphs with {what} needs the fused update: PyTorch's other one {why}, which no CUDA graph "
+                "can hold; leave fused_optimizer on, or leave cuda_graphs out"
+            )
+
+
+def _keep_on_device(optimizer: torch.optim.Optimizer, rate: _DeviceRate) -> None:
+    """Let `optimizer` save its rate as a number and load one into the tensor, so that files know nothing of graphs."""
+    setattr(optimizer, _RATE, rate)
+    flags = [
+        {name: group[name] for name in ("fused", "capturable") if name in group} for group in optimizer.param_groups
+    ]
+
+    def saved(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for group in state["param_groups"]:
+            group["lr"] = rate.value
+            if "capturable" in group:
+                group["capturable"] = False
+
+    def load(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        # Whoever saved it may have had other flags; by these torch decides where the number of steps is kept.
+        groups = [{**group, **own} for group, own in zip(state["param_groups"], flags, strict=True)]
+        return {**state, "param_groups": groups}
+
+    def loaded(_: torch.optim.Optimizer) -> None:
+        rate.set(float(optimizer.param_groups[0]["lr"]))
+        for group in optimizer.param_groups:
+            group["lr"] = rate.tensor
+
+    optimizer.register_state_dict_post_hook(saved)
+    optimizer.register_load_state_dict_pre_hook(load)
+    optimizer.register_load_state_dict_post_hook(loaded)
 
 
 class Arithmetic:
@@ -58,7 +153,7 @@ class Arithmetic:
         for name, asked, why in (
             ("precision tf32", config.precision == "tf32", "TF32 is a mode of NVIDIA GPUs"),
             ("precision fp16", config.precision == "fp16", "float16 arithmetic on a CPU is slower than float32"),
-            ("cuda_graphs", config.cuda_graphs, "CUDA graphs replay work of a GPU"),
+            ("cuda_graphs", config.cuda_graphs and not replayed_on_host(), "CUDA graphs replay work of a GPU"),
         ):
             if asked and not on_gpu:
                 instead = "use precision fp32 or bf16" if "precision" in name else "leave it out"
@@ -94,22 +189,17 @@ class Arithmetic:
             self.scaler.update()
 
 
-def accelerate(model: nn.Module, config: RunConfig, device: torch.device, arithmetic: Arithmetic) -> nn.Module:
-    """Return what is called in place of `model` in training: the same, compiled, or captured as CUDA graphs.
+def accelerate(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
+    """Return what is called in place of `model` in training: the same, or compiled; the parameters are its own.
 
-    The parameters are those of `model`. Raises ConfigError where that cannot work.
+    Raises ConfigError where that cannot work.
     """
-    if config.compile:
-        compiler = os.environ.get("CXX", "g++")
-        if device.type == "cpu" and shutil.which(compiler) is None:
-            raise ConfigError(
-                f"run: compile needs a C++ compiler, and {compiler} is not on PATH; install one, or leave compile out"
-            )
-        compiled: nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment]
-        return compiled
-    if config.cuda_graphs:
-        sample = torch.zeros(config.batch, CHANNELS, POINTS, device=device)
-        with arithmetic.autocast():
-            graphed: nn.Module = torch.cuda.make_graphed_callables(model, (sample,))  # type: ignore[assignment]
-        return graphed
-    return model
+    if not config.compile:
+        return model
+    compiler = os.environ.get("CXX", "g++")
+    if device.type == "cpu" and shutil.which(compiler) is None:
+        raise ConfigError(
+            f"run: compile needs a C++ compiler, and {compiler} is not on PATH; install one, or leave compile out"
+        )
+    compiled: nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment]
+    return compiled

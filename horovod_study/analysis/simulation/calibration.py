@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod_study.analysis.rank_steps import BEFORE_SYNC, nothing_unmarked
 from horovod_study.analysis.simulation.network import Floats, Link, Network, costs, small_allreduce_s, split
 from horovod_study.analysis.simulation.scaling import Scenario, Spread
 from horovod_study.analysis.simulation.step import NEGOTIATIONS, Compute, Runtime, measured
@@ -32,6 +33,8 @@ ELEMENT_BYTES = 4
 SMALLEST = 1e-12
 """The least that an option may be, in its unit, other than nothing; the most is its inverse."""
 FEWEST_STEPS = 20
+HALF = 0.5
+"""Of computing is backward, where no run says how much it is."""
 BLOCKS = 20
 """Of consecutive steps, whose means say how well the mean over all steps is known."""
 Z95 = 1.959964
@@ -40,7 +43,6 @@ FAR = 4.0
 
 CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
 FUSION, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
-_BEFORE_SYNC = ("residual_s", "data_s", "forward_s", "backward_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,7 +60,7 @@ class RunTimes:
     settings: Mapping[str, Any]
     own_s: Floats  # (S, R), computing
     sync_s: Floats | None  # (S, R)
-    backward_share: float  # of computing
+    backward_share: float | None  # of computing; None where a CUDA graph holds forward and backward
 
 
 def run_times(run: RecordedRun) -> RunTimes:
@@ -73,7 +75,7 @@ def run_times(run: RecordedRun) -> RunTimes:
             f"{name}: {run.workers - len(run.rows)} of its {run.workers} workers recorded no steps; name another run"
         )
     tables = [
-        {each: np.asarray(columns[each]) for each in ("step", "epoch", "update_s", "sync_s", *_BEFORE_SYNC)}
+        {each: np.asarray(columns[each]) for each in ("step", "epoch", "sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))}
         for _, columns in sorted(run.rows.items())
     ]
     last = min(int(table["step"].max()) for table in tables)
@@ -91,12 +93,15 @@ def run_times(run: RecordedRun) -> RunTimes:
             "needed, name a longer run"
         )
     sync = laps["sync_s"][follows]
+    captured = not np.isnan(laps["compute_s"]).all()
     if run.workers > 1 and np.isnan(sync).any():
+        where, other = ("CUDA graph", "without capture_sync") if captured else ("backward pass", "with flat reduction")
         raise AnalysisError(
-            f"{name}: the wait for other workers is inside its backward pass and cannot be told from computing; name a "
-            "run of one worker, or one with flat reduction"
+            f"{name}: the wait for other workers is inside its {where} and cannot be told from computing; name a "
+            f"run of one worker, or one {other}"
         )
-    own = laps["update_s"][follows - 1] + sum(laps[each][follows] for each in _BEFORE_SYNC)
+    laps = nothing_unmarked(laps)
+    own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])
     if not np.isfinite(own).all():
         raise AnalysisError(f"{name}: its steps were recorded without laps; name a run recorded with them")
     parameters = effective.get("parameters")
@@ -113,7 +118,7 @@ def run_times(run: RecordedRun) -> RunTimes:
         settings={key: _value(each) for key, each in dict(effective.get("settings") or {}).items()},
         own_s=own,
         sync_s=None if run.workers == 1 else sync,
-        backward_share=float(laps["backward_s"][follows].sum() / own.sum()),
+        backward_share=None if captured else float(laps["backward_s"][follows].sum() / own.sum()),
     )
 
 
@@ -392,6 +397,11 @@ def calibrate(
         sources["cycle"] = "--cycle-ms"
     if fusion_mb is not None:
         runtime = replace(runtime, fusion_bytes=fusion_mb * 2**20)
+    if facts.backward_share is None and runs and (buckets or 1) > 1:
+        doubts.append(
+            "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed to make "
+            "buckets"
+        )
     return Calibration(
         scenario=Scenario(
             compute=compute,
@@ -402,7 +412,7 @@ def calibrate(
             runtime=runtime,
             scaling=scaling,
             buckets=1 if buckets is None else buckets,
-            backward_share=facts.backward_share,
+            backward_share=HALF if facts.backward_share is None else facts.backward_share,
             beside=facts.beside,
             crowding=facts.crowding,
             fixed_share=facts.fixed_share,
@@ -485,7 +495,7 @@ def _network(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Computing:
-    backward_share: float = 0.5
+    backward_share: float | None = None
     beside: int = 1
     crowding: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({1: 1.0}))
     fixed_share: float = 0.0
@@ -551,8 +561,9 @@ def _computing(
     if len(chosen) == 1:
         doubts.append("computing comes from one run: what differs from launch to launch is not in the intervals")
     compute = measured(pooled)
+    shares = [each.backward_share for each in chosen if each.backward_share is not None]
     facts = _Computing(
-        backward_share=float(np.mean([each.backward_share for each in chosen])),
+        backward_share=float(np.mean(shares)) if shares else None,
         beside=most,
         crowding=crowding,
         fixed_share=fixed,

@@ -1,0 +1,588 @@
+"""benchmarks/gpu.sh and what it runs: the whole way on a CPU with tiny sizes, and its rules with played programs.
+
+A dry run goes through all code that does not need the hardware. Verdicts, tables, time limits and failures are held
+against results that are made here.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[dict[str, ModuleType]]:
+    """gpu.py and gpu_table.py as modules."""
+    sys.path.insert(0, str(BENCHMARKS))
+    names = ("gpu_table", "gpu")
+    before = {name: sys.modules.pop(name, None) for name in names}  # scripts/gpu.py has the same name
+    try:
+        yield {name: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+
+
+@pytest.fixture(scope="module")
+def gpu(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["gpu"]
+
+
+@pytest.fixture(scope="module")
+def table(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["gpu_table"]
+
+
+# ------------------------------------------------------------------------------------------------ the whole way
+
+
+@pytest.mark.slow
+def test_a_dry_run_goes_the_whole_way_and_promises_nothing(tmp_path: Path) -> None:
+    line = [sys.executable, BENCHMARKS / "gpu.py", "--dry-run", "--out", tmp_path, "--only", "data|step|epochs"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    document = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    page = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+    assert done.returncode == 0, done.stderr
+    assert {name: each["status"] for name, each in document["sections"].items()} == dict.fromkeys(
+        ("data", "step", "epochs"), "done"
+    ), document["sections"]
+    assert document["status"] == "finished" and document["dry_run"] is True
+    assert {each["verdict"] for each in document["targets"]} == {"dry run: not judged"}
+    assert "A dry run on a CPU with tiny sizes" in page and "promises nothing" in page
+    assert page.strip() in done.stdout
+    for batch, each in document["sections"]["step"]["result"]["batches"].items():
+        ways = {row["way"]: row for row in each["ways"]}
+        assert set(ways) == {"plain loop", "plain loop, DataLoader", "no graphs", "graphs", "graphs bf16"}
+        assert all(row["rounds"] == 2 and row["step_s"]["min"] > 0 and row["why"] is None for row in ways.values())
+        for name in ("graphs", "no graphs"):
+            assert ways[name]["losses"]["largest_difference"] < 1e-5, (batch, name)
+        assert 1e-5 < ways["graphs bf16"]["losses"]["largest_difference"] < 0.1
+    for each in document["sections"]["epochs"]["result"]["batches"].values():
+        ours = next(row for row in each["ways"] if row["way"] == "graphs")
+        assert ours["epochs"] == 1 and ours["runs"][0]["laps_ms"]["compute"] > 0
+        assert ours["epoch_s"]["median"] < 2 * ours["runs"][0]["window_s"]
+        assert ours["times_plain"] is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.json", "gpu.md"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dry-run"], "a dry run is no result; name a folder outside benchmarks/results with --out"),
+        (["--dry-run", "--out", str(BENCHMARKS / "results" / "x")], "a dry run is no result"),
+    ],
+)
+def test_a_dry_run_never_writes_among_the_results(
+    gpu: ModuleType, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert gpu.main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_gpu_nothing_is_measured(
+    gpu: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu.main(["--out", str(tmp_path / "out")]) == 2
+    assert "sees no GPU; run this on a machine with an NVIDIA GPU, or try it with --dry-run --out DIR" in (
+        capsys.readouterr().err
+    )
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------------------------ sections and time
+
+
+def measured(gpu: ModuleType, sections: list[Any], out: Path, *, deadline_s: float = 60.0, dry: bool = True) -> Any:
+    return gpu.measure(sections, sizes=gpu.DRY, dry=dry, deadline_s=deadline_s, out=out, fused=False)
+
+
+def section(gpu: ModuleType, name: str, measure: Any, *, least_s: float = 0.0, most_s: float = 60.0) -> Any:
+    return gpu.Section(name=name, measure=measure, least_s=least_s, most_s=most_s)
+
+
+def test_a_failing_section_costs_no_other(gpu: ModuleType, tmp_path: Path) -> None:
+    def broken(work: Any) -> dict[str, Any]:
+        raise KeyError("no such thing")
+
+    def refusing(work: Any) -> dict[str, Any]:
+        gpu.run_program([sys.executable, "-c", "raise SystemExit('error: it went wrong')"], work, what="the program")
+        return {}
+
+    seen: list[dict[str, Any]] = []
+
+    def last(work: Any) -> dict[str, Any]:
+        seen.append(json.loads((tmp_path / "gpu.json").read_text()))  # what a cut would leave here
+        return {"made": 1.5, "unknown": float("nan")}
+
+    names = ("broken", "refusing", "last")
+    document = measured(
+        gpu, [section(gpu, *each) for each in zip(names, (broken, refusing, last), strict=True)], tmp_path
+    )
+
+    assert [each["status"] for each in document["sections"].values()] == ["failed", "failed", "done"]
+    assert document["sections"]["broken"]["why"] == "KeyError: 'no such thing'"
+    assert document["sections"]["refusing"]["why"] == "the program ended with code 1: error: it went wrong"
+    assert seen[0]["status"] == "unfinished" and list(seen[0]["sections"]) == ["broken", "refusing"]
+    assert json.loads((tmp_path / "gpu.json").read_text())["sections"]["last"]["result"] == {
+        "made": 1.5,
+        "unknown": None,
+    }
+    assert "| refusing | failed | 0 | the program ended" in (tmp_path / "gpu.md").read_text()
+
+
+def test_what_has_no_time_left_is_not_begun(gpu: ModuleType, tmp_path: Path) -> None:
+    begun = []
+
+    def spends(work: Any) -> dict[str, Any]:
+        begun.append(work.left_s)
+        return {}
+
+    sections = [
+        section(gpu, "long", spends, least_s=30, most_s=200),
+        section(gpu, "short", spends, least_s=1, most_s=5),
+    ]
+    document = measured(gpu, sections, tmp_path, deadline_s=20 + gpu.RESERVE_S, dry=False)
+
+    assert document["sections"]["long"]["status"] == "not run"
+    assert document["sections"]["long"]["why"] == "no time was left: 20 s, and it takes at least 30 s"
+    assert document["sections"]["short"]["status"] == "done"
+    assert len(begun) == 1 and 4 < begun[0] <= 5, "a section gets what it needs at most"
+
+
+def test_a_program_that_never_ends_is_ended_with_all_it_started(gpu: ModuleType, tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(60)\n"
+    )
+
+    def endless(work: Any) -> dict[str, Any]:
+        gpu.run_program([sys.executable, "-c", program], work, what="it")
+        return {}
+
+    document = measured(gpu, [section(gpu, "endless", endless, most_s=1.5)], tmp_path, dry=False)
+    child = int((tmp_path / "pid").read_text())
+    for _ in range(50):  # until init has taken it
+        if not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text():
+            break
+        time.sleep(0.1)
+
+    assert document["sections"]["endless"]["why"].startswith("it did not end within ")
+    assert not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text()
+
+
+def work_of(gpu: ModuleType, folder: Path, seconds: float = 30.0) -> Any:
+    return gpu.Work(
+        sizes=gpu.DRY,
+        dry=True,
+        folder=folder,
+        environ=dict(os.environ),
+        ends_at=gpu.now() + seconds,
+        fused=False,
+        found={},
+    )
+
+
+PLAYED = """
+import json, sys
+plan = json.loads(open(sys.argv[1]).read())
+def say(**line): print(json.dumps({"says": line.pop("says"), **line}), flush=True)
+say(says="order", batch=75, steps_per_epoch=10, losses=[1.0, 0.5])
+for name in ("plain loop", "bad", "graphs"):
+    if [name, 75] in plan["without"]:
+        continue
+    say(says="begins", way=name, batch=75)
+    if name == "bad":
+        sys.stderr.write("CUDA error: an illegal memory access was encountered\\n")
+        sys.exit(3)
+    say(says="losses", way=name, batch=75, losses=[1.0, 0.5], opened_s=0.1)
+    say(says="block", way=name, batch=75, round=0, steps=2, seconds=0.2 if name == "plain loop" else 0.01)
+"""
+
+
+def test_a_way_that_breaks_its_process_is_named_and_the_others_go_on(
+    gpu: ModuleType, table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpu_steps.py").write_text(PLAYED)
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    found = table.steps(gpu.in_turns({"what": "steps"}, work_of(gpu, tmp_path)))
+    ways = {row["way"]: row for row in found["batches"]["75"]["ways"]}
+
+    assert "illegal memory access" in ways["bad"]["why"] and ways["bad"]["step_s"] is None
+    assert ways["plain loop"]["rounds"] == 2, "of both processes"
+    assert ways["graphs"]["times_plain"]["median"] == pytest.approx(20), "within the second process"
+    assert ways["graphs"]["epoch_s"]["median"] == pytest.approx(0.05)
+
+
+def test_what_was_found_before_the_time_was_over_counts(
+    gpu: ModuleType, table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = PLAYED.replace("sys.exit(3)", "import time; time.sleep(60)")
+    (tmp_path / "gpu_steps.py").write_text(endless)
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    found = table.steps(gpu.in_turns({"what": "steps"}, work_of(gpu, tmp_path, seconds=2.0)))
+
+    assert found["batches"]["75"]["ways"][0]["step_s"]["median"] == pytest.approx(0.1)
+    assert found["notes"] == ["cut off: the time of the section was over"]
+
+
+def test_a_process_that_says_nothing_fails_the_section(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpu_steps.py").write_text("raise SystemExit('error: no data')")
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    with pytest.raises(gpu.Failed, match="the process ended with code 1: error: no data"):
+        gpu.in_turns({"what": "steps"}, work_of(gpu, tmp_path))
+
+
+# ------------------------------------------------------------------------------------------------ numbers and verdicts
+
+
+def rows(way: str, batch: int, seconds: list[float], *, losses: list[float | None]) -> list[dict[str, Any]]:
+    named = {"way": way, "batch": batch}
+    return [
+        {"says": "losses", **named, "losses": losses, "opened_s": 1.0},
+        *(
+            {"says": "block", **named, "round": number, "steps": 10, "seconds": 10 * value}
+            for number, value in enumerate(seconds)
+        ),
+    ]
+
+
+def test_ratios_are_taken_within_a_round(table: ModuleType) -> None:
+    said = [
+        {"says": "order", "batch": 75, "steps_per_epoch": 10_000, "losses": [4.0, 2.0]},
+        *rows("plain loop", 75, [1e-3, 2e-3, 3e-3], losses=[4.0, 2.0]),
+        *rows("fused", 75, [1e-4, 1e-4, 1e-4], losses=[4.0, 2.0001]),
+    ]
+    plain, fused = table.steps(said)["batches"]["75"]["ways"]
+
+    assert fused["times_plain"] == pytest.approx({"median": 20, "min": 10, "max": 30})
+    assert fused["epoch_s"]["median"] == pytest.approx(1.0)
+    assert fused["losses"] == {
+        "steps": 2, "largest_difference": pytest.approx(5e-5), "at_step": 1, "first": 4.0, "last": 2.0001
+    }  # fmt: skip
+    assert plain["times_plain"]["median"] == 1
+
+
+def test_a_loss_that_is_no_number_is_no_small_difference(table: ModuleType) -> None:
+    said = [
+        {"says": "order", "batch": 75, "steps_per_epoch": 10, "losses": [4.0, 2.0]},
+        *rows("fused", 75, [1e-4], losses=[4.0, None]),
+    ]
+    document = {**good_document(table), "dry_run": False}
+    document["sections"]["step"]["result"] = table.steps(said)
+
+    assert table.steps(said)["batches"]["75"]["ways"][0]["losses"]["largest_difference"] is None
+    verdict = next(each for each in table.targets(document) if each["name"].startswith("losses"))
+    assert verdict["verdict"] == "missed" and "not finite" in verdict["found"]
+
+
+def good_document(table: ModuleType) -> dict[str, Any]:
+    """Results in which everything is met."""
+    epochs: list[dict[str, Any]] = []
+    for batch, plain_s, ours_s in ((75, 9.0, 0.6), (1024, 2.0, 0.15)):
+        for number in range(3):
+            named = {"batch": batch, "round": number, "says": "epochs"}
+            epochs.append({**named, "way": "plain loop", "epoch_s": [plain_s]})
+            run = {"window_s": ours_s, "steps": 9, "samples_per_s": 1e6, "test_mse": 0.1, "laps_ms": {}}
+            epochs.append(
+                {**named, **run, "way": "fused", "epoch_s": [ours_s] * 3, "step_ms_median": 0.06, "step_ms_p90": 0.07}
+            )
+    said = [
+        {"says": "order", "batch": 75, "steps_per_epoch": 10_000, "losses": [4.0, 2.0]},
+        *rows("plain loop", 75, [1e-3, 1e-3], losses=[4.0, 2.0]),
+        *rows("fused", 75, [5e-5, 5e-5], losses=[4.0, 2.0]),
+    ]
+    light = {"way": "light", "percent": 0.4, "low": 0.3, "high": 0.5}
+    run = {
+        "samples_per_s": 1e6,
+        "step_ms_median": 0.1,
+        "backend": "horovod",
+        "transport": "nccl",
+        "horovod_build": "nccl",
+    }
+    suite = ElementTree.fromstring('<testsuite><testcase name="a" time="1"/><testcase name="b" time="2"/></testsuite>')
+    results: dict[str, Any] = {
+        "correctness": table.tests(suite, cut_off=False),
+        "step": table.steps(said),
+        "epochs": table.epochs(epochs),
+        "timers": {"cases": [{"batch": 75, "rounds": 99, "control": {**light, "way": "control"}, "ways": [light]}]},
+        "horovod": {
+            "batch": 75,
+            "pairs": [
+                {
+                    "steps": "captured",
+                    "runs": {"alone": [run], "inside": [run]},
+                    "overhead": [0.01],
+                    "overhead_median": 0.01,
+                }
+            ],
+        },
+        "workers": {
+            "batch": 75,
+            "runs": [
+                {"through": "mpi4py, staged", "workers": 2, "samples_per_s": None, "why": "no mpirun"},
+                {
+                    "through": "Gloo",
+                    "workers": 2,
+                    "samples_per_s": 9.0,
+                    "why": None,
+                    "step_ms_median": 1.0,
+                    "laps_ms": {},
+                },
+            ],
+        },
+        "energy": {
+            "runs": [
+                {
+                    "batch": 75,
+                    "epochs": 2.5,
+                    "counter_per_epoch_j": 210.0,
+                    "integral_per_epoch_j": None,
+                    "doubt": "",
+                    "reason": "no power reading",
+                }
+            ]
+        },
+        "waits": {"runs": [{"steps": "captured", "places": 0, "first": []}]},
+    }
+    return {
+        "measured": "2026-01-01T00:00:00+00:00",
+        "status": "finished",
+        "dry_run": False,
+        "sections": {
+            name: {"status": "done", "why": "", "seconds": 1.0, "result": result} for name, result in results.items()
+        },
+    }
+
+
+def test_all_is_met_or_the_exit_code_is_one(table: ModuleType) -> None:
+    document = good_document(table)
+    document["targets"] = table.targets(document)
+
+    assert [each["verdict"] for each in document["targets"]] == ["met"] * 9
+    assert table.exit_code(document) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "verdict"),
+    [
+        (lambda found: found["correctness"]["result"].update(failed=1), "tests for a GPU", "missed"),
+        (lambda found: found["correctness"]["result"].update(skipped=1), "tests for a GPU", "missed"),
+        (lambda found: found["correctness"]["result"].update(cut_off=True), "tests for a GPU", "missed"),
+        (lambda found: found["waits"]["result"]["runs"][0].update(places=1), "places in the hot loop", "missed"),
+        (lambda found: found["horovod"]["result"]["pairs"][0].update(overhead_median=0.021), "one worker", "missed"),
+        (lambda found: found["horovod"].update(result=None), "one worker", "not measured"),
+        (lambda found: found["timers"]["result"]["cases"][0]["ways"][0].update(low=1.1, high=1.2), "timers", "missed"),
+        (lambda found: found["timers"]["result"]["cases"][0]["ways"][0].update(high=1.2), "timers", "not measured"),
+        (
+            lambda found: found["epochs"]["result"]["batches"]["1024"]["ways"][1]["epoch_s"].update(median=0.26),
+            "epoch of 750,000 curves, batch 1024",
+            "missed",
+        ),
+        (
+            lambda found: found["epochs"]["result"]["batches"]["75"]["ways"][1]["times_plain"].update(median=9.9),
+            "times the plain loop beside it, batch 75",
+            "missed",
+        ),
+    ],
+)
+def test_a_miss_is_named(table: ModuleType, change: Any, name: str, verdict: str) -> None:
+    document = good_document(table)
+    change(document["sections"])
+    document["targets"] = table.targets(document)
+    others = [each for each in document["targets"] if not each["name"].startswith(name)]
+
+    assert [each["verdict"] for each in document["targets"] if each["name"].startswith(name)] == [verdict]
+    assert {each["verdict"] for each in others} == {"met"}
+    assert table.exit_code(document) == 1
+
+
+def test_epochs_count_before_blocks_of_steps(table: ModuleType) -> None:
+    document = good_document(table)
+    document["sections"]["epochs"]["result"] = None
+    found = {each["name"]: each for each in table.targets(document)}
+
+    assert "0.500 s (0.500 - 0.500; fused, blocks of steps)" == found["epoch of 750,000 curves, batch 75"]["found"]
+    assert found["epoch of 750,000 curves, batch 1024"]["verdict"] == "not measured"
+
+
+def test_the_table_holds_what_was_found(table: ModuleType) -> None:
+    page = table.markdown(good_document(table))
+
+    for text in (
+        "| epoch of 750,000 curves, batch 75 | <= 1 s | 0.600 s (0.600 - 0.600; fused, whole epochs) | met |",
+        "| fused | 0.600 | 0.600 - 0.600 | 15.00 | 15.00 - 15.00 | 9 | 0.0600 / 0.0700 |",
+        "| fused | 50.0 | 50.0 - 50.0 | 0.500 | 20.00 | 20.00 - 20.00 | 0.0e+00 | 2 |  | 1.0 |",
+        "| mpi4py, staged | 2 | failed: no mpirun |  |  |",
+        "| 75 | 210 | not known | 2.5 | no power reading |",
+        "- captured steps: no places",
+        "horovod, transport nccl, build nccl",
+    ):
+        assert text in page, page
+    assert "dry run" not in page
+
+
+def test_tests_that_fail_are_counted_once_and_named(table: ModuleType) -> None:
+    suite = ElementTree.fromstring(
+        '<testsuite><testcase name="a" time="1"/>'
+        '<testcase name="b" time="3"><failure message="wrong by 1">trace</failure><error message="later"/></testcase>'
+        '<testcase name="c" time="0"><skipped message="needs a GPU"/></testcase></testsuite>'
+    )
+    found = table.tests(suite, cut_off=False)
+
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
+    assert found["failures"][0] == {"test": "b", "why": "wrong by 1"}
+    assert found["skipped_because"] == ["needs a GPU"] and found["slowest"][0]["test"] == "b"
+
+
+def test_a_results_file_gives_its_table_again(
+    gpu: ModuleType, table: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = good_document(table)
+    (tmp_path / "gpu.json").write_text(json.dumps(document))
+
+    assert gpu.main(["--table", str(tmp_path / "gpu.json")]) == 0
+    assert capsys.readouterr().out == table.markdown(document)
+
+
+def test_every_way_is_one_that_the_trainer_can_be_asked_for(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod_study.config import run_config
+    from horovod_study.workload import kernels
+    from horovod_study.workload.model import StressCNN
+
+    steps = importlib.import_module("gpu_steps")
+    try:
+        for options in steps.OURS.values():
+            run_config({"loader": "device", **options}, source="test")
+        named = {*gpu.REAL.step_ways, *gpu.REAL.epoch_ways, *gpu.DRY.step_ways, *gpu.DRY.epoch_ways}
+        assert named <= {*steps.OURS, steps.PLAIN, steps.PLAIN_LOADER}
+        assert sum(each.least_s for each in gpu.SECTIONS) < 400, "what is left of nine minutes behind the set-up"
+        assert [each.name for each in gpu.SECTIONS][:4] == ["machine", "data", "correctness", "step"]
+        model = StressCNN()
+        assert set(gpu.BLOCK_VARIANTS) == set(kernels.Blocks.variants(kernels.Sizes.of(model, 75))) - {"fitting"}
+        given: list[dict[str, Any]] = []
+        monkeypatch.setattr(kernels, "FusedNetwork", lambda model, **rest: given.append(rest))
+        with steps.other_blocks("8 warps"):
+            steps.graphs.FusedNetwork(model, batch=75, precision="fp32", buffer=None)
+        assert given[0]["blocks"].warps == 8 and given[0]["batch"] == 75
+        assert steps.graphs.FusedNetwork.__name__ == "FusedNetwork", "put back"
+    finally:
+        sys.modules.pop("gpu_steps", None)
+        sys.modules.pop("plain_training", None)
+
+
+# ------------------------------------------------------------------------------------------------ gpu.sh
+
+FAKE_PYTHON = """#!/usr/bin/env bash
+if [ "$1" = -c ]; then exit {sees_gpu}; fi
+echo "$*" >>"{calls}"
+case "$*" in *"--horovod yes"*) exit {build};; esac
+"""
+FAKE_VENV = """#!/usr/bin/env bash
+if [ "$1" = -c ]; then exit 1; fi
+echo "venv $*" >>"{calls}"
+case "$*" in *--prepare*) echo "prepared well";; *--deadline-s*) echo "the table"; exit 1;; esac
+"""
+
+
+def shell(tmp_path: Path, *, sees_gpu: int = 0, build: int = 0, **environ: str) -> tuple[Any, list[str]]:
+    """Run a copy of gpu.sh in a folder with programs that only note how they were called."""
+    calls = tmp_path / "calls"
+    calls.touch()
+    for folder in ("benchmarks", "bin", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(BENCHMARKS / "gpu.sh", tmp_path / "benchmarks")
+    for place, text in (
+        ("bin/python3", FAKE_PYTHON.format(sees_gpu=sees_gpu, calls=calls, build=build)),
+        ("bin/nvidia-smi", "#!/usr/bin/env bash\necho a GPU\n"),
+        ("bin/nvcc", "#!/usr/bin/env bash\n"),
+        (".venv/bin/python", FAKE_VENV.format(calls=calls)),
+    ):
+        (tmp_path / place).write_text(text)
+        (tmp_path / place).chmod(0o755)
+    done = subprocess.run(
+        ["bash", tmp_path / "benchmarks" / "gpu.sh"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "OUT": str(tmp_path / "out"), **environ},
+    )
+    return done, calls.read_text().splitlines()
+
+
+def test_the_script_sets_up_prepares_and_measures(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    done, calls = shell(tmp_path, WHEELS=str(tmp_path / "wheels"), DEADLINE_S="300")
+    common = "scripts/setup.py --this-python --site yes --dev no"
+
+    assert done.returncode == 1, "that of gpu.py"
+    assert calls[0] == f"{common} --horovod no --builds none --wheels {tmp_path / 'wheels'}"
+    assert sorted(calls[1:3]) == [
+        f"{common} --horovod yes --builds nccl mpi --wheels {tmp_path / 'wheels'}",
+        "venv benchmarks/gpu.py --prepare --deadline-s 200",
+    ]
+    assert calls[3].startswith("venv benchmarks/gpu.py --deadline-s ") and calls[3].endswith(
+        f"--out {tmp_path / 'out'}"
+    )
+    assert 250 <= int(calls[3].split()[3]) <= 300
+    assert "prepared: prepared well" in done.stdout and "done, exit code 1" in done.stdout
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["gpu.log"]
+    assert "the table" in (tmp_path / "out" / "gpu.log").read_text()
+
+
+def test_without_a_build_of_horovod_the_rest_is_measured(tmp_path: Path) -> None:
+    done, calls = shell(tmp_path, build=2)
+
+    assert "without Horovod: its build failed or did not end in time" in done.stdout
+    assert "--horovod no" in calls[-2] and "--deadline-s" in calls[-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"sees_gpu": 1}, "this machine lacks: a Python on PATH whose PyTorch sees a GPU"),
+        ({"WHEELS": "/nowhere"}, "this machine lacks: the folder WHEELS=/nowhere."),
+        ({"PYTHON": "/nowhere"}, "PYTHON=/nowhere: there is no such program"),
+        ({"DEADLINE_S": "9 minutes"}, "DEADLINE_S and BUILD_S are whole seconds, not '9 minutes'"),
+    ],
+)
+def test_the_script_says_what_is_missing_and_touches_nothing(tmp_path: Path, how: dict[str, Any], message: str) -> None:
+    done, calls = shell(tmp_path, **how)
+
+    assert (done.returncode, calls) == (2, [])
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_time_for_measuring_is_said(tmp_path: Path) -> None:
+    done, _ = shell(tmp_path, DEADLINE_S="59")
+
+    assert done.returncode == 2
+    assert "nothing is left to measure in" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_finds_nothing() -> None:
+    done = subprocess.run(["shellcheck", BENCHMARKS / "gpu.sh"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
