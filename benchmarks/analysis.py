@@ -29,7 +29,7 @@ import psutil
 import pyarrow as pa
 
 from horovod_study import records
-from horovod_study.config import LAPS
+from horovod_study.config import ORDINARY_LAPS
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
@@ -70,7 +70,7 @@ def step_columns(rng: np.random.Generator, steps: int, ranks: int, transfer_s: f
             "step": number,
             "epoch": number // EPOCH_STEPS,
             "begin_s": np.concatenate([[0.0], ends[:-1]]) + before + laps["residual"],
-            **{f"{lap}_s": laps[lap] for lap in (*LAPS, "residual") if lap != "sync"},
+            **{f"{lap}_s": laps[lap] for lap in (*ORDINARY_LAPS, "residual") if lap != "sync"},
             "sync_s": sync,
             "step_s": sum(laps.values()) + sync,
             "samples": np.full(steps, 75, dtype=np.int32),
@@ -122,7 +122,7 @@ def write_run(directory: Path, *, workers: int, steps: int, repeat: int, way: tu
     directory.mkdir(parents=True)
     rng = np.random.default_rng([workers, repeat, len(transport)])
     sums = np.zeros(len(LAP_MS) + 2)
-    columns = [f"{lap}_s" for lap in (*LAPS, "residual", "step")]
+    columns = [f"{lap}_s" for lap in (*ORDINARY_LAPS, "residual", "step")]
     for rank, table in enumerate(step_columns(rng, steps, workers, transfer_s * workers)):
         with pa.OSFile(str(directory / f"steps-{rank:05d}.arrows"), "wb") as file:
             with pa.ipc.new_stream(file, table.schema) as writer:

@@ -2,13 +2,15 @@
 
 TensorDataset and DataLoader, one-dimensional layers, Adam, and Horovod's DistributedOptimizer or torch's
 DistributedDataParallel with their default settings, as in the two projects' own examples. One compute thread, as on
-the other side. Prints one line of JSON: {"samples_per_s": ...}.
+the other side. On a GPU (--device cuda) batches come from the DataLoader and are copied, or, with --resident, all data
+lies in the memory of the GPU and batches are taken from it. Prints one line of JSON: {"samples_per_s": ...}.
 """
 
 import argparse
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,24 @@ def network() -> nn.Module:
     )
 
 
+def resident_batches(
+    curves: torch.Tensor, targets: torch.Tensor, batch: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """One epoch of data that lies where it is computed on, curves (S, C, L), targets (S, P): shuffled there."""
+    for rows in torch.randperm(len(curves), device=curves.device).split(batch):
+        if len(rows) == batch:
+            yield curves[rows], targets[rows]
+
+
+def step(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """One update from one batch, as every tutorial has it."""
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def main() -> None:
     """Train for a time, count the samples."""
     parser = argparse.ArgumentParser()
@@ -44,7 +64,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--loader-processes", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the way plain")
+    parser.add_argument("--resident", action="store_true", help="all data on the device, no DataLoader; way plain")
     options = parser.parse_args()
+    if options.way != "plain" and (options.device != "cpu" or options.resident):
+        parser.error("--device and --resident are for --way plain")
+    device = torch.device(options.device)
     torch.set_num_threads(1)
 
     rank, workers, hvd = 0, 1, None
@@ -70,8 +95,9 @@ def main() -> None:
         num_workers=options.loader_processes,
         drop_last=True,
     )
+    resident = tuple(part.to(device) for part in data.tensors) if options.resident else None
     torch.manual_seed(1)
-    model = network()
+    model = network().to(device)
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=4.7331e-4)
     if hvd is not None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -88,26 +114,30 @@ def main() -> None:
             torch.distributed.broadcast(flag, src=0)
         return bool(flag.item())
 
-    step = epoch = 0
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    done = epoch = 0
     opened = time.perf_counter()
     ended = False
     while not ended:
         if sampler is not None:
             sampler.set_epoch(epoch)
-        for x, y in loader:
-            if step == WARMUP_STEPS:
+        for x, y in loader if resident is None else resident_batches(*resident, options.batch):
+            if done == WARMUP_STEPS:
+                settle()
                 opened = time.perf_counter()
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            step += 1
-            if step % 20 == 0 and step > WARMUP_STEPS and agreed_end(time.perf_counter() - opened):
+            step(model, optimizer, x.to(device), y.to(device))
+            done += 1
+            if done % 20 == 0 and done > WARMUP_STEPS and agreed_end(time.perf_counter() - opened):
                 ended = True
                 break
         epoch += 1
+    settle()
     seconds = time.perf_counter() - opened
     if rank == 0:
-        print(json.dumps({"samples_per_s": (step - WARMUP_STEPS) * options.batch * workers / seconds}), flush=True)
+        print(json.dumps({"samples_per_s": (done - WARMUP_STEPS) * options.batch * workers / seconds}), flush=True)
     if hvd is not None:
         hvd.shutdown()
     elif options.way == "ddp":

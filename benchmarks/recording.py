@@ -21,7 +21,7 @@ import torch
 from horovod_study import records
 from horovod_study.analysis.timers import TimerCost, timer_cost
 from horovod_study.cluster.timers import measure_timers
-from horovod_study.config import LAPS, available_cores
+from horovod_study.config import ORDINARY_LAPS, available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_now
 from horovod_study.measure.recorder import Recorder
@@ -56,7 +56,7 @@ class Steps:
         clock, recorder = self.clock, self.recorder
         for step in range(self.made, self.made + count):
             clock.begin()
-            for lap in LAPS:
+            for lap in ORDINARY_LAPS:
                 clock.lap(lap)
             recorder.add(step, 0, self._loss.clone())
             if len(recorder) >= self._rows_per_drain:

@@ -1,0 +1,848 @@
+"""benchmarks/gpu.sh: what training on a GPU takes here, checked first, in the time there is.
+
+    python benchmarks/gpu.py --deadline-s 400              on a machine with an NVIDIA GPU
+    python benchmarks/gpu.py --dry-run --out DIR           the same code on a CPU with tiny sizes; promises nothing
+    python benchmarks/gpu.py --prepare                     make the data sets, compile the kernels, measure nothing
+    python benchmarks/gpu.py --table RESULTS.json          the table of a results file again
+
+Sections run one after the other, the most important first; nothing else runs meanwhile. Each gets the time it needs at
+most, or what is left. One that fails is recorded with its message, and the others go on. After every section
+`gpu.json` and `gpu.md` in --out are written anew, as a whole: a run that is cut off leaves the results so far.
+
+Sections that use the GPU are programs of their own: this one never touches it, so that a broken context, a crash or
+an endless wait takes one section along and no more.
+
+Exit codes: 0 all checks passed and all targets met; 1 not, the table says which; 2 wrong use, or no GPU.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import gpu_table
+
+from horovod_study import records
+from horovod_study.comm import builds
+from horovod_study.config import RUN_FIELDS, parse_widths
+from horovod_study.measure import environment
+from horovod_study.measure.clock import now, utc_now
+from horovod_study.progress import say
+from horovod_study.workload import dataset
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+BIN = Path(sys.executable).parent
+BROKEN_CONTEXT_RESTARTS = 3
+RESERVE_S = 3.0
+"""Kept at the end for writing, and to end what a section left."""
+
+DEFAULT_WIDTHS = str(RUN_FIELDS["widths"].default)
+CAPTURED = ("--loader", "device", "--cuda-graphs")
+"""The trainer's options for steps captured in CUDA graphs on data that lies on the GPU."""
+
+BLOCK_VARIANTS = (
+    *("8 warps", "2 warps", "twice the cells", "half the cells", "2 stages", "4 stages"),
+    *("32 filters", "32 terms", "half the chunks"),
+)
+"""Of kernels.Blocks.variants, in the order in which they are tried."""
+
+MACHINE_FIELDS = (
+    *("name", "driver_version", "compute_cap", "memory.total", "power.limit", "persistence_mode", "ecc.mode.current"),
+    *("clocks.max.sm", "clocks.max.memory", "clocks.sm", "temperature.gpu", "pcie.link.gen.current"),
+    *("pcie.link.width.current", "mig.mode.current", "compute_mode"),
+)
+"""What nvidia-smi is asked for; the moving ones are asked again at the end."""
+
+TORCH_FACTS = """
+import json, torch
+found = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+try:
+    import triton
+    found["triton"] = triton.__version__
+except ImportError:
+    found["triton"] = None
+if torch.cuda.is_available():
+    found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    each = torch.cuda.get_device_properties(0)
+    found |= {"gpu": each.name, "gpus": torch.cuda.device_count(), "gpu_memory_gb": round(each.total_memory / 1e9, 1)}
+    found |= {"multiprocessors": each.multi_processor_count, "capability": f"{each.major}.{each.minor}"}
+print(json.dumps(found))
+"""
+
+
+class Failed(Exception):
+    """A section that came to nothing, in one line."""
+
+
+class LeftOut(Exception):
+    """A section that has no place here, in one line why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    curves: str
+    batches: tuple[int, ...]
+    rounds: int
+    epoch_rounds: int
+    epochs: int
+    block_s: float
+    block_warmup_steps: int
+    losses_steps: int
+    run_steps: int
+    warmup_steps: int
+    workers: tuple[int, ...]
+    pairs: int
+    energy_s: float
+    beside_curves: str  # of runs that are processes of their own: their start is shorter with fewer curves
+    step_ways: tuple[str, ...]
+    epoch_ways: tuple[str, ...]
+
+
+REAL = Sizes(
+    curves="1000000",
+    batches=(75, 1024),
+    rounds=15,
+    epoch_rounds=5,
+    epochs=4,
+    block_s=0.25,
+    block_warmup_steps=20,
+    losses_steps=100,
+    run_steps=20_000,
+    warmup_steps=200,
+    workers=(2, 4),
+    pairs=4,
+    energy_s=6.0,
+    beside_curves="100000",
+    step_ways=(
+        *("plain loop", "fused", "graphs", "fused bf16", "graphs bf16", "fused tf32", "graphs tf32", "no graphs"),
+        *("plain loop, DataLoader", "graphs fp16"),
+    ),
+    epoch_ways=("plain loop", "fused", "graphs", "fused bf16"),
+)
+DRY = replace(
+    REAL,
+    curves="2000",
+    batches=(6, 10),
+    rounds=2,
+    epoch_rounds=1,
+    epochs=2,
+    block_s=0.01,
+    block_warmup_steps=2,
+    losses_steps=3,
+    run_steps=20,
+    warmup_steps=2,
+    workers=(2,),
+    pairs=1,
+    energy_s=1.0,
+    beside_curves="2000",
+    step_ways=("plain loop", "graphs", "graphs bf16", "no graphs", "plain loop, DataLoader"),
+    epoch_ways=("plain loop", "graphs"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a section is given: sizes, a folder of its own, the environment of its programs, and when it must end."""
+
+    sizes: Sizes
+    dry: bool
+    folder: Path
+    environ: Mapping[str, str]
+    ends_at: float
+    fused: bool  # whether the fused kernels can run at all
+    found: Mapping[str, Any]  # the sections so far, as in the document
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until this section must have ended."""
+        return self.ends_at - now()
+
+    @property
+    def device(self) -> str:
+        """Where to compute."""
+        return "cpu" if self.dry else "cuda"
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """The trainer's options for its fastest step in float32."""
+        return (*CAPTURED, "--kernels", "fused") if self.fused and not self.dry else CAPTURED
+
+    def ways(self, names: Sequence[str]) -> list[str]:
+        """Return `names` without those that need fused kernels where there are none."""
+        return [name for name in names if self.fused or not name.startswith("fused")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the results: what measures it, the least time that is worth a start, and the most it may take."""
+
+    name: str
+    measure: Callable[[Work], dict[str, Any]]
+    least_s: float
+    most_s: float
+
+
+# ------------------------------------------------------------------------------------------------ running programs
+
+
+def run_program(
+    line: Sequence[str | Path], work: Work, *, what: str, codes: Sequence[int] = (0,), interrupt_s: float = 0.0
+) -> str:
+    """Run a program of this section to its end and return its standard output.
+
+    With `interrupt_s` it gets Ctrl-C so many seconds before the section's time is over, and may still say what it
+    found. Raises Failed with its last words if it ends with another code, or not in time; nothing of it is left then.
+    """
+    with (work.folder / "stderr.txt").open("w+", encoding="utf-8", errors="replace") as complaints:
+        process = subprocess.Popen(
+            list(map(str, line)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            cwd=ROOT,
+            env=dict(work.environ),
+            start_new_session=True,
+        )
+        limit_s = work.left_s
+        try:
+            try:
+                said, _ = process.communicate(timeout=max(0.1, limit_s - interrupt_s))
+            except subprocess.TimeoutExpired:
+                if not interrupt_s:
+                    raise
+                os.killpg(process.pid, signal.SIGINT)
+                said, _ = process.communicate(timeout=interrupt_s)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{what} did not end within {limit_s:.0f} s") from None
+        finally:
+            end_group(process)
+            if process.stdout is not None:
+                process.stdout.close()
+        complaints.seek(0)
+        complaint = complaints.read()
+    if process.returncode not in codes:
+        raise Failed(f"{what} ended with code {process.returncode}: {last_words(complaint) or last_words(said)}")
+    return said
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """End a program and all it started; nothing is done to one that has ended and left nobody."""
+    for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=patience_s)
+
+
+def last_words(text: str) -> str:
+    """Return the line that tells most: the last that speaks of an error, else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"error|failed|refused", line, re.IGNORECASE)]
+    return (telling or lines or [""])[-1][:500]
+
+
+def in_turns(plan: Mapping[str, Any], work: Work) -> list[dict[str, Any]]:
+    """Run benchmarks/gpu_steps.py on `plan` and return all it said, starting it again if a way broke the GPU's context.
+
+    Raises Failed only if it said nothing: what was found before a failure counts.
+    """
+    said: list[dict[str, Any]] = []
+    without: list[list[Any]] = []
+    for _ in range(1 + BROKEN_CONTEXT_RESTARTS):
+        content = {**plan, "without": without, "seconds": max(1.0, 0.92 * work.left_s - 8.0 * (not work.dry))}
+        (work.folder / "plan.json").write_text(json.dumps(content), encoding="utf-8")
+        lines, code, complaint = read_lines(
+            [sys.executable, HERE / "gpu_steps.py", work.folder / "plan.json"], work, echo=echo_of(plan)
+        )
+        first = 1 + max((line["round"] for line in said if "round" in line), default=-1)
+        said += [{**line, "round": line["round"] + first} if "round" in line else line for line in lines]
+        if code == 0:
+            return said
+        began = next((line for line in reversed(lines) if line["says"] in ("begins", "failed")), None)
+        if began is None or code is None:  # before the first way, or out of time
+            if not any(line["says"] in ("losses", "block", "epochs") for line in said):
+                raise Failed(complaint)
+            return [*said, {"says": "cut off", "why": complaint}]
+        key = [began["way"], began["batch"]]
+        if began["says"] == "begins":
+            said.append({"says": "failed", "way": key[0], "batch": key[1], "why": complaint})
+        without.append(key)
+        if work.left_s < 20:
+            break
+    return [*said, {"says": "cut off", "why": f"{len(without)} ways broke the process"}]
+
+
+def echo_of(plan: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
+    """Return what tells the user of the findings of a plan as they come."""
+
+    def echo(line: Mapping[str, Any]) -> None:
+        if line["says"] == "losses":
+            say(f"  {line['way']}, batch {line['batch']}: ready after {line['opened_s']:.1f} s")
+        elif line["says"] == "block" and line["round"] == 0:
+            say(f"  {line['way']}, batch {line['batch']}: {line['seconds'] / line['steps'] * 1e6:,.1f} us a step")
+        elif line["says"] == "epochs":
+            say(f"  {line['way']}, batch {line['batch']}: {statistics.median(line['epoch_s']):.3f} s an epoch")
+        elif line["says"] in ("failed", "left out"):
+            say(f"  {line['way']}, batch {line['batch']}: {line['says']}: {line['why']}")
+
+    return echo
+
+
+def read_lines(
+    line: Sequence[str | Path], work: Work, *, echo: Callable[[Mapping[str, Any]], None]
+) -> tuple[list[dict[str, Any]], int | None, str]:
+    """Run a program that prints lines of JSON; return them, its exit code (None: out of time), and its last words."""
+    found: list[dict[str, Any]] = []
+    with (work.folder / "stderr.txt").open("w+", encoding="utf-8", errors="replace") as complaints:
+        process = subprocess.Popen(
+            list(map(str, line)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            cwd=ROOT,
+            env=dict(work.environ),
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        rest, ended, code = b"", False, None
+        try:
+            while not ended and work.left_s > 0:
+                if select.select([process.stdout], [], [], min(1.0, max(0.05, work.left_s)))[0]:
+                    part = os.read(process.stdout.fileno(), 1 << 16)
+                    ended = not part
+                    *whole, rest = (rest + part).split(b"\n")
+                    for each in whole:
+                        if each.startswith(b'{"says"'):
+                            found.append(json.loads(each))
+                            echo(found[-1])
+            if ended:
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(timeout=max(1.0, work.left_s))
+        finally:
+            end_group(process)  # type: ignore[arg-type]
+            process.stdout.close()
+        complaints.seek(0)
+        text = complaints.read()
+    if code is None:
+        return found, None, "the time of the section was over"
+    return found, code, f"the process ended with code {code}: {last_words(text)}"
+
+
+def trained(
+    work: Work, *options: str, launcher: Sequence[str | Path] = (), name: str = "run"
+) -> tuple[dict[str, Any], dict[str, Any], Path]:
+    """Train in a program of its own; return what it printed, its run.json, and its folder."""
+    out = work.folder / name
+    shutil.rmtree(out, ignore_errors=True)
+    line = [*launcher, sys.executable, "-m", "horovod_study.train", "--device", work.device, *options]
+    said = run_program([*line, "--no-checkpoint-at-end", "--json", "--out", out], work, what="training")
+    found = re.search(r"\{.*\}", said)
+    if not found:
+        raise Failed("training printed no result")
+    return json.loads(found[0]), json.loads((out / records.MANIFEST).read_text(encoding="utf-8")), out
+
+
+def verb(work: Work, *words: str | Path, codes: Sequence[int] = (0,)) -> dict[str, Any]:
+    """Run a verb of `horovod-study` with --json and return what it printed."""
+    line = [sys.executable, "-m", "horovod_study.cli", *words, "--json"]
+    said = run_program(line, work, what=f"horovod-study {' '.join(map(str, words[:2]))}", codes=codes)
+    found = re.search(r"^\{.*\}$", said, re.MULTILINE)
+    if not found:
+        raise Failed(f"horovod-study {words[0]} printed no JSON")
+    return json.loads(found[0])  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------------ the sections
+
+
+def measure_machine(work: Work) -> dict[str, Any]:
+    """What this is measured on."""
+    found = {name: value for name, value in environment.describe().items() if name != "command"}
+    found |= {"host": platform.node(), "cores_usable": len(environment.affinity())}
+    found["pytorch"] = json.loads(run_program([sys.executable, "-c", TORCH_FACTS], work, what="PyTorch"))
+    found["nvidia_smi"] = nvidia_smi()
+    nvcc = shutil.which("nvcc", path=work.environ.get("PATH")) or "/usr/local/cuda/bin/nvcc"
+    with suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=20)
+        release = re.search(r"release ([\d.]+)", told.stdout)
+        found["nvcc"] = release[1] if release else None
+    found["horovod_builds"] = builds.available()
+    return found
+
+
+def nvidia_smi() -> dict[str, str | None]:
+    """Return what the driver says of the first GPU, by field; None for what it does not know, all None without it."""
+
+    def ask(fields: Sequence[str]) -> list[str] | None:
+        line = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(line, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        values = [value.strip() for value in done.stdout.strip().split(",")]
+        return values if done.returncode == 0 and len(values) == len(fields) else None
+
+    together = ask(MACHINE_FIELDS)
+    if together is not None:
+        return dict(zip(MACHINE_FIELDS, together, strict=True))
+    if shutil.which("nvidia-smi") is None:
+        return dict.fromkeys(MACHINE_FIELDS)
+    return {field: (ask([field]) or [None])[0] for field in MACHINE_FIELDS}  # a field that a driver does not know
+
+
+def measure_data(work: Work) -> dict[str, Any]:
+    """The data sets, made here: nothing is brought along."""
+    began = now()
+    sizes = dict.fromkeys((work.sizes.curves, work.sizes.beside_curves))
+    made = {size: str(dataset.ensure(size, seed=1)) for size in sizes}
+    opened = dataset.open_dataset(Path(made[work.sizes.curves]))
+    return {
+        "seconds": now() - began,
+        "curves": int(work.sizes.curves),
+        "training_curves": opened.train_size,
+        "gb": opened.train_size * 4 * (3 * 201 + 2) / 1e9,
+    }
+
+
+def measure_correctness(work: Work) -> dict[str, Any]:
+    """The tests that are marked `gpu`, before anything is timed."""
+    report = work.folder / "tests.xml"
+    files = [path for path in sorted(ROOT.glob("tests/test_*.py")) if "pytest.mark.gpu" in path.read_text("utf-8")]
+    if not files:
+        raise Failed("no tests are marked gpu")
+    files.sort(key=lambda path: path.name != "test_on_gpu.py")  # the most basic ones first
+    line = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", report, "-p", "no:cacheprovider", *files]
+    said = run_program(line, work, what="pytest", codes=(0, 1, 2), interrupt_s=min(10.0, work.left_s / 4))
+    suite = ElementTree.parse(report).getroot().find("testsuite") if report.exists() else None
+    if suite is None:
+        raise Failed(f"pytest wrote no results: {last_words(said) or 'is it installed?'}")
+    return gpu_table.tests(suite, cut_off="KeyboardInterrupt" in said or "Interrupted" in said)
+
+
+def plan_of(work: Work, what: str, ways: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Return the plan of a section in which ways take turns."""
+    return {
+        "what": what,
+        "dataset": str(dataset.path_of(work.sizes.curves, seed=1).absolute()),
+        "device": work.device,
+        "ways": work.ways(ways),
+        "batches": list(work.sizes.batches),
+        "rounds": rounds,
+        "block_s": work.sizes.block_s,
+        "warmup_steps": work.sizes.block_warmup_steps,
+        "losses_steps": work.sizes.losses_steps,
+        "epochs": work.sizes.epochs,
+    }
+
+
+def prepare(work: Work) -> dict[str, Any]:
+    """Compile the fused kernels of all ways: their compiled form is kept on the disk."""
+    plan = plan_of(work, "prepare", [name for name in REAL.step_ways if name.startswith("fused")], rounds=0)
+    if work.dry:  # Triton's interpreter takes half a minute for a step
+        plan |= {"ways": plan["ways"][:1], "batches": plan["batches"][:1]}
+    return {"said": in_turns(plan, work)} if plan["ways"] else {}
+
+
+def measure_step(work: Work) -> dict[str, Any]:
+    """Losses and seconds of a step in every way."""
+    return gpu_table.steps(in_turns(plan_of(work, "steps", work.sizes.step_ways, work.sizes.rounds), work))
+
+
+def measure_compile(work: Work) -> dict[str, Any]:
+    """The same for torch.compile, which takes long to start: beside the plain loop and the graphs."""
+    ways = ("plain loop", "graphs", "compile + graphs", "compile")
+    return gpu_table.steps(in_turns(plan_of(work, "steps", ways, work.sizes.rounds), work))
+
+
+def measure_kernels(work: Work) -> dict[str, Any]:
+    """The fused kernels with other sizes of their blocks, as many as there is time to compile."""
+    if not work.fused:
+        raise LeftOut("there are no fused kernels here")
+    ways = ("fused", *(f"fused, {name}" for name in BLOCK_VARIANTS))
+    return gpu_table.steps(in_turns(plan_of(work, "steps", ways, work.sizes.rounds), work))
+
+
+def measure_epochs(work: Work) -> dict[str, Any]:
+    """Whole epochs of the trainer, recorded as ever, and of the plain loop, in turns."""
+    plan = plan_of(work, "epochs", work.sizes.epoch_ways, work.sizes.epoch_rounds)
+    return gpu_table.epochs(in_turns(plan, work))
+
+
+def measure_timers(work: Work) -> dict[str, Any]:
+    """What the timers cost on captured steps."""
+    sizes = work.sizes
+    seconds = str(max(2.0, 0.75 * work.left_s / len(sizes.batches) - 8)) if not work.dry else "1"
+    found = verb(
+        *(work, "bench", "timers", "--dataset", sizes.beside_curves, "--device", work.device),
+        *("--batch", *map(str, sizes.batches), "--seconds", seconds, *work.best, "--out", work.folder / "timers"),
+    )
+    return {"cases": found["cases"], "options": list(work.best)}
+
+
+def measure_horovod(work: Work) -> dict[str, Any]:
+    """One worker alone and one inside Horovod, in pairs whose order changes: programs of their own."""
+    sizes, batch = work.sizes, str(work.sizes.batches[0])
+    launcher = [BIN / "horovodrun", "--mpi", "-np", "1"]
+    if not launcher[0].exists():
+        raise Failed(f"Horovod is not installed beside {sys.executable}")
+    build = [] if work.dry else ["--horovod-build", "nccl"]
+    common = ["--dataset", sizes.beside_curves, "--batch", batch, "--system-interval-s", "0"]
+    common += ["--warmup-steps", str(sizes.warmup_steps)]
+    found = []
+    for steps, options, count in (
+        ("captured", (*work.best, "--steps", str(sizes.run_steps)), sizes.pairs),
+        ("not captured", ("--loader", "device", "--steps", str(max(2, sizes.run_steps // 5))), (sizes.pairs + 1) // 2),
+    ):
+        runs: dict[str, list[dict[str, Any]]] = {"alone": [], "inside": []}
+        for pair in range(count):
+            began = now()
+            for name in ("alone", "inside") if pair % 2 == 0 else ("inside", "alone"):
+                inside = name == "inside"
+                extra = ["--backend", "horovod", *build] if inside else ["--backend", "serial"]
+                result, record, _ = trained(work, *common, *options, *extra, launcher=launcher if inside else ())
+                kept = ("samples_per_s", "step_ms_median", "step_ms_p90", "backend", "transport", "laps_ms")
+                runs[name].append({each: result[each] for each in kept} | {"horovod_build": record_build(record)})
+            if work.left_s < 1.3 * (now() - began):
+                break
+        slower = [
+            alone["samples_per_s"] / inside["samples_per_s"] - 1
+            for alone, inside in zip(runs["alone"], runs["inside"], strict=True)
+        ]
+        found.append({"steps": steps, "runs": runs, "overhead": slower, "overhead_median": statistics.median(slower)})
+        if work.left_s < 1.3 * (now() - began):
+            break
+    return {"batch": int(batch), "pairs": found}
+
+
+def record_build(record: Mapping[str, Any]) -> str | None:
+    """Return the build of Horovod that a run loaded."""
+    found = record["effective"].get("settings", {}).get("horovod_build")
+    return found.get("value") if isinstance(found, Mapping) else found
+
+
+def measure_workers(work: Work) -> dict[str, Any]:
+    """Several workers that share the one GPU: staged through the host, because NCCL refuses two ranks on one GPU."""
+    sizes, batch = work.sizes, str(work.sizes.batches[0])
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    ways: list[tuple[str, int, list[str | Path], list[str]]] = []
+    for count in sizes.workers:
+        number = str(count)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", number]
+        mpirun = [BIN / "mpirun", *root, "--bind-to", "none", "-np", number]
+        ways.append(("mpi4py, staged", count, mpirun, ["--backend", "mpi"]))
+        # torchrun starts Python itself; it is told to start no second one.
+        ways.append(
+            ("torch DDP over Gloo", count, [*torchrun, "--no-python"], ["--backend", "ddp", "--transport", "gloo"])
+        )
+        ways.append(
+            ("Horovod over Gloo", count, [BIN / "horovodrun", "--gloo", "-np", number], ["--backend", "horovod"])
+        )
+    found: list[dict[str, Any]] = []
+    steps = str(max(2, sizes.run_steps // 10))
+    common = ["--dataset", sizes.beside_curves, "--batch", batch, "--system-interval-s", "0"]
+    common += ["--steps", steps, "--warmup-steps", str(sizes.warmup_steps), *work.best]
+    for name, count, launcher, extra in ways:
+        row: dict[str, Any] = {"through": name, "workers": count, "samples_per_s": None, "why": None}
+        if work.left_s < 8 and not work.dry:
+            row["why"] = "no time was left"
+        elif not shutil.which(str(launcher[0])):
+            row["why"] = f"{Path(launcher[0]).name} is not installed"
+        else:
+            try:
+                result, _, _ = trained(work, *common, *extra, launcher=launcher)
+                kept = ("samples_per_s", "step_ms_median", "step_ms_p90", "laps_ms", "backend", "transport", "test_mse")
+                row |= {each: result[each] for each in kept}
+            except Failed as error:
+                row["why"] = str(error)
+        say(f"  {name}, {count} workers: {row['why'] or format(row['samples_per_s'], ',.0f') + ' samples/s'}")
+        found.append(row)
+    if all(row["samples_per_s"] is None for row in found):
+        raise Failed("; ".join(dict.fromkeys(str(row["why"]) for row in found)))
+    return {"batch": int(batch), "runs": found}
+
+
+def measure_limits(work: Work) -> dict[str, Any]:
+    """What the GPU can do at best, the all-reduce of one rank, and where the step stands between them."""
+    sizes = work.sizes
+    # Without a GPU one worker has nothing to measure.
+    ways = ["--workers", *(["2", "--transport", "mpi"] if work.dry else ["1", "--transport", "nccl"]), "--runtime"]
+    seconds = "1" if work.dry else "6"
+    more = ["--sizes", "4", "64K"] if work.dry else []
+    found = verb(
+        *(work, "bench", *ways, *more, "--batch", str(sizes.batches[0]), "--seconds", seconds),
+        *("--rounds", "3", "--out", work.folder / "bench"),
+    )
+    roofline = found["roofline"]
+    reduced = [row for row in found["points"] if row["operation"] == "allreduce" and row["place"] == "in"]
+    return {
+        "launch": found["launch"],
+        "copies": found["copies"],
+        "peaks_flop_per_s": roofline["peaks_flop_per_s"] if roofline else {},
+        "memory_bytes_per_s": roofline["memory_bytes_per_s"] if roofline else None,
+        "allreduce": [{"way": row["way"], "bytes": row["bytes"], "seconds": row["seconds_median"]} for row in reduced],
+        "steps": steps_and_limits(work, found),
+        "unavailable": found["unavailable"],
+        "doubts": found["doubts"],
+    }
+
+
+def steps_and_limits(work: Work, found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return where the steps of section `step` stand between launching, moving and computing; [] where not known.
+
+    Launches of captured steps take what they take in a graph, those of others what a call takes; the matrix peak is
+    that of their precision.
+    """
+    measured, launch, roofline = work.found.get("step", {}).get("result"), found["launch"], found["roofline"]
+    if not measured or not launch or not roofline:
+        return []
+    from horovod_study.measure.microbench import step_roofline  # loads PyTorch
+
+    rows = []
+    for batch, each in measured["batches"].items():
+        for row in each["ways"]:
+            if row["step_s"] is None or row["way"] == "plain loop, DataLoader":
+                continue
+            captured = row["way"].startswith(("graphs", "fused"))
+            precision = next((name for name in ("tf32", "bf16", "fp16") if row["way"].endswith(name)), "float32")
+            stands = step_roofline(
+                step_s=row["step_s"]["median"],
+                widths=parse_widths(DEFAULT_WIDTHS),
+                batch=int(batch),
+                launches=row["launches"],
+                launch_each_s=launch["graph_s"] if captured else launch["eager_s"],
+                bytes_per_s=roofline["memory_bytes_per_s"],
+                flop_per_s=roofline["peaks_flop_per_s"][precision],
+                kernels="fused" if row["way"].startswith("fused") else "torch",
+            )
+            rows.append({"way": row["way"], "batch": int(batch), **stands.to_dict()})
+    return rows
+
+
+def measure_energy(work: Work) -> dict[str, Any]:
+    """Joules per epoch: by the GPU's counter, and by the integral of its power."""
+    found = []
+    for batch in work.sizes.batches:
+        result, record, _ = trained(
+            *(work, "--dataset", work.sizes.curves, "--batch", str(batch), "--seconds", str(work.sizes.energy_s)),
+            *("--warmup-steps", str(work.sizes.warmup_steps), "--system-interval-s", "0.1", *work.best),
+        )
+        energy = record["totals"]["energy"]
+        curves = result["steps"] * batch
+        per_epoch = record["effective"]["steps_per_epoch"] * batch / curves
+        found.append(
+            {
+                "batch": batch,
+                "window_s": result["window_s"],
+                "epochs": 1 / per_epoch,
+                **{
+                    f"{name}_per_epoch_j": None if energy[f"{name}_j"] is None else energy[f"{name}_j"] * per_epoch
+                    for name in ("counter", "integral", "total")
+                },
+                **{name: energy[name] for name in ("devices", "reason", "doubt")},
+                "per_device": energy["per_device"],
+            }
+        )
+    return {"runs": found}
+
+
+def measure_waits(work: Work) -> dict[str, Any]:
+    """Calls in the hot loop at which the host waits for the GPU."""
+    found = []
+    small = ["--dataset", work.sizes.beside_curves, "--batch", str(work.sizes.batches[0]), "--system-interval-s", "0"]
+    small += ["--steps", "100", "--warmup-steps", "10"]
+    for name, options in (("captured", work.best), ("not captured", ("--loader", "device"))):
+        _, _, out = trained(work, *small, *options, "--profile", "sync-points", "--profile-steps", "50")
+        files = sorted(out.glob("profile/*sync-points*.csv"))
+        if not files:
+            raise Failed("the detector wrote no table")
+        places = files[0].read_text(encoding="utf-8").splitlines()[1:]
+        found.append({"steps": name, "places": len(places), "first": places[:5]})
+    return {"runs": found}
+
+
+SECTIONS = (
+    Section(name="machine", measure=measure_machine, least_s=5, most_s=40),
+    Section(name="data", measure=measure_data, least_s=5, most_s=60),
+    Section(name="correctness", measure=measure_correctness, least_s=20, most_s=120),
+    Section(name="step", measure=measure_step, least_s=35, most_s=90),
+    Section(name="epochs", measure=measure_epochs, least_s=35, most_s=110),
+    Section(name="timers", measure=measure_timers, least_s=25, most_s=50),
+    Section(name="horovod", measure=measure_horovod, least_s=25, most_s=70),
+    Section(name="workers", measure=measure_workers, least_s=20, most_s=80),
+    Section(name="limits", measure=measure_limits, least_s=20, most_s=45),
+    Section(name="energy", measure=measure_energy, least_s=20, most_s=40),
+    Section(name="waits", measure=measure_waits, least_s=15, most_s=40),
+    Section(name="compile", measure=measure_compile, least_s=45, most_s=90),
+    Section(name="kernels", measure=measure_kernels, least_s=45, most_s=240),
+)
+"""In the order in which they are measured: the most important first."""
+
+PREPARATION = (
+    Section(name="data", measure=measure_data, least_s=5, most_s=60),
+    Section(name="prepare", measure=prepare, least_s=5, most_s=200),
+)
+
+
+# ------------------------------------------------------------------------------------------------ the whole
+
+
+def measure(
+    sections: Sequence[Section], *, sizes: Sizes, dry: bool, deadline_s: float, out: Path, fused: bool
+) -> dict[str, Any]:
+    """Measure `sections` in `deadline_s` seconds; return the document, which `out` has after every section."""
+    began = now()
+    document: dict[str, Any] = {
+        "schema": 1,
+        "measured": utc_now(),
+        "status": "unfinished",
+        "dry_run": dry,
+        "deadline_s": deadline_s,
+        "sections": {},
+    }
+    environ = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    environ["OMP_NUM_THREADS"] = "1"
+    if dry:
+        environ["HOROVOD_STUDY_REPLAY_ON_HOST"] = "1"
+    for section in sections:
+        left_s = deadline_s - RESERVE_S - (now() - began)
+        entry: dict[str, Any] = {"status": "not run", "why": "", "seconds": 0.0, "result": None}
+        if left_s < section.least_s and not dry:
+            entry["why"] = f"no time was left: {max(0.0, left_s):.0f} s, and it takes at least {section.least_s:.0f} s"
+        else:
+            say(f"[{now() - began:.0f} s] {section.name}")
+            opened = now()
+            with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
+                work = Work(
+                    sizes=sizes,
+                    dry=dry,
+                    folder=Path(folder),
+                    environ=environ,
+                    ends_at=now() + max(1.0, left_s if dry else min(section.most_s, left_s)),
+                    fused=fused,
+                    found=document["sections"],
+                )
+                try:
+                    entry |= {"status": "done", "result": section.measure(work)}
+                except LeftOut as error:
+                    entry["why"] = str(error)
+                except Failed as error:
+                    entry |= {"status": "failed", "why": str(error)}
+                except Exception as error:  # one section never costs the others
+                    entry |= {"status": "failed", "why": f"{type(error).__name__}: {error}"[:500]}
+            entry["seconds"] = now() - opened
+        if entry["why"]:
+            say(f"  {section.name}: {entry['status']}: {entry['why']}")
+        document["sections"][section.name] = entry
+        write(document, out)
+    document["status"] = "finished"
+    document["seconds"] = now() - began
+    write(document, out)
+    return document
+
+
+def write(document: dict[str, Any], out: Path) -> None:
+    """Write gpu.json and gpu.md, each whole or not at all."""
+    document["targets"] = gpu_table.targets(document)
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(records.finite(document), indent=1, allow_nan=False) + "\n"
+    records.atomic_write(out / "gpu.json", text)
+    records.atomic_write(out / "gpu.md", gpu_table.markdown(document))
+
+
+def why_no_gpu() -> str:
+    """Return why nothing can be measured on a GPU here, empty if it can; a program of its own looks."""
+    try:
+        done = subprocess.run([sys.executable, "-c", TORCH_FACTS], capture_output=True, text=True, timeout=120)
+    except subprocess.SubprocessError as error:
+        return f"PyTorch did not answer: {error}"
+    if done.returncode:
+        return f"PyTorch cannot be loaded by {sys.executable}: {last_words(done.stderr)}"
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    if "gpu" in found:
+        return ""
+    built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"
+    return f"PyTorch {found['torch']} ({built}) sees no GPU"
+
+
+def why_not_fused(dry: bool) -> str:
+    """Return why the fused kernels cannot run, empty if they can; a program of its own looks."""
+    if dry and os.environ.get("TRITON_INTERPRET") != "1":
+        return "a dry run has them only with TRITON_INTERPRET=1"
+    line = [sys.executable, "-c", "from horovod_study.workload import kernels; print(kernels.why_not())"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    return last_words(done.stderr) if done.returncode else done.stdout.strip()
+
+
+def stopped(number: int, frame: object) -> NoReturn:
+    """End on SIGTERM as on an error: the programs of the section end too, and the results so far are in --out."""
+    raise SystemExit(1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, measure, print the table; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--deadline-s", type=float, default=500.0, help="seconds for all of it (default 500)")
+    parser.add_argument("--curves", help=f"size of the data set (default {REAL.curves}; {DRY.curves} in a dry run)")
+    parser.add_argument("--only", default="", help="only sections whose name matches this regular expression")
+    parser.add_argument("--prepare", action="store_true", help="make data sets and compile kernels, measure nothing")
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes: promises nothing")
+    parser.add_argument("--out", type=Path, help="where gpu.json and gpu.md go (default benchmarks/results/gpu)")
+    parser.add_argument("--table", type=Path, metavar="RESULTS.json", help="print the table of these results, and end")
+    options = parser.parse_args(arguments)
+    if options.table is not None:
+        print(gpu_table.markdown(json.loads(options.table.read_text(encoding="utf-8"))), end="")
+        return 0
+    results = HERE / "results"
+    out = options.out or results / "gpu"
+    if (
+        options.dry_run
+        and not options.prepare
+        and (options.out is None or results in (out.resolve(), *out.resolve().parents))
+    ):
+        say("error: a dry run is no result; name a folder outside benchmarks/results with --out")
+        return 2
+    if not options.dry_run and (why := why_no_gpu()):
+        say(f"error: {why}; run this on a machine with an NVIDIA GPU, or try it with --dry-run --out DIR")
+        return 2
+    sizes = DRY if options.dry_run else REAL
+    if options.curves:
+        sizes = replace(sizes, curves=options.curves)
+    signal.signal(signal.SIGTERM, stopped)
+    without = why_not_fused(options.dry_run)
+    if options.prepare:
+        say(f"fused kernels are left out: {without}" if without else "making data sets, compiling kernels")
+        how = {"sizes": sizes, "dry": options.dry_run, "deadline_s": options.deadline_s, "fused": not without}
+        with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
+            document = measure(PREPARATION, out=Path(folder), **how)
+        return int(any(each["status"] == "failed" for each in document["sections"].values()))
+    sections = [each for each in SECTIONS if re.search(options.only, each.name)]
+    if without:
+        say(f"fused kernels are left out: {without}")
+    document = measure(
+        sections, sizes=sizes, dry=options.dry_run, deadline_s=options.deadline_s, out=out, fused=not without
+    )
+    print(gpu_table.markdown(document))
+    say(f"written to {out / 'gpu.md'} and .json")
+    return gpu_table.exit_code(document)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,521 @@
+"""The ways to make a training step, taking turns in one process on one GPU; benchmarks/gpu.py starts it.
+
+    python benchmarks/gpu_steps.py PLAN.json        prints one line of JSON for each thing it found, as it finds it
+
+One process, because a start with its CUDA context, its data set of 2.4 GB on the GPU, its compiled kernels and captured
+graphs costs seconds, and a block of steps a quarter of one: this way every way is measured in every round, neighbours
+in time, on the same curves. A way that fails is named and left out. If it takes the GPU's context with it, the process
+ends with code 3, and is started again without that way.
+
+    what "steps"    first the losses of every way over some steps from the same weights and batches, then blocks of
+                    steps in an order shuffled anew in every round
+    what "prepare"  two steps in every way, so that kernels are compiled and kept
+    what "epochs"   whole epochs, again in turns: the trainer as a user starts it, with its record, and the plain loop
+
+Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets, S curves of the training set.
+"""
+
+import gc
+import itertools
+import json
+import random
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import plain_training
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from horovod_study import records
+from horovod_study.comm import Launch, open_backend
+from horovod_study.config import RunConfig, parse_widths, run_config
+from horovod_study.measure.clock import now
+from horovod_study.measure.microbench import launches_of
+from horovod_study.train import open_clock, run, train_step
+from horovod_study.workload import dataset as data
+from horovod_study.workload import graphs, kernels
+from horovod_study.workload.graphs import CapturedStep
+from horovod_study.workload.loaders import open_loader
+from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
+from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.workload.schedule import scaled_lr
+
+PLAIN, PLAIN_LOADER = "plain loop", "plain loop, DataLoader"
+"""What everything is compared with: the loop of the thesis, its data in the memory of the GPU; and beside it the same
+with a DataLoader."""
+
+OURS: Mapping[str, Mapping[str, Any]] = {
+    "no graphs": {},
+    "graphs": {"cuda_graphs": True},
+    "graphs tf32": {"cuda_graphs": True, "precision": "tf32"},
+    "graphs bf16": {"cuda_graphs": True, "precision": "bf16"},
+    "graphs fp16": {"cuda_graphs": True, "precision": "fp16"},
+    "fused": {"cuda_graphs": True, "kernels": "fused"},
+    "fused tf32": {"cuda_graphs": True, "kernels": "fused", "precision": "tf32"},
+    "fused bf16": {"cuda_graphs": True, "kernels": "fused", "precision": "bf16"},
+    "compile": {"compile": True},
+    "compile + graphs": {"compile": True, "cuda_graphs": True},
+}
+"""Name -> options of the trainer; all take their batches from the copy of the training set on the device. Behind
+`fused` may stand the name of other sizes of the kernels' blocks: "fused, 8 warps" (kernels.Blocks.variants)."""
+
+CALM: Mapping[str, Any] = {"input_scaling": "standard", "lr": 1e-4}
+"""How losses are compared: with raw input and the shipped rate, another order of summation alone moves losses by some
+thousandths within 100 steps, with these by less than a millionth."""
+
+UNCOMPARED = (PLAIN_LOADER, "compile", "compile + graphs")
+"""The losses of the first are those of the plain loop; the others would be compiled once more for it, slowly."""
+
+BROKEN_CONTEXT = 3
+"""Exit code when the GPU's context is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one process measures; `seconds` is when it stops by itself, `without` the [way, batch] that failed before.
+
+    `losses_steps` is how many losses are compared; a block of steps takes about `block_s`, and comes after three of
+    `warmup_steps`; `epochs` is what a whole run of the trainer makes.
+    """
+
+    what: str
+    dataset: str
+    device: str
+    ways: list[str]
+    batches: list[int]
+    rounds: int
+    seconds: float
+    block_s: float = 0.25
+    warmup_steps: int = 20
+    losses_steps: int = 100
+    epochs: int = 4
+    without: list[list[Any]]
+    seed: int = 1
+
+
+class Way(Protocol):
+    """A way to make steps on batches of B curves."""
+
+    def losses(self, order: torch.Tensor) -> torch.Tensor:
+        """Make a step on each row of `order` (steps, B), the begin of epoch 0, with fresh weights; return losses."""
+        ...
+
+    def ready(self, steps: int) -> None:
+        """Prepare for so many steps: an epoch that has fewer left ends here."""
+        ...
+
+    def make(self, steps: int) -> None:
+        """Make so many steps of the epoch."""
+        ...
+
+
+class Resident:
+    """The training set on the device, curves (S, C, L) and targets (S, P), and the order of the batches of B curves."""
+
+    def __init__(self, plan: Plan, batch: int, device: torch.device) -> None:
+        self.dataset = data.open_dataset(Path(plan.dataset))
+        self.batch, self.device = batch, device
+        batches = data.Batches(self.dataset.train_size, batch=batch, rank=0, workers=1, seed=plan.seed)
+        self.per_epoch = batches.steps_per_epoch
+        self.config = run_config(
+            {"dataset": plan.dataset, "batch": batch, "loader": "device", "seed": plan.seed}, source="gpu.py"
+        )
+        self.loader: Any = open_loader(self.config, self.dataset, batches, device)
+        held = self.loader.resident()
+        self.held, self.curves, self.targets = held, held.curves, held.targets
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """Return the places of the curves of each batch, (steps, B), on the device."""
+        return self.loader.places(epoch, 0)  # type: ignore[no-any-return]
+
+
+def textbook(resident: Resident, config: RunConfig) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return the plain network with the weights that every way begins with, and Adam as it is by default."""
+    plain = plain_training.network().to(resident.device)
+    with torch.no_grad():
+        for mine, other in zip(plain.parameters(), fresh_model(config, resident.device).parameters(), strict=True):
+            mine.copy_(other.reshape(mine.shape))
+    return plain, torch.optim.Adam(plain.parameters(), lr=scaled_lr(config, 1))
+
+
+def fresh_model(config: RunConfig, device: torch.device) -> StressCNN:
+    """Return the trainer's network with the weights that every way begins with."""
+    torch.manual_seed(config.seed)
+    return StressCNN(
+        widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
+    ).to(device)
+
+
+class Tf32:
+    """What float32 means to PyTorch's libraries: how it was in a process nobody has touched, and switches for it."""
+
+    def __init__(self) -> None:
+        self.untouched = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+
+    def set(self, matmul: bool, convolutions: bool) -> None:
+        """Allow or forbid TF32 in matrix products and in convolutions."""
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+class Plain:
+    """The loop of the textbook, with PyTorch's defaults: TF32 in convolutions, unless `exact`."""
+
+    def __init__(
+        self, resident: Resident, tf32: Tf32, options: Mapping[str, Any], *, loader: bool = False, exact: bool = False
+    ) -> None:
+        self._resident, self._tf32, self._exact = resident, tf32, exact
+        config = replace(resident.config, **options)
+        self._model, self._optimizer = textbook(resident, config)
+        offset, scale = INPUT_SCALINGS[config.input_scaling]
+        self._offset, self._scale = (torch.tensor(each, device=resident.device)[:, None] for each in (offset, scale))
+        self._loader: DataLoader[Any] | None = None
+        if loader:
+            held = TensorDataset(resident.curves.cpu(), resident.targets.cpu())
+            self._loader = DataLoader(held, batch_size=resident.batch, shuffle=True, drop_last=True)
+        self._stream: Iterator[Any] = iter(())
+        self._left = 0
+
+    def losses(self, order: torch.Tensor) -> torch.Tensor:
+        self._set()
+        losses = []
+        for rows in order:
+            curves = (self._resident.curves[rows] - self._offset) / self._scale
+            loss = plain_training.step(self._model, self._optimizer, curves, self._resident.targets[rows])
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    def ready(self, steps: int) -> None:
+        if self._left < steps:
+            self._stream = (
+                plain_training.resident_batches(self._resident.curves, self._resident.targets, self._resident.batch)
+                if self._loader is None
+                else iter(self._loader)
+            )
+            self._left = self._resident.per_epoch
+
+    def make(self, steps: int) -> None:
+        self._set()
+        device, model, optimizer, stream = self._resident.device, self._model, self._optimizer, self._stream
+        for _ in range(steps):
+            x, y = next(stream)
+            plain_training.step(model, optimizer, x.to(device), y.to(device))
+        self._left -= steps
+
+    def _set(self) -> None:
+        self._tf32.set(*((False, False) if self._exact else self._tf32.untouched))
+
+
+class Ours:
+    """The trainer's step, alone, its timers off; captured where `options` ask for CUDA graphs."""
+
+    def __init__(self, resident: Resident, plan: Plan, tf32: Tf32, options: Mapping[str, Any]) -> None:
+        config = replace(resident.config, timer_mode="off", device=plan.device, **options)
+        device = resident.device
+        self._resident, self._tf32, self._config = resident, tf32, config
+        self._arithmetic = Arithmetic(config, device)
+        bare_model = fresh_model(config, device)
+        bare_optimizer, _ = make_optimizer(config, bare_model.parameters(), workers=1)
+        self._backend = open_backend(config, Launch(launcher="none", rank=0, workers=1, backend="serial"))
+        called = accelerate(bare_model, config, device)
+        self._model, self._optimizer = self._backend.bind(called, bare_optimizer)
+        self._clock = open_clock(config, device)
+        self._clock.start()
+        self._captured = (
+            CapturedStep(
+                config,
+                model=self._model,
+                bare_model=bare_model,
+                optimizer=self._optimizer,
+                backend=self._backend,
+                arithmetic=self._arithmetic,
+                device=device,
+                resident=resident.held,
+                phases=False,
+            )
+            if config.cuda_graphs
+            else None
+        )
+        self._stream: Iterator[Any] = iter(())
+        self._epoch = self._left = 0
+
+    def losses(self, order: torch.Tensor) -> torch.Tensor:
+        self._set()
+        if self._captured is not None:
+            self._captured.begin_epoch(self._resident.order(0))  # all of it: a longer one would be captured again
+            return torch.stack([self._captured.take(None, self._clock) for _ in order])
+        curves, targets = self._resident.curves, self._resident.targets
+        return torch.stack([self._step(curves[rows], targets[rows]) for rows in order])
+
+    def ready(self, steps: int) -> None:
+        if self._left < steps:
+            if self._captured is not None:
+                self._captured.begin_epoch(self._resident.order(self._epoch))
+            else:
+                self._stream = self._resident.loader.epoch(self._epoch)
+            self._epoch, self._left = self._epoch + 1, self._resident.per_epoch
+
+    def make(self, steps: int) -> None:
+        self._set()
+        if self._captured is not None:
+            take, clock = self._captured.take, self._clock
+            for _ in range(steps):
+                take(None, clock)
+        else:
+            for _ in range(steps):
+                self._step(*next(self._stream))
+        self._left -= steps
+
+    def _step(self, curves: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return train_step(self._model, self._optimizer, curves, targets, self._backend, self._clock, self._arithmetic)
+
+    def _set(self) -> None:
+        if self._resident.device.type == "cuda":
+            allowed = self._config.precision == "tf32"
+            self._tf32.set(allowed, allowed)
+
+
+def open_way(name: str, resident: Resident, plan: Plan, tf32: Tf32, options: Mapping[str, Any] | None = None) -> Way:
+    """Return the way that is called `name`, with further options of a run."""
+    if name in (PLAIN, PLAIN_LOADER):
+        return Plain(resident, tf32, options or {}, loader=name == PLAIN_LOADER)
+    kind, _, blocks = name.partition(", ")
+    with other_blocks(blocks) if blocks else nullcontext():
+        return Ours(resident, plan, tf32, {**OURS[kind], **(options or {})})
+
+
+@contextmanager
+def other_blocks(name: str) -> Iterator[None]:
+    """Let captured steps be made of fused kernels with other sizes of their blocks."""
+
+    def network(model: StressCNN, *, batch: int, precision: str, **rest: Any) -> kernels.FusedNetwork:
+        chosen = kernels.Blocks.variants(kernels.Sizes.of(model, batch), precision)[name]
+        return kernels.FusedNetwork(model, batch=batch, precision=precision, blocks=chosen, **rest)
+
+    before = graphs.FusedNetwork
+    graphs.FusedNetwork = network  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        graphs.FusedNetwork = before  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------------------------------------ what is measured
+
+
+def measure_steps(plan: Plan, device: torch.device) -> None:
+    """Compare the losses of all ways, then time blocks of steps of them in turns; says what it finds."""
+    began, tf32 = now(), Tf32()
+    open_ways: dict[tuple[str, int], Way] = {}
+    per_block: dict[tuple[str, int], int] = {}
+    residents: dict[int, Resident] = {}
+    order_of: dict[int, torch.Tensor] = {}
+    for batch in plan.batches:
+        resident = residents[batch] = Resident(plan, batch, device)
+        order = order_of[batch] = resident.order(0)[: plan.losses_steps]
+        truth = Plain(resident, tf32, CALM, exact=True).losses(order)
+        say({"says": "order", "batch": batch, "steps_per_epoch": resident.per_epoch, "losses": truth.tolist()})
+    for name in plan.ways:  # the most important first, at both batch sizes, lest the time is gone before the second
+        for batch, resident in residents.items():
+            if [name, batch] in plan.without:
+                continue
+            if now() - began > 0.5 * plan.seconds and open_ways:
+                say({"says": "left out", "way": name, "batch": batch, "why": "half of the section's time was gone"})
+                continue
+            say({"says": "begins", "way": name, "batch": batch})
+            try:
+                losses = None
+                if name not in UNCOMPARED:
+                    losses = open_way(name, resident, plan, tf32, CALM).losses(order_of[batch]).tolist()
+                opened = now()
+                way = open_way(name, resident, plan, tf32)
+                way.losses(order_of[batch][:2])
+                _settle(device)
+                took_s = now() - opened
+                per_block[name, batch] = _steps_per_block(way, plan, resident)
+            except Exception as error:
+                _failed(name, batch, error, device)
+                continue
+            open_ways[name, batch] = way
+            say({"says": "losses", "way": name, "batch": batch, "losses": losses, "opened_s": took_s})
+    shuffle, longest_s = random.Random(plan.seed), 0.0
+    for number in range(plan.rounds):
+        round_began = now()
+        if round_began - began + 1.2 * longest_s > plan.seconds:
+            say({"says": "ended early", "rounds": number})
+            break
+        for key in shuffle.sample(sorted(open_ways), len(open_ways)):
+            name, batch = key
+            say({"says": "begins", "way": name, "batch": batch})
+            try:
+                seconds = _timed(open_ways[key], per_block[key], device)
+            except Exception as error:
+                del open_ways[key]
+                _failed(name, batch, error, device)
+                continue
+            block = {"round": number, "steps": per_block[key], "seconds": seconds}
+            say({"says": "block", "way": name, "batch": batch, **block})
+        longest_s = max(longest_s, now() - round_began)
+    if device.type == "cuda":  # last: what a profiler leaves in the process is in no block
+        for (name, batch), way in open_ways.items():
+            if now() - began > plan.seconds:
+                break
+            way.ready(8)
+            with suppress(RuntimeError):
+                say({"says": "launches", "way": name, "batch": batch, "launches": launches_of(partial(way.make, 1))})
+
+
+def prepare(plan: Plan, device: torch.device) -> None:
+    """Make two steps in every way: what is compiled for them is kept on the disk, for the processes that come after."""
+    tf32 = Tf32()
+    for batch in plan.batches:
+        resident = Resident(plan, batch, device)
+        for name in plan.ways:
+            if [name, batch] in plan.without:
+                continue
+            say({"says": "begins", "way": name, "batch": batch})
+            opened = now()
+            try:
+                losses = open_way(name, resident, plan, tf32).losses(resident.order(0)[:2]).tolist()
+            except Exception as error:
+                _failed(name, batch, error, device)
+                continue
+            say({"says": "losses", "way": name, "batch": batch, "losses": losses, "opened_s": now() - opened})
+
+
+def _steps_per_block(way: Way, plan: Plan, resident: Resident) -> int:
+    """Warm `way` up and return how many of its steps take about `block_s`; no block is longer than an epoch."""
+    count = min(plan.warmup_steps, resident.per_epoch)
+    seconds = [_timed(way, count, resident.device) for _ in range(3)]
+    return max(2, min(resident.per_epoch, round(plan.block_s / (min(seconds) / count))))
+
+
+def _timed(way: Way, steps: int, device: torch.device) -> float:
+    """Return the seconds of so many steps, from an idle device to an idle device."""
+    way.ready(steps)
+    _settle(device)
+    opened = now()
+    way.make(steps)
+    _settle(device)
+    return now() - opened
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure_epochs(plan: Plan, device: torch.device) -> None:
+    """Make whole epochs in every way, in turns; says the seconds of each.
+
+    An epoch of the trainer lasts from the begin of its first step to that of the next epoch's first: drawing the next
+    order, reading and writing step rows, and looking at the clock are in it. The first epoch of a run has its warm-up
+    and is not told. One of the plain loop lasts from drawing its order to the idle device.
+    """
+    began, tf32 = now(), Tf32()
+    residents = {batch: Resident(plan, batch, device) for batch in plan.batches} if PLAIN in plan.ways else {}
+    shuffle, longest_s, alive = random.Random(plan.seed), 0.0, [(n, b) for b in plan.batches for n in plan.ways]
+    plain: dict[int, Way] = {}
+    for number in range(plan.rounds):
+        round_began = now()
+        if number and round_began - began + 1.2 * longest_s > plan.seconds:
+            say({"says": "ended early", "rounds": number})
+            break
+        for name, batch in shuffle.sample(alive, len(alive)):
+            if [name, batch] in plan.without:
+                continue
+            say({"says": "begins", "way": name, "batch": batch})
+            try:
+                if name == PLAIN:
+                    if batch not in plain:
+                        plain[batch] = Plain(residents[batch], tf32, {})
+                        _timed(plain[batch], min(plan.warmup_steps, residents[batch].per_epoch), device)
+                    opened = now()
+                    plain[batch].ready(residents[batch].per_epoch)
+                    plain[batch].make(residents[batch].per_epoch)
+                    _settle(device)
+                    found: dict[str, Any] = {"epoch_s": [now() - opened]}
+                else:
+                    found = _whole_run(plan, batch, OURS[name])
+            except Exception as error:
+                alive.remove((name, batch))
+                _failed(name, batch, error, device)
+                continue
+            say({"says": "epochs", "way": name, "batch": batch, "round": number, **found})
+            gc.collect()
+        longest_s = max(longest_s, now() - round_began)
+
+
+def _whole_run(plan: Plan, batch: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Train as `python -m horovod_study.train` would, recording every step; return the seconds of its epochs."""
+    config: RunConfig = run_config(
+        {
+            "study": "gpu",
+            "dataset": plan.dataset,
+            "batch": batch,
+            "device": plan.device,
+            "loader": "device",
+            "seed": plan.seed,
+            "epochs": plan.epochs,
+            "evaluate_every": float(plan.epochs),
+            "checkpoint_at_end": False,
+            "system_interval_s": 0.0,
+            "warmup_steps": 10,
+            "timer_mode": "light",
+            **options,
+        },
+        source="gpu.py",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        launch = Launch(launcher="none", rank=0, workers=1, backend="serial")
+        result = run(config, out=Path(folder) / "run", launch=launch)
+        rows = records.read_steps(Path(folder) / "run", rank=0)
+        epoch, begin_s, step_s = (rows.column(name).to_numpy() for name in ("epoch", "begin_s", "step_s"))
+    firsts = [int((epoch < each).sum()) for each in range(1, plan.epochs)]  # the first step of each epoch but the first
+    edges = [*(float(begin_s[first]) for first in firsts), float(begin_s[-1] + step_s[-1])]
+    kept = ("samples_per_s", "window_s", "steps", "step_ms_median", "step_ms_p90", "laps_ms", "train_mse", "test_mse")
+    return {
+        "epoch_s": [after - before for before, after in itertools.pairwise(edges)],
+        **{name: result[name] for name in kept},
+    }
+
+
+# ------------------------------------------------------------------------------------------------ the process
+
+
+def say(line: Mapping[str, Any]) -> None:
+    """Print one finding; the reader has it even if this process ends badly."""
+    print(json.dumps(records.finite(dict(line)), allow_nan=False), flush=True)
+
+
+def _failed(name: str, batch: int, error: Exception, device: torch.device) -> None:
+    """Say that a way failed; end the process if it broke the GPU's context, for then nothing more works in it."""
+    last = (str(error).strip().splitlines() or [""])[0]
+    say({"says": "failed", "way": name, "batch": batch, "why": f"{type(error).__name__}: {last}"[:500]})
+    traceback.print_exception(error)
+    try:
+        _settle(device)
+    except Exception:
+        sys.exit(BROKEN_CONTEXT)
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Measure what a plan file says."""
+    plan = Plan(**json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+    torch.set_num_threads(1)
+    device = torch.device("cuda", 0) if plan.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    {"steps": measure_steps, "epochs": measure_epochs, "prepare": prepare}[plan.what](plan, device)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
