@@ -705,6 +705,32 @@ def test_builds_side_by_side(place: Place) -> None:
     assert look_at_horovod(place, quick=True)["builds"] == ok("mpi, nccl")
 
 
+@pytest.mark.parametrize(
+    ("by", "name", "wanted"),
+    [
+        ("MPI", "mpi", ok("Horovod 0.28.1 with MPI, Gloo; GPU tensors are handed to MPI, which must be CUDA-aware")),
+        ("NCCL", "nccl", ok("Horovod 0.28.1 with MPI, Gloo, NCCL 2.28.9; GPU tensors go over NCCL")),
+        ("none", "cpu", ok("Horovod 0.28.1 with MPI, Gloo")),
+        (
+            "host",
+            "mpi",
+            (
+                "fail",
+                "Horovod 0.28.1 with MPI, Gloo; GPU tensors go through the host's memory: the build called mpi hands "
+                "no GPU tensors to MPI",
+                'make setup BUILDS="nccl mpi"',
+            ),
+        ),
+    ],
+)
+def test_what_reduces_gpu_tensors_is_told(place: Place, by: str, name: str, wanted: tuple[str, str, str]) -> None:
+    place.file(f"lib/horovod-builds/{name}/horovod/__init__.py", "")
+    built = {**HVD, "gpu_allreduce": by, "nccl": 22809 if by == "NCCL" else 0}
+    place.python(Get_library_version=MPI4PY, mpi_built=built, shutdown={"size": 1})
+
+    assert look_at_horovod(place)[f"build {name}"] == wanted
+
+
 def test_a_horovod_for_another_pytorch_is_seen_without_loading_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,13 +17,16 @@ from horovod_study.comm import builds
 
 ABOUT_HOROVOD = """
 import json, sys
+from pathlib import Path
 sys.path[:0] = sys.argv[1:]
 import horovod
 import horovod.torch as hvd
+from horovod_study.comm.builds import gpu_allreduce
 from horovod_study.comm.libmpi import loaded_library
 print(json.dumps({
     "version": horovod.__version__, "folder": list(horovod.__path__)[0], "mpi": hvd.mpi_built(),
     "gloo": hvd.gloo_built(), "nccl": int(hvd.nccl_built()), "cuda": hvd.cuda_built(), "library": loaded_library(),
+    "gpu_allreduce": gpu_allreduce(Path(list(horovod.__path__)[0])),
 }))
 """
 START_HOROVOD = """
@@ -36,6 +39,12 @@ hvd.init()
 print(json.dumps({"size": hvd.size()}))
 hvd.shutdown()
 """
+_GPU_TENSORS: dict[str | None, str] = {
+    "NCCL": "; GPU tensors go over NCCL",
+    "MPI": "; GPU tensors are handed to MPI, which must be CUDA-aware",
+    "host": "; GPU tensors go through the host's memory",
+}
+"""What builds.gpu_allreduce says of a build -> words; nothing is said of one for CPUs."""
 ABOUT_MPI4PY = """
 import json, mpi4py
 mpi4py.rc.initialize = False
@@ -224,7 +233,8 @@ class Mpi:
         inside = [word for word, there in (("MPI", found["mpi"]), ("Gloo", found["gloo"])) if there]
         if found["nccl"]:
             inside.append(f"NCCL {nccl_version(found['nccl'])}")
-        text = f"Horovod {found['version']} with {', '.join(inside) or 'no transport at all'}"
+        by = found.get("gpu_allreduce")
+        text = f"Horovod {found['version']} with {', '.join(inside) or 'no transport at all'}{_GPU_TENSORS.get(by, '')}"
         if not found["mpi"] or not found["gloo"]:
             lacking = " and ".join(
                 word for word, there in (("MPI", found["mpi"]), ("Gloo", found["gloo"])) if not there
@@ -232,6 +242,10 @@ class Mpi:
             area.warning(label, f"{text}, without {lacking}", _REINSTALL)
         elif name == "nccl" and not found["nccl"]:
             area.fail(label, f"{text}: the build called nccl has no NCCL", 'make setup BUILDS="nccl mpi"')
+        elif name == "mpi" and by not in (None, "MPI"):
+            area.fail(
+                label, f"{text}: the build called mpi hands no GPU tensors to MPI", 'make setup BUILDS="nccl mpi"'
+            )
         else:
             area.ok(label, text)
         self._same_nccl(area, label, found)
