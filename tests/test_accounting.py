@@ -23,6 +23,7 @@ from horovod_study.cli import main
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import HostStamps, LapClock, now
 from horovod_study.report import accounting as report
+from horovod_study.report import html
 from horovod_study.workload.schedule import lr_factor
 
 LAPS_MS = {"data": 0.1, "forward": 1.0, "backward": 1.5, "sync": 0.3, "update": 0.2, "residual": 0.02}
@@ -724,7 +725,9 @@ def test_accounting_twice_gives_equal_results(tmp_path: Path) -> None:
     assert json.dumps(accounted(tmp_path).to_dict()) == json.dumps(accounted(tmp_path).to_dict())
 
 
-def test_the_report_shows_the_account_and_its_doubts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_shows_the_account_and_its_doubts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def torn(rows: dict[str, Any], rank: int) -> None:
         rows["step_s"][33] += 0.4e-3 * rank
 
@@ -741,6 +744,18 @@ def test_the_report_shows_the_account_and_its_doubts(tmp_path: Path, capsys: pyt
     assert "<code>bad</code>" in page
     assert "bad: 1 step of 380 does not add up; the largest gap is 0.400 ms, in step 33 of rank 1." in page
     assert "7 step rows of 1 run at 2 workers are lost (the disk was full)" in page
+    assert "are listed that do not close" not in page
+
+    monkeypatch.setattr(html, "MOST_ACCOUNTED", 2)
+    assert call(capsys, "report", tmp_path / "an")[0] == 0
+    page = re.sub(r"\s+", " ", (tmp_path / "an" / "report.html").read_text())
+    listed = re.findall(r"<code>(.*?)</code>", page.partition('id="table-account"')[2].partition("</table>")[0])
+    worst = table[table["rank"].isna() & (table["open_steps"] == 0)].nlargest(1, "residual_share_worst")["run"]
+    assert sorted(listed) == sorted(["bad", *(name.rpartition("/")[2] for name in worst)])
+    runs = int(table["rank"].isna().sum())
+    assert (
+        f"Of {runs} runs the 2 are listed that do not close or have the largest gaps; accounting.csv has all." in page
+    )
 
 
 def test_the_report_of_runs_without_laps_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,8 +228,9 @@ def test_the_data_of_a_figure_travel_with_it_while_they_are_few(page, analysis, 
 
     assert facts_of(page)["speedup"]["csv"] == (rows if len(rows) <= html.MOST_CSV else None)
     assert facts_of(page)["throughput"]["csv"].startswith("series,setting,")
-    monkeypatch.setattr(html, "MOST_CSV", 10)
-    assert html._figure(speedup, {})["facts"].endswith('"csv":null}')
+    monkeypatch.setattr(html, "MUCH_CSV", 0)
+    monkeypatch.setattr(html, "LEAST_CSV", len(rows) - 1)
+    assert facts_of(html.render(analysis))["speedup"]["csv"] is None
 
 
 # ---------------------------------------------------------------------------------------------------- the headline

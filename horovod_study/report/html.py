@@ -9,6 +9,7 @@ import base64
 import hashlib
 import html
 import math
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -66,8 +67,13 @@ CLAIMED = (
 WIDTHS_IN = {**dict.fromkeys(PAIRED, SCREEN_WIDTH_IN), "throughput": 5.0}
 """Widths at which figures are drawn for the page, where they differ from WIDE_IN."""
 
-MOST_CSV = 60_000
-"""Letters of a figure's data up to which the page carries it for download; beyond, it is in figures/ alone."""
+MOST_CSV, LEAST_CSV = 60_000, 15_000
+"""Letters of a figure's data up to which the page carries it for download; beyond, it is in figures/ alone. The smaller
+number holds where all figures together have more than MUCH_CSV: the page of a thousand runs shall stay below 5 MB."""
+MUCH_CSV = 2_000_000
+
+MOST_ACCOUNTED = 100
+"""Runs whose unexplained time the page lists; of more, those that do not close and those with the largest gaps."""
 
 MANY_POINTS = 30
 """From so many points on, drawing takes longer than starting a second Python."""
@@ -123,7 +129,11 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
     )
     settings = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique()
     widths_in = dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {}
-    figures = {drawing.name: _figure(drawing, widths_in) for drawing in drawings(analysis)}
+    drawn = [(drawing, drawing.data.to_csv(index=False, lineterminator="\n")) for drawing in drawings(analysis)]
+    most_csv = MOST_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else LEAST_CSV
+    figures = {
+        drawing.name: _figure(drawing, widths_in, rows if len(rows) <= most_csv else None) for drawing, rows in drawn
+    }
     script = static(".js")
     labels = series_labels(analysis.points)
     provenance = analysis.provenance
@@ -170,7 +180,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         parts=_parts(analysis, labels),
         growth=[(kind, _growth(analysis, labels, kind)) for kind in ("plain", "wrapped")],
         accounts=_accounts(analysis, labels),
-        closed=_closed(analysis),
+        closed=" ".join(each for each in (_closed(analysis), _left_out(analysis)) if each),
         fits=_fits(analysis, labels),
         doubts=_gathered(provenance["doubts"], set(analysis.points["series"])),
         failed=_failed(provenance, labels),
@@ -186,7 +196,9 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
         nothing=NOTHING,
     )
-    return environment.get_template("report.html.j2").render(**page, contents=_contents(page))
+    text = environment.get_template("report.html.j2").render(**page, contents=_contents(page))
+    # The indentation of thousands of rows is a part of the page that nobody sees.
+    return re.sub(r"<table\b.*?</table>", lambda table: re.sub(r"\n\s+", "\n", table[0]), text, flags=re.DOTALL)
 
 
 _CONTENTS = (
@@ -225,7 +237,11 @@ def _compared(against: Any) -> dict[str, Any] | None:
         return None
     from horovod_study.report import against as compared
 
-    figures = [_figure(drawing, {}) for drawing in compared.drawings(against)]
+    figures = [
+        _figure(drawing, {}, rows if len(rows) <= MOST_CSV else None)
+        for drawing in compared.drawings(against)
+        for rows in (drawing.data.to_csv(index=False, lineterminator="\n"),)
+    ]
     return {**compared.section(against), "figures": figures}
 
 
@@ -236,18 +252,17 @@ def _policy(script: str) -> str:
     return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
 
 
-def _figure(drawing: Drawing, widths_in: Mapping[str, float]) -> dict[str, Any]:
+def _figure(drawing: Drawing, widths_in: Mapping[str, float], csv: str | None) -> dict[str, Any]:
     # The drawing is ours, but names of series stand in it: matplotlib escapes them when it writes XML.
     label = html.escape(drawing.alt, quote=True)
     made = inline(drawing, width_in={**WIDTHS_IN, **widths_in}.get(drawing.name, WIDE_IN))
     svg = made.svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-    rows = drawing.data.to_csv(index=False, lineterminator="\n")
     return {
         "name": drawing.name,
         "title": drawing.title,
         "svg": Markup(svg),
         "caption": drawing.caption,
-        "facts": script_json({**made.data, "csv": rows if len(rows) <= MOST_CSV else None}),
+        "facts": script_json({**made.data, "csv": csv}),
     }
 
 
@@ -454,7 +469,7 @@ def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, A
     """Return what no part of a step covers, from the rows of every step: one group of rows per series."""
     whole = analysis.accounting[analysis.accounting["rank"].isna()]
     groups = []
-    for series, rows in _groups(whole):
+    for series, rows in _groups(whole[_accounted(whole)]):
         lines = [
             {
                 "workers": f"{row['workers']:.0f}",
@@ -474,6 +489,26 @@ def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, A
         ]
         groups.append({"label": labels.get(series, series), "rows": lines})
     return groups
+
+
+def _accounted(whole: pd.DataFrame) -> pd.Series:
+    """Return which runs, one per row of `whole`, the page lists."""
+    doubtful = (whole["why_not"] != "") | (whole["open_steps"] > 0)
+    worth = (
+        whole["residual_share_worst"].mask(doubtful, math.inf).rank(method="first", ascending=False, na_option="top")
+    )
+    return worth <= MOST_ACCOUNTED
+
+
+def _left_out(analysis: Analysis) -> str:
+    """Return in one sentence which runs the table of unexplained time leaves out."""
+    runs = int(analysis.accounting["rank"].isna().sum())
+    if runs <= MOST_ACCOUNTED:
+        return ""
+    return (
+        f"Of {runs:,} runs the {MOST_ACCOUNTED} are listed that do not close or have the largest gaps; accounting.csv "
+        "has all."
+    )
 
 
 def _closed(analysis: Analysis) -> str:

@@ -25,6 +25,8 @@ DIGITS = 4
 MOST_PARTS = 15_000
 """Parts of all runs together that the page carries; of more, every second, third, ... is left out, and it says so."""
 
+NAME = "\x01"
+
 MOST_RANKS = 16
 """Ranks of a run that its page lists; accounting.csv has all of them."""
 
@@ -276,6 +278,12 @@ def _coded(values: Iterable[Any]) -> dict[str, Any]:
     return {"of": list(places), "at": [places[text] for text in texts]}
 
 
+def _without_name(command: Any, name: str) -> str:
+    """Return a command with NAME for each mention of its run, which is said once; runs.js puts the name back."""
+    text = "" if pd.isna(command) else f"{command}".replace(NAME, "")
+    return text.replace(name, NAME) if name else text
+
+
 def _texts(runs: pd.DataFrame, names: Sequence[str]) -> dict[str, Any]:
     coded = {
         "series": runs["label"],
@@ -288,7 +296,7 @@ def _texts(runs: pd.DataFrame, names: Sequence[str]) -> dict[str, Any]:
     return {
         "names": list(names),
         "texts": {name: _coded(values) for name, values in coded.items()},
-        "commands": ["" if pd.isna(value) else f"{value}" for value in runs["command"]],
+        "commands": [_without_name(value, name) for value, name in zip(runs["command"], names, strict=True)],
         **{name: numbers(runs[name]) for name in ("workers", "nodes", "repeat", "batch")},
     }
 

@@ -322,7 +322,7 @@
     };
     const close = make("button", { type: "button" }, "Close");
     close.addEventListener("click", shut);
-    const command = data.commands[run];
+    const command = data.commands[run].replaceAll("\u0001", data.names[run]);
     const page = make("article", { class: "run-page", id: "run-page", "aria-labelledby": "run-heading" }, heading,
       make("div", { class: "run-tools" }, step("Run before", at - 1), step("Next run", at + 1), close),
       facts(run),
