@@ -23,7 +23,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from horovod_study.measure.clock import now
 from horovod_study.measure.microbench import launches_of
 from horovod_study.train import open_clock, run, train_step
 from horovod_study.workload import dataset as data
-from horovod_study.workload import graphs, kernels
+from horovod_study.workload import kernels
 from horovod_study.workload.graphs import CapturedStep
 from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
@@ -216,7 +216,9 @@ class Plain:
 class Ours:
     """The trainer's step, alone, its timers off; captured where `options` ask for CUDA graphs."""
 
-    def __init__(self, resident: Resident, plan: Plan, tf32: Tf32, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, resident: Resident, plan: Plan, tf32: Tf32, options: Mapping[str, Any], *, blocks: str = ""
+    ) -> None:
         config = replace(resident.config, timer_mode="off", device=plan.device, **options)
         device = resident.device
         self._resident, self._tf32, self._config = resident, tf32, config
@@ -239,6 +241,7 @@ class Ours:
                 device=device,
                 resident=resident.held,
                 phases=False,
+                blocks=blocks_called(blocks, bare_model, config) if blocks else None,
             )
             if config.cuda_graphs
             else None
@@ -282,29 +285,17 @@ class Ours:
             self._tf32.set(allowed, allowed)
 
 
+def blocks_called(name: str, model: StressCNN, config: RunConfig) -> kernels.Blocks:
+    """Return the blocks of the fused kernels that are called `name` in kernels.Blocks.variants."""
+    return kernels.Blocks.variants(kernels.Sizes.of(model, config.batch), config.precision)[name]
+
+
 def open_way(name: str, resident: Resident, plan: Plan, tf32: Tf32, options: Mapping[str, Any] | None = None) -> Way:
     """Return the way that is called `name`, with further options of a run."""
     if name in (PLAIN, PLAIN_LOADER):
         return Plain(resident, tf32, options or {}, loader=name == PLAIN_LOADER)
     kind, _, blocks = name.partition(", ")
-    with other_blocks(blocks) if blocks else nullcontext():
-        return Ours(resident, plan, tf32, {**OURS[kind], **(options or {})})
-
-
-@contextmanager
-def other_blocks(name: str) -> Iterator[None]:
-    """Let captured steps be made of fused kernels with other sizes of their blocks."""
-
-    def network(model: StressCNN, *, batch: int, precision: str, **rest: Any) -> kernels.FusedNetwork:
-        chosen = kernels.Blocks.variants(kernels.Sizes.of(model, batch), precision)[name]
-        return kernels.FusedNetwork(model, batch=batch, precision=precision, blocks=chosen, **rest)
-
-    before = graphs.FusedNetwork
-    graphs.FusedNetwork = network  # type: ignore[assignment,misc]
-    try:
-        yield
-    finally:
-        graphs.FusedNetwork = before  # type: ignore[misc]
+    return Ours(resident, plan, tf32, {**OURS[kind], **(options or {})}, blocks=blocks)
 
 
 # ------------------------------------------------------------------------------------------------ what is measured

@@ -14,10 +14,11 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -482,11 +483,13 @@ def test_every_way_is_one_that_the_trainer_can_be_asked_for(gpu: ModuleType, mon
         model = StressCNN()
         assert set(gpu.BLOCK_VARIANTS) == set(kernels.Blocks.variants(kernels.Sizes.of(model, 75))) - {"fitting"}
         given: list[dict[str, Any]] = []
-        monkeypatch.setattr(kernels, "FusedNetwork", lambda model, **rest: given.append(rest))
-        with steps.other_blocks("8 warps"):
-            steps.graphs.FusedNetwork(model, batch=75, precision="fp32", buffer=None)
-        assert given[0]["blocks"].warps == 8 and given[0]["batch"] == 75
-        assert steps.graphs.FusedNetwork.__name__ == "FusedNetwork", "put back"
+        monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
+        monkeypatch.setattr(steps, "CapturedStep", lambda config, **rest: given.append({"batch": config.batch, **rest}))
+        config = run_config({"batch": 75, "loader": "device"}, source="test")
+        resident = SimpleNamespace(config=config, device=torch.device("cpu"), held=None)
+        for name in ("fused, 8 warps", "fused"):
+            steps.open_way(name, resident, SimpleNamespace(device="cpu"), steps.Tf32())
+        assert given[0]["blocks"].warps == 8 and given[0]["batch"] == 75 and given[1]["blocks"] is None
     finally:
         sys.modules.pop("gpu_steps", None)
         sys.modules.pop("plain_training", None)

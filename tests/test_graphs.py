@@ -25,6 +25,7 @@ from horovod_study.measure.clock import LapClock, Unstamped
 from horovod_study.train import train_step
 from horovod_study.workload import graphs
 from horovod_study.workload.graphs import CapturedStep, HostGraph, Recording, Resident
+from horovod_study.workload.kernels import Blocks, Sizes
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, learning_rate, make_optimizer, set_learning_rate
@@ -165,6 +166,7 @@ class Training:
         phases: bool = False,
         resident: bool = True,
         device: torch.device = CPU,
+        blocks: Blocks | None = None,
     ) -> CapturedStep:
         return CapturedStep(
             self.config,
@@ -176,6 +178,7 @@ class Training:
             device=device,
             resident=Resident(curves=self.curves, targets=self.targets) if resident else None,
             phases=phases,
+            blocks=blocks,
             record=record,
         )
 
@@ -574,3 +577,18 @@ def test_two_ranks_average_between_graphs_as_between_plain_steps(backend: str, t
     ] * 2
     names = ("start kept", "losses equal", "weights equal", "ranks equal", "own losses", "norm2 kept")
     assert found == [dict.fromkeys(names, True)] * 2
+
+
+def test_fused_kernels_are_made_with_the_blocks_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def network(model: StressCNN, **rest: Any) -> None:
+        given.append(rest)
+        raise StudyError("seen")
+
+    own = Training(kernels="fused")
+    blocks = Blocks.variants(Sizes.of(own.model, BATCH), "fp32")["8 warps"]
+    monkeypatch.setattr(graphs, "FusedNetwork", network)
+    with pytest.raises(StudyError, match="seen"):
+        own.captured(blocks=blocks)
+    assert given[0]["blocks"] is blocks

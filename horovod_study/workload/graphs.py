@@ -24,7 +24,7 @@ from horovod_study.comm import Backend
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock
-from horovod_study.workload.kernels import FusedNetwork
+from horovod_study.workload.kernels import Blocks, FusedNetwork
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.loaders import Resident as Resident
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
@@ -110,13 +110,15 @@ class CapturedStep:
         device: torch.device,
         resident: Resident | None,
         phases: bool,
+        blocks: Blocks | None = None,
         record: Callable[[], Recording] | None = None,
     ) -> None:
         """Record the step of `model`, whose parameters are those of `bare_model`.
 
         `resident`: batches are gathered on the device, in the order given to `begin_epoch`; None: `take` is given them.
-        `phases`: forward and backward are graphs of their own. `record` makes the recordings; left out, CUDA graphs on
-        a GPU, and calls on a CPU. Collective where the exchange is captured.
+        `phases`: forward and backward are graphs of their own. `blocks` are those of fused kernels; left out, they fit
+        the sizes. `record` makes the recordings; left out, CUDA graphs on a GPU, and calls on a CPU. Collective where
+        the exchange is captured.
         Raises StudyError where the step cannot be captured, ConfigError and BackendError for what does not go together.
         """
         if config.capture_sync and not backend.capturable:
@@ -157,12 +159,12 @@ class CapturedStep:
         self._network: FusedNetwork | None = None
         self._gradients: list[tuple[nn.Parameter, torch.Tensor]] = []  # what the network's kernels write, and where
         if config.kernels == "fused":
-            self._fuse()
+            self._fuse(blocks)
         self._plan: tuple[tuple[Callable[[], None], str], ...] = ()
         self._pool: Any = None
         self._capture()
 
-    def _fuse(self) -> None:
+    def _fuse(self, blocks: Blocks | None) -> None:
         """Take the kernels made for this network, which write all gradients into one buffer."""
         parameters, flat = list(self._bare_model.parameters()), self._backend.flat
         sizes = [each.numel() for each in parameters]
@@ -173,6 +175,7 @@ class CapturedStep:
             precision=self._config.precision,
             buffer=buffer,
             share=1 / self._backend.workers,
+            blocks=blocks,
         )
         parts = torch.split(buffer, sizes)
         self._gradients = [(each, part.view_as(each)) for each, part in zip(parameters, parts, strict=True)]
