@@ -1238,7 +1238,7 @@ def advise(options: argparse.Namespace) -> int:
 
     from horovod_study.analysis.advice import advise as advise_on
     from horovod_study.analysis.advice import bench_of, case_of, layered_model
-    from horovod_study.config import load_yaml
+    from horovod_study.documents import load_yaml
     from horovod_study.measure.memory import worker_memory
     from horovod_study.records import read_run
 
@@ -1266,7 +1266,7 @@ def simulate(options: argparse.Namespace) -> int:
     from horovod_study.analysis.simulation.calibration import calibrate, run_times
     from horovod_study.analysis.simulation.network import network_from
     from horovod_study.analysis.simulation.what_if import what_if
-    from horovod_study.config import load_yaml
+    from horovod_study.documents import load_yaml
     from horovod_study.records import recorded_run
     from horovod_study.report.simulation import content, text, write_simulation
 

@@ -10,10 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from horovod_study.errors import ConfigError, nearest
 
@@ -451,45 +448,6 @@ def changed(config: RunConfig, **values: Any) -> RunConfig:
         raise TypeError(f"no such option: {', '.join(values)}")
     made._check_together()
     return made
-
-
-MOST_YAML_BYTES = 4_000_000
-"""PyYAML takes minutes for more, and nobody writes settings of this size."""
-
-
-def load_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping; a missing, unreadable or malformed file is a ConfigError naming the line."""
-    try:
-        if path.stat().st_size > MOST_YAML_BYTES:
-            raise ConfigError(f"{path}: is larger than {MOST_YAML_BYTES:,} bytes; name a file of settings")
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-    except RecursionError:
-        raise ConfigError(f"{path}: is nested too deeply; name a file of settings") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name an existing YAML file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not a text file; name a YAML file") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "malformed"
-        raise ConfigError(f"{path}:{where} is not valid YAML ({problem}); correct that line") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold `key: value` lines, not {type(content).__name__}")
-    return content
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe YAML in which a key given twice is an error instead of the last one silently winning."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
 
 
 PLACEMENTS = ("fill", "spread", "list")

@@ -35,7 +35,8 @@ from horovod_study.comm import Backend, Launch, agreed, detect, nccl_log, open_b
 from horovod_study.comm.liveness import PATIENCE, Liveness, LostPeer
 from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Terminated, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
-from horovod_study.config import LAPS, ORDINARY_LAPS, RunConfig, load_yaml, misplaced, parse_widths, run_config
+from horovod_study.config import LAPS, ORDINARY_LAPS, RunConfig, misplaced, parse_widths, run_config
+from horovod_study.documents import load_yaml
 from horovod_study.errors import BackendError, ConfigError, DataError, RecordError, StudyError
 from horovod_study.measure import (
     ablation,

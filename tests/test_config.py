@@ -11,10 +11,10 @@ from horovod_study.config import (
     RUN_FIELDS,
     Placement,
     RunConfig,
-    load_yaml,
     matters,
     run_config,
 )
+from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import INPUT_SCALINGS
 

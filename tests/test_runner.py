@@ -24,7 +24,8 @@ from horovod_study.cluster.progress import Estimate, TimeLeft, duration
 from horovod_study.cluster.reason import failure_reason
 from horovod_study.cluster.site import Host, Site
 from horovod_study.cluster.study_file import Budget, StudyConfig
-from horovod_study.config import Placement, RunConfig, load_yaml, run_config
+from horovod_study.config import Placement, RunConfig, run_config
+from horovod_study.documents import load_yaml
 from horovod_study.errors import StudyError
 
 COMMAND = "horovod-study run tiny.yaml"

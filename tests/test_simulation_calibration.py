@@ -21,7 +21,7 @@ from horovod_study.analysis.simulation.network import Link, Network
 from horovod_study.analysis.simulation.scaling import all_doubts, doubts, simulate
 from horovod_study.analysis.simulation.what_if import what_if
 from horovod_study.cli import main
-from horovod_study.config import load_yaml
+from horovod_study.documents import load_yaml
 from horovod_study.errors import AnalysisError, StudyError
 from horovod_study.report.bench import content as bench_content
 from horovod_study.report.simulation import content, draw, draw_validation, text

@@ -18,7 +18,8 @@ from typing import Any
 
 from horovod_study.cluster.site import Host
 from horovod_study.cluster.yaml_keys import known, limits, mapping, one_of
-from horovod_study.config import available_cores, check_field, load_yaml
+from horovod_study.config import available_cores, check_field
+from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, nearest
 
 SCHEDULERS = ("local", "ssh", "slurm")

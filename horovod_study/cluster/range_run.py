@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason
 from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
-from horovod_study.config import RUNTIMES, Cell, Placement, RunConfig, available_cores, load_yaml, run_config
+from horovod_study.config import RUNTIMES, Cell, Placement, RunConfig, available_cores, run_config
+from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.options import SET_BY_RANGE_TEST
 from horovod_study.progress import Line, say

@@ -17,9 +17,9 @@ from horovod_study.config import (
     Placement,
     RunConfig,
     check_field,
-    load_yaml,
     run_config,
 )
+from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 
 TOP_KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")

@@ -29,10 +29,10 @@ from horovod_study.config import (
     RUNTIMES,
     RunConfig,
     check_field,
-    load_yaml,
     matters,
     parse_widths,
 )
+from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.records import atomic_write
 

@@ -26,10 +26,10 @@ from horovod_study.config import (
     available_cores,
     changed,
     check_field,
-    load_yaml,
     matters,
     run_config,
 )
+from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 
 STUDY_KEYS = (

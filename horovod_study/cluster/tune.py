@@ -53,10 +53,10 @@ from horovod_study.config import (
     RunConfig,
     available_cores,
     check_field,
-    load_yaml,
     matters,
     run_config,
 )
+from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.options import SET_BY_TUNE

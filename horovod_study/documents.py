@@ -1,0 +1,290 @@
+"""Reading documents: the one reader of JSON, of YAML, and of small CSV files, and the check of their form.
+
+Whatever a file holds, reading it ends in bounded time and memory with plain values or with one line that says what is
+wrong, where, and what to do next. Bounded are the size of the file (before it is read), the depth of nesting, the
+digits of an integer (it must fit in 64 bits) and the length of a CSV field; what is no finite number, no valid Unicode
+or no regular file is refused.
+
+The form of a document is declared as a pydantic type, usually a TypedDict; `conform` holds the document against it
+(strictly: "3" is no number, true is no 1) and turns pydantic's account into a line of the house.
+"""
+
+import csv
+import io
+import math
+import os
+import reprlib
+import stat
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from horovod_study.errors import ConfigError, RecordError, StudyError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+MAX_JSON_BYTES = 256_000_000
+MAX_YAML_BYTES = 4_000_000
+"""PyYAML takes minutes for more, and nobody writes settings of this size."""
+MAX_YAML_VALUES = 1_000_000
+MAX_DEPTH = 64
+"""Levels of nesting. What this package writes has fewer than ten."""
+MAX_FIELD_CHARS = 4_000_000
+"""Of one field of a CSV file; a longer one is no table of numbers and names."""
+INT_RANGE = (-(2**63), 2**63 - 1)
+
+Refusal = type[StudyError]
+
+
+def _short(value: Any) -> str:
+    """Return a value for a message, however large it is."""
+    cut = reprlib.Repr()
+    cut.maxstring = cut.maxother = 40
+    cut.maxlong, cut.maxdict, cut.maxlist, cut.maxlevel = 24, 2, 2, 2
+    return cut.repr(value)
+
+
+def read_bytes(
+    path: Path, *, error: Refusal = RecordError, again: str, max_bytes: int = MAX_JSON_BYTES, missing: str = ""
+) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`.
+
+    Raises `error`: what is wrong with `path`, then `again`, what to do next; for a file that is not there `missing`
+    takes the place of both. A pipe, socket or device is refused without waiting for it.
+    """
+    try:
+        # Non-blocking, because opening a pipe waits until somebody writes.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            facts = os.fstat(stream.fileno())
+            if stat.S_ISDIR(facts.st_mode):
+                raise error(f"{shown(path)}: is a folder, not a file; {again}")
+            if not stat.S_ISREG(facts.st_mode):
+                raise error(f"{shown(path)}: is no regular file; {again}")
+            content = stream.read(max_bytes + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise error(f"{shown(path)}: {missing or f'no such file; {again}'}") from None
+    except OSError as problem:
+        raise error(f"{shown(path)}: cannot be read ({problem.strerror or problem}); {again}") from None
+    if len(content) > max_bytes:
+        raise error(f"{shown(path)}: is larger than {max_bytes:,} bytes; {again}")
+    return content
+
+
+def read_text(
+    path: Path, *, error: Refusal = RecordError, again: str, max_bytes: int = MAX_JSON_BYTES, missing: str = ""
+) -> str:
+    """Return the content of a text file in UTF-8, with or without a byte-order mark; raises as `read_bytes`."""
+    try:
+        return read_bytes(path, error=error, again=again, max_bytes=max_bytes, missing=missing).decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        where = f"byte {problem.start}"
+        raise error(f"{shown(path)}: is not a text file in UTF-8 ({where}); {again}") from None
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Return a path for a message: bytes that are no UTF-8 are written as escapes."""
+    return os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+# ---------------------------------------------------------------------------------------------------- JSON
+
+
+def read_json(
+    path: Path,
+    form: Any = Any,
+    *,
+    error: Refusal = RecordError,
+    again: str,
+    max_bytes: int = MAX_JSON_BYTES,
+    missing: str = "",
+) -> Any:
+    """Return the document in a JSON file, of the given `form`; raises as `read_bytes`, `parse_json` and `conform`."""
+    content = read_bytes(path, error=error, again=again, max_bytes=max_bytes, missing=missing)
+    return conform(parse_json(content, source=shown(path), error=error, again=again), form, shown(path), error, again)
+
+
+def parse_json(text: str | bytes, *, source: str, error: Refusal = RecordError, again: str) -> Any:
+    """Return the plain values that a JSON text says; raises `error` naming `source`, the place in it, and `again`."""
+    from pydantic_core import from_json
+
+    try:
+        if isinstance(text, str):
+            text = text.encode("utf-8")  # a str from elsewhere may hold lone surrogates
+        content = from_json(text, allow_inf_nan=False)
+    except ValueError as problem:
+        # pydantic_core: "<what> at line L column C"
+        raise error(f"{source}: is not valid JSON ({problem}); {again}") from None
+    _require_bounded(content, source, error, again)
+    return content
+
+
+def _require_bounded(content: Any, source: str, error: Refusal, again: str, most: float = math.inf) -> None:
+    """Refuse what is nested deeper than MAX_DEPTH, more than `most` values, and numbers that 64 bits do not hold.
+
+    `most` is for YAML, where a few lines of repetitions (*name) of repetitions say gigabytes.
+    """
+    level: list[tuple[str, Any]] = [("", content)]
+    values = 0
+    for _ in range(MAX_DEPTH):
+        values += len(level)
+        if values > most:
+            raise error(f"{source}: says more than {most:,} values; {again}")
+        below: list[tuple[str, Any]] = []
+        for where, value in level:
+            if isinstance(value, dict):
+                below += [(f"{where}.{name}" if where else str(name), each) for name, each in value.items()]
+            elif isinstance(value, list):
+                below += [(where, each) for each in value]
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise error(f"{source}: {where or 'the value'} is {value}, not a finite number; {again}")
+            elif type(value) is int and not INT_RANGE[0] <= value <= INT_RANGE[1]:
+                raise error(f"{source}: {where or 'the value'} is an integer beyond 64 bits; {again}")
+        if not below:
+            return
+        level = below
+    raise error(f"{source}: is nested deeper than {MAX_DEPTH} levels; {again}")
+
+
+# ---------------------------------------------------------------------------------------------------- form
+
+
+def conform(content: Any, form: Any, source: str, error: Refusal = RecordError, again: str = "") -> Any:
+    """Return `content` if it has the form that the pydantic type `form` declares; raises `error` naming the field."""
+    if form is Any:
+        return content
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(form).validate_python(content, strict=True)
+    except ValidationError as problem:
+        raise error(f"{source}: {_first_fault(problem.errors(include_url=False))}; {again}") from None
+
+
+@cache
+def _adapter(form: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(form)
+
+
+def _first_fault(faults: Sequence[Any]) -> str:
+    """Return in words where and what the first fault is, and how many there are beside it."""
+    fault = faults[0]
+    where = ".".join(str(each) for each in fault["loc"]) or "the document"
+    if fault["type"] in ("missing", "missing_argument"):
+        text = f"{where} is missing"
+    elif fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        text = f"{where} is not known"
+    else:
+        text = f"{where} is {_short(fault['input'])}; allowed: {_allowed(fault)}"
+    return text + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
+
+
+def _allowed(fault: Any) -> str:
+    """Return what pydantic says should be there, as the end of a sentence."""
+    message: str = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("a valid ")
+    return message[:1].lower() + message[1:]
+
+
+# ---------------------------------------------------------------------------------------------------- YAML
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping; a missing, unreadable or malformed file is a ConfigError naming the line."""
+    again = "name an existing YAML file of settings"
+    return parse_yaml(read_text(path, error=ConfigError, again=again, max_bytes=MAX_YAML_BYTES), source=shown(path))
+
+
+def parse_yaml(text: str, *, source: str) -> dict[str, Any]:
+    """Return the mapping that a YAML text says; ConfigError naming the line of `source`."""
+    again = "name a file of settings"
+    try:
+        content = yaml.load(text, Loader=_BoundedLoader)
+    except RecursionError:
+        raise ConfigError(f"{source}: is nested too deeply; {again}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "malformed"
+        raise ConfigError(f"{source}:{where} is not valid YAML ({problem}); correct that line") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{source}: must hold `key: value` lines, not {type(content).__name__}")
+    _require_bounded(content, source, ConfigError, again, most=MAX_YAML_VALUES)
+    return content
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Safe YAML in which a key given twice, a key that is no plain value, and a value that nothing holds are errors."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            try:
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key {key!r} is given twice", key_node.start_mark
+                    )
+                seen.add(key)
+            except TypeError:
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is no plain value", key_node.start_mark
+                ) from None
+        return super().construct_mapping(node, deep=deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, OverflowError, KeyError, IndexError, TypeError):
+            text = _short(getattr(node, "value", None))
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{text} is no value that can be read", node.start_mark
+            ) from None
+
+
+# ---------------------------------------------------------------------------------------------------- CSV
+
+
+def parse_csv(
+    text: str, *, source: str, columns: Iterable[str] = (), error: Refusal = RecordError, again: str
+) -> list[dict[str, str]]:
+    """Return the rows of a CSV text as {column: text}; `columns` must be there, others may be.
+
+    Every row has as many fields as the head. A last row without its newline is of a writer that was killed and is left
+    out. Raises `error` naming the line.
+    """
+    reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
+    rows: list[dict[str, str]] = []
+    names: list[str] = []
+    before = csv.field_size_limit(MAX_FIELD_CHARS)
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if not names:
+                names = row
+                _require_columns(names, columns, source, error, again)
+            elif len(row) != len(names):
+                raise error(f"{source} line {reader.line_num}: {len(row)} fields under {len(names)} names; {again}")
+            else:
+                rows.append(dict(zip(names, row, strict=True)))
+    except csv.Error as problem:
+        raise error(f"{source} line {reader.line_num}: is not valid CSV ({problem}); {again}") from None
+    finally:
+        csv.field_size_limit(before)
+    if not names:
+        _require_columns(names, columns, source, error, again)
+    return rows
+
+
+def _require_columns(names: Sequence[str], columns: Iterable[str], source: str, error: Refusal, again: str) -> None:
+    lacking = [name for name in columns if name not in names]
+    if lacking:
+        raise error(f"{source}: column {lacking[0]} is missing; {again}")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise error(f"{source}: column {_short(twice)} is there twice; {again}")
