@@ -21,8 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from horovod_study import records
-from horovod_study.cluster import lease
+from horovod_study import lease, records
 from horovod_study.cluster.study_file import load_study
 from horovod_study.config import Cell
 from horovod_study.measure import environment

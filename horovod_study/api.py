@@ -10,7 +10,6 @@
 Needs neither PyTorch nor Horovod nor MPI.
 """
 
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,8 +27,9 @@ from horovod_study.analysis.prediction import predict as predict_points
 from horovod_study.analysis.simulation.calibration import calibrate, run_times
 from horovod_study.analysis.simulation.scaling import simulate as simulate_scenarios
 from horovod_study.analysis.simulation.what_if import what_if as scenarios
-from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, loaded
 from horovod_study.analysis.study import analyze as analyze_tables
+from horovod_study.documents import parse_json, read_text
 from horovod_study.errors import DataError
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def analysed(
     the analysis calls them. `beside` is called with each run while its rows are at hand, `told` with how many are done.
     """
     measured = [restored(_document(text, named), source=named).to_dict() for text, named in networks]
-    (table, recorded), evaluations = records.recorded_runs([root], only=only), records.epoch_table(root, only=only)
+    left_out: dict[str, str] = {}
+    table, recorded = records.recorded_runs([root], only=only, left_out=left_out)
+    evaluations = records.epoch_table(root, only=only)
     if counted is not None:
         table = table[table["run"].isin(list(counted))].reset_index(drop=True)
         evaluations = evaluations[evaluations["run"].isin(list(counted))].reset_index(drop=True)
@@ -83,21 +85,17 @@ def analysed(
 
     accounting = account(table, account_runs(recorded, threads=threads, told=tell, beside=beside), views=False)
     known: dict[str, Any] = {"targets": targets, "accounting": accounting, "networks": measured}
-    return table, evaluations, accounting, analyze_tables(table, evaluations, commands=commands, **known)
+    found = analyze_tables(table, evaluations, commands=commands, **known)
+    return table, evaluations, accounting, found.with_left_out(left_out)
 
 
 def _document(text: str, named: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{named}: is not valid JSON ({error}); measure again with horovod-study bench") from None
+    return parse_json(text, source=named, error=DataError, again="measure again with horovod-study bench")
 
 
 def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
     """Return the analysis that `horovod-study analyze RUNS --out DIR` left in DIR; RecordError where there is none."""
-    tables, documents = records.load_tables(Path(directory), TABLES, DOCUMENTS)
-    values: dict[str, Any] = {**tables, **documents}
-    return Analysis(**values)
+    return loaded(*records.load_tables(Path(directory), TABLES, DOCUMENTS), source=str(directory))
 
 
 def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
@@ -157,7 +155,4 @@ def simulate(
 
 
 def _text(path: str | os.PathLike[str], wanted: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); give {wanted}") from None
+    return read_text(Path(path), error=DataError, again=f"give {wanted}")

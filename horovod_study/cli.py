@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from horovod_study import __version__
+from horovod_study import __version__, low_memory
 from horovod_study.config import available_cores
+from horovod_study.documents import read_text
 from horovod_study.errors import AnalysisError, ConfigError, DataError, RecordError, StudyError
 from horovod_study.options import (
     SET_BY_ATTRIBUTION,
@@ -43,6 +45,9 @@ BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code: 0 done, 1 a check failed or cells are missing, 2 wrong use."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    low_memory.install()
+    if arguments is None:
+        signal.signal(signal.SIGTERM, _end_in_order)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name from a file that the terminal cannot show
     try:
@@ -76,12 +81,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe left early
         return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in _OF_THE_SYSTEM:
             raise
-        print(f"error: {error.filename or 'the output'}: {error.strerror}; free some, and try again", file=sys.stderr)
+        print(f"error: {error.filename or 'the output'}: {error.strerror}; mend that, and try again", file=sys.stderr)
         if error.filename is None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
+
+
+_OF_THE_SYSTEM = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),
+)
+"""What a disk, its permissions and its limits refuse is no bug of this program."""
+
+
+def _end_in_order(number: int, _: Any) -> None:
+    """End on SIGTERM as on Ctrl-C: what was begun is taken away. Verbs with handlers of their own replace this one."""
+    print("terminated", file=sys.stderr)
+    raise SystemExit(128 + number)
 
 
 # ------------------------------------------------------------------------------------------------------- data
@@ -681,7 +699,12 @@ def _analyze(
     written = records.save_tables(out, {"evaluations": evaluations, **result.tables()}, result.documents())
     how = {"targets": list(targets), "commands": commands, "only": None if only is None else sorted(only)}
     kept = [{"path": Path(os.path.relpath(path, out)).as_posix(), "named": named} for path, named in networks]
-    records.write_source(out, runs, **how, planned=list(planned), benches=kept, versions=versions())
+    digests = {
+        records.run_name(directory, runs): records.run_files(directory)
+        for directory, _ in records.readable_runs(runs, only)
+    }
+    more = {"planned": list(planned), "benches": kept, "versions": versions(), "run_files": digests}
+    records.write_source(out, runs, files=written, **how, **more)
     return written
 
 
@@ -751,16 +774,19 @@ def _report(directory: Path, **how: Any) -> list[Path]:
     from horovod_study.report.html import write_report
 
     paths = write_report(_read_analysis(directory), directory, second_process=available_cores() > 1, **how)
-    _keep_drawn(directory, paths)
+    _keep_drawn(directory, paths, how.get("look"))
     return paths
 
 
-def _keep_drawn(directory: Path, paths: Sequence[Path], **more: Any) -> None:
-    """Keep what the report was drawn with, for `report --check`."""
+def _keep_drawn(
+    directory: Path, paths: Sequence[Path], look: Any = None, others: Sequence[Path] = (), **more: Any
+) -> None:
+    """Keep what the report was drawn with, for `report --check`; without `look` it is that of a text."""
     from horovod_study import records
     from horovod_study.report.check import drawn_by
+    from horovod_study.report.style import TEXT
 
-    records.write_source(directory, report={**drawn_by(directory, paths), **more})
+    records.write_source(directory, report={**drawn_by(directory, paths, look or TEXT, others), **more})
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -835,11 +861,9 @@ def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -
 def _read_analysis(directory: Path) -> Any:
     """Return the Analysis that `analyze` wrote to a directory."""
     from horovod_study import records
-    from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
+    from horovod_study.analysis.study import DOCUMENTS, TABLES, loaded
 
-    tables, documents = records.load_tables(directory, TABLES, DOCUMENTS)
-    values: dict[str, Any] = {**tables, **documents}
-    return Analysis(**values)
+    return loaded(*records.load_tables(directory, TABLES, DOCUMENTS), source=str(directory))
 
 
 def _report_against(options: argparse.Namespace) -> int:
@@ -854,10 +878,12 @@ def _report_against(options: argparse.Namespace) -> int:
     judged = gate(found, limits) if limits else None
     how: dict[str, Any] = {"look": _look(options), "pgf": options.pgf}
     paths = write_report(after, options.directory, against=found, second_process=available_cores() > 1, **how)
-    paths += write_against(found, options.directory, gate=judged, **how)
+    others = write_against(found, options.directory, gate=judged, **how)
+    paths += others
     beside = Path(os.path.relpath(options.against, options.directory)).as_posix()
     written = [Path(os.path.relpath(path, options.directory)).as_posix() for path in paths]
-    _keep_drawn(options.directory, paths, against={"directory": beside, "match": options.match}, files=written)
+    told = {"directory": beside, "match": options.match}
+    _keep_drawn(options.directory, paths, how["look"], others, against=told, files=written)
     if options.json:
         print(json.dumps({**document(found, judged), "files": [str(path) for path in paths]}, allow_nan=False))
     else:
@@ -883,7 +909,7 @@ def attribute(options: argparse.Namespace) -> int:
 
     if options.runs:
         refuse_options(run_values(options), recorded=True)
-        directories = [directory for root in options.runs for directory in records.run_directories(root)]
+        directories = [directory for root in options.runs for directory, _ in records.readable_runs(root)]
     else:
         directories = run_experiment(
             run_values(options), options.out, runtimes=options.runtime, workers=options.workers, rounds=options.rounds
@@ -929,7 +955,7 @@ def export(options: argparse.Namespace) -> int:
     from horovod_study.analysis.trace import events
     from horovod_study.report.export import Recorded, write_trace, write_tracker
 
-    directories = list(records.run_directories(options.runs))
+    directories = [directory for directory, _ in records.readable_runs(options.runs)]
     if not directories:
         raise RecordError(f"{options.runs}: holds no runs; name a run directory, or a folder of them")
     if options.to == "trace":
@@ -1300,11 +1326,11 @@ def simulate(options: argparse.Namespace) -> int:
 
 def _read(path: Path, wanted: str = "a CSV file with workers,samples_per_s") -> str:
     """Return the text of a file that should be `wanted`; `-` is standard input."""
+    if str(path) != "-":
+        return read_text(path, error=DataError, again=f"name {wanted}")
     try:
-        if str(path) == "-":
-            with open(0, encoding="utf-8-sig", closefd=False) as stream:
-                return stream.read()
-        return path.read_text(encoding="utf-8-sig")
+        with open(0, encoding="utf-8-sig", closefd=False) as stream:
+            return stream.read()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); name {wanted}") from None
     except UnicodeDecodeError:
@@ -1896,7 +1922,7 @@ def _add_look(parser: argparse.ArgumentParser) -> None:
 
 
 def _verb(verbs: Any, name: str, text: str | None, call: Any) -> Parser:
-    summary = (text or "").splitlines()[0].rstrip(".")
+    summary = (text or name).splitlines()[0].rstrip(".")  # no docstrings under python -OO
     parser: Parser = verbs.add_parser(name, help=summary[:1].lower() + summary[1:], description=summary + ".")
     parser.set_defaults(verb=call, parser=parser)
     return parser

@@ -8,14 +8,20 @@ this package write to a file outside of it.
 A process that is killed with SIGKILL between the two steps leaves a hidden `.NAME.*.part`, which nothing reads.
 """
 
+import csv
 import errno
+import io
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE_MODE = 0o644
 PART = ".part"
@@ -28,8 +34,13 @@ def write_file(path: Path, content: str | bytes, *, sync_folder: bool = False) -
     `sync_folder`: also wait until the new name is on the disk, so that it survives a loss of power.
     """
     with new_file(path, sync_folder=sync_folder) as stream:
-        stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+        stream.write(_encoded(content) if isinstance(content, str) else content)
     return path
+
+
+def _encoded(text: str) -> bytes:
+    """Return a text in UTF-8; what is no valid Unicode, such as a file name in another encoding, as escapes."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 @contextmanager
@@ -62,7 +73,7 @@ def append_text(path: Path, text: str, *, head: str = "") -> None:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(errno.EINVAL, "is no regular file", str(path))
-        rest = memoryview(((head if facts.st_size == 0 else "") + text).encode("utf-8"))
+        rest = memoryview(_encoded((head if facts.st_size == 0 else "") + text))
         try:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
@@ -70,8 +81,15 @@ def append_text(path: Path, text: str, *, head: str = "") -> None:
             with suppress(OSError):
                 os.ftruncate(descriptor, facts.st_size)
             raise
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_log(path: Path) -> IO[str]:
+    """Return a new text stream in the place of `path`, for the output of a process; OSError for a symbolic link."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def flush_folder(folder: Path) -> None:
@@ -84,10 +102,42 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def result_folder(parent: Path, name: str) -> Path:
-    """Make the folder `name` in a result folder and return it; OSError where it is a symbolic link to elsewhere."""
-    folder = parent / name
-    if folder.is_symlink() and not folder.resolve().is_relative_to(parent.resolve()):
+def result_folder(folder: Path) -> Path:
+    """Make a folder of result files and return it; OSError where it is a symbolic link out of the folder above it."""
+    if folder.is_symlink() and not folder.resolve().is_relative_to(folder.parent.resolve()):
         raise OSError(errno.ELOOP, "is a symbolic link to a folder outside; nothing was written there", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+# ---------------------------------------------------------------------------------------------------- CSV
+
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_GUARDED = re.compile(r"'+[=+\-@\t\r]")
+
+
+def csv_of(table: "pd.DataFrame") -> str:
+    """Return a table as CSV, numbers with all digits; names that a spreadsheet would take for formulas are guarded."""
+    texts = {name: table[name].map(guarded) for name in table.columns if table[name].dtype.kind not in "biufM"}
+    return table.assign(**texts).to_csv(index=False, lineterminator="\n")
+
+
+def csv_rows(names: Sequence[str], rows: Iterable[Mapping[str, Any]], *, head: bool = True) -> str:
+    """Return rows as CSV, for programs without pandas, guarded as in `csv_of`."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    if head:
+        writer.writeheader()
+    writer.writerows({name: guarded(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def guarded(value: Any) -> Any:
+    """Return a text with an apostrophe before what spreadsheets take for a formula; any other value as it is."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def unguarded(value: Any) -> Any:
+    """Return the text that `guarded` was given."""
+    return value[1:] if isinstance(value, str) and _GUARDED.match(value) else value

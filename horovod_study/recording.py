@@ -16,8 +16,9 @@ Only entering and leaving are collective. What the training raises passes throug
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,13 +28,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from horovod_study import records
+from horovod_study import alive, lease, records
 from horovod_study.comm import agreed, require_parity
 from horovod_study.comm.attached import Attached, Waiting, attach, averages_in_backward, averages_in_synchronize, bare
 from horovod_study.config import LAPS, RunConfig, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.measure import energy, environment, evidence, system
 from horovod_study.measure.clock import DeviceStamps, LapClock, Unstamped, now, utc_now, utc_stamp
+from horovod_study.measure.precision import PrecisionObserver
 from horovod_study.measure.recorder import Recorder
 from horovod_study.measure.steady import Steady, declared, find_steady
 from horovod_study.progress import say
@@ -41,6 +43,12 @@ from horovod_study.workload.model import parameter_count, parameter_sha256
 
 T = TypeVar("T")
 
+PRECISION_STEPS = 3
+"""So many steps tell what a training computes in; layers are not watched after them."""
+MAX_IRREGULAR = 0.05
+"""Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
+MAX_TURNS = 100
+"""After so many turns of a loop without an update from its beginning on, none is waited for any more."""
 DRAIN_STEPS = 512
 DRAIN_S = 2.0
 """After so many steps or so many seconds, whatever comes first, rows are written: what a killed run loses."""
@@ -129,7 +137,14 @@ class Recording:
         self._opened: float | None = None  # when the present stretch of timed steps began
         self._stretches: list[list[float]] = []  # begin and end of each, in seconds of the run
         self._hooks: _Hooks | None = None
+        self._update_hook: Any = None
+        self._accumulate = 1
+        self._turns = 0  # of the loop, in the step so far
+        self._turns_of_steps: Counter[int] = Counter()  # turns -> steps that took so many; 0 turns: without an update
+        self._turns_left = 0  # in steps that ended without an update, and do not count
+        self._by_turns = False  # no update was ever seen: a step is a turn
         self._sampler: system.Sampler | None = None
+        self._held = ExitStack()  # the claim on the run, on rank 0
 
     # ------------------------------------------------------------------------------------------ beginning and end
 
@@ -182,8 +197,10 @@ class Recording:
             self._directory = Path(self._record.requested["out"])
             with agreed(self._peers):
                 if self._peers.rank == 0:
+                    self._held.callback(lease.hold_run(self._directory).give_back)
                     _create(self._directory, self._record)
         except BaseException:
+            self._held.close()
             if self._sampler is not None:
                 self._sampler.close()
             raise
@@ -214,15 +231,21 @@ class Recording:
         if self._sampler is not None:
             self._sampler.begin(self._zero)
         self._clock = _clock(config.timer_mode, device, zero=self._zero)
+        self._precision = PrecisionObserver(self._model)
         if self._clock.takes_stamps:
             self._hooks = _Hooks(self, self._clock, self._model, self._optimizer, self._forward_hooks)
+        else:
+            self._update_hook = self._optimizer.register_step_post_hook(lambda *_: self.note_update())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._state != "open":
             return
         self._state = "closed"
+        self._precision.stop()
         if self._hooks is not None:
             self._hooks.remove()
+        if self._update_hook is not None:
+            self._update_hook.remove()
         if error is not None:
             self._fail(error)
             return
@@ -283,6 +306,7 @@ class Recording:
             started=utc_now(),
             host=hosts[0],
             pid=peers.gather(os.getpid())[0],
+            process=alive.identity(),  # rank 0 writes the record
             requested={**asked, "out": str(directory), "workers": peers.workers, "script": sys.argv[0]},
             effective={
                 "model": self._model_name,
@@ -296,7 +320,7 @@ class Recording:
                 "global_batch": None if self._batch is None else self._batch * peers.workers,
                 "lr": float(self._optimizer.param_groups[0]["lr"]),
                 "optimizer": type(self._optimizer).__name__,
-                "precision": _precision(next(model.parameters(), torch.empty(0)).dtype),
+                "precision": None,  # seen in the first steps
                 "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
                 "parameters": parameter_count(model),
                 "initial_parameter_sha256": initial,
@@ -324,13 +348,19 @@ class Recording:
                 record = replace(self._record, effective={**self._record.effective, **learnt})
                 records.finish_run(self._directory, record, status="done", finished=utc_now(), totals=totals)
         self._peers.barrier()
+        self._held.close()
         return totals
 
     def _require_steps(self) -> None:
         if self._step == 0:
             raise StudyError(
-                f"{self._directory}: not a single step was recorded; loop over record.steps(loader), not over the "
-                "loader itself"
+                f"{self._directory}: not a single step was recorded"
+                + (
+                    f": the optimizer did not step in {self._turns_left:,} turns; give the one that is stepped, or "
+                    "mark updates of your own with record.lap('update')"
+                    if self._turns_left
+                    else "; loop over record.steps(loader), not over the loader itself"
+                )
             )
         if self._step <= self._config.warmup_steps:
             raise StudyError(
@@ -363,6 +393,8 @@ class Recording:
                 "rows_lost": self._recorder.rows_lost,
                 "memory": (environment.peak_rss_mb(), environment.pss_mb()),
                 "sha256": parameter_sha256(bare(self._model)),
+                "precision": self._precision.found(),
+                "turns": self._turns_of_steps,
                 "train_samples": self._train_samples,
                 "system": sampled,
             }
@@ -379,7 +411,6 @@ class Recording:
                     "gradients were not averaged alike"
                 )
         window_s = max(each["window_s"] for each in everybody)
-        shares = [each["memory"][1] for each in everybody if each["memory"][1] is not None]
         done = sum(each["samples"] for each in everybody)
         totals = {
             "samples_per_s": done / window_s,
@@ -387,33 +418,28 @@ class Recording:
             "steps": min(made) - first,
             "excluded_steps": first,
             "steady": steady.to_dict(),
-            "step_s_median": _largest([each["median"]["step_s"] for each in summaries]),
-            "step_s_p90": _largest([each["step_s_p90"] for each in summaries]),
-            **{
-                f"{lap}_s": _mean([each["mean"][f"{lap}_s"] for each in summaries])
-                for lap in (*LAPS, "residual", "step")
-            },
-            "lap_medians_s": {
-                lap: _mean([each["median"][f"{lap}_s"] for each in summaries]) for lap in (*LAPS, "residual")
-            },
+            **records.step_totals(summaries),
             "epochs": self._epoch + 1,
             **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
             "train_s": window_s,
             "wall_s": now() - self._zero,
             "rss_mb_max": max(each["memory"][0] for each in everybody),
-            "pss_mb_max": max(shares) if shares else None,
+            "pss_mb_max": records.max_over_ranks([each["memory"][1] for each in everybody]),
             **system.totals([each["system"] for each in everybody], samples=done),
             "parameter_sha256": hashes.pop() if len(hashes) == 1 else None,
             "rows_lost": [each["rows_lost"] for each in everybody],
         }
+        turns = _turns_per_update([each["turns"] for each in everybody])
+        if peers.rank == 0 and turns not in (None, self._accumulate):
+            say(f"note: the optimizer stepped every {turns} turns of the loop: steps are counted by updates")
         usual = [each["usual"] for each in everybody]
         learnt: dict[str, Any] = {
             "batch": round(sum(usual) / len(usual)),
             "global_batch": sum(usual),
             "train_samples": everybody[0]["train_samples"],
+            "precision": _agreed({each["precision"] for each in everybody}),
+            "turns_per_update": turns,
         }
-        if self._hooks is not None and self._hooks.autocast is not None:
-            learnt["precision"] = _precision(self._hooks.autocast)
         return totals, learnt
 
     def _steady(self) -> Steady:
@@ -428,6 +454,8 @@ class Recording:
             found = declared(asked, f"{lost:,} step rows were lost: the window begins where it was declared")
         else:
             found = find_steady(self._recorder.timed("step_s"), asked)
+        doubts = (found.doubt, _update_doubt(self._turns_of_steps))
+        found = replace(found, doubt="; ".join(each for each in doubts if each))
         found = Steady(**self._peers.gather(found.to_dict())[0])
         if self._peers.rank == 0 and found.doubt:
             say(f"note: {found.doubt}")
@@ -450,14 +478,16 @@ class Recording:
                 records.finish_run(
                     self._directory, record, status="failed", finished=utc_now(), totals={}, reason=reason
                 )
+        self._held.close()
 
     # ------------------------------------------------------------------------------------------ the loop
 
     def steps(self, loader: Iterable[T], *, accumulate: int = 1) -> Iterator[T]:
-        """Yield what `loader` gives; one turn of the loop is one step, and the wait for the loader its data lap.
+        """Yield what `loader` gives; a step ends with the turn in which the optimizer steps.
 
-        Call it once for each epoch. With `accumulate` so many turns make one step: the gradients of several batches
-        are added up before one update. A turn that is left by `break` counts when its optimizer has stepped.
+        Call it once for each epoch. The wait for the loader is the data lap. Where the gradients of several batches
+        are added up before one update, so many turns make one step, without a word; `accumulate` says how many
+        turns `batch=` was given for. A turn that is left by `break` counts when its optimizer has stepped.
         """
         self._require_open("steps")
         if accumulate < 1:
@@ -465,11 +495,11 @@ class Recording:
         data: Any = getattr(loader, "dataset", None)
         if self._train_samples is None and hasattr(data, "__len__"):
             self._train_samples = len(data)
+        self._accumulate = accumulate
         self.begin_epoch()
-        return self._turns(loader, accumulate)
+        return self._over(loader, accumulate)
 
-    def _turns(self, loader: Iterable[T], accumulate: int) -> Iterator[T]:
-        turn = 0
+    def _over(self, loader: Iterable[T], accumulate: int) -> Iterator[T]:
         try:
             began = self._clock.mark()
             batches = iter(loader)  # workers that it starts are waited for: that is data, too
@@ -478,19 +508,30 @@ class Recording:
                     batch = next(batches)
                 except StopIteration:
                     break
-                if turn == 0 or not self._in_step:  # `skip` has ended it
-                    turn = 0
+                if not self._in_step:  # at first, after an update, or after `skip`
                     self.begin(at=began)
-                self.fetched(batch, begun=began if turn else None)
+                self.fetched(batch, begun=began if self._turns else None)
                 yield batch
-                turn = (turn + 1) % accumulate
-                if turn == 0:
-                    self.end()
+                self._turn(accumulate)
                 began = self._clock.mark()
         finally:
             # After the last turn; or after `break`, or an error, in the middle of one.
             if self._state == "open":
                 self.close_step()
+
+    def _turn(self, accumulate: int) -> None:
+        """End a turn of the loop, and with it the step where the parameters were updated."""
+        if not self._in_step:
+            return
+        self._turns += 1
+        if self._updated or (self._by_turns and self._turns >= accumulate):
+            if self._batch is not None and self._turns != accumulate:
+                self._samples = round(self._batch * self._turns / accumulate)
+            self.end()
+        elif self._turns >= MAX_TURNS and not self._turns_of_steps:
+            # Nobody will see an update here, such as in a loop that changes its parameters by itself.
+            self._by_turns, self._in_step = True, False
+            self._clock.forget()
 
     def begin_epoch(self) -> None:
         """Begin an epoch, and a stretch of steps: what lies before it is in none. `steps` does so by itself."""
@@ -503,6 +544,7 @@ class Recording:
         """Begin a step, which waits for its data from now on: for loops that cannot go over `steps`."""
         self._clock.begin(at)
         self._in_step, self._updated, self._samples, self._loss = True, False, None, None
+        self._turns = 0
         if self._hooks is not None:
             self._hooks.reset()
 
@@ -522,8 +564,11 @@ class Recording:
         self._settle()
         self._in_step = False
         self._recorder.add(self._step, self._epoch, self._loss, samples=self._samples)
-        self._pending_samples += self._batch or self._samples or 0
+        self._pending_samples += self._samples or self._batch or 0
         self._step += 1
+        self._turns_of_steps[max(1, self._turns) if self._updated else 0] += 1
+        if self._precision.watching and self._step >= PRECISION_STEPS:
+            self._precision.stop()
         due = len(self._recorder) >= DRAIN_STEPS or now() - self._recorder.drained > DRAIN_S
         if self._step == self._config.warmup_steps:
             self._opened = now()
@@ -535,6 +580,7 @@ class Recording:
         if self._in_step and self._updated:
             self.end()
         elif self._in_step:
+            self._turns_left += self._turns
             self._in_step = False
             self._clock.forget()
         self._drain()
@@ -631,8 +677,6 @@ class _Hooks:
         self._record, self._clock, self._model, self._optimizer = record, clock, model, optimizer
         engine = getattr(torch.autograd.Variable, "_execution_engine", None)
         self._when_done: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
-        self.autocast: torch.dtype | None = None
-        self._device = next((parameter.device.type for parameter in model.parameters()), "cpu")
         self._forwards: list[bool] = []  # the forwards under way, and whether each is the outermost of a step
         self._expected = 0  # gradients of the backward before
         self.reset()
@@ -676,8 +720,6 @@ class _Hooks:
         if counts:
             self.settle()
             self._rest()
-            if self.autocast is None and torch.is_autocast_enabled(self._device):
-                self.autocast = torch.get_autocast_dtype(self._device)
 
     def _after_forward(self, *_: Any) -> None:
         if self._forwards and self._forwards.pop() and self._record.in_step:
@@ -765,11 +807,6 @@ _OPTIONS = (
     *("warmup_steps", "steady", "timer_mode", "system_interval_s", "disk_full"),
     *("study", "partition", "repeat"),
 )
-_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-
-
-def _precision(dtype: torch.dtype) -> str:
-    return _PRECISIONS.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _create(directory: Path, record: records.RunRecord) -> None:
@@ -807,13 +844,25 @@ def _samples_of(batch: Any) -> int:
     )
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+def _agreed(values: set[str | None]) -> str | None:
+    return values.pop() if len(values) == 1 else None
 
 
-def _largest(values: list[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+def _turns_per_update(turns: Sequence[Mapping[int, int]]) -> int | None:
+    """Return how many turns of the loop a step usually has, over all ranks; None where no update was seen."""
+    made: Counter[int] = sum((Counter(each) for each in turns), Counter())
+    return next((count for count, _ in made.most_common() if count), None)
+
+
+def _update_doubt(turns: Mapping[int, int]) -> str:
+    """Return what to doubt of steps as updates, "" for nothing; `turns`: turns -> steps that took so many."""
+    steps, usual = sum(turns.values()), _turns_per_update([turns])
+    without, other = turns.get(0, 0), sum(count for made, count in turns.items() if made not in (0, usual))
+    if without > MAX_IRREGULAR * steps:
+        return f"{without:,} of {steps:,} steps made no update that was seen: they are turns of the loop"
+    if other > MAX_IRREGULAR * steps:
+        return f"{other:,} of {steps:,} steps took another number of turns than {usual}: updates come irregularly"
+    return ""
 
 
 def _greeting(effective: Mapping[str, Any], peers: Attached, directory: Path) -> str:

@@ -21,35 +21,44 @@ History of the schema number in run.json:
         from scripts that do not mark all of them.
     4   step rows have `compute_s`: of steps captured in a CUDA graph, in place of `forward_s` and `backward_s`, which
         are null there. A program that knows only 3 would read such a run as one whose computing nobody timed.
+    5   `process`, of the run and of each attempt: who rank 0 is beyond its number, see alive.py; null where that is
+        not known. A program that knows only 4 would call the field unknown.
 """
 
-import csv
 import errno
+import hashlib
 import io
 import json
 import math
 import os
-import platform
+import re
 import shlex
+import stat
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Required
 
+from typing_extensions import TypedDict  # pydantic does without that of Python only from 3.12 on
+
+from horovod_study import alive
 from horovod_study.config import LAPS, OPTIONS, OWN_MODEL, RUN_FIELDS
+from horovod_study.documents import conform, parse_csv, parse_json, read_bytes, read_json, read_text, shown
 from horovod_study.errors import RecordError
+from horovod_study.files import append_text, csv_of, csv_rows, new_file, result_folder, unguarded, write_file
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import numpy as np
     import pandas as pd
     import pyarrow as pa
 
-SCHEMA = 4
+SCHEMA = 5
 MANIFEST = "run.json"
+MAX_RUN_BYTES = 64_000_000
 BENCH = "bench.json"
 BENCH_SCHEMA = 1
 CHECKPOINTS = "checkpoints"
@@ -66,6 +75,7 @@ RESERVE = ".reserve"
 RESERVE_BYTES = 262_144
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_ROWS = re.compile(r"steps-(\d{5,6})\.arrows", re.ASCII)
 STATUSES = ("running", "done", "failed", "stopped")
 EPOCH_COLUMNS = (
     "epoch",
@@ -100,6 +110,7 @@ class RunRecord:
     finished: str | None = None
     totals: Mapping[str, Any] = field(default_factory=dict)  # of the timed window; empty until done
     attempts: Sequence[Mapping[str, Any]] = ()  # every start of the run, in order; see _attempt
+    process: Mapping[str, Any] | None = None  # alive.identity() of rank 0, of the latest attempt
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -116,38 +127,26 @@ class RunRecord:
             "from_step": from_step,
             "host": self.host,
             "pid": self.pid,
+            "process": self.process,
         }
 
     def state(self) -> str:
         """Return the status as it is now: a run that says running but whose process is gone is incomplete.
 
-        A run that says running on another host is believed: processes there cannot be seen from here.
+        A run that says running on another host is believed: processes there cannot be seen from here. Who is about to
+        take it up asks `silent_s` too.
         """
         if self.status != "running":
             return self.status
         if self.finished is not None:  # interrupted: ended by the study runner, neither done nor failed
             return "incomplete"
-        if self.host == platform.node():
-            return "running" if process_alive(self.pid) else "incomplete"
-        return "running"
+        began = str(self.attempts[-1].get("started", ""))
+        running = alive.is_running(self.process, pid=self.pid, host=self.host, started=began)
+        return "running" if running else "incomplete"
 
 
 class NoRoom(RecordError):
     """The disk is full, or the user's share of it."""
-
-
-def process_alive(pid: int) -> bool:
-    """Return whether a process of this host still runs; one that has ended and waits for its parent does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:  # a process that has ended keeps its number until its parent takes notice, in some containers for ever
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return True
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -155,7 +154,7 @@ def process_alive(pid: int) -> bool:
 
 def _reserve(directory: Path) -> None:
     """Keep some room, so that the end of a run can be told on a disk that is full by then."""
-    with suppress(OSError), open(directory / RESERVE, "wb") as stream:
+    with suppress(OSError), new_file(directory / RESERVE) as stream:
         os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
 
 
@@ -176,41 +175,39 @@ def _spend_reserve(directory: Path, error: OSError) -> bool:
     return False
 
 
-def atomic_write(path: Path, text: str) -> None:
-    """Write `text` so that a reader sees the old file or the new one, never a part."""
+def _with_reserve(directory: Path, write: Callable[..., Any], *values: Any, **options: Any) -> None:
+    """Call `write`, again after each part of the reserve that is set free on a full disk; OSError when none is left."""
     while True:
         try:
-            return _write_whole(path, text)
+            write(*values, **options)
+            return
         except OSError as error:
-            if not _spend_reserve(path.parent, error):
+            if not _spend_reserve(directory, error):
                 raise
 
 
-def _write_whole(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def is_over(directory: Path) -> bool:
+    """Return whether there is a run in `directory`, and it has ended."""
+    return (directory / MANIFEST).exists() and read_run(directory).state() != "running"
 
 
-def create_run(directory: Path, record: RunRecord) -> None:
-    """Make the run directory and write its first run.json; an existing run is never overwritten."""
+def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
+    """Make the run directory and write its first run.json; an existing run is never overwritten.
+
+    `again`: the option that moves one which has ended aside, for the message where there is nothing to go on with.
+    """
     manifest = directory / MANIFEST
     if manifest.exists():
         state = read_run(directory).state()
+        aside = again and state in ("failed", "incomplete") and not checkpoint_paths(directory)
+        way = f"give {again} to keep it aside and start anew, or choose another --out" if aside else ""
         raise RecordError(
-            f"{directory}: already holds a run ({state}); nothing was overwritten, choose another --out or move it away"
+            f"{directory}: already holds a run ({state}); nothing was overwritten, "
+            f"{way or 'choose another --out or move it away'}"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        atomic_write(manifest, _to_json(record))
+        _with_reserve(directory, write_file, manifest, _to_json(record))
         _reserve(directory)
     except OSError as error:
         raise RecordError(
@@ -230,7 +227,7 @@ def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str
     begun = replace(record, status="running", finished=None, totals={}, reason="")
     going_on = replace(begun, attempts=(*before, last, begun._attempt(began, from_step=from_step)))
     try:
-        atomic_write(directory / MANIFEST, _to_json(going_on))
+        _with_reserve(directory, write_file, directory / MANIFEST, _to_json(going_on))
         _reserve(directory)
     except OSError as error:
         raise RecordError(f"{directory}: cannot be written ({error.strerror or error}); make it writable") from None
@@ -260,7 +257,7 @@ def finish_run(
     last = {**last, "finished": finished, "status": status, "reason": reason}
     final = replace(final, attempts=(*before, last))
     try:
-        atomic_write(directory / MANIFEST, _to_json(final))
+        _with_reserve(directory, write_file, directory / MANIFEST, _to_json(final))
         (directory / RESERVE).unlink(missing_ok=True)
     except OSError as error:
         raise RecordError(
@@ -272,6 +269,39 @@ def finish_run(
 def _to_json(record: RunRecord) -> str:
     # A run that diverged has totals that are no numbers; JSON has none of those, and unknown is null.
     return json.dumps(finite(asdict(record)), indent=1, allow_nan=False) + "\n"
+
+
+def mean_over_ranks(values: Sequence[float | None]) -> float | None:
+    """Return the mean of one number of each rank; None unless all ranks know theirs, as for every total of a run.
+
+    A mean over some of the ranks would look like one over all of them.
+    """
+    known = _of_all(values)
+    return sum(known) / len(known) if known else None
+
+
+def max_over_ranks(values: Sequence[float | None]) -> float | None:
+    """Return the largest of one number of each rank; None unless all ranks know theirs."""
+    return max(_of_all(values), default=None)
+
+
+def _of_all(values: Sequence[float | None]) -> list[float]:
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return known if len(known) == len(values) else []
+
+
+def step_totals(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the totals that step rows give, in seconds, of the ranks' `Recorder.summary`; unknown is None."""
+
+    def means(kind: str, names: Iterable[str]) -> dict[str, float | None]:
+        return {name: mean_over_ranks([each[kind][f"{name}_s"] for each in summaries]) for name in names}
+
+    return {
+        "step_s_median": max_over_ranks([each["median"]["step_s"] for each in summaries]),
+        "step_s_p90": max_over_ranks([each["step_s_p90"] for each in summaries]),
+        **{f"{name}_s": value for name, value in means("mean", (*LAPS, "residual", "step")).items()},
+        "lap_medians_s": means("median", (*LAPS, "residual")),
+    }
 
 
 def finite(value: Any) -> Any:
@@ -479,22 +509,9 @@ class StepWriter:
 def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     """Append one row to epochs.csv, with the header when it is the first."""
     path = directory / "epochs.csv"
-    text = io.StringIO()
-    writer = csv.DictWriter(text, EPOCH_COLUMNS, lineterminator="\n")
-    if not path.exists():
-        writer.writeheader()
-    writer.writerow(row)
+    text, head = csv_rows(EPOCH_COLUMNS, [row], head=False), csv_rows(EPOCH_COLUMNS, [])
     try:
-        size = path.stat().st_size if path.exists() else 0
-        while True:
-            try:
-                with path.open("a", newline="", encoding="utf-8") as stream:
-                    stream.write(text.getvalue())
-                return
-            except OSError as error:
-                if not _spend_reserve(directory, error):
-                    raise
-                os.truncate(path, size)  # a part of the row may have found room
+        _with_reserve(directory, append_text, path, text, head=head)
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
 
@@ -524,7 +541,7 @@ def _write_section(directory: Path, section: str, found: Mapping[str, Any]) -> N
     others = content if isinstance(content, dict) and content.get("schema") == BENCH_SCHEMA else {}
     try:
         text = json.dumps({**others, "schema": BENCH_SCHEMA, section: found}, allow_nan=False)
-        atomic_write(path, text + "\n")
+        _with_reserve(directory, write_file, path, text + "\n")
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error}); free space and run again") from None
 
@@ -533,7 +550,7 @@ def profile_path(directory: Path, profiler: str, rank: int, ending: str) -> Path
     """Return the file of one rank's profile, and make its folder; RecordError where that cannot be made."""
     folder = directory / PROFILE
     try:
-        folder.mkdir(exist_ok=True)
+        result_folder(folder)
     except OSError as error:
         raise RecordError(f"{folder}: cannot be made ({error.strerror}); make the run directory writable") from None
     return folder / f"{profiler}-{rank:05d}.{ending}"
@@ -547,11 +564,7 @@ def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
 def write_profile_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
     """Write a table of a profile as CSV, with a head also where it has no rows; columns are those of the first row."""
     try:
-        with path.open("w", encoding="utf-8", newline="") as stream:
-            names = columns or (list(rows[0]) if rows else [])
-            writer = csv.DictWriter(stream, names, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_file(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
 
@@ -559,7 +572,7 @@ def write_profile_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: 
 def write_profile_text(path: Path, text: str) -> None:
     """Write a table of a profile for reading."""
     try:
-        path.write_text(text, encoding="utf-8")
+        write_file(path, text)
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
 
@@ -575,19 +588,14 @@ def read_timeline(place: Path) -> tuple[Path, str]:
     Raises RecordError where there is none, or one that is too long.
     """
     path = timeline_path(place) if place.is_dir() else place
-    try:
-        size = path.stat().st_size
-        if size > TIMELINE_READ_BYTES:
-            raise RecordError(
-                f"{path}: has {size / 1e6:,.0f} MB, and at most {TIMELINE_READ_BYTES / 1e6:,.0f} MB are read; record "
-                "fewer steps (train --timeline-steps, or hvd.start_timeline and hvd.stop_timeline)"
-            )
-        return path, path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        what = "this run has no timeline" if place.is_dir() else "no such file"
-        raise RecordError(f"{path}: {what}; record one with train --timeline-steps 50, over Horovod") from None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}); name a file or a run directory") from None
+    what = "this run has no timeline" if place.is_dir() else "no such file"
+    content = read_bytes(
+        path,
+        again="record fewer steps (train --timeline-steps, or hvd.start_timeline and hvd.stop_timeline)",
+        max_bytes=TIMELINE_READ_BYTES,
+        missing=f"{what}; record one with train --timeline-steps 50, over Horovod",
+    )
+    return path, content.decode("utf-8", errors="replace")
 
 
 def cut_epochs(directory: Path, steps: int) -> None:
@@ -599,7 +607,7 @@ def cut_epochs(directory: Path, steps: int) -> None:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         head, rows = lines[:1], [line for line in lines[1:] if line.endswith("\n")]  # a torn last row is dropped
         column = EPOCH_COLUMNS.index("steps")
-        atomic_write(path, "".join(head + [row for row in rows if int(row.split(",")[column]) <= steps]))
+        write_file(path, "".join(head + [row for row in rows if int(row.split(",")[column]) <= steps]))
     except (OSError, ValueError, IndexError) as error:
         text = getattr(error, "strerror", None) or error
         raise RecordError(f"{path}: cannot be cut to step {steps} ({text}); start the run anew") from None
@@ -712,53 +720,130 @@ class SystemWriter:
 
 def epoch_rows(directory: Path) -> list[dict[str, float]]:
     """Return the evaluations of a run so far, also while it is running: a row that is not whole yet is left out."""
-    try:
-        text = (directory / "epochs.csv").read_text(encoding="utf-8")
-    except FileNotFoundError:
+    path = directory / "epochs.csv"
+    if not os.path.lexists(path):
         return []
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{directory / 'epochs.csv'}: cannot be read ({error}); move the directory away") from None
-    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+    again = "move the directory away"
+    rows = parse_csv(read_text(path, again=again), source=shown(path), again=again)
     try:
         return [{name: float(value or "nan") for name, value in row.items()} for row in rows]
-    except (TypeError, ValueError) as error:
-        raise RecordError(
-            f"{directory / 'epochs.csv'}: holds a damaged row ({error}); move the directory away"
-        ) from None
+    except ValueError as error:
+        raise RecordError(f"{shown(path)}: holds a damaged row ({error}); {again}") from None
 
 
 def read_run(directory: Path) -> RunRecord:
     """Read run.json; a damaged or foreign one is a RecordError naming the file and the field."""
+    from horovod_study.record_forms import Run
+
     path = directory / MANIFEST
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}); name a run directory") from None
-    except ValueError as error:
-        raise RecordError(f"{path}: is not valid JSON ({error}); move the directory away") from None
-    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
-        raise RecordError(f"{path}: has no schema number; it was not written by horovod_study, move it away")
-    if content["schema"] > SCHEMA:
+    again = "move the directory away, or name a run directory"
+    content = read_json(path, again=again, max_bytes=MAX_RUN_BYTES)
+    _require_schema(content, SCHEMA, path, again)
+    # The content as it is and not as pydantic gives it: names that the form does not declare are kept.
+    conform(content, Run, shown(path), again=again)
+    # In memory every record has the newest form: one of schema 1 had one attempt, which its other fields describe.
+    return RunRecord(**{**content, "schema": SCHEMA})
+
+
+def _require_schema(content: Any, newest: int, path: Path, again: str) -> None:
+    """Refuse a document without a schema number, or with one that is newer than this program's."""
+    if not isinstance(content, dict) or type(content.get("schema")) is not int:
+        raise RecordError(f"{shown(path)}: has no schema number; it was not written by horovod_study, {again}")
+    if content["schema"] > newest:
         raise RecordError(
-            f"{path}: has schema {content['schema']}, newer than this program's {SCHEMA}; update horovod_study"
+            f"{shown(path)}: has schema {content['schema']}, newer than this program's {newest}; update horovod_study"
         )
-    try:
-        # In memory every record has the newest form: one of schema 1 had one attempt, which its other fields describe.
-        return RunRecord(**{**content, "schema": SCHEMA})
-    except TypeError as error:
-        raise RecordError(f"{path}: a field is missing or unknown ({error}); move the directory away") from None
 
 
-def run_directories(root: Path, only: Collection[str] | None = None) -> Iterator[Path]:
-    """Yield the run directories at or below `root`, in the order of their paths; with `only` those of these names."""
+def run_directories(
+    root: Path, only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+) -> Iterator[Path]:
+    """Yield the run directories at or below `root`, in the order of their paths; with `only` those of these names.
+
+    Symbolic links to runs are followed, each run once. Into `left_out` comes {name: why not} of every other entry
+    that is or may be a run: a folder that may not be read, a link that leads nowhere, rows without run.json.
+    """
     if not root.is_dir():
-        raise RecordError(f"{root}: no such directory; name the directory that holds the runs")
-    for manifest in sorted(root.rglob(MANIFEST)):
-        # Below a folder such as .attempts lies what was tried before: kept, but not counted.
-        if any(part.startswith(".") for part in manifest.relative_to(root).parts):
+        raise RecordError(f"{shown(root)}: no such directory; name the directory that holds the runs")
+    found: list[Path] = []
+    passed: dict[Path, str] = {}
+    seen: dict[str, Path] = {}
+    folders = [root]
+    links: list[Path] = []
+    while folders or links:
+        # Links come last, so that a run that lies below `root` has its own name and not that of a link to it.
+        directory = folders.pop() if folders else links.pop(0)
+        place = os.path.realpath(directory)
+        if place in seen:
+            passed[directory] = f"is a link to {shown(place)}, which is read as {run_name(seen[place], root)}"
             continue
-        if only is None or manifest.parent.name in only:
-            yield manifest.parent
+        try:
+            names = sorted(os.listdir(directory))
+        except OSError as error:
+            passed[directory] = f"cannot be read ({error.strerror or error})"
+            continue
+        seen[place] = directory
+        holds_run = MANIFEST in names
+        if holds_run:
+            found.append(directory)
+        elif any(_ROWS.fullmatch(name) or name == "epochs.csv" for name in names):
+            passed[directory] = f"holds rows of a run, and no {MANIFEST}"
+        elif directory.is_symlink() and not any((directory / name / MANIFEST).exists() for name in names):
+            passed[directory] = "is a link to a folder that holds no runs"
+            continue
+        _sort_entries(directory, names, holds_run, folders, links, passed)
+    if left_out is not None:
+        wanted = {each: why for each, why in sorted(passed.items()) if only is None or each.name in only}
+        left_out.update({run_name(each, root): why for each, why in wanted.items()})
+    yield from (each for each in sorted(found) if only is None or each.name in only)
+
+
+def _sort_entries(
+    directory: Path,
+    names: Iterable[str],
+    of_run: bool,
+    folders: list[Path],
+    links: list[Path],
+    passed: dict[Path, str],
+) -> None:
+    """Put the folders in a directory to `folders` or `links`, and what leads nowhere to `passed`.
+
+    Below a folder such as .attempts lies what was tried before: kept, but not counted.
+    """
+    for path in (directory / name for name in names if not name.startswith(".")):
+        try:
+            if stat.S_ISDIR(os.stat(path).st_mode):
+                (links if path.is_symlink() else folders).append(path)
+        except OSError as error:
+            if not of_run:
+                passed[path] = f"cannot be read ({error.strerror or error})"
+
+
+def readable_runs(
+    root: Path, only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+) -> Iterator[tuple[Path, RunRecord]]:
+    """Yield each run directory at or below `root` with its record; arguments as for `run_directories`.
+
+    A run whose run.json cannot be used comes into `left_out` too. RecordError where `root` is that run itself, and
+    where no run is left but some were left out.
+    """
+    missed: dict[str, str] = {}
+    some = False
+    for directory in run_directories(root, only, left_out=missed):
+        try:
+            record = read_run(directory)
+        except RecordError as error:
+            if directory == root:
+                raise
+            missed[run_name(directory, root)] = str(error).removeprefix(f"{shown(directory)}/")
+            continue
+        some = True
+        yield directory, record
+    if missed and not some:
+        name, why = next(iter(missed.items()))
+        raise RecordError(f"{shown(root)}: holds no run that can be read; {name}: {why}")
+    if left_out is not None:
+        left_out.update(missed)
 
 
 def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table":
@@ -776,13 +861,25 @@ def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table
         table = _whole_batches(path, mapped=mapped)
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; rank {rank} recorded no steps") from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except _torn() as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
     schema = step_schema()
+    _require_types(table, schema, path)
     missing = set(schema.names).difference(table.column_names)  # rows of an older program
     for name in missing:
         table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
     return table.select(schema.names) if missing else table
+
+
+def _require_types(table: "pa.Table", schema: "pa.Schema", path: Path) -> None:
+    """Refuse a table that has a column twice, or one of another type than in `schema`."""
+    for each in schema:
+        found = [kind for name, kind in zip(table.column_names, table.schema.types, strict=True) if name == each.name]
+        if found not in ([], [each.type]):
+            raise RecordError(
+                f"{shown(path)}: column {each.name} is {' and '.join(map(str, found))}, not {each.type}; "
+                "move the directory away"
+            )
 
 
 def _whole_batches(path: Path, *, mapped: bool = False) -> "pa.Table":
@@ -790,15 +887,40 @@ def _whole_batches(path: Path, *, mapped: bool = False) -> "pa.Table":
     found no room. Raises OSError and ArrowInvalid where not even its schema can be read."""
     import pyarrow as pa
 
-    open_file = pa.memory_map if mapped else pa.OSFile
-    with open_file(str(path)) as stream, pa.ipc.open_stream(stream) as reader, suppress(pa.ArrowInvalid, OSError):
-        return reader.read_all()
+    with _open_rows(path, mapped=mapped) as reader, suppress(*_torn()):
+        return _checked(reader.read_all())
     batches: list[pa.RecordBatch] = []
-    with open_file(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
-        with suppress(pa.ArrowInvalid, OSError):
+    with _open_rows(path, mapped=mapped) as reader:
+        with suppress(*_torn()):
             for batch in reader:
                 batches.append(batch)
-        return pa.Table.from_batches(batches, schema=reader.schema)
+        return _checked(pa.Table.from_batches(batches, schema=reader.schema))
+
+
+def _checked(table: "pa.Table") -> "pa.Table":
+    """Return a table whose buffers are as long as its rows need; ArrowInvalid for one that is damaged."""
+    import pyarrow as pa
+
+    table.validate(full=any(pa.types.is_string(each.type) for each in table.schema))
+    return table
+
+
+@contextmanager
+def _open_rows(path: Path, *, mapped: bool = False) -> "Iterator[pa.ipc.RecordBatchStreamReader]":
+    """Give the reader of an Arrow stream; raises `_torn` also where the file is a pipe, which would be waited for."""
+    import pyarrow as pa
+
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "is no regular file")
+    with (pa.memory_map if mapped else pa.OSFile)(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
+        yield reader
+
+
+def _torn() -> tuple[type[Exception], ...]:
+    """Return what reading a torn or damaged Arrow stream raises; MemoryError is of a length that is no length."""
+    import pyarrow as pa
+
+    return (pa.ArrowException, OSError, MemoryError, ValueError)
 
 
 def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
@@ -807,14 +929,13 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
     For looking at a run while it goes on: of each batch only what says how long it is, and of the last its last row is
     taken from the file, which is mapped into memory and not read.
     """
-    import pyarrow as pa
 
     path = directory / f"steps-{rank:05d}.arrows"
     last = None
     try:
-        with pa.memory_map(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
+        with _open_rows(path, mapped=True) as reader:
             names = [reader.schema.get_field_index(name) for name in ("step", "epoch", "begin_s", "step_s")]
-            with suppress(pa.ArrowInvalid, OSError):
+            with suppress(*_torn()):
                 for batch in reader:
                     if batch.num_rows:
                         last = batch
@@ -822,7 +943,7 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
                 return None
             # By hand, because Arrow's own way from an array to a number imports pandas first.
             step, epoch, begin_s, step_s = (float(_numpy(last.column(name).slice(len(last) - 1))[0]) for name in names)
-    except (pa.ArrowInvalid, OSError):
+    except _torn():
         return None
     return int(step) + 1, int(epoch), begin_s + (0.0 if math.isnan(step_s) else step_s)
 
@@ -833,39 +954,30 @@ def read_step_column(path: Path, name: str) -> "np.ndarray":
     Null is NaN in a column of floats. Rows are those before a torn batch, as in `read_steps`.
     """
     import numpy as np
-    import pyarrow as pa
 
     parts = []
     try:
-        with pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as reader, suppress(pa.ArrowInvalid, OSError):
+        with _open_rows(path) as reader, suppress(*_torn()):
             place = reader.schema.get_field_index(name)
             kind = reader.schema.field(place).type.to_pandas_dtype()
             for batch in reader:
                 # A copy: what lies in the file's batch keeps all of it in memory.
                 parts.append(_numpy(batch.column(place)).astype(kind, copy=False))
-    except (pa.ArrowInvalid, OSError) as error:
+    except _torn() as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
     return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
 
 def read_synchronisation(directory: Path) -> dict[str, Any]:
     """Return what `write_synchronisation` wrote; RecordError where it is missing, damaged or of a newer program."""
+    from horovod_study.record_forms import Synchronisation
+
     path = directory / BENCH
     again = "record the run again with --measure-sync"
-    found = _read_section(directory, "synchronisation", "what its synchronisation is made of", again)
-    for name in ("transport", "reduction", "workers", "gradient_bytes", "block", "clock", "why_not_through"):
-        if name not in found:
-            raise RecordError(f"{path}: synchronisation: {name} is missing; {again}")
-    if not isinstance(found["block"], int) or found["block"] < 1:
-        raise RecordError(f"{path}: synchronisation: block is {found['block']!r}, not a count of steps; {again}")
-    for name in ("floor_s", "pack_s", "through_s"):
-        values = found.get(name)
-        if values is None and name != "floor_s" and found["why_not_through"]:
-            continue
-        if not isinstance(values, list) or len(values) < 2:
-            raise RecordError(f"{path}: synchronisation: {name} must be a list of at least two times; {again}")
-        if not all(isinstance(each, int | float) and math.isfinite(each) for each in values):
-            raise RecordError(f"{path}: synchronisation: {name} holds what is no finite number; {again}")
+    found = _read_section(directory, "synchronisation", Synchronisation, "what its synchronisation is made of", again)
+    for name in ("pack_s", "through_s"):
+        if found.get(name) is None and not found["why_not_through"]:
+            raise RecordError(f"{shown(path)}: synchronisation: {name} is missing; {again}")
     return found
 
 
@@ -875,51 +987,36 @@ def read_ablation(directory: Path) -> dict[str, Any]:
     `blocks` has one row per pair, kind (`silent`) and rank, as columns of equal length; a lap that is not known is
     None in place of its column.
     """
+    from horovod_study.record_forms import Ablation
+
     path = directory / BENCH
     again = "record the run again with --measure-ablation"
-    found = _read_section(directory, "ablation", "what communication costs by leaving it out", again)
-    for name in ("workers", "reduction", "pairs", "steps", "seed", "why_no_timer", "sha256", "blocks"):
-        if name not in found:
-            raise RecordError(f"{path}: ablation: {name} is missing; {again}")
-    for name in ("workers", "pairs", "steps"):
-        if type(found[name]) is not int or found[name] < 1:
-            raise RecordError(f"{path}: ablation: {name} is {found[name]!r}, not a count; {again}")
+    found = _read_section(directory, "ablation", Ablation, "what communication costs by leaving it out", again)
     rows, blocks = 2 * found["pairs"] * found["workers"], found["blocks"]
     laps = [f"{lap}_s" for lap in (*LAPS, "residual", "step")]
     for name in ("pair", "silent", "rank", *laps):
-        values = blocks.get(name) if isinstance(blocks, dict) else None
+        values = blocks.get(name)
         if values is None and name in laps[:-1] and (name in blocks or name == "compute_s"):  # older ones lack compute
             continue
-        if not isinstance(values, list) or len(values) != rows:
-            raise RecordError(f"{path}: ablation: blocks: {name} must be a list of {rows} numbers; {again}")
-        if not all(isinstance(each, int | float) and math.isfinite(each) for each in values):
-            raise RecordError(f"{path}: ablation: blocks: {name} holds what is no finite number; {again}")
+        if values is None or len(values) != rows:
+            raise RecordError(f"{shown(path)}: ablation: blocks: {name} must be a list of {rows} numbers; {again}")
     wanted = {(p, s, r) for p in range(found["pairs"]) for s in (False, True) for r in range(found["workers"])}
     if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != wanted:
         raise RecordError(f"{path}: ablation: blocks: must have one row per pair, kind and rank; {again}")
     return found
 
 
-def _read_section(directory: Path, section: str, what: str, again: str) -> dict[str, Any]:
-    """Return one section of bench.json; RecordError saying `what` was not measured, and how to record it `again`."""
+def _read_section(directory: Path, section: str, form: Any, what: str, again: str) -> dict[str, Any]:
+    """Return one section of bench.json, of the given `form`; RecordError where `what` was not measured."""
     path = directory / BENCH
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecordError(f"{directory}: has no {BENCH}, so {what} was not measured; {again}") from None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
-    except ValueError as error:
-        raise RecordError(f"{path}: is not valid JSON ({error}); {again}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
-        raise RecordError(f"{path}: has no schema number; it was not written by horovod_study, {again}")
-    if content["schema"] > BENCH_SCHEMA:
-        raise RecordError(
-            f"{path}: has schema {content['schema']}, newer than this program's {BENCH_SCHEMA}; update horovod_study"
-        )
+    if not os.path.lexists(path):
+        raise RecordError(f"{shown(directory)}: has no {BENCH}, so {what} was not measured; {again}")
+    content = read_json(path, again=again)
+    _require_schema(content, BENCH_SCHEMA, path, again)
     found = content.get(section)
     if not isinstance(found, dict):
-        raise RecordError(f"{path}: holds no {section}; {again}")
+        raise RecordError(f"{shown(path)}: holds no {section}; {again}")
+    conform(found, form, f"{shown(path)}: {section}", again=again)
     return found
 
 
@@ -972,10 +1069,9 @@ class _StepColumns(Mapping[str, "np.ndarray"]):
 
 def _has_rows(directory: Path, rank: int) -> bool:
     """Return whether a rank has recorded a step, as far as a batch that can be read; raises what `read_steps` does."""
-    import pyarrow as pa
 
     path = directory / f"steps-{rank:05d}.arrows"
-    with suppress(pa.ArrowInvalid, OSError), pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
+    with suppress(*_torn()), _open_rows(path) as reader:
         for batch in reader:
             if batch.num_rows:
                 return True
@@ -1073,19 +1169,19 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
 
 
 def recorded_runs(
-    roots: Sequence[Path], only: Collection[str] | None = None
+    roots: Sequence[Path], only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
 ) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
     """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
 
     A run that lies below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
-    the run directories that count.
+    the run directories that count; `left_out` as for `readable_runs`.
     """
     import pandas as pd
 
     tables: list[pd.DataFrame] = []
     places: dict[Path, tuple[Path, str, RunRecord]] = {}  # resolved -> as found, name, content of run.json
     for root in dict.fromkeys(roots):
-        found = [(directory, read_run(directory)) for directory in run_directories(root, only)]
+        found = list(readable_runs(root, only, left_out=left_out))
         table = _run_table(root, found)
         table = table.assign(run=[f"{root}/{name}" for name in table["run"]] if len(roots) > 1 else table["run"])
         new = []
@@ -1197,7 +1293,6 @@ class SystemSamples:
 
 def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, Any]]":
     """Return the system samples of one host up to the last whole batch, and what the file says of its sensors."""
-    import pyarrow as pa
 
     path = system_path(directory, host)
     again = "move it away, or record the run again"
@@ -1207,16 +1302,14 @@ def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, A
         raise RecordError(
             f"{path}: no such file; the run recorded no system samples of {host} (--system-interval-s 0?)"
         ) from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except _torn() as error:
         raise RecordError(f"{path}: holds no readable system samples ({error}); {again}") from None
-    try:
-        meta = json.loads((table.schema.metadata or {})[_SYSTEM_META])
-    except (KeyError, ValueError):
-        raise RecordError(f"{path}: does not say what its sensors are; {again}") from None
-    if meta.get("schema", 0) > SYSTEM_SCHEMA:
-        raise RecordError(
-            f"{path}: has schema {meta['schema']}, newer than this program's {SYSTEM_SCHEMA}; update horovod_study"
-        )
+    told = (table.schema.metadata or {}).get(_SYSTEM_META)
+    if told is None:
+        raise RecordError(f"{shown(path)}: does not say what its sensors are; {again}")
+    meta = parse_json(told, source=shown(path), again=again)
+    _require_schema(meta, SYSTEM_SCHEMA, path, again)
+    _require_types(table, system_schema(), path)
     missing = [each.name for each in system_schema() if each.name not in table.column_names]
     if missing:
         raise RecordError(f"{path}: column {missing[0]} is missing; {again}")
@@ -1270,8 +1363,7 @@ def system_table(root: Path) -> "pd.DataFrame":
     import pandas as pd
 
     rows = []
-    for directory in run_directories(root):
-        record = read_run(directory)
+    for directory, record in readable_runs(root):
         energy = record.totals.get("energy") or {}
         rows.append(
             {
@@ -1354,7 +1446,8 @@ def recorded_beside(directory: Path) -> RecordedBeside:
 
 def step_ranks(directory: Path) -> list[int]:
     """Return the ranks that recorded steps."""
-    return sorted(int(path.stem.split("-")[1]) for path in directory.glob("steps-*.arrows"))
+    found = [int(known[1]) for path in directory.glob("steps-*.arrows") if (known := _ROWS.fullmatch(path.name))]
+    return sorted(rank for rank in found if (directory / f"steps-{rank:05d}.arrows").exists())
 
 
 def checkpoint_paths(directory: Path) -> list[Path]:
@@ -1408,7 +1501,7 @@ def run_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame"
 
     `only`: the names of the run directories that count, such as those of the present cells of a study.
     """
-    return _run_table(root, [(directory, read_run(directory)) for directory in run_directories(root, only)])
+    return _run_table(root, readable_runs(root, only))
 
 
 def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataFrame":
@@ -1547,9 +1640,9 @@ def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFram
 
     names: list[str] = []
     rows: list[list[float]] = []
-    for directory in run_directories(root, only):
+    for directory, _ in readable_runs(root, only):
         path = directory / "epochs.csv"
-        if path.exists() and path.stat().st_size:
+        if path.exists():
             found = _evaluations(path)
             names += [run_name(directory, root)] * len(found)
             rows += found
@@ -1561,20 +1654,11 @@ def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFram
 def _evaluations(path: Path) -> list[list[float]]:
     """Return the rows of an epochs.csv in the order of EPOCH_COLUMNS; what is no number is NaN."""
     again = "move the run directory away"
-    try:
-        head, *body = [row for row in csv.reader(path.read_text(encoding="utf-8").splitlines()) if row] or [[]]
-        for row in body:
-            if len(row) > len(head):
-                raise ValueError(f"a row of {len(row)} cells under {len(head)} names")
-    except (OSError, ValueError, csv.Error) as error:
-        raise RecordError(f"{path}: cannot be read ({error}); {again}") from None
-    missing = [name for name in EPOCH_COLUMNS if name not in head]
-    if missing:
-        raise RecordError(f"{path}: column {missing[0]} is missing; {again}")
-    places = [head.index(name) for name in EPOCH_COLUMNS]
-    rows = [[_number(row[place]) if place < len(row) else math.nan for place in places] for row in body]
-    # The last column is empty where the process died while it wrote the row.
-    return [row for row in rows if not math.isnan(row[-1])]
+    text = read_text(path, again=again)
+    if not text:  # the process died before the head
+        return []
+    rows = parse_csv(text, source=shown(path), columns=EPOCH_COLUMNS, again=again)
+    return [[_number(row[name]) for name in EPOCH_COLUMNS] for row in rows]
 
 
 def _number(text: str) -> float:
@@ -1600,76 +1684,133 @@ def joined_tables(roots: Sequence[Path]) -> "tuple[pd.DataFrame, pd.DataFrame]":
 def run_name(directory: Path, root: Path) -> str:
     """Return the name of a run in the tables: its path below `root`, or its own name when it is `root`."""
     name = directory.relative_to(root).as_posix()
-    return directory.resolve().name if name == "." else name
+    return shown(directory.resolve().name if name == "." else name)
 
 
 SOURCE = "source.json"
-SOURCE_SCHEMA = 1
-"""Of source.json in the directory of an analysis: where its runs are and how it was made, to make it again."""
+SOURCE_SCHEMA = 2
+"""Of source.json in the directory of an analysis: where its runs are and how it was made, to make it again.
+
+2: `files` and `run_files`, digests of what analyze wrote and read, and `digest`, of the rest of source.json itself.
+"""
+_RUN_FILES = (MANIFEST, "epochs.csv", "steps-*.arrows", "system-*.arrows")
 
 
-def write_source(directory: Path, runs: Path | None = None, **content: Any) -> Path:
+class AgainstSource(TypedDict, total=False):
+    """With which study the page compares its own."""
+
+    directory: Required[str]
+    match: str | None
+
+
+class ReportSource(TypedDict, total=False):
+    """What `report` kept of what it drew: a version, a look, digests of pictures, and the study compared with."""
+
+    matplotlib: str
+    pictures: dict[str, str]
+    look: list[str]
+    files: list[str]
+    against: AgainstSource
+
+
+class Source(TypedDict, total=False):
+    """The form of source.json; keys that it does not name are of other versions."""
+
+    schema: Required[int]
+    runs: Required[str]
+    only: list[str] | None
+    planned: list[str] | None
+    targets: list[float] | None
+    commands: list[str] | None
+    benches: list[dict[str, str]] | None
+    versions: dict[str, str] | None
+    files: dict[str, dict[str, int | str]]
+    run_files: dict[str, dict[str, str]]
+    report: ReportSource | None
+    digest: str
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest by which a file of an analysis is known again."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def run_files(directory: Path) -> dict[str, str]:
+    """Return {file: digest} of what a run directory holds of its measurement; what cannot be read is left out."""
+    found = {}
+    for path in sorted(each for pattern in _RUN_FILES for each in directory.glob(pattern) if each.is_file()):
+        with suppress(OSError), path.open("rb") as stream:
+            found[path.name] = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return found
+
+
+def _written(content: bytes, name: str) -> dict[str, int | str]:
+    """Return by what a file of an analysis is known again: its digest, and for people the lines of a table."""
+    rows: dict[str, int | str] = {"rows": content.count(b"\n") - 1} if name.endswith(".csv") else {}
+    return {**rows, "digest": digest_of(content)}
+
+
+def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[Path] = (), **content: Any) -> Path:
     """Keep what an analysis was made of, or with `runs` None what was made of it, beside what is known already.
 
-    `runs` is written relative to `directory`, so that both can move together. Keys of `content`: only (names of run
-    directories, or None), planned, targets, commands, benches ([{"path", "named"}]), versions, report.
+    `runs` is written relative to `directory`, so that both can move together; `files` are what the analysis consists
+    of. Keys of `content`: those of `Source`.
     """
     path = directory / SOURCE
     known: dict[str, Any] = {}
-    if runs is None:
-        with suppress(RecordError):
-            known = read_source(directory)
-    else:
-        known = {"schema": SOURCE_SCHEMA, "runs": Path(os.path.relpath(runs, directory)).as_posix()}
-    if not known:  # an analysis of an older program: there is nothing to go with
-        return path
     try:
-        atomic_write(path, json.dumps({**known, **content}, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        if runs is None:
+            with suppress(RecordError):
+                known = read_source(directory)
+        else:
+            known = {"schema": SOURCE_SCHEMA, "runs": Path(os.path.relpath(runs, directory)).as_posix()}
+            known["files"] = {each.name: _written(each.read_bytes(), each.name) for each in files}
+        if not known:  # an analysis of an older program: there is nothing to go with
+            return path
+        kept = {**known, **content}
+        if kept["schema"] > 1:
+            kept["digest"] = _own_digest(kept)
+        write_file(path, json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable folder") from None
     return path
 
 
-def read_source(directory: Path) -> dict[str, Any]:
-    """Return what `write_source` kept; RecordError where it is missing, damaged or of a newer program."""
+def _own_digest(source: Mapping[str, Any]) -> str:
+    rest = {name: each for name, each in source.items() if name != "digest"}
+    return digest_of(json.dumps(rest, sort_keys=True, allow_nan=False).encode())
+
+
+def is_whole(source: Mapping[str, Any]) -> bool:
+    """Return whether a source.json says what was written to it; of schema 1 nobody knows, and it counts as whole."""
+    return source["schema"] < 2 or source.get("digest") == _own_digest(source)
+
+
+def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
+    """Return what `write_source` kept, as `Source` says.
+
+    RecordError where it is missing, damaged, of a newer program, or, unless `edited` is allowed, not `is_whole`.
+    """
     path = directory / SOURCE
     again = "make the analysis again with horovod-study analyze, or name its runs with --runs RUNS"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecordError(f"{path}: no such file, so that nobody knows where the runs are; {again}") from None
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); {again}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+    missing = f"no such file, so that nobody knows where the runs are; {again}"
+    content = read_json(path, again=again, missing=missing)
+    if not isinstance(content, dict) or type(content.get("schema")) is not int:
         raise RecordError(f"{path}: has no schema number; {again}")
     if content["schema"] > SOURCE_SCHEMA:
         raise RecordError(
             f"{path}: has schema {content['schema']}, newer than this program's {SOURCE_SCHEMA}; update horovod_study"
         )
-    lists = ("only", "planned", "targets", "commands", "benches")
-    kinds: dict[str, Any] = {"runs": str, "versions": dict, "report": dict, **dict.fromkeys(lists, list)}
-    for name, kind in kinds.items():
-        if content.get(name) is not None and not isinstance(content[name], kind):
-            raise RecordError(f"{path}: {name} is no {kind.__name__}; {again}")
-    wanted: dict[str, Any] = {"targets": (int, float), "only": str, "planned": str, "commands": str, "benches": dict}
-    for name, kind in wanted.items():
-        if not all(isinstance(each, kind) and not isinstance(each, bool) for each in content.get(name) or ()):
-            raise RecordError(f"{path}: {name} holds an entry of another kind; {again}")
-    if not isinstance(content.get("runs"), str):
-        raise RecordError(f"{path}: does not say where the runs are; {again}")
-    report = content.get("report") or {}
-    kinds = {"pictures": dict, "files": list, "against": dict}
-    if any(report.get(name) is not None and not isinstance(report[name], kind) for name, kind in kinds.items()):
-        raise RecordError(f"{path}: report is damaged; {again}")
-    if report.get("against") is not None and not isinstance(report["against"].get("directory"), str):
-        raise RecordError(f"{path}: does not say what the report is compared with; {again}")
-    return content
+    conform(content, Source, str(path), again=again)
+    if not (edited or is_whole(content)):
+        raise RecordError(f"{path}: is not what analyze and report wrote; analyze again, and report again")
+    return dict(content)
 
 
 def named_records(root: Path, only: Collection[str] | None = None) -> Iterator[tuple[str, RunRecord]]:
     """Yield the name (as in `run_table`) and the record of each run at or below `root`; `only` as for `run_table`."""
-    for directory in run_directories(root, only):
-        yield run_name(directory, root), read_run(directory)
+    for directory, record in readable_runs(root, only):
+        yield run_name(directory, root), record
 
 
 def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
@@ -1687,11 +1828,10 @@ def save_tables(directory: Path, tables: Mapping[str, "pd.DataFrame"], documents
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
-            paths.append(directory / f"{name}.csv")
-            atomic_write(paths[-1], table.to_csv(index=False, lineterminator="\n"))
+            paths.append(write_file(directory / f"{name}.csv", csv_of(table)))
         for name, document in documents.items():
-            paths.append(directory / f"{name}.json")
-            atomic_write(paths[-1], json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+            text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
+            paths.append(write_file(directory / f"{name}.json", text + "\n"))
     except OSError as error:
         raise RecordError(
             f"{directory}: cannot be written ({error.strerror or error}); choose a writable folder"
@@ -1702,23 +1842,47 @@ def save_tables(directory: Path, tables: Mapping[str, "pd.DataFrame"], documents
 def load_tables(
     directory: Path, tables: Sequence[str], documents: Sequence[str]
 ) -> tuple[dict[str, "pd.DataFrame"], dict[str, Any]]:
-    """Read back what `save_tables` wrote; a missing file is a RecordError saying which command makes it."""
+    """Read back what `save_tables` wrote.
+
+    RecordError where a file is missing, damaged, or, as far as source.json says, not the one that `analyze` wrote;
+    that holds for every file of the analysis, wanted or not.
+    """
     import pandas as pd
 
+    known: dict[str, Any] = {}
+    if (directory / SOURCE).exists():
+        known = read_source(directory).get("files") or {}
+    again = f"run `horovod-study analyze RUNS --out {directory}` again"
+    # Before pandas 3 numbers are read nearly as they were written, unless asked for.
+    exact: dict[str, Any] = {"float_precision": "round_trip"} if int(pd.__version__.partition(".")[0]) < 3 else {}
     frames: dict[str, pd.DataFrame] = {}
     loaded: dict[str, Any] = {}
-    for name in (*tables, *documents):
-        path = directory / f"{name}.{'csv' if name in tables else 'json'}"
+    wanted = [*(f"{name}.csv" for name in tables), *(f"{name}.json" for name in documents)]
+    for file in dict.fromkeys([*wanted, *known]):
+        path = directory / file
+        missing = f"no such file; run `horovod-study analyze RUNS --out {directory}` first"
+        content = read_bytes(path, again=again, missing=missing)
+        _require_same(path, content, known.get(file), again)
+        if file not in wanted:
+            continue
         try:
-            if name in tables:
+            if path.suffix == ".csv":
                 # Only empty cells are missing: a run named "NA" or "None" is a name.
-                frames[name] = pd.read_csv(path, keep_default_na=False, na_values=[""])
+                frame = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], **exact)
+                texts = [column for column in frame.columns if frame[column].dtype.kind not in "biufM"]
+                frames[path.stem] = frame.assign(**{column: frame[column].map(unguarded) for column in texts})
             else:
-                loaded[name] = json.loads(path.read_text(encoding="utf-8"))
-        except OSError:
-            raise RecordError(
-                f"{path}: no such file; run `horovod-study analyze RUNS --out {directory}` first"
-            ) from None
+                loaded[path.stem] = parse_json(content, source=str(path), again=again)
         except ValueError as error:
-            raise RecordError(f"{path}: is damaged ({error}); run `horovod-study analyze` again") from None
+            raise RecordError(f"{path}: is damaged ({error}); {again}") from None
     return frames, loaded
+
+
+def _require_same(path: Path, content: bytes, known: Mapping[str, Any] | None, again: str) -> None:
+    """Refuse a file of an analysis that is not the one that was written."""
+    found = _written(content, path.name)
+    if known is None or known.get("digest") == found["digest"]:
+        return
+    counts = [each.get("rows") for each in (found, known)]
+    what = f" ({counts[0]:,} rows instead of {counts[1]:,})" if counts[0] != counts[1] else ""
+    raise RecordError(f"{path}: is not what analyze wrote{what}; {again}, or ask report {path.parent} --check why")

@@ -13,6 +13,11 @@ Exit codes: 0 done, 2 wrong use or bad input, 75 stopped by SIGTERM or SIGUSR1 w
 Letters: B curves per worker and step, C = 3 channels, L = 201 points, P = 2 targets.
 """
 
+from horovod_study import low_memory  # isort: split
+
+if __name__ == "__main__":
+    low_memory.install()  # before PyTorch, which may not find room
+
 import json
 import math
 import os
@@ -20,7 +25,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horovod_study import records, requirements
+from horovod_study import alive, lease, records, requirements
 from horovod_study.cluster.settings_file import SettingsFile, nodes_of, read_settings
 from horovod_study.comm import Backend, Launch, agreed, detect, nccl_log, open_backend, require_parity
 from horovod_study.comm.liveness import PATIENCE, Liveness, LostPeer
@@ -114,6 +119,31 @@ def train_step(
     return loss.detach()
 
 
+class _Holding:
+    """The claim on the run, which rank 0 holds while the ranks train."""
+
+    def __init__(self, *, again: bool) -> None:
+        self._again = again
+        self._held = ExitStack()
+
+    def take(self, directory: Path, backend: Backend, resumption: Resumption | None) -> None:
+        """Claim the run before anything is written, after moving aside an earlier one if that is wanted. Collective.
+
+        Raises Held, on all ranks, where somebody else trains it, and RecordError where he has gone on with it.
+        """
+        with agreed(backend):
+            if backend.rank == 0:
+                if self._again and resumption is None and records.is_over(directory):
+                    say(f"the earlier run is kept in {lease.move_run(directory, directory.parent / lease.ATTEMPTS)}")
+                self._held.callback(lease.hold_run(directory).give_back)
+                if resumption and records.read_run(directory) != resumption.record:
+                    raise RecordError(f"{directory}: somebody else has gone on with the run meanwhile; resume it again")
+
+    def close(self) -> None:
+        """Give it back."""
+        self._held.close()
+
+
 def run(
     config: RunConfig,
     *,
@@ -122,11 +152,13 @@ def run(
     resumption: Resumption | None = None,
     stop: StopRequest | None = None,
     settings_file: Mapping[str, Any] | None = None,
+    again: bool = False,
 ) -> dict[str, Any]:
     """Train as `config` says and record the run in `out`; return what `--json` prints, on every rank.
 
     With `resumption`, continue that run in its directory `out`. `settings_file` is what the record says of the file
-    that settings came from. Collective: every rank of the launch must call it.
+    that settings came from; `again` moves a run that is in `out` already aside. Collective: every rank of the launch
+    must call it.
     Raises StudyError, on all ranks, for what the user can mend, and Stopped when `stop` was requested.
     """
     keep_freed_memory()
@@ -135,7 +167,8 @@ def run(
     nccl = nccl_log.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
     try:
         backend = open_backend(config, launch)
-        result = _run(config, out, launch, backend, watchdog, resumption, stop or StopRequest(), nccl, settings_file)
+        stop, holding = stop or StopRequest(), _Holding(again=again)
+        result = _run(config, out, launch, backend, watchdog, resumption, stop, nccl, settings_file, holding)
     finally:
         watchdog.cancel()
         nccl.close()
@@ -153,6 +186,7 @@ def _run(
     stop: StopRequest,
     nccl: nccl_log.Capture,
     settings_file: Mapping[str, Any] | None,
+    holding: _Holding,
 ) -> dict[str, Any]:
     # ------------------------------------------------------------------ the same start on every rank
     places = backend.gather((os.uname().nodename, environment.affinity()))
@@ -172,7 +206,7 @@ def _run(
     sampler = system.Sampler(host) if config.system_interval_s and first_here else None
     try:
         result = _run_watched(
-            config, out, launch, backend, liveness, places, resumption, stop, nccl, settings_file, sampler
+            config, out, launch, backend, liveness, places, resumption, stop, nccl, settings_file, sampler, holding
         )
     except BaseException as error:
         explained = liveness.explain(error)
@@ -182,6 +216,7 @@ def _run(
             raise explained from None
         raise
     finally:
+        holding.close()
         if sampler is not None:
             sampler.close()
     liveness.close()
@@ -200,6 +235,7 @@ def _run_watched(
     nccl: nccl_log.Capture,
     settings_file: Mapping[str, Any] | None,
     sampler: system.Sampler | None,
+    holding: _Holding,
 ) -> dict[str, Any]:
     rank, workers, leads = backend.rank, backend.workers, backend.rank == 0
     hosts = [host for host, _ in places]
@@ -268,6 +304,7 @@ def _run_watched(
 
     # ------------------------------------------------------------------ the record, before the first step
     directory = Path(backend.gather(str((out or _default_out(config, backend)).absolute()))[0])
+    holding.take(directory, backend, resumption)
     resumed = _read_checkpoint(directory, backend) if resumption else None
     record = records.RunRecord(
         study=config.study,
@@ -279,6 +316,7 @@ def _run_watched(
         attempts=resumption.record.attempts if resumption else (),
         host=hosts[0],
         pid=os.getpid(),
+        process=alive.identity(),
         requested={**config.to_dict(), "workers": launch.workers},
         effective={
             "backend": backend.name,
@@ -329,7 +367,7 @@ def _run_watched(
             checkpoint.set_aside_newer(directory, resumed.step)
             records.cut_epochs(directory, resumed.progress["evaluated"])
         elif leads:
-            records.create_run(directory, record)
+            records.create_run(directory, record, again="--again")
     liveness.fail = lambda reason: _mark_failed(directory, reason)
     with agreed(backend):
         writer = records.StepWriter(directory, rank, resume_at=resumed.step if resumed else None)
@@ -708,7 +746,6 @@ def _train(
     slowest_s = backend.maximum(window_s)
     summaries = backend.gather(recorder.summary(first.step))
     memory = backend.gather((environment.peak_rss_mb(), environment.pss_mb()))
-    shares = [pss for _, pss in memory if pss is not None]
     steps = step - first.step
     return {
         "samples_per_s": steps * config.batch * workers / slowest_s,
@@ -716,12 +753,7 @@ def _train(
         "steps": steps,
         "excluded_steps": step - steps,
         "steady": first.to_dict(),
-        "step_s_median": _largest([each["median"]["step_s"] for each in summaries]),
-        "step_s_p90": _largest([each["step_s_p90"] for each in summaries]),
-        **{f"{lap}_s": _mean([each["mean"][f"{lap}_s"] for each in summaries]) for lap in (*LAPS, "residual", "step")},
-        "lap_medians_s": {
-            lap: _mean([each["median"][f"{lap}_s"] for each in summaries]) for lap in (*LAPS, "residual")
-        },
+        **records.step_totals(summaries),
         "rows_lost": backend.gather(recorder.rows_lost),
         "epochs": step / per_epoch,
         **{name: evaluation[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse")},
@@ -729,7 +761,7 @@ def _train(
         "target_reached": target_reached if config.target_mse else None,
         **keeper.cost,
         "rss_mb_max": max(rss for rss, _ in memory),
-        "pss_mb_max": max(shares) if shares else None,
+        "pss_mb_max": records.max_over_ranks([pss for _, pss in memory]),
         **system.totals(
             backend.gather(None if sampler is None else system.told(directory, sampler, stretches)),
             samples=steps * config.batch * workers,
@@ -971,15 +1003,6 @@ def _steps_between_checks(backend: Backend, recorder: Recorder, config: RunConfi
     return max(1, min(DRAIN_STEPS, round(min(0.25, limit) / step_s))) if step_s else 10
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _largest(values: list[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
@@ -1005,19 +1028,26 @@ def add_options(parser: Any) -> None:
         help="continue the run in this directory from its newest checkpoint, bit for bit, with as many workers; "
         "options come from its run.json, and only the budget may be extended",
     )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="start anew where --out holds a run that has ended; it is kept in .attempts beside DIR",
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, train, print; return the exit code. A StudyError becomes one line, on one rank."""
-    launch = detect(os.environ)
+    launch = Launch(launcher="none", rank=0, workers=1, backend="serial")  # until the environment was read
     stop = StopRequest()
     stop.listen()
     try:
+        launch = detect(os.environ)
+        text = __doc__ or ""  # none under python -OO
         parser = Parser(
             prog="horovod_study.train",
-            description=__doc__.splitlines()[0],
-            epilog=__doc__[__doc__.index("Exit codes") : __doc__.index("Letters")],
+            description=text.partition("\n")[0],
+            epilog=text[text.find("Exit codes") : text.find("Letters")],
         )
         add_options(parser)
         options = parser.parse_strictly(arguments)
@@ -1026,6 +1056,8 @@ def main(arguments: list[str] | None = None) -> int:
         budgets = {"epochs", "seconds", "steps"}
         if budgets & set(run_values(options)):  # a budget on the command line replaces the file's
             values = {name: v for name, v in values.items() if name not in budgets or name in run_values(options)}
+        if options.again and (options.out is None or options.resume is not None):
+            raise ConfigError("train: --again starts anew in the directory that --out names; give --out, not --resume")
         if options.resume is not None:
             if options.out is not None:
                 raise ConfigError("train: --resume continues in its own directory; leave --out out")
@@ -1039,7 +1071,7 @@ def main(arguments: list[str] | None = None) -> int:
             tuned = {} if settings is None else settings.values
             config = run_config({**tuned, **values}, source=str(options.config) if options.config else "train")
             applied = None if settings is None else _apply(settings, config, launch, values.get("backend"))
-            result = run(config, out=options.out, launch=launch, stop=stop, settings_file=applied)
+            result = run(config, out=options.out, launch=launch, stop=stop, settings_file=applied, again=options.again)
     except Stopped as error:
         stop.over()
         if launch.rank == 0:
@@ -1063,9 +1095,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"error: {error}", launch, code=2)
     except KeyboardInterrupt:
         return _fail("interrupted; the run is marked failed", launch, code=130)
-    except Exception:
+    except Exception as error:
         if launch.workers == 1:
             raise
+        if low_memory.is_lack(error):
+            low_memory.end()
         # A bug on one rank: end at once, so that the launcher ends the ranks that wait for this one.
         traceback.print_exc()
         sys.stderr.flush()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from horovod_study import records
+from horovod_study import alive, records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.site import Site
 from horovod_study.config import Cell
@@ -53,6 +53,7 @@ def _record(config: dict, out: Path) -> records.RunRecord:
         started="2026-01-01T00:00:00+00:00",
         host=os.uname().nodename,
         pid=os.getpid(),
+        process=alive.identity(),
         requested=config,
         effective=effective,
         environment={},
@@ -69,22 +70,24 @@ def main() -> int:
     if told == "user error":
         print("starting\nerror: batch 75 is larger than the shard of 10 curves; use a smaller --batch", file=sys.stderr)
         return 2
+    if told.startswith("ended while it starts"):  # by a signal that only the trainer gets
+        os.kill(os.getpid(), getattr(signal, told.split()[-1]))
     if told == "hang before the record":
         time.sleep(WAIT_S)
     if resumed:
         record = records.resume_run(out, records.read_run(out), from_step=5, began="later")
-        record = replace(record, pid=os.getpid())
+        record = replace(record, pid=os.getpid(), process=alive.identity())
     else:
         record = _record(config, out)
         records.create_run(out, record)
     if told.startswith("stopped"):
         if "checkpoint" in told:
-            (out / "checkpoints").mkdir()
+            (out / "checkpoints").mkdir(exist_ok=True)
             (out / "checkpoints" / "step-000000005.pt").touch()
         records.finish_run(out, record, status="stopped", finished="now", totals={}, reason="stopped by SIGUSR1")
         return 75
     if told == "stops when asked":
-        (out / "checkpoints").mkdir()
+        (out / "checkpoints").mkdir(exist_ok=True)
         (out / "checkpoints" / "step-000000005.pt").touch()
 
         def stop(number, frame):
@@ -94,6 +97,8 @@ def main() -> int:
         signal.signal(signal.SIGUSR1, stop)
         (out / "ready").touch()
         time.sleep(WAIT_S)
+    if told.startswith("ended after its start"):
+        os.kill(os.getpid(), getattr(signal, told.split()[-1]))
     if told == "traceback":
         raise ValueError("the loss is not a number")
     if told == "killed":
@@ -102,9 +107,12 @@ def main() -> int:
         records.finish_run(out, record, status="failed", finished="now", totals={}, reason="device lost\nin step 7")
         return 1
     if told == "grandchild":  # in a session of its own, deaf to SIGTERM, as a launcher's worker can be
-        code = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({WAIT_S})"
-        child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-        (out / "grandchild.pid").write_text(str(child.pid))
+        code = (
+            "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            f"open({str(out / 'new')!r}, 'w').write(str(os.getpid())); "
+            f"os.rename({str(out / 'new')!r}, {str(out / 'grandchild.pid')!r}); time.sleep({WAIT_S})"
+        )
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
         time.sleep(WAIT_S)
     if told == "hang":
         time.sleep(WAIT_S)

@@ -392,8 +392,8 @@ def _evaluations(
                 "wall_s": end_s + 0.5 * BETWEEN_S,
                 "train_mse": _train_mse(course, end),
                 "test_mse": mse,
-                "g0_rmse_mpa": 80 * math.sqrt(mse),
-                "a_rmse": 2 * math.sqrt(mse),
+                "g0_rmse_mpa": 2000 * math.sqrt(mse),
+                "a_rmse": 20 * math.sqrt(mse),
                 "lr": 4.7331e-4,
             }
         )
@@ -573,7 +573,7 @@ def _record(
             "device": f"cuda:{rank % known.site.per_node}" if gpu else "cpu",
             "gpu": {"name": gpu, "uuid": f"GPU-{rank:08d}"} if gpu else None,
             "lr": 4.7331e-4,
-            "communication": {},
+            "communication": {"cycle_time_ms": 1e3 * known.cycle_s} if backend == "horovod" else {},
             "path": _path(known, way),
         }
         for rank in range(known.workers)
@@ -599,6 +599,7 @@ def _record(
         "loader": "memory",
         "device": "cuda" if gpu else "cpu",
         "parameters": 153_441,
+        "initial_parameter_sha256": f"{repeat + 1:064x}",  # of the seed
         "dataset": f"synthetic-{DATA}",
         "floor_mse": FLOOR_MSE,
         "dataset_digest": f"{DATA:016x}",

@@ -729,6 +729,7 @@ def test_runs_that_moved_are_asked_for(capsys: pytest.CaptureFixture[str], study
 
 def test_doubts_are_allowed_by_name(capsys: pytest.CaptureFixture[str], study: Path) -> None:
     for_all(PAIR[:1], crowded)(study)
+    assert call(capsys, "analyze", study, "--out", study / "analysis")[0] == 0
     code, out, _ = call(capsys, "report", study / "analysis", "--check", "--allow", "oversubscribed-cores")
     assert code == 0 and "accepted: doubt oversubscribed-cores" in out
 
@@ -760,7 +761,7 @@ def test_missing_and_damaged_files_are_findings(capsys: pytest.CaptureFixture[st
     assert {each["name"] for each in found.values()} == {"file-missing"}
     assert {name: each["text"][:12] for name, each in found.items()} == {
         "points.csv": "is not there",
-        "curves.csv": "cannot be re",
+        "curves.csv": "is not a tex",
         "breakdown.csv": "is empty",
         "fits.json": "is not valid",
     }

@@ -192,7 +192,7 @@ def test_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "wb") as full:
         code, _, err = program("fit", "-", text=POINTS.encode(), output=full.fileno())
 
-    assert (code, err) == (2, "error: the output: No space left on device; free some, and try again\n")
+    assert (code, err) == (2, "error: the output: No space left on device; mend that, and try again\n")
 
 
 @pytest.mark.parametrize(

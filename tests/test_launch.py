@@ -130,7 +130,7 @@ def test_environment_drops_the_ranks_of_an_enclosing_job_and_keeps_what_a_user_s
 
     kept = cell_environment(environ, path="/bin", out=Path("/o"))
 
-    assert sorted(KNOBS) == sorted(set(kept) - {"PATH", "PYTHONUNBUFFERED", MARKER})
+    assert sorted(KNOBS) == sorted(set(kept) - {"PATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", MARKER})
     assert set(RANKS) <= set(environ), "the argument is left as it was"
 
 
@@ -212,7 +212,8 @@ def test_mpirun_starts_each_rank_on_its_host_and_hands_on_the_environment(runtim
     made = line(runtime, 3, environ=environ, site=site)
 
     head = ["/opt/venv/bin/mpirun", *"--host a,a,b --bind-to none --map-by seq --prefix /opt/venv".split()]
-    names = "HOROVOD_STUDY_CELL HOROVOD_STUDY_DATA OMP_NUM_THREADS PATH PYTHONUNBUFFERED SITE_VARIABLE".split()
+    names = "HOROVOD_STUDY_CELL HOROVOD_STUDY_DATA OMP_NUM_THREADS PATH PYTHONSAFEPATH PYTHONUNBUFFERED".split()
+    names.append("SITE_VARIABLE")
     passed = [part for name in names for part in ("-x", name)]
     wanted = [*head, *KEEPALIVE, *TCP, "--mca", "plm_rsh_args", SSH_ARGS, *passed, "-np", "3", str(PYTHON), *JOB]
     assert wanted == list(made.argv)

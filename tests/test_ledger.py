@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study import records
-from horovod_study.cluster import identity, lease, ledger
+from horovod_study import alive as who
+from horovod_study import lease, records
+from horovod_study.cluster import identity, ledger
 from horovod_study.cluster.estimate import Estimate
 from horovod_study.cluster.study_file import STUDY_KEYS, SWEEP_KEYS, StudyConfig, load_study
 from horovod_study.config import RUNTIMES, RunConfig
@@ -49,6 +50,8 @@ def record(study, cell, **changes) -> records.RunRecord:
         "environment": {},
         "totals": {"samples_per_s": 31415.9},
     }
+    if not {"pid", "host"} & changes.keys():
+        values["process"] = who.identity()
     return records.RunRecord(**{**values, **changes})
 
 
@@ -59,6 +62,34 @@ def dead_pid() -> int:
 
 
 # ---------------------------------------------------------------------------------------------------- states
+
+
+def test_a_run_under_the_name_of_another_cell_is_not_its_own(tmp_path):
+    study = make_study()
+    mine, other, *_ = study.cells()
+    records.create_run(tmp_path / "tiny" / other.key, record(study, mine))
+
+    entry = next(entry for entry in ledger.read_ledger(study, tmp_path).entries if entry.key == other.key)
+
+    assert ("failed", None) == (entry.state, entry.samples_per_s)
+    assert mine.key in entry.reason and other.key in entry.reason
+    assert not ledger.can_resume(entry, tmp_path / "tiny")
+    assert other in ledger.read_ledger(study, tmp_path).to_do(retry=True)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"repeat": 7}, {"study": "large"}, {"partition": "gpu"}, {"requested": {"workers": 64}}]
+)
+def test_a_run_that_was_asked_for_otherwise_is_not_the_cell_s(tmp_path, changes):
+    """The key was changed with the name, but not what the key stands for."""
+    study = make_study()
+    cell = study.cells()[0]
+    records.create_run(tmp_path / "tiny" / cell.key, replace(record(study, cell), **changes))
+
+    entry = ledger.read_ledger(study, tmp_path).entries[0]
+
+    assert "failed" == entry.state
+    assert next(iter(changes)) in entry.reason or "workers" in entry.reason
 
 
 def test_nothing_recorded_means_everything_is_missing(tmp_path):
@@ -684,7 +715,7 @@ def test_folder_that_cannot_be_written_has_a_status_too(tmp_path, many, monkeypa
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ledger, "atomic_write", full)
+    monkeypatch.setattr(ledger, "write_file", full)
 
     assert 180 == ledger.read_ledger(many, tmp_path).count("done")
 

@@ -408,15 +408,15 @@ def test_the_end_of_a_run_is_told_on_a_full_disk(tmp_path: Path, monkeypatch: py
     records.create_run(run, record())
     reserve = run / records.RESERVE
     assert reserve.stat().st_size == records.RESERVE_BYTES
-    write, wanted = records._write_whole, [records.RESERVE_BYTES // 2, 0]
+    write, wanted = records.write_file, [records.RESERVE_BYTES // 2, 0]
 
     def on_a_full_disk(path: Path, text: str) -> None:
         if reserve.exists() and reserve.stat().st_size > wanted[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(records, "_write_whole", on_a_full_disk)
-    records.atomic_write(run / "other.json", "{}")
+    monkeypatch.setattr(records, "write_file", on_a_full_disk)
+    records.write_ablation(run, {})
     assert reserve.stat().st_size == records.RESERVE_BYTES // 2
     wanted.pop(0)
     records.finish_run(run, record(), status="failed", finished="f", totals={}, reason="no room")

@@ -1,6 +1,7 @@
 """The run directory: a crash loses little, nothing is overwritten, nothing is guessed."""
 
 import json
+import math
 import os
 import subprocess
 from dataclasses import asdict, replace
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_study import records
+from horovod_study import alive, records
 from horovod_study.config import LAPS
 from horovod_study.errors import RecordError
+from horovod_study.records import max_over_ranks, mean_over_ranks, step_totals
 
 
 def record(**changes: Any) -> records.RunRecord:
@@ -23,6 +25,8 @@ def record(**changes: Any) -> records.RunRecord:
         "effective": {"backend": "serial", "transport": "none", "workers": 1, "nodes": 1, "batch": 75},
         "environment": {"cpu_model": "x"},
     }  # fmt: skip
+    if not {"pid", "host"} & changes.keys():
+        values["process"] = alive.identity()
     return records.RunRecord(**{**values, **changes})
 
 
@@ -135,7 +139,7 @@ def test_a_row_is_small(tmp_path: Path) -> None:
 def attempt(**changes: Any) -> dict[str, Any]:
     first = {
         "started": "2026-01-01T00:00:00+00:00", "finished": None, "status": "running", "reason": "", "from_step": 0,
-        "host": os.uname().nodename, "pid": os.getpid(),
+        "host": os.uname().nodename, "pid": os.getpid(), "process": alive.identity(),
     }  # fmt: skip
     return {**first, **changes}
 
@@ -240,8 +244,8 @@ def test_how_long_nothing_was_written(tmp_path: Path) -> None:
         ("", "is not valid JSON"),
         ("{", "is not valid JSON"),
         ("[]", "has no schema number; it was not written by horovod_study"),
-        ('{"schema": 99}', "has schema 99, newer than this program's 4; update horovod_study"),
-        ('{"schema": 1}', "a field is missing or unknown"),
+        ('{"schema": 99}', "has schema 99, newer than this program's 5; update horovod_study"),
+        ('{"schema": 1}', "study is missing"),
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, content: str, message: str) -> None:
@@ -319,7 +323,7 @@ def test_a_run_of_an_older_program_is_read(schema: int) -> None:
         assert table.schema == records.step_schema(), "what was not recorded then is null now"
         assert table.column("step").to_pylist() == list(range(30))
         assert table.column("begin_s").null_count == (30 if schema < 3 else 0)
-        assert table.column("compute_s").null_count == (30 if schema < 4 else 0)
+        assert table.column("compute_s").null_count == (0 if schema == 4 else 30)
         assert table.column("forward_s").null_count == (30 if schema == 4 else 0), "compute is in its place"
         rows = table.to_pandas()
         parts = rows[[f"{lap}_s" for lap in (*LAPS, "residual")]].sum(axis=1)
@@ -343,7 +347,7 @@ def test_runs_of_all_schemas_stand_in_one_analysis() -> None:
     assert runs["timer_mode"].tolist() == ["light"] * len(runs), "the only way there was"
     assert runs["train_mse"].nunique() == 1, "the same training"
     assert evaluations["run"].nunique() == len(runs)
-    assert found.points["repeats"].tolist() == [3, 1], "steps in CUDA graphs are a series of their own"
+    assert found.points["repeats"].tolist() == [4, 1], "steps in CUDA graphs are a series of their own"
     for captured, cell in found.breakdown.groupby(found.breakdown["repeats"] == 1):
         same = runs[runs["cuda_graphs"] == captured]
         assert cell.set_index("lap")["mean_s"].drop("step").sum() == pytest.approx(same["step_s"].mean())
@@ -361,3 +365,32 @@ def test_what_was_not_timed_cannot_be_taken_apart(tmp_path: Path) -> None:
     records.create_run(tmp_path / "r", record(status="done", requested={"timer_mode": "off"}))
     with pytest.raises(RecordError, match=r"r: its steps were not timed \(--timer-mode off\); record it again"):
         records.synchronised_run(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    "values, mean, largest",
+    [
+        ([1.0, 3.0], 2.0, 3.0),
+        ([2.0], 2.0, 2.0),
+        ([1.0, None], None, None),
+        ([1.0, math.nan], None, None),
+        ([], None, None),
+    ],
+)
+def test_a_total_over_ranks_is_known_only_where_all_ranks_know_it(
+    values: list[float | None], mean: float | None, largest: float | None
+) -> None:
+    assert mean_over_ranks(values) == mean
+    assert max_over_ranks(values) == largest
+
+
+def test_step_totals_take_means_of_laps_and_the_slowest_step() -> None:
+    def rank(step_s: float, sync_s: float | None) -> dict[str, Any]:
+        laps = {f"{lap}_s": 0.25 for lap in (*LAPS, "residual")} | {"sync_s": sync_s, "step_s": step_s}
+        return {"mean": laps, "median": laps, "step_s_p90": 2 * step_s}
+
+    totals = step_totals([rank(1.0, 0.5), rank(3.0, None)])
+
+    assert (totals["step_s"], totals["step_s_median"], totals["step_s_p90"]) == (2.0, 3.0, 6.0)
+    assert totals["sync_s"] is None and totals["lap_medians_s"]["sync"] is None
+    assert totals["forward_s"] == totals["lap_medians_s"]["forward"] == 0.25

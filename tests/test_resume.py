@@ -4,8 +4,10 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from conftest import BIN, LAUNCHERS, Launch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from horovod_study import records, train
+from horovod_study import lease, records, train
 from horovod_study.comm.stop import StopRequest, Terminated
 from horovod_study.config import RUN_FIELDS
 from horovod_study.errors import BackendError, ConfigError, RecordError
@@ -155,7 +157,7 @@ def test_a_run_killed_after_its_last_checkpoint_makes_no_step_more(tmp_path: Pat
         train.main([*SMALL, *MOVING, *target, "--out", str(out)])
     child = subprocess.Popen(["true"])
     child.wait()
-    assert read_run(changed(out, pid=child.pid)).state() == "incomplete"
+    assert read_run(changed(out, pid=child.pid, process=None)).state() == "incomplete"
     assert train.main(["--resume", str(out)]) == 0
 
     assert what_happened(out) == what_happened(whole)
@@ -221,13 +223,14 @@ def test_both_damaged_is_one_line_and_changes_nothing(tmp_path: Path, capsys: py
     crashed_run(out, *SMALL, "--checkpoint-every", "10", steps=25)
     for path in checkpoint_paths(out):
         path.write_bytes(b"")
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in out.glob("[!.]*") if path.is_file()}
 
     assert train.main(["--resume", str(out)]) == 2
     assert re.search(
         r"^error: .*: none of its 2 checkpoints can be used .*; start the run anew", capsys.readouterr().err, re.M
     )
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in out.glob("[!.]*") if path.is_file()} == before
+    assert all(path.read_bytes() == b"" for path in checkpoint_paths(out))
 
 
 # ---------------------------------------------------------------------------------------------------- budgets
@@ -623,3 +626,92 @@ def test_two_workers_stopped_by_a_signal_go_on_as_if_they_had_not(
     done = launch(launcher, 2, "--resume", str(out))
     assert done.returncode == 0, done.stderr
     assert what_happened(out) == two_whole
+
+
+# ------------------------------------------------------------------------------------------ one holder at a time
+
+
+def test_of_two_that_resume_at_once_one_trains(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    argv = [sys.executable, "-m", "horovod_study.train", "--resume", str(out), "--epochs", "6"]
+    both = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0] for process in both]
+
+    codes = sorted(process.returncode for process in both)
+    assert codes in ([0, 2], [0, 0]), said
+    if codes == [0, 0]:  # one began when the other had ended: there was nothing left to train
+        assert any("is finished" in text for text in said), said
+    epochs = [row.split(",")[0] for row in (out / "epochs.csv").read_text().splitlines()[1:]]
+    assert len(epochs) == len(set(epochs)), "no row twice"
+    assert len(read_run(out).attempts) == 2
+
+
+def test_who_resumes_while_another_holds_the_run_is_told_who(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    before = (out / "run.json").read_bytes()
+    with lease.hold_run(out):
+        assert train.main(["--resume", str(out), "--epochs", "6"]) == 2
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert str(out) in line
+    assert (out / "run.json").read_bytes() == before
+    assert train.main(["--resume", str(out), "--epochs", "3"]) == 0, "and then it is free"
+    assert lease.holder_of_run(out) is None
+
+
+def test_who_planned_before_another_one_went_on_is_refused(finished: Path, tmp_path: Path) -> None:
+    """Between its plan and its claim somebody else has begun and ended."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    hold = lease.hold_run
+
+    def late(directory: Path) -> lease.Lease:
+        record = read_run(directory)
+        records.finish_run(directory, record, status="stopped", finished="2026-01-01T00:00:00+00:00", totals={})
+        return hold(directory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "hold_run", late)
+        assert train.main(["--resume", str(out), "--epochs", "6"]) == 2
+    assert read_run(out).status == "stopped"
+    assert len(read_run(out).attempts) == 1
+
+
+def test_a_start_in_a_directory_that_somebody_else_holds_is_refused(tmp_path: Path) -> None:
+    with lease.hold_run(tmp_path / "run"):
+        assert train.main([*SMALL, "--out", str(tmp_path / "run")]) == 2
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_again_keeps_a_failed_start_aside_and_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
+        crash_after(patch, 0)
+        train.main([*SMALL, "--out", str(out)])
+    before = (out / "run.json").read_bytes()
+
+    assert train.main([*SMALL, "--out", str(out)]) == 2
+    assert "--again" in capsys.readouterr().err
+    assert (out / "run.json").read_bytes() == before
+    assert train.main([*SMALL, "--out", str(out), "--again"]) == 0
+    assert read_run(out).status == "done"
+    assert (tmp_path / ".attempts" / "run-1" / "run.json").read_bytes() == before
+    assert list(records.run_directories(tmp_path)) == [out]
+    assert lease.holder_of_run(out) is None and lease.holder_of_run(tmp_path / ".attempts" / "run-1") is None
+
+
+def test_again_never_moves_a_run_that_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train.main([*SMALL, "--out", str(out)]) == 0
+    with lease.hold_run(out):
+        assert train.main([*SMALL, "--out", str(out), "--again"]) == 2
+    assert not (tmp_path / ".attempts").exists() or not any((tmp_path / ".attempts").iterdir())
+    assert read_run(out).status == "done"
+
+
+@pytest.mark.parametrize("options", [["--again"], ["--again", "--resume", "run"]])
+def test_again_needs_a_directory(options: list[str]) -> None:
+    assert train.main([*SMALL, *options]) == 2

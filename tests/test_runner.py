@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,8 @@ import pytest
 from fake_trainer import fake_launch
 from rich.console import Console
 
-from horovod_study import records
-from horovod_study.cluster import lease, ledger, runner
+from horovod_study import lease, records
+from horovod_study.cluster import ledger, runner
 from horovod_study.cluster.process import marked_processes, stop_marked
 from horovod_study.cluster.progress import Estimate, TimeLeft, duration
 from horovod_study.cluster.reason import failure_reason
@@ -483,10 +484,86 @@ def test_second_interrupt_gives_no_grace(tmp_path):
     assert [] == marked_processes(str(tmp_path / "tiny"))
 
 
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize("moment", ["ended while it starts", "ended after its start"])
+def test_a_restart_that_a_signal_ends_keeps_its_checkpoint(tmp_path, moment, end):
+    """The signal goes to the trainer alone: the runner learns of it by its end."""
+    study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
+    [cell] = study.cells()
+    checkpoint = tmp_path / "tiny" / cell.key / "checkpoints" / "step-000000005.pt"
+    run(study, tmp_path, {"*": "stopped with checkpoint"})
+    assert checkpoint.exists()
+    run(study, tmp_path, {"*": f"{moment} {end}"})
+    again = moment == "ended while it starts" or end != "SIGKILL"  # SIGKILL while it trains may be a lack of memory
+    assert checkpoint.exists()
+
+    result, _ = run(study, tmp_path)
+
+    assert ["done"] == states(result)
+    last = (tmp_path / "tiny" / "starts.txt").read_text().splitlines()[-1]
+    assert (f"{cell.key} resumed" if again else cell.key) == last
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", sorted({"stop_marked", "require_free", "keep_log", "write_file", "note_attempt"}))
+def test_a_runner_that_is_killed_at_any_step_of_a_restart_keeps_the_checkpoint(tmp_path, step, when):
+    study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
+    [cell] = study.cells()
+    run(study, tmp_path, {"*": "stopped with checkpoint"})
+    whole = getattr(runner, step)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments, **options):
+        if when == "after":
+            whole(*arguments, **options)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(runner, step, killed)
+        run(study, tmp_path, {"*": "ended while it starts SIGTERM"})
+    assert (tmp_path / "tiny" / cell.key / "checkpoints" / "step-000000005.pt").exists()
+
+    result, _ = run(study, tmp_path)
+
+    assert ["done"] == states(result)
+    assert f"{cell.key} resumed" == (tmp_path / "tiny" / "starts.txt").read_text().splitlines()[-1]
+
+
+def test_a_run_that_somebody_trains_in_a_cell_s_directory_is_left_alone(tmp_path):
+    """`train --resume` beside `run`: without a claim on the cell, with one on the run."""
+    study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
+    [cell] = study.cells()
+    out = tmp_path / "tiny" / cell.key
+    run(study, tmp_path, {"*": "stopped with checkpoint"})
+    before = (out / "run.json").read_bytes()
+
+    with lease.hold_run(out):
+        run(study, tmp_path)
+        assert 1 == len((tmp_path / "tiny" / "starts.txt").read_text().splitlines())
+        assert before == (out / "run.json").read_bytes()
+    assert ["done"] == states(run(study, tmp_path)[0])
+
+
+def test_a_run_of_another_cell_does_not_count_as_done(tmp_path):
+    study = make_study(repeats=2, workers=(1,), baselines=("plain",), runtimes=("serial",))
+    first, second = study.cells()
+    run(study, tmp_path)
+    shutil.rmtree(tmp_path / "tiny" / second.key)
+    shutil.copytree(tmp_path / "tiny" / first.key, tmp_path / "tiny" / second.key)
+
+    result, _ = run(study, tmp_path)
+
+    assert ["done", "done"] == states(result)
+    assert second.key == records.read_run(tmp_path / "tiny" / second.key).key
+    assert first.key == records.read_run(tmp_path / "tiny" / ".attempts" / f"{second.key}-1").key
+
+
 KILL_POINTS = [
     "before plan_study",
     "before set_aside",
-    "before atomic_write",
+    "before write_file",
     "before CellProcess",
     "after CellProcess",
     "before finish_run",

@@ -167,7 +167,12 @@ def test_whatever_the_names_are_nothing_of_them_is_executed(
     done = subprocess.run(["bash", str(path)], cwd=tmp_path, env=environ, capture_output=True, check=True)
 
     arguments, seen = json.loads(done.stdout)
-    assert [bytes.fromhex(each) for each in arguments] == [b"-m", b"horovod_study.cluster.job", os.fsencode(folder)]
+    assert [bytes.fromhex(each) for each in arguments] == [
+        b"-P",
+        b"-m",
+        b"horovod_study.cluster.job",
+        os.fsencode(folder),
+    ]
     variables = {bytes.fromhex(key).decode(): bytes.fromhex(each) for key, each in seen.items()}
     assert variables["VALUE"] == os.fsencode(value)
     assert variables["HOROVOD_STUDY_DATA"] == b"kept"

@@ -19,7 +19,7 @@ import pytest
 from conftest import BIN, LAUNCHERS, Launch
 from test_sensors import FakeNvml
 
-from horovod_study import records
+from horovod_study import alive, records
 from horovod_study.analysis import system as analysis
 from horovod_study.errors import RecordError
 from horovod_study.measure import energy, system
@@ -390,9 +390,9 @@ def sleeper() -> "subprocess.Popen[bytes]":
 def gone(pid: int, *, within_s: float = 20.0) -> bool:
     """Return whether the process ends in time."""
     until = now() + within_s
-    while records.process_alive(pid) and now() < until:
+    while alive.runs(pid) and now() < until:
         sleep(0.05)
-    return not records.process_alive(pid)
+    return not alive.runs(pid)
 
 
 def started(directory: Path, ranks: Mapping[int, int], *, interval_s: float = 0.1) -> system.Sampler:
@@ -817,7 +817,7 @@ def samplers_of(mark: str) -> list[int]:
                 found.append(int(path.parent.name))
         except OSError:
             continue
-    return [pid for pid in found if records.process_alive(pid)]
+    return [pid for pid in found if alive.runs(pid)]
 
 
 @pytest.mark.slow

@@ -352,7 +352,7 @@ def test_the_verb_on_what_has_no_timeline(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_timeline_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "TIMELINE_READ_BYTES", 1000)
-    with pytest.raises(RecordError, match=r"has 0 MB, and at most 0 MB are read; record fewer steps"):
+    with pytest.raises(RecordError, match=r"1,000 bytes; record fewer steps"):
         records.read_timeline(FLAT)
 
 

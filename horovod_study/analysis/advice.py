@@ -28,13 +28,13 @@ An all-reduce takes the quickest of the three. What each way sends and keeps:
                       (p-1)/(m+p-1) of the time
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from horovod_study.config import RUN_FIELDS, check_field, parse_widths
+from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, ConfigError, nearest
 
 WEIGHT_BYTES = 4
@@ -449,17 +449,13 @@ def _whole(source: str, key: str, value: Any, *, low: int = 0) -> int:
 
 def bench_of(text: str, *, source: str) -> dict[str, Any]:
     """Return the content of a bench.json; AnalysisError when it is none."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise AnalysisError(
-            f"{source}: is not valid JSON ({error}); give the bench.json of `horovod-study bench`"
-        ) from None
+    again = "give the bench.json of `horovod-study bench`"
+    content = parse_json(text, source=source, error=AnalysisError, again=again)
     if not isinstance(content, dict):
-        raise AnalysisError(f"{source}: holds no object; give the bench.json of `horovod-study bench`")
+        raise AnalysisError(f"{source}: holds no object; {again}")
     for key in ("fits", "model"):
         if key not in content:
-            raise AnalysisError(f"{source}: has no {key!r}; give the bench.json of `horovod-study bench`")
+            raise AnalysisError(f"{source}: has no {key!r}; {again}")
     return content
 
 
@@ -471,7 +467,7 @@ def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size
     quickest for `size` bytes. Raises AnalysisError when the file has no fit, or not of this way.
     """
     fits, workers = content.get("fits"), content.get("workers")
-    if not isinstance(fits, dict) or not fits or not isinstance(workers, int) or workers < 2:
+    if not isinstance(fits, dict) or not fits or type(workers) is not int or workers < 2:
         raise AnalysisError(
             f"{source}: holds no fitted all-reduce of two or more workers; make one with `horovod-study bench`"
         )

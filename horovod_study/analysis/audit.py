@@ -9,9 +9,14 @@ program on the cores. Each answer is a Finding that names the cell and the runs.
 import csv
 import hashlib
 import io
+import json
 import math
+import os
+import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -28,7 +33,8 @@ from horovod_study.analysis.points import ENVIRONMENT, FEWEST_REPEATS, baseline_
 from horovod_study.analysis.rank_steps import where
 from horovod_study.analysis.study import Analysis
 from horovod_study.config import COMMUNICATION, LAPS, RUN_FIELDS
-from horovod_study.records import RecordedBeside, RecordedRun, RunRecord, rows_lost
+from horovod_study.documents import MAX_FIELD_CHARS
+from horovod_study.records import RecordedBeside, RecordedRun, RunRecord, max_over_ranks, mean_over_ranks, rows_lost
 
 Floats = NDArray[np.float64]
 
@@ -38,6 +44,15 @@ LIBRARY_TOLERANCE = 1e-6
 """What other versions of NumPy and SciPy may change: a fit ends where its steps become small."""
 ROWS_TOLERANCE = 1e-9
 """Totals are sums over rows, and sums may be taken in another order."""
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+TARGET_SPANS = (2000.0, 20.0)
+"""MPa of G0 and units of a per unit of the normalised targets, of the data sets that this package makes."""
+MAX_START_S = 86_400.0
+"""A run that was never interrupted and ended takes at most so much longer than the training that it recorded."""
+MAX_SKETCH = 256
+MIN_SKETCH = 32
+SAME_ORDER = 0.999
+"""Rank correlation of the changes from step to step above which two runs are one: those of two runs are independent."""
 LOSS_TOLERANCE = 1e-6
 CLOCK_S = 1e-6
 STRETCH_S = 0.01
@@ -50,12 +65,18 @@ WARM_UP_ALARM = 0.005
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what makes the numbers of an analysis."""
+    """Return the versions of what makes the numbers of an analysis.
+
+    `processor` is one of them: linear algebra is computed by the code that suits it, and sums there in another order.
+    """
+    extensions = np.show_config(mode="dicts")["SIMD Extensions"]
+    chosen = [*extensions.get("baseline", ()), *extensions.get("found", ()), os.environ.get("OPENBLAS_CORETYPE", "")]
     return {
         "horovod_study": __version__,
         "numpy": np.__version__,
         "scipy": scipy.__version__,
         "pandas": pd.__version__,
+        "processor": f"{platform.machine()} {hashlib.blake2b(' '.join(chosen).encode(), digest_size=4).hexdigest()}",
     }
 
 
@@ -108,6 +129,16 @@ RULES: Mapping[str, Rule] = {
         severity="error",
         title="a picture is not the one that report drew",
         remedy="draw it again: horovod-study report DIR",
+    ),
+    "source-changed": Rule(
+        severity="error",
+        title="source.json is not what analyze and report wrote: what it says of the study may be false",
+        remedy="make it again: horovod-study analyze RUNS --out DIR, then horovod-study report DIR",
+    ),
+    "run-changed": Rule(
+        severity="error",
+        title="a file of a run is not the one that was analysed",
+        remedy="take it back from where it was recorded; where the change is meant, analyze and report again",
     ),
     "run-left-out": Rule(
         severity="error",
@@ -236,6 +267,7 @@ class Recount:
     totals: int = 0  # compared
     rows: int = 0
     digest: str = ""  # of the step times; empty where there are none
+    sketch: Floats = field(default_factory=lambda: np.empty(0))  # the first timed steps of rank 0, s
     begins: Mapping[int, tuple[bool, float]] = field(default_factory=dict)
     """Number of blocks -> whether the first is the slowest, and by which part it is above their median."""
     epochs: str = ""  # what is wrong with their lengths
@@ -259,10 +291,13 @@ def recount(run: RecordedRun, beside: RecordedBeside) -> Recount:
     totals = run.record.totals
     if run.state != "done" or not totals:
         return Recount(run=run.name, not_recounted=(f"the run is {run.state}",))
-    found = [*_asked(run.record), *_crowded(run.record)]
+    found = [*_asked(run.record), *_crowded(run.record), *_dated(run), *_unsampled(run, beside)]
     torn = list(_torn(run))
-    ranks = [_Rank.of(run, rank) for rank in run.rows]
+    openings = _openings(run, beside)
+    ranks = [_Rank.of(run, rank, openings) for rank in run.rows]
     compared, not_recounted = 0, tuple(sorted(set(totals) - set(_FROM_ROWS) - set(_EVALUATED) - {"system"}))
+    if openings is None:
+        not_recounted += ("time between steps",)
     if torn or not ranks or not all(rank.steps for rank in ranks):
         not_recounted = (*sorted(totals), "step rows are missing")
     else:
@@ -283,6 +318,7 @@ def recount(run: RecordedRun, beside: RecordedBeside) -> Recount:
         totals=compared,
         rows=sum(rank.rows for rank in ranks),
         digest=ranks[0].digest if ranks else "",
+        sketch=ranks[0].sketch if ranks else np.empty(0),
         begins=ranks[0].begins if ranks else {},
         epochs=_epochs(run, ranks),
         not_recounted=not_recounted,
@@ -307,26 +343,28 @@ class _Rank:
     epochs: Mapping[int, int]  # epoch -> rows
     stretches: int
     digest: str
+    sketch: Floats
     begins: Mapping[int, tuple[bool, float]]
     clock: tuple[str, ...]
 
     @classmethod
-    def of(cls, run: RecordedRun, rank: int) -> "_Rank":
+    def of(cls, run: RecordedRun, rank: int, openings: frozenset[int] | None = None) -> "_Rank":
+        """Return what the rows of `rank` give; `openings` as `_openings` says."""
         columns = run.rows[rank]
         every = np.asarray(columns["step"])
         timed = where(every >= run.first_step)
         mean, median = {}, {}
-        p90_s, digest, begins = math.nan, "", {}
+        p90_s, digest, begins, sketch = math.nan, "", {}, np.empty(0)
         for name in (f"{lap}_s" for lap in (*LAPS, "residual", "step")):
             values = np.array(columns[name], dtype=np.float64)[timed]
             known = len(values) > 0 and not np.isnan(values).any()
             mean[name] = float(values.mean()) if known else math.nan
             if known and name == "step_s":
                 digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
-                begins = _begins(values)
+                begins, sketch = _begins(values), values[:MAX_SKETCH].copy()
                 p90_s = float(np.quantile(values, 0.9))
             median[name] = float(np.median(values)) if known else math.nan
-        clock, stretches, span = _clock(rank, every, columns, run.first_step)
+        clock, stretches, span = _clock(rank, every, columns, run.first_step, openings)
         declared = _declared(run.record)
         between = where((every >= declared) & (every < run.first_step))
         numbers, counts = np.unique(np.asarray(columns["epoch"]), return_counts=True)
@@ -345,6 +383,7 @@ class _Rank:
             epochs=dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
             stretches=stretches,
             digest=digest,
+            sketch=sketch,
             begins=begins,
             clock=clock,
         )
@@ -381,13 +420,48 @@ def _losses(every: NDArray[np.int64], columns: Mapping[str, Any]) -> Mapping[int
     return _Losses(every, np.asarray(columns["epoch"]), np.asarray(columns["loss"], dtype=np.float64))
 
 
+def _openings(run: RecordedRun, beside: RecordedBeside) -> frozenset[int] | None:
+    """Return the steps before which the trainer of this package does something else; None where nobody knows them.
+
+    Beside them an epoch may begin. Checkpoints are written at times that no row tells.
+    """
+    record = run.record
+    attempts = _attempts(record)
+    if record.effective.get("model") is not None or record.requested.get("checkpoint_every") or len(attempts) > 1:
+        return None
+    warmup = record.effective.get("warmup_steps")
+    told = [_declared(record), run.first_step, warmup if isinstance(warmup, int) else 0]
+    return frozenset([*told, *(int(each["steps"]) for each in beside.evaluations)])
+
+
+def _attempts(record: RunRecord) -> list[Mapping[str, Any]]:
+    return [each for each in record.attempts or () if isinstance(each, Mapping)]
+
+
+def _unexplained(
+    gap: Floats, begin_s: Floats, every: NDArray[np.int64], epoch: NDArray[np.int64], openings: frozenset[int] | None
+) -> NDArray[np.int64]:
+    """Return the places of gaps, (S - 1,) seconds, where nothing stands between two steps that the run tells of."""
+    if openings is None:
+        return np.empty(0, dtype=np.int64)
+    following = every[1:]
+    known = np.isin(following, np.fromiter(openings, dtype=np.int64)) | (np.diff(epoch) != 0)
+    late = gap > CLOCK_S + 1e-9 * np.abs(begin_s[1:])
+    return np.flatnonzero(late & ~known & (np.diff(every) == 1))
+
+
 def _clock(
-    rank: int, every: NDArray[np.int64], columns: Mapping[str, Any], first_step: int
+    rank: int,
+    every: NDArray[np.int64],
+    columns: Mapping[str, Any],
+    first_step: int,
+    openings: frozenset[int] | None,
 ) -> tuple[tuple[str, ...], int, tuple[float, float]]:
     """Return what is wrong with the times of the steps, the number of stretches, begin and end of the timed ones.
 
     Where one clock times the steps, each begins where the one before has ended, or later: after an evaluation. What of
-    the residual lies before the begin of its step and what after it is not known, so none of it is counted.
+    the residual lies before the begin of its step and what after it is not known in general, so none of it is counted;
+    in the trainer of this package all of it lies before, and then no time is left between two steps of a stretch.
     """
     begin_s = np.asarray(columns["begin_s"], dtype=np.float64)
     step_s = np.asarray(columns["step_s"], dtype=np.float64)
@@ -407,6 +481,14 @@ def _clock(
         stretches += int((gap > system.BREAK_S).sum())
         overlap = np.flatnonzero(gap < -(CLOCK_S + 1e-9 * np.abs(begin_s[1:])))
         what = "begins before the step before it has ended"
+        lost = _unexplained(gap - residual_s[1:], begin_s, every, np.asarray(columns["epoch"]), openings)
+        if len(lost):
+            late_ms = 1e3 * float(gap[lost[0]] - residual_s[lost[0] + 1])
+            more = f", and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+            found.append(
+                f"rank {rank}: step {every[lost[0] + 1]:,} begins {late_ms:.3f} ms after the step before it, and "
+                f"nothing is told to stand between them{more}"
+            )
     else:
         gap = np.diff(begin_s)
         overlap = np.flatnonzero(gap <= 0)
@@ -438,8 +520,7 @@ def _totals(run: RecordedRun, ranks: Sequence[_Rank]) -> Iterable[tuple[str, Any
     totals = run.record.totals
 
     def mean(name: str, of: str) -> float | None:
-        values = [getattr(rank, of)[name] for rank in ranks]
-        return None if any(math.isnan(value) for value in values) else float(sum(values) / len(values))
+        return mean_over_ranks([getattr(rank, of)[name] for rank in ranks])
 
     yield "steps", totals.get("steps"), min(rank.steps for rank in ranks)
     if "excluded_steps" in totals:
@@ -452,7 +533,7 @@ def _totals(run: RecordedRun, ranks: Sequence[_Rank]) -> Iterable[tuple[str, Any
         ("step_s_p90", [rank.p90_s for rank in ranks]),
     ):
         if name in totals:
-            yield name, totals[name], max((value for value in values if not math.isnan(value)), default=None)
+            yield name, totals[name], max_over_ranks(values)
     for lap in (*LAPS, "residual", "step"):
         if f"{lap}_s" in totals:
             yield f"{lap}_s", totals[f"{lap}_s"], mean(f"{lap}_s", "mean")
@@ -474,6 +555,8 @@ def _evaluated(run: RecordedRun, ranks: Sequence[_Rank], beside: RecordedBeside)
             yield f"{place}train_mse", each["train_mse"], math.fsum(losses) / len(losses)
         yield f"{place}samples", each["samples"], steps * batch if batch else each["samples"]
         yield f"{place}epoch", each["epoch"], steps / per_epoch
+    for each, mse in zip(beside.evaluations, _test_mse(beside), strict=False):
+        yield f"epochs.csv after {int(each['steps']):,} steps: test_mse", each["test_mse"], mse
     last = beside.evaluations[-1]
     for name in _EVALUATED:
         if name in run.record.totals:
@@ -482,13 +565,27 @@ def _evaluated(run: RecordedRun, ranks: Sequence[_Rank], beside: RecordedBeside)
         yield "epochs", run.record.totals["epochs"], (min(rank.steps + rank.excluded for rank in ranks)) / per_epoch
 
 
+def _test_mse(beside: RecordedBeside) -> list[float]:
+    """Return the test MSE of each evaluation from the errors of the two targets; none where their spans are others."""
+    again = [
+        sum((float(each[name]) / span) ** 2 for name, span in zip(("g0_rmse_mpa", "a_rmse"), TARGET_SPANS, strict=True))
+        / len(TARGET_SPANS)
+        for each in beside.evaluations
+    ]
+    known = [_agree(each["test_mse"], mse, ROWS_TOLERANCE) for each, mse in zip(beside.evaluations, again, strict=True)]
+    return again if 2 * sum(known) >= len(known) else []
+
+
 def _sampled(totals: Mapping[str, Any], beside: RecordedBeside) -> Iterable[tuple[str, Any, Any]]:
-    """Yield the maxima over the samples of each host."""
+    """Yield the number of the samples of each host, and the maxima over them."""
     hosts = (totals.get("system") or {}).get("hosts") or {}
     for host, told in hosts.items():
         if host not in beside.system:
             continue
         rows = beside.system[host].rows
+        if told.get("samples") is not None:
+            last = rows.loc[rows["attempt"] == rows["attempt"].max(), "at_s"]
+            yield f"system.{host}.samples", told["samples"], int(last.nunique())
         for name, column in (("rss_mb_max", "rss_mb"), ("gpu_memory_mb_max", "gpu_memory_mb")):
             for part, kept in (told.get(name) or {}).items():
                 own = rows.loc[rows["part"].isin([part, f"rank {part}"]), column].dropna()
@@ -544,12 +641,18 @@ def _epochs(run: RecordedRun, ranks: Sequence[_Rank]) -> str:
 
 def _agree(kept: Any, again: Any, tolerance: float) -> bool:
     """Return whether two values are one, None and NaN being one as well."""
+    if isinstance(kept, str) and isinstance(again, str):
+        return same_text(kept, again, tolerance)
+    if isinstance(kept, bool) != isinstance(again, bool):
+        return False
     numbers = [math.nan if each is None else each for each in (kept, again)]
     if not all(isinstance(each, int | float) for each in numbers):
         return bool(kept == again)
     a, b = (float(each) for each in numbers)
-    if math.isnan(a) or math.isnan(b):
-        return math.isnan(a) and math.isnan(b)
+    return (math.isnan(a) and math.isnan(b)) or _equal(a, b, tolerance)
+
+
+def _equal(a: float, b: float, tolerance: float) -> bool:
     return a == b or abs(a - b) <= tolerance * max(abs(a), abs(b))
 
 
@@ -638,8 +741,68 @@ def _asked(record: RunRecord) -> list[Finding]:
         found.append(
             Finding(name="logged-unlike-applied", text=text, where="runs.csv", column=column, again=_told(got))
         )
+    found += _settings(ran, ranks)
     # What holds for all ranks is told once.
     return list({each.column: each for each in reversed(found)}.values())[::-1]
+
+
+_SETTINGS = {
+    "HOROVOD_CYCLE_TIME": ("cycle_time_ms", 1.0),
+    "HOROVOD_IDLE_CYCLE_TIME": ("idle_cycle_time_ms", 1.0),
+    "HOROVOD_CACHE_CAPACITY": ("cache_capacity", 1.0),
+    "HOROVOD_FUSION_THRESHOLD": ("fusion_mb", 1e-6),
+}
+"""What a setting is called where the ranks say what the loaded library has, and how many of its units are one."""
+
+
+def _settings(ran: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterable[Finding]:
+    """Yield settings of the library that are not what its ranks read back from it."""
+    for name, (option, unit) in _SETTINGS.items():
+        each = (ran.get("settings") or {}).get(name)
+        text = f"{each.get('value')}" if isinstance(each, Mapping) else ""
+        if not _NUMBER.fullmatch(text):
+            continue
+        told = {(one.get("communication") or {}).get(option) for one in ranks} - {None}
+        for got in sorted(one for one in told if isinstance(one, int | float)):
+            if not _equal(float(text) * unit, float(got), ROWS_TOLERANCE):
+                words = f"{name} is {text}, and a rank has {option} {_told(got)}"
+                yield Finding(
+                    name="logged-unlike-applied", text=words, where="runs.csv", column=option, again=_told(got)
+                )
+
+
+def _dated(run: RecordedRun) -> Iterable[Finding]:
+    """Yield dates of a run that contradict each other, or the time that it trained."""
+    record, attempts = run.record, _attempts(run.record)
+    pairs = [("started", attempts[0]), ("finished", attempts[-1])] if attempts else []
+    for name, attempt in pairs:
+        kept, again = getattr(record, name), attempt.get(name)
+        if kept and again and kept != again:
+            yield _differs(run.name, name, kept, f"{again} (attempts)")
+    begin, end = _date(record.started), _date(record.finished)
+    wall_s = record.totals.get("wall_s")
+    if begin is None or end is None or len(attempts) > 1 or not isinstance(wall_s, int | float):
+        return
+    took_s = (end - begin).total_seconds()
+    if not wall_s - 2 <= took_s <= wall_s + MAX_START_S:  # dates are whole seconds
+        text = f"it took {took_s:,.0f} s from started to finished, and trained for {wall_s:,.0f} s"
+        yield Finding(name="total-differs", text=text, where=f"{run.name}/run.json", column="started")
+
+
+def _date(text: str | None) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _unsampled(run: RecordedRun, beside: RecordedBeside) -> Iterable[Finding]:
+    """Yield the hosts whose samples are not there, though the record tells how many there were."""
+    for host, told in ((run.record.totals.get("system") or {}).get("hosts") or {}).items():
+        if host not in beside.system and isinstance(told, Mapping) and told.get("samples"):
+            column = f"system.{host}.samples"
+            yield _differs(run.name, column, told["samples"], beside.why_no_system or None)
 
 
 def _crowded(record: RunRecord) -> list[Finding]:
@@ -717,6 +880,8 @@ def lint(study: Study) -> list[Finding]:
         *_repeats(study),
         *_baselines(study),
         *_twins(study),
+        *_alike(study),
+        *_unlike_repeats(study),
         *_machines(study),
         *_data_sets(study),
         *_warm_up(study),
@@ -931,6 +1096,64 @@ def _twins(study: Study) -> Iterable[Finding]:
             yield Finding(name="duplicated-run", text=text, where="runs.csv", column="step_s", runs=(each.run, other))
 
 
+def _alike(study: Study) -> Iterable[Finding]:
+    """Yield runs whose steps change in the very order of another one's, each by its factor: a scaled copy."""
+    lengths: dict[int, list[Recount]] = {}
+    for each in study.recounts:
+        if len(each.sketch) > MIN_SKETCH and (each.sketch > 0).all() and each.digest:
+            lengths.setdefault(len(each.sketch), []).append(each)
+    for runs in lengths.values():
+        ranks = stats.rankdata(np.diff(np.log([each.sketch for each in runs]), axis=1), axis=1)
+        ranks -= ranks.mean(axis=1, keepdims=True)
+        size = np.sqrt((ranks**2).sum(axis=1, keepdims=True))
+        alike = (ranks / np.where(size > 0, size, 1)) @ (ranks / np.where(size > 0, size, 1)).T
+        for a, b in np.argwhere(np.triu(alike > SAME_ORDER, 1)):
+            one, other = runs[a], runs[b]
+            if one.digest != other.digest:
+                factor = float(np.median(other.sketch / one.sketch))
+                text = f"the step times of {other.run} are those of {one.run}, times {factor:.6g}"
+                yield Finding(
+                    name="duplicated-run", text=text, where="runs.csv", column="step_s", runs=(other.run, one.run)
+                )
+
+
+_REPEATED = ("settings", "optimizer", "parameters", "schedule", "steps_per_epoch", "warmup_steps", "lr")
+_PLACES = ("horovod_path", "mpi_library")
+
+
+def _unlike_repeats(study: Study) -> Iterable[Finding]:
+    """Yield runs that were asked for with the same words as others and ran with something else; and those whose
+    parameters began elsewhere than those of another run of their seed."""
+    done = set(study.runs.loc[measured(study.runs), "run"])
+    asked: dict[tuple[str, str], dict[str, str]] = {}
+    for name, record in study.records.items():
+        if name not in done:
+            continue
+        ran, wanted = record.effective, dict(record.requested)
+        seed = wanted.pop("seed", None)
+        wanted.pop("repeat", None)
+        words = json.dumps([wanted, ran.get("workers"), ran.get("nodes")], sort_keys=True, default=str)
+        for column in _REPEATED:
+            value = ran.get(column)
+            if isinstance(value, Mapping):
+                for setting, each in value.items():
+                    if setting not in _PLACES and isinstance(each, Mapping):
+                        asked.setdefault((f"{column}.{setting}", words), {})[name] = f"{each.get('value')}"
+            elif value is not None:
+                asked.setdefault((column, words), {})[name] = f"{value}"
+        begin = ran.get("initial_parameter_sha256")
+        if begin and ran.get("model") is None and seed is not None:
+            of = f"{seed} {ran.get('widths')} {ran.get('parameters')} {record.environment.get('torch')}"
+            asked.setdefault(("initial_parameter_sha256", of), {})[name] = f"{begin}"
+    for (column, _), values in asked.items():
+        counts = pd.Series(values, dtype=object).value_counts()
+        if len(counts) > 1:
+            usual = min(counts[counts == counts.max()].index)
+            odd = tuple(name for name, value in values.items() if value != usual)
+            text = f"{column} is {values[odd[0]]}, and {usual} in {counts[usual]} of the runs that were asked for alike"
+            yield Finding(name="logged-unlike-applied", text=text, where="runs.csv", column=column, runs=odd)
+
+
 def _machines(study: Study) -> Iterable[Finding]:
     """Yield series whose finished runs come from different machines or versions."""
     good = study.runs[measured(study.runs)]
@@ -1052,7 +1275,11 @@ _INTERVALS = ("_low", "_high", "_low_s", "_high_s")
 
 def rows_of(text: str) -> list[list[str]]:
     """Return the cells of a CSV text; raises csv.Error for what is none."""
-    return list(csv.reader(io.StringIO(text), strict=True))
+    before = csv.field_size_limit(MAX_FIELD_CHARS)
+    try:
+        return list(csv.reader(io.StringIO(text), strict=True))
+    finally:
+        csv.field_size_limit(before)
 
 
 def compare_tables(where: str, kept: str, again: str, tolerance: float = TEXT_TOLERANCE) -> tuple[list[Finding], int]:
@@ -1089,7 +1316,7 @@ def compare_tables(where: str, kept: str, again: str, tolerance: float = TEXT_TO
         for name, a, b in places:
             one, other = (row[place] if place < len(row) else "" for row, place in ((ours, a), (theirs, b)))
             compared += 1
-            if not _same_text(one, other, tolerance):
+            if not same_text(one, other, tolerance):
                 found.append(_cell_finding(where, heads[1], theirs, name, one, other, tolerance))
     return found, compared
 
@@ -1152,7 +1379,7 @@ def _cell_finding(
     stem = column.removesuffix("_median")
     best = [end for end in ("_max", "_min") if not column.endswith(("_max", "_min")) and f"{stem}{end}" in values]
     name, text = "cell-differs", f"is {_quoted(kept)}; the runs give {_quoted(again)}"
-    if kept and any(_same_text(kept, values[f"{stem}{end}"], tolerance) for end in best):
+    if kept and any(same_text(kept, values[f"{stem}{end}"], tolerance) for end in best):
         name, text = "best-of-n", f"is {kept}, the best repeat; the median is {again}"
     elif column in _MARKS and _is_mark(again) and not _is_mark(kept):
         name, text = "extrapolation-unmarked", f"is {_quoted(kept)}; this row lies beyond what was measured"
@@ -1169,14 +1396,22 @@ def _quoted(text: str) -> str:
     return text if text else "empty"
 
 
-def _same_text(one: str, other: str, tolerance: float) -> bool:
+def same_text(one: str, other: str, tolerance: float = TEXT_TOLERANCE) -> bool:
+    """Return whether two texts say the same: their numbers differ by at most the part `tolerance`, the rest is equal.
+
+    The one rule for cells, documents, captions, and all texts of a page. Whole numbers are counts or parts of a name,
+    and must be equal, unless a cell says 5 and the other 5.0.
+    """
     if one == other:
         return True
-    try:
-        a, b = float(one), float(other)
-    except ValueError:
+    ours, theirs = _NUMBER.findall(one), _NUMBER.findall(other)
+    if len(ours) != len(theirs) or _NUMBER.split(one) != _NUMBER.split(other):
         return False
-    return a == b or abs(a - b) <= tolerance * max(abs(a), abs(b))
+    return all(
+        a == b
+        or (not (a.lstrip("+-").isdecimal() and b.lstrip("+-").isdecimal()) and _equal(float(a), float(b), tolerance))
+        for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def compare_documents(

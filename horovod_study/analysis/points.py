@@ -45,6 +45,8 @@ _OF_SEVERAL = ("lr_scaling", "capture_sync", *KNOBS)
 """Choices that mean nothing to a plain worker."""
 
 UNKNOWN = ""
+UNSEEN = "unknown"
+"""As a precision: that of a finished run of another script in which it could not be seen."""
 """An option of training that was not recorded, as of another script's runs."""
 
 _NO_SIZE = -1.0
@@ -301,6 +303,9 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
         table[CAPTURED] = math.nan
     for column in ("batch", "global_batch", "train_samples", "workers", "nodes", CAPTURED):
         table[column] = pd.to_numeric(table[column]).astype(float)
+    # Nor is a finished run of another script whose precision was not seen a repeat of those whose precision was.
+    table["precision"] = table["precision"].astype(object)
+    table.loc[foreign & table["precision"].isna() & measured(table), "precision"] = UNSEEN
     for column in ("partition", "backend", "transport", "precision", "reduction"):
         table[column] = table[column].astype(object).where(table[column].notna(), "auto")
     # A finished run of another script may have a data set without a size, which is no gap to be filled.
@@ -393,7 +398,8 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
     kind = family.kind.split(",")[0]
     batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(kind, f"batch {size}")
     precision = family.settings["precision"]
-    words = [batch, *([] if precision in ("fp32", "auto") else [precision])]
+    named = {"fp32": [], "auto": [], UNSEEN: [f"{UNSEEN} precision"]}
+    words = [batch, *named.get(precision, [precision])]
     for choice in told:
         value = family.settings[choice]
         if choice == "kernels" and not family.settings["cuda_graphs"]:

@@ -32,6 +32,9 @@ PHASES = ("negotiation", "queue", "copy", "operation", "other", "rest")
 _FURTHEST = ("operation", "copy", "other", "rest", "queue", "negotiation")
 """Which phase a moment counts for when tensors are in several."""
 
+MAX_US = 1e16
+"""Of the clock of a timeline: three hundred years."""
+
 _NEGOTIATE = "NEGOTIATE_"
 _UNTIMED = ("BARRIER", "JOIN")
 """Collectives that move nothing: listed, but no part of `together`."""
@@ -106,7 +109,7 @@ def parse_events(text: str, *, source: str) -> tuple[list[Mapping[str, Any]], li
     doubts = []
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         content, place = _whole_events(text)
         if not content:
             raise AnalysisError(f"{source}: is not JSON (from character {place + 1} on); {again}") from None
@@ -133,7 +136,7 @@ def _whole_events(text: str) -> tuple[list[Mapping[str, Any]], int]:
         place = match.end()
         try:
             event, place = decoder.raw_decode(text, place)
-        except ValueError:
+        except (ValueError, RecursionError):
             return events, place
         if not isinstance(event, dict):
             return events, place
@@ -186,12 +189,15 @@ class _Reader:
     def read(self, event: Mapping[str, Any]) -> None:
         """Take the next event."""
         kind, pid, name = event.get("ph"), event.get("pid"), str(event.get("name", ""))
+        if isinstance(pid, dict | list):
+            self._unknown += 1
+            return
         if kind == "M":
             if name == "process_name" and isinstance(event.get("args"), dict):
                 self._names[pid] = str(event["args"].get("name", pid))
             return
         at = event.get("ts")
-        if not isinstance(at, int | float) or isinstance(at, bool) or not math.isfinite(at):
+        if not isinstance(at, int | float) or isinstance(at, bool) or not abs(at) < MAX_US:
             self._unknown += 1
             return
         at_s = at / 1e6
@@ -201,7 +207,7 @@ class _Reader:
             self._end(pid, at_s)
         elif kind in ("i", "I") and name == "CYCLE_START":
             self.cycles.append(at_s)
-        elif kind == "X" and name.isdecimal() and self._open[pid]:
+        elif kind == "X" and name.isdecimal() and len(name) < 10 and self._open[pid]:
             self._ready[pid].append((at_s, int(name)))
         else:
             self._unknown += 1

@@ -32,10 +32,11 @@ from horovod_study.config import (
     run_config,
 )
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.files import write_file
 from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_ATTRIBUTION
 from horovod_study.progress import Line, say
-from horovod_study.records import MANIFEST, atomic_write, read_run
+from horovod_study.records import MANIFEST, read_run
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
 STEPS = 1000
@@ -212,7 +213,7 @@ def _run(name: str, cell: Cell, out: Path, stop: StopRequest, launch: Launcher, 
     try:
         for folder in (config.parent, log.parent, directory.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
         began = now()
         with CellProcess(launch(cell, config, directory), log, grace_s) as process:
             while (exit_code := process.wait(_WAKE_S)) is None:

@@ -22,9 +22,9 @@ import psutil
 from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, RunConfig, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.files import write_file
 from horovod_study.measure.clock import sleep
 from horovod_study.progress import Line, say
-from horovod_study.records import atomic_write
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch
@@ -210,7 +210,7 @@ def _run(job: Job, plan: Mapping[str, Any], folder: Path, workers: int, tell: Ca
     content = {"plan": {**plan, "transports": job.transports, "runtime": job.itself}, "config": config.to_dict()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(content, indent=1))
+        write_file(path, json.dumps(content, indent=1))
     except OSError as error:
         raise RecordError(f"{folder}: cannot be written ({error.strerror}); choose a writable --out") from None
     return run_ranks(

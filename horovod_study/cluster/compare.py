@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from horovod_study.cluster.lease import hold_study
 from horovod_study.cluster.process import GRACE_S, CellProcess, stop_marked
 from horovod_study.cluster.progress import duration
 from horovod_study.cluster.reason import failure_reason, is_follow_on
@@ -45,10 +44,12 @@ from horovod_study.config import (
 )
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.files import write_file
+from horovod_study.lease import hold_study
 from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_COMPARE
 from horovod_study.progress import Line, say
-from horovod_study.records import MANIFEST, RunRecord, atomic_write, read_run, read_steps, step_ranks
+from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
 
 LETTERS = ("A", "B")
 SECONDS = 2.0
@@ -584,7 +585,7 @@ class _Work:
 
     def _keep_plan(self) -> None:
         content = {**self._meaning(), "steps": {str(count): number for count, number in self.steps.items()}}
-        atomic_write(self._out / PLAN, json.dumps(content, indent=1) + "\n")
+        write_file(self._out / PLAN, json.dumps(content, indent=1) + "\n")
 
     def choose_steps(self, workers: int) -> None:
         """Find how many steps a run of `workers` makes: as told, as in the plan, or from a short run of each arm."""
@@ -694,7 +695,7 @@ class _Work:
         """Start a run and wait for its end; return why it failed, or ""."""
         folder.mkdir(parents=True, exist_ok=True)
         config, run, log = folder / f"{letter}.yaml", folder.resolve() / letter, folder / f"{letter}.log"
-        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
         began = now()
         with CellProcess(self._launch(cell, config, run), log, self._grace_s) as process:
             while (exit_code := process.wait(_WAKE_S)) is None:

@@ -29,7 +29,7 @@ from typing import Any
 import horovod_study
 from horovod_study.cluster.partitions import Partition
 from horovod_study.errors import StudyError
-from horovod_study.records import atomic_write
+from horovod_study.files import write_file
 
 CODE = ".code"
 ENVIRONMENTS = ".environments"
@@ -178,7 +178,7 @@ def remember(directory: Path, partitions: Iterable[Partition | None] = (None,)) 
 def _keep(path: Path, content: Mapping[str, Any]) -> None:
     if _read(path) != content:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(content, indent=1) + "\n")
+        write_file(path, json.dumps(content, indent=1) + "\n")
 
 
 def _read(path: Path) -> Any:

@@ -36,7 +36,6 @@ from rich.console import Console
 from horovod_study.cluster.estimate import Estimate, duration
 from horovod_study.cluster.identity import Known, changes, environment, identify
 from horovod_study.cluster.jobs import Ask, Job, JobBook, Note, ask, cell_of, note_path, read_job, write_note
-from horovod_study.cluster.lease import CLAIMS, Held, acquire
 from horovod_study.cluster.ledger import blocks, cell_name, past_durations, read_ledger, set_aside
 from horovod_study.cluster.partitions import Partition, this_machine
 from horovod_study.cluster.progress import say
@@ -54,8 +53,10 @@ from horovod_study.cluster.slurm import partition_of
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell, RunConfig
 from horovod_study.errors import StudyError
+from horovod_study.lease import CLAIMS, Held, acquire
 from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.records import MANIFEST, create_run, read_run
+from horovod_study.variables import whole_number
 
 EXIT_STOPPED = 75
 PRE_EMPTED, CANCELLED = "pre-empted", "cancelled"
@@ -124,8 +125,8 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ, a
         print("usage: python -m horovod_study.cluster.job FOLDER", file=sys.stderr)
         return 2
     folder = Path(arguments[0])
-    task = int(environ.get("SLURM_ARRAY_TASK_ID", "0"))
     try:
+        task = whole_number("SLURM_ARRAY_TASK_ID", environ) or 0
         job = read_job(folder)
         if not 0 <= task < len(job.tasks):
             raise StudyError(
@@ -153,7 +154,7 @@ def run_job(
     StudyError: the job cannot run at all; its note says so too.
     """
     began = now()
-    restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+    restarts = whole_number("SLURM_RESTART_COUNT", environ) or 0
     number = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID", "")
     note = Note(job_id=number, host=_node(environ), state="running", restarts=restarts, started=utc_now())
     lasts_s = seconds_left(environ, job.time_limit_s)
@@ -417,9 +418,9 @@ def fail(directory: Path, cell: Cell, reason: str) -> None:
 
 def seconds_left(environ: Mapping[str, str], limit_s: float, *, present: Callable[[], float] | None = None) -> float:
     """Return how long the job may still run: Slurm's word where it has put that into the environment."""
-    end = environ.get("SLURM_JOB_END_TIME", "")
+    end = whole_number("SLURM_JOB_END_TIME", environ)
     seconds = datetime.now(UTC).timestamp() if present is None else present()
-    return max(0.0, float(end) - seconds) if end.isdigit() and int(end) > 0 else limit_s
+    return max(0.0, end - seconds) if end else limit_s
 
 
 def _node(environ: Mapping[str, str]) -> str:

@@ -27,8 +27,8 @@ from typing import Any
 
 from horovod_study.config import Cell, Placement, RunConfig
 from horovod_study.errors import RecordError, StudyError
+from horovod_study.files import write_file
 from horovod_study.measure.clock import utc_now
-from horovod_study.records import atomic_write
 
 JOBS = ".jobs"
 JOB_FILE = "job.json"
@@ -101,7 +101,7 @@ def write_job(directory: Path, job: Job) -> None:
     """Write job.json, whole or not at all."""
     folder = job_folder(directory, job.name)
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / JOB_FILE, json.dumps(job.to_dict(), indent=1) + "\n")
+    write_file(folder / JOB_FILE, json.dumps(job.to_dict(), indent=1) + "\n")
 
 
 def read_job(folder: Path) -> Job:
@@ -181,7 +181,7 @@ def note_path(directory: Path, name: str, task: int) -> Path:
 def write_note(directory: Path, name: str, task: int, note: Note) -> None:
     """Write a note, whole or not at all."""
     values = {each.name: getattr(note, each.name) for each in fields(Note)}
-    atomic_write(note_path(directory, name, task), json.dumps({**values, "said": utc_now()}) + "\n")
+    write_file(note_path(directory, name, task), json.dumps({**values, "said": utc_now()}) + "\n")
 
 
 def read_note(directory: Path, name: str, task: int) -> Note | None:

@@ -37,6 +37,7 @@ from horovod_study.cluster.remote import MARKER as MARKER
 from horovod_study.cluster.site import HERE, PORTS, Site
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
+from horovod_study.variables import without_working_directory
 
 TRAINER = "horovod_study.train"
 
@@ -382,7 +383,8 @@ def cell_environment(environ: Mapping[str, str], *, path: str, out: Path, site: 
         slots, nodes = max(host.slots for host in site.hosts), len(site.hosts)
         kept["SLURM_TASKS_PER_NODE"] = f"{slots}(x{kept.get('SLURM_JOB_NUM_NODES', nodes)})"
     # Unbuffered, so that the log of a killed cell holds all that was printed.
-    return {**kept, **site.environment, "PATH": path, "PYTHONUNBUFFERED": "1", MARKER: str(out.absolute())}
+    made = {**kept, **site.environment, "PATH": path, "PYTHONUNBUFFERED": "1", MARKER: str(out.absolute())}
+    return without_working_directory(made)
 
 
 def _describes_enclosing_job(name: str) -> bool:

@@ -40,11 +40,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from horovod_study.cluster import identity, lease
+from horovod_study import lease
+from horovod_study.cluster import identity
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
-from horovod_study.records import MANIFEST, RunRecord, atomic_write, checkpoint_paths, read_run, silent_s
+from horovod_study.files import append_text, csv_rows, write_file
+from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run, silent_s
 
 STATES = (
     *("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled"),
@@ -58,7 +60,7 @@ BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")
 """States of cells that any `run` takes up."""
 ON_RETRY = ("failed", "timed out", "cancelled")
 """States of cells that are run again only when that is wanted."""
-ATTEMPTS = ".attempts"
+ATTEMPTS = lease.ATTEMPTS
 ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", "exit_code", "reason")
 SILENT_S = 600.0
 """A run elsewhere that nobody looks after is over when it wrote nothing for so long; evaluations may take minutes."""
@@ -287,6 +289,23 @@ def blocks(cells: Sequence[Cell], seed: int) -> list[list[Cell]]:
 # ---------------------------------------------------------------------------------------------------- taking stock
 
 
+def foreign(record: RunRecord, study: StudyConfig, cell: Cell) -> str:
+    """Say in one line why a record is not that of `cell`, whatever its directory is called; "" when it is."""
+    key = cell.key
+    if record.key != key:
+        return f"holds the run of another cell: run.json says key {record.key}, the directory {key}"
+    asked = cell.config.to_dict() | {"workers": cell.placement.workers}
+    asked |= {"study": study.name, "repeat": cell.config.repeat, "partition": cell.placement.partition}
+    told = dict(record.requested) | {"study": record.study, "repeat": record.repeat, "partition": record.partition}
+    told.setdefault("workers", record.effective.get("workers", cell.placement.workers))
+    for name in sorted(asked.keys() & told.keys()):
+        if told[name] != asked[name]:
+            return (
+                f"holds the run of another cell than {key}: {name} is {told[name]!r} in run.json, not {asked[name]!r}"
+            )
+    return ""
+
+
 def judge(
     record: RunRecord | None,
     *,
@@ -295,19 +314,23 @@ def judge(
     stale: bool = False,
     job: JobState | None = None,
     silence_s: Callable[[], float | None] = lambda: None,
+    wrong: str = "",
 ) -> tuple[str, str]:
     """Return (state, reason) of a cell.
 
     `exists`: there is something in its run directory. `claim`: the latest one on it; `stale`: its holder is gone.
     `job`: the latest job it was submitted in. `silence_s`: for how long nothing was written there, None where unknown.
+    `wrong`: why the record is that of another cell.
     """
-    if record is not None and record.status == "done":
+    if wrong and (claim is None or claim.released is not None or stale):
+        return "failed", wrong
+    if record is not None and record.status == "done" and not wrong:
         resumed = len(record.attempts) > 1
         return "done", f"resumed after step {record.attempts[-1]['from_step']}" if resumed else ""
     if claim is not None and claim.released is None and not stale:
         if record is not None and record.status == "running" and record.finished is None:
             return "running", _where(record, claim)
-        return "running", f"{claim.holder or 'another process'}, starting"
+        return "running", f"{claim.holder or claim}, starting"
     its_job = job is not None and claim is not None and claim.holder is not None and _same(claim.holder.job, job)
     if job is not None and job.state in _ALIVE and not job.left_out and not (its_job and _is_over(job, claim)):
         return "queued", _queued(job)
@@ -411,7 +434,13 @@ class _Reader:
         claim, stale = self._claim(key, generation, job)
         path = self._directory / key
         state, reason = judge(
-            record, exists=exists, claim=claim, stale=stale, job=job, silence_s=lambda: _silence_s(path)
+            record,
+            exists=exists,
+            claim=claim,
+            stale=stale,
+            job=job,
+            silence_s=lambda: _silence_s(path),
+            wrong="" if record is None else foreign(record, self._study, cell),
         )
         holder = claim.holder if claim is not None else None
         return Entry(
@@ -565,7 +594,7 @@ class _Cache:
         """Write it if that is worth it and possible."""
         if self._new >= _WORTH_CACHING:
             try:
-                atomic_write(self._path, json.dumps({"schema": _CACHE_SCHEMA, "runs": self._runs}))
+                write_file(self._path, json.dumps({"schema": _CACHE_SCHEMA, "runs": self._runs}))
             except OSError:
                 pass  # a reader that may not write, or a full disk: it is read again the next time
 
@@ -623,6 +652,12 @@ def can_resume(entry: Entry, directory: Path) -> bool:
     return read_run(path).status in ("running", "stopped")  # a failed one would fail again where it did
 
 
+def require_free(current: Path) -> None:
+    """Raise Held when somebody trains in a run directory, with or without a claim on the cell."""
+    if (claim := lease.holder_of_run(current)) is not None:
+        raise lease.Held(f"{current}: the run is being run by {claim}; wait for it, or stop it", claim)
+
+
 def keep_log(directory: Path, cell: Cell) -> None:
     """Move the log of the attempt before into the run directory, where a cell is about to be resumed."""
     log, current = log_path(directory, cell), directory / cell.key
@@ -638,17 +673,12 @@ def set_aside(directory: Path, cell: Cell) -> Path | None:
     current = directory / cell.key
     if not current.exists() or not any(current.iterdir()):
         return None
+    require_free(current)
     # The log goes first: were this interrupted in between, the next call would still find the directory to move.
     log = log_path(directory, cell)
     if log.exists():
         os.replace(log, current / "output.log")
-    attempts = directory / ATTEMPTS
-    attempts.mkdir(exist_ok=True)
-    number = 1
-    while (kept := attempts / f"{cell.key}-{number}").exists():
-        number += 1
-    os.rename(current, kept)
-    return kept
+    return lease.move_run(current, directory / ATTEMPTS)
 
 
 def note_attempt(
@@ -656,13 +686,9 @@ def note_attempt(
 ) -> None:
     """Append one line to attempts.csv."""
     path = directory / "attempts.csv"
-    new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        if new:
-            writer.writerow(ATTEMPT_COLUMNS)
-        workers = cell.placement.workers
-        writer.writerow([started, cell.key, cell.runtime, workers, state, round(seconds, 3), exit_code, reason])
+    values = (started, cell.key, cell.runtime, cell.placement.workers, state, round(seconds, 3), exit_code, reason)
+    row = dict(zip(ATTEMPT_COLUMNS, values, strict=True))
+    append_text(path, csv_rows(ATTEMPT_COLUMNS, [row], head=False), head=csv_rows(ATTEMPT_COLUMNS, []))
 
 
 def past_durations(directory: Path) -> list[tuple[str, int, float]]:

@@ -19,6 +19,7 @@ from typing import Self
 from horovod_study.cluster.launch import MARKER, LaunchLine
 from horovod_study.cluster.pinning import pinned
 from horovod_study.errors import StudyError
+from horovod_study.files import open_log
 from horovod_study.measure.clock import now, sleep
 
 GRACE_S = 5.0
@@ -44,7 +45,7 @@ class CellProcess:
         `cores`: those of this machine that its processes may use; None: any.
         """
         self._marker, self._grace_s = line.environment[MARKER], grace_s
-        with log.open("w", encoding="utf-8") as output:
+        with open_log(log) as output:
             output.write(f"$ {shlex.join(line.argv)}\n")
             output.flush()
             try:

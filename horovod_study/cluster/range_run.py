@@ -21,9 +21,10 @@ from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, lo
 from horovod_study.config import RUNTIMES, Cell, Placement, RunConfig, available_cores, run_config
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.files import write_file
 from horovod_study.options import SET_BY_RANGE_TEST
 from horovod_study.progress import Line, say
-from horovod_study.records import MANIFEST, RunRecord, atomic_write, read_run, read_steps, step_ranks
+from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
 from horovod_study.workload.schedule import lr_factor
 
 STEPS = 1000
@@ -112,7 +113,7 @@ def run_range(
         raise RecordError(f"{run}: already holds a run; nothing was overwritten, choose another --out or move it away")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        atomic_write(out / "config.yaml", yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        write_file(out / "config.yaml", yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
     except OSError as error:
         raise StudyError(f"{out}: cannot be written ({error.strerror}); choose a writable --out") from None
     length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"

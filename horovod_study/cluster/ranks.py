@@ -18,8 +18,8 @@ from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.runner import StopRequest
 from horovod_study.cluster.site import HERE, Site
 from horovod_study.errors import StudyError
+from horovod_study.files import write_file
 from horovod_study.measure.clock import now
-from horovod_study.records import atomic_write
 
 ANSWER = "answer.json"
 """In the job's folder. Not on standard output: launchers put marks of their own into long lines."""
@@ -29,7 +29,7 @@ _WAKE_S = 0.1
 
 def answer(value: Mapping[str, Any]) -> None:
     """Give the answer of a program that `run_ranks` has started; called by its rank 0 alone."""
-    atomic_write(Path(os.environ[MARKER]) / ANSWER, json.dumps(value, allow_nan=False))
+    write_file(Path(os.environ[MARKER]) / ANSWER, json.dumps(value, allow_nan=False))
 
 
 def run_ranks(

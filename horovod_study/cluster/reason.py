@@ -28,6 +28,7 @@ _FIRST = re.compile(r"^Terminating remaining workers after failure of Process (?
 _OF_SSH = 255
 """What ssh ends with when the program over there was killed, or the connection broke."""
 _LONGEST = 300
+_ASKED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
 
 
 def failure_reason(log: str, exit_code: int | None) -> str:
@@ -79,6 +80,17 @@ def failure_reason(log: str, exit_code: int | None) -> str:
 def is_follow_on(reason: str) -> bool:
     """Return whether `reason` only says that something else had gone wrong before."""
     return _FOLLOW_ON.search(reason) is not None
+
+
+def told_to_end(reason: str, exit_code: int | None, *, begun: bool) -> bool:
+    """Return whether a signal ended a run from outside, which says nothing against its going on.
+
+    `begun`: it had told so in its record. Before that, SIGKILL is no word about its memory either.
+    """
+    code = exit_code or 0
+    number = -code if code < 0 else code - 128
+    numbers = _ASKED if begun else (*_ASKED, signal.SIGKILL)
+    return number in numbers or any(re.search(rf"\b{signal.Signals(each).name}\b", reason) for each in numbers)
 
 
 def _tracebacks(lines: list[str]) -> Iterator[str]:

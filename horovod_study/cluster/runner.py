@@ -30,7 +30,6 @@ from horovod_study.cluster.estimate import Estimate, TimeLeft, duration
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.launch import LaunchLine, launch_line
-from horovod_study.cluster.lease import CLAIMS, Claim, Held, Lease, acquire, generations, latest, read_claim
 from horovod_study.cluster.ledger import (
     BY_ITSELF,
     ON_RETRY,
@@ -38,12 +37,14 @@ from horovod_study.cluster.ledger import (
     Ledger,
     can_resume,
     cell_name,
+    foreign,
     keep_log,
     log_path,
     note_attempt,
     past_durations,
     read_entry,
     read_ledger,
+    require_free,
     set_aside,
 )
 from horovod_study.cluster.partitions import Partition
@@ -51,18 +52,19 @@ from horovod_study.cluster.pinning import OtherPrograms, cell_cores, cores_in_or
 from horovod_study.cluster.plan import Plan, plan_study
 from horovod_study.cluster.process import GRACE_S, CellProcess, marked_below, stop_marked
 from horovod_study.cluster.progress import Display, say
-from horovod_study.cluster.reason import failure_reason, is_follow_on
+from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end
 from horovod_study.cluster.remote import run_on, stop_marked_on
 from horovod_study.cluster.site import HERE, Host, Site, site_of
 from horovod_study.cluster.slurm import cancel_jobs, submit_study
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.errors import ConfigError, StudyError
+from horovod_study.files import write_file
+from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, end_run_claim, generations, latest, read_claim
 from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.records import (
     MANIFEST,
     RunRecord,
-    atomic_write,
     checkpoint_paths,
     checkpoint_step,
     create_run,
@@ -782,6 +784,10 @@ class _Work:
         end = _End(state=INTERRUPTED)
         try:
             end = self._under_claim(cell, name, site, lease, ahead, display)
+        except Held as held:  # somebody trains in its directory who is no runner
+            end = replace(end, reason=f"left to {held.claim}")
+            display.note(f"left alone: {name} is being run by {held.claim}")
+            return None
         finally:
             lease.release(end.state, end.reason)
         return end
@@ -792,12 +798,16 @@ class _Work:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
         out = self._directory.resolve() / cell.key
         stop_marked(str(out), grace_s=self._grace_s)  # of an attempt whose runner was killed
+        require_free(out)
         record = _record(out)
-        if record is not None and record.status == "done":
+        wrong = record is not None and foreign(record, self._study, cell) != ""
+        if record is not None and record.status == "done" and not wrong:
             return _End(state="done", begun=False)
         started, began = utc_now(), now()
         attempts = 0
-        resume = record is not None and record.status in ("running", "stopped") and bool(checkpoint_paths(out))
+        resume = (
+            not wrong and record is not None and record.status in ("running", "stopped") and bool(checkpoint_paths(out))
+        )
         if resume and record is not None:
             attempts = len(record.attempts)
             keep_log(self._directory, cell)
@@ -808,6 +818,7 @@ class _Work:
             self._end_elsewhere(site, out, display)
         if state == _LOST:  # the run directory is another's now
             return _End(state=INTERRUPTED, reason=problem, seconds=now() - began)
+        require_free(out)
         record = self._settle(cell, site, started, exit_code, state, problem, attempts=attempts)
         end = _how(record, state, problem)
         note_attempt(
@@ -829,7 +840,7 @@ class _Work:
         Returns its exit code, "", "", or None and, as state and reason, why it was not left to end by itself.
         """
         config = self._directory / "cells" / f"{cell.key}.yaml"
-        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
         out = self._directory.resolve() / cell.key
         began = now()
         drawn, checked, asked = -math.inf, began, -math.inf
@@ -895,6 +906,8 @@ class _Work:
         stopped = stop_marked_on(names, str(out), grace_s=self._grace_s, allocation=site.allocation)
         if stopped.problem:
             display.note(f"warning: {stopped.problem}")
+        else:
+            end_run_claim(out)
 
     def _settle(
         self,
@@ -931,6 +944,11 @@ class _Work:
         if told and not problem:
             return record
         reason = problem or failure_reason(log_tail(log_path(self._directory, cell)), exit_code)
+        if record is not None and not problem and checkpoint_paths(out) and told_to_end(reason, exit_code, begun=begun):
+            # By a signal that this runner was not told of: what is there goes on from its newest checkpoint.
+            if not begun:
+                return record
+            return finish_run(out, record, status="running", finished=utc_now(), totals=record.totals, reason=reason)
         if record is None:
             record = record_of(cell, started, reason)
             create_run(out, record)
@@ -945,8 +963,10 @@ def _how(record: RunRecord | None, state: str, problem: str) -> _End:
     if record is not None and record.status == "done":
         return _End(state="done")
     reason = " ".join(record.reason.split()) if record is not None else problem
-    if state == INTERRUPTED and record is not None and record.status == "stopped":
+    if state in ("", INTERRUPTED) and record is not None and record.status == "stopped":
         return _End(state="stopped", reason=reason)
+    if state == "" and record is not None and record.status == "running":
+        return _End(state=INTERRUPTED, reason=reason)
     return _End(state=state or (record.status if record is not None else "failed"), reason=reason)
 
 

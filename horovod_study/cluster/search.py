@@ -39,6 +39,7 @@ import yaml
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from horovod_study import alive
 from horovod_study.cluster.launch import LaunchLine
 from horovod_study.cluster.process import GRACE_S, CellProcess, stop_marked
 from horovod_study.cluster.progress import duration
@@ -47,16 +48,15 @@ from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, lo
 from horovod_study.cluster.search_file import PARTS, Choice, SearchConfig, budget_done
 from horovod_study.config import Cell, available_cores
 from horovod_study.errors import ConfigError, StudyError
+from horovod_study.files import write_file
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import Line, say
 from horovod_study.records import (
     MANIFEST,
     RunRecord,
-    atomic_write,
     create_run,
     epoch_rows,
     finish_run,
-    process_alive,
     read_run,
 )
 
@@ -336,6 +336,7 @@ class _Database:
             trial = self.study.ask()
             trial.set_user_attr("host", platform.node())
             trial.set_user_attr("pid", os.getpid())
+            trial.set_user_attr("process", alive.identity())
             self.alive(trial)
             # The seed depends on the trial and not on who runs it: commands that start together do not draw the same.
             self.study.sampler = optuna.samplers.TPESampler(seed=self._search.seed * 1_000_003 + trial.number)
@@ -355,8 +356,11 @@ class _Database:
         """Put the trials of commands that are gone back into the queue."""
         optuna.storages.fail_stale_trials(self.study)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            host, pid = trial.user_attrs.get("host"), trial.user_attrs.get("pid")
-            if host == platform.node() and not (isinstance(pid, int) and process_alive(pid)):
+            told = trial.user_attrs
+            host, pid, started = str(told.get("host")), told.get("pid"), trial.datetime_start
+            began = started.astimezone().isoformat() if started else ""
+            running = isinstance(pid, int) and alive.is_running(told.get("process"), pid=pid, host=host, started=began)
+            if host == platform.node() and not running:
                 self._put_back(self.study, self.study.tell(trial.number, state=TrialState.FAIL))
 
     def _put_back(self, study: optuna.Study, trial: FrozenTrial) -> None:
@@ -452,7 +456,7 @@ class _Running:
         self.test_mse: float | None = None
         self._stack = ExitStack()
         config = directory / "configs" / f"{name}.yaml"
-        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
         line: LaunchLine = launch(cell, config, self.out)
         self.process = self._stack.enter_context(CellProcess(line, self.log, grace_s))
 
@@ -747,7 +751,7 @@ def write_results(result: SearchResult) -> None:
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    atomic_write(result.directory / "trials.csv", text.getvalue())
+    write_file(result.directory / "trials.csv", text.getvalue())
     best = result.best
     if best is None:
         return
@@ -761,7 +765,7 @@ def write_results(result: SearchResult) -> None:
         f"#   {repeat_command(result.search, best.values, path)}\n"
         "# It was chosen by its test MSE, so that number is a little better than what other test curves would give.\n\n"
     )
-    atomic_write(path, head + yaml.safe_dump(values, sort_keys=False))
+    write_file(path, head + yaml.safe_dump(values, sort_keys=False))
 
 
 def result_lines(result: SearchResult, *, most: int = 10) -> list[str]:

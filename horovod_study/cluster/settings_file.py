@@ -34,7 +34,8 @@ from horovod_study.config import (
 )
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest
-from horovod_study.records import atomic_write
+from horovod_study.files import write_file
+from horovod_study.variables import whole_number
 
 ALLOWED = ("backend", "transport", "threads", *COMMUNICATION)
 """Keys of `settings`: how workers talk and with how many threads they compute, and nothing about what is learned."""
@@ -192,7 +193,7 @@ def write_settings(
     text += "\n" + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=1000)
     text += "\n" + yaml.safe_dump({"settings": dict(values)}, sort_keys=False, allow_unicode=True, width=1000)
     try:
-        atomic_write(path, text)
+        write_file(path, text)
     except OSError as error:
         raise StudyError(f"{path}: cannot be written ({error.strerror}); choose a writable --out") from None
 
@@ -203,6 +204,6 @@ _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE", "LOCAL_WORLD
 def nodes_of(environ: Mapping[str, str], workers: int) -> int | None:
     """Return on how many hosts the workers sit when each has as many as this one; None when the launcher tells not."""
     for name in _LOCAL_SIZES:
-        if environ.get(name, "").isdecimal() and int(environ[name]) > 0:
-            return math.ceil(workers / int(environ[name]))
+        if here := whole_number(name, environ, low=1):
+            return math.ceil(workers / here)
     return 1 if workers == 1 else None

@@ -24,6 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _INTERFACES = re.compile(r"[A-Za-z0-9][\w.:@-]*(,[A-Za-z0-9][\w.:@-]*)*")
 PORTS = (20_000, 32_767)
 """Where ranks meet: above what services use, below what systems give to outgoing connections."""
+MAX_HOSTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,8 +223,8 @@ def _numbers(ranges: str, text: str) -> list[str]:
     """Return what stands for `1-3,07-09`: the numbers with the leading zeros of the first of their range."""
     found: list[str] = []
     for each in ranges.split(","):
-        matched = re.fullmatch(r"(\d+)(?:-(\d+))?", each)
-        if matched is None or (matched[2] is not None and int(matched[2]) < int(matched[1])):
+        matched = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", each)
+        if matched is None or not 0 <= int(matched[2] or matched[1]) - int(matched[1]) < MAX_HOSTS:
             raise StudyError(f"{text!r} is not a list of nodes as Slurm writes it: [{ranges}] has no range {each!r}")
         first, last = int(matched[1]), int(matched[2] or matched[1])
         found += [str(number).zfill(len(matched[1])) for number in range(first, last + 1)]
@@ -234,8 +235,8 @@ def expand_counts(text: str) -> list[int]:
     """Return the numbers in a list such as `2(x3),1`: 2, 2, 2, 1."""
     counts: list[int] = []
     for each in text.split(","):
-        matched = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", each)
-        if matched is None:
+        matched = re.fullmatch(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?", each)
+        if matched is None or int(matched[2] or 1) > MAX_HOSTS:
             raise StudyError(f"{text!r} is not a list of counts as Slurm writes it, such as 2(x3),1")
         counts += [int(matched[1])] * int(matched[2] or 1)
     return counts

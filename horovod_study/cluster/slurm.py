@@ -35,7 +35,6 @@ from horovod_study.cluster.jobs import (
     write_job,
 )
 from horovod_study.cluster.launch import launch_line
-from horovod_study.cluster.lease import Held, hold_study
 from horovod_study.cluster.ledger import cell_name, past_durations
 from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.progress import say
@@ -43,8 +42,9 @@ from horovod_study.cluster.site import Host, Site
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell
 from horovod_study.errors import ConfigError, StudyError
+from horovod_study.files import write_file
+from horovod_study.lease import Held, hold_study
 from horovod_study.measure.clock import sleep, utc_now, utc_stamp
-from horovod_study.records import atomic_write
 
 PROGRAM = "horovod_study.cluster.job"
 SIGNAL_LEAD_S = 120
@@ -148,7 +148,7 @@ def script(
         lines.append(f"export {variable}={_quoted(f'environment: {variable}', value)}")
     if code is not None:
         lines.append(f"export PYTHONPATH={_quoted('the folder of the study', str(code))}")
-    command = (_quoted("the path of Python", str(python)), "-m", PROGRAM, _quoted("the folder", str(folder)))
+    command = (_quoted("the path of Python", str(python)), "-P", "-m", PROGRAM, _quoted("the folder", str(folder)))
     lines += ["", f"exec {' '.join(command)}"]
     return "\n".join(lines) + "\n"
 
@@ -411,10 +411,10 @@ def _submit(
     job, folder = draft.job, job_folder(directory.resolve(), draft.job.name)
     try:
         folder.mkdir(parents=True)
-        (folder / "script.sh").write_bytes(os.fsencode(draft.text))
-        atomic_write(folder / "study.yaml", study.text)
+        write_file(folder / "script.sh", os.fsencode(draft.text))
+        write_file(folder / "study.yaml", study.text)
         partition = yaml.safe_dump(job.inside["partition"], sort_keys=False, allow_unicode=True)
-        atomic_write(folder / "partition.yaml", partition)
+        write_file(folder / "partition.yaml", partition)
         write_job(directory, job)
     except OSError as error:
         raise StudyError(

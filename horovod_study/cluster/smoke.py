@@ -24,8 +24,9 @@ from horovod_study.cluster.runner import Launcher, StopRequest, log_tail, mispla
 from horovod_study.cluster.site import Host, Site
 from horovod_study.config import COMMUNICATION, Cell, Placement, RunConfig
 from horovod_study.errors import StudyError
+from horovod_study.files import write_file
 from horovod_study.measure.clock import now, utc_stamp
-from horovod_study.records import MANIFEST, atomic_write, read_run
+from horovod_study.records import MANIFEST, read_run
 
 FOLDER = ".smoke"
 LIMIT_S = 90.0
@@ -70,7 +71,7 @@ def smoke_test(
                 f"smoke test of {told} failed: {reason}; see {log}, mend it, or start without this test (--no-smoke)"
             )
         say(console, f"  passed after {duration(now() - began)}")
-        atomic_write(
+        write_file(
             directory / FOLDER / _PASSED,
             json.dumps({**passed, cell.identity: [*passed.get(cell.identity, []), told]}, indent=1) + "\n",
         )
@@ -161,7 +162,7 @@ def _try(
     log, config = out.with_suffix(".log"), out.with_suffix(".yaml")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
     except OSError as error:
         raise StudyError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --runs") from None
     began, exit_code, problem = now(), None, ""

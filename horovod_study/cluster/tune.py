@@ -26,7 +26,6 @@ from typing import Any, Protocol
 
 import yaml
 
-from horovod_study.cluster.lease import hold_study
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.progress import duration
 from horovod_study.cluster.racing import (
@@ -58,10 +57,12 @@ from horovod_study.config import (
 )
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.files import append_text, csv_rows, write_file
+from horovod_study.lease import hold_study
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.options import SET_BY_TUNE
 from horovod_study.progress import Line, say
-from horovod_study.records import MANIFEST, atomic_write, read_run
+from horovod_study.records import MANIFEST, read_run
 
 SECONDS = 2.0
 MINUTES = 10.0
@@ -413,7 +414,7 @@ class LocalTrainer:
             attempt += 1
             run = run.with_name(f"{name}-{attempt}")
         config, log = self._directory / "configs" / f"{run.name}.yaml", self._directory / "logs" / f"{run.name}.log"
-        atomic_write(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
+        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
         timeout_s, began = self._start_up_s + 10 * (cell.config.seconds or SECONDS), now()
         problem, exit_code = "", None
         with CellProcess(self._launch(cell, config, run), log, self._grace_s) as process:
@@ -491,7 +492,7 @@ class _Ledger:
             text = self._path.read_text(encoding="utf-8")
             whole = text[: text.rfind("\n") + 1]
             if whole != text:  # torn: the command was killed while it wrote
-                atomic_write(self._path, whole)
+                write_file(self._path, whole)
             for row in csv.DictReader(io.StringIO(whole)):
                 self._note(_trial(row, self._path))
 
@@ -511,12 +512,11 @@ class _Ledger:
 
     def save(self) -> None:
         """Write tune.json."""
-        atomic_write(self._state, json.dumps({"meaning": self._meaning, "facts": self.facts}, indent=1) + "\n")
+        write_file(self._state, json.dumps({"meaning": self._meaning, "facts": self.facts}, indent=1) + "\n")
 
     def add(self, trial: Trial, candidate: Candidate) -> None:
         """Append a launch; it is on the disk when this returns."""
         self._note(trial)
-        new = not self._path.exists()
         row = {
             "launch": len(self.order),
             "stage": trial.stage,
@@ -531,13 +531,7 @@ class _Ledger:
             "ended": utc_now(),
             "values": json.dumps(dict(candidate.values)),
         }
-        with self._path.open("a", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
-            stream.flush()
-            os.fsync(stream.fileno())
+        append_text(self._path, csv_rows(COLUMNS, [row], head=False), head=csv_rows(COLUMNS, []))
 
 
 def _trial(row: Mapping[str, str | None], path: Path) -> Trial:
@@ -625,7 +619,7 @@ def run_tune(
             comments=settings_comments(document, command),
         )
         document = {**document, "directory": str(directory), "settings_file": str(settings)}
-        atomic_write(directory / "result.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+        write_file(directory / "result.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
     return TuneResult(directory=directory, document=document)
 
 

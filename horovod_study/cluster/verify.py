@@ -26,6 +26,7 @@ from typing import Any
 from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, RunConfig, available_cores
 from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.files import write_file
 from horovod_study.progress import say
 from horovod_study.workload import dataset as data
 from horovod_study.workload.schedule import scaled_lr
@@ -279,7 +280,7 @@ def _launches(runtime: str, workers: int, reductions: Sequence[str]) -> list[lis
 def _launched(runtime: str, workers: int, job: Mapping[str, Any], scratch: Path, logs: Path) -> dict[str, Any]:
     name = "-".join([runtime.replace("/", "-"), f"{workers}w", *job["reductions"]])
     path = scratch / f"{name}.json"
-    path.write_text(json.dumps({**job, "runtime": runtime}), encoding="utf-8")
+    write_file(path, json.dumps({**job, "runtime": runtime}))
     runs = len(job["trials"]) * len(job["reductions"]) * job["steps"]
     answered = run_ranks(
         runtime,

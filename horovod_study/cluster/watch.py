@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from horovod_study.cluster import lease
+from horovod_study import lease
 from horovod_study.cluster.estimate import Estimate, TimeLeft, duration
 from horovod_study.cluster.ledger import BY_ITSELF, Entry, JobBook, Ledger, past_durations, read_ledger
 from horovod_study.cluster.progress import say

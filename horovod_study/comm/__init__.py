@@ -20,7 +20,7 @@ stop          SIGTERM and SIGUSR1: a wish to stop that all ranks follow at the s
 """
 
 from horovod_study.comm.base import Backend, agreed, require_parity
-from horovod_study.comm.launch import Launch, detect
+from horovod_study.comm.launch import Launch, detect, require_file_size
 from horovod_study.config import RunConfig
 
 __all__ = ["Backend", "Launch", "agreed", "detect", "open_backend", "require_parity"]
@@ -32,6 +32,7 @@ def open_backend(config: RunConfig, launch: Launch) -> Backend:
     Returns when this rank is connected. Raises BackendError if the backend is not installed, was built without the
     wanted transport, or does not fit the launch.
     """
+    require_file_size(launch)
     name = launch.backend if config.backend == "auto" else config.backend
     # Imported here: a plain run must not load Horovod, and a Horovod run must not need mpi4py.
     if name == "horovod":

@@ -29,6 +29,7 @@ from horovod_study.comm.liveness import PATIENCE
 from horovod_study.comm.priority import NewThreads
 from horovod_study.config import RUN_FIELDS, RunConfig
 from horovod_study.errors import BackendError
+from horovod_study.variables import whole_number
 
 TORCH_BUCKET_MB = 25 * 2**20 / 1e6
 """torch's own bucket size, 25 MiB, in MB."""
@@ -41,7 +42,8 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "
 
 
 def _local_rank(environ: Mapping[str, str]) -> int:
-    return next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdecimal()), 0)
+    told = (whole_number(name, environ) for name in _LOCAL_RANKS)
+    return next((number for number in told if number is not None), 0)
 
 
 class DistributedBackend:
@@ -63,7 +65,9 @@ class DistributedBackend:
                 f"torch.distributed cannot use {self.transport} here (it can use {', '.join(have)}); "
                 f"use --transport {have[0]}"
             )
-        met = None if launch.launcher == "torchrun" or self.transport == "mpi" else meeting_point(os.environ)
+        met = None if self.transport == "mpi" else meeting_point(os.environ)
+        if launch.launcher == "torchrun":
+            met = None  # torch reads it itself
         needed = (
             "MASTER_ADDR",
             "MASTER_PORT",

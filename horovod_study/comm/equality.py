@@ -35,6 +35,7 @@ from horovod_study.comm.base import LastGradient, Optimizer
 from horovod_study.comm.watchdog import StartWatchdog
 from horovod_study.config import RUNTIMES, RunConfig
 from horovod_study.errors import BackendError, StudyError
+from horovod_study.files import write_file
 from horovod_study.measure.clock import LapClock
 from horovod_study.progress import say
 from horovod_study.records import finite
@@ -163,11 +164,11 @@ def order_sha256(rows: NDArray[np.int64]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Do the job; a StudyError becomes one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="horovod_study.comm.equality", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="horovod_study.comm.equality", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--job", type=Path, required=True, metavar="JOB.json")
     options = parser.parse_args(arguments)
-    launch = detect(os.environ)
     try:
+        launch = detect(os.environ)
         job = json.loads(options.job.read_text(encoding="utf-8"))
         torch.set_num_threads(1)
         torch.backends.cudnn.deterministic = True  # or a GPU may sum in another order each time
@@ -183,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     if launch.rank == 0:
         # In a file: launchers break lines of more than 4 kB and put marks into the break.
         path = options.job.with_suffix(".answer.json")
-        path.write_text(json.dumps(finite(result), allow_nan=False), encoding="utf-8")
+        write_file(path, json.dumps(finite(result), allow_nan=False))
         answer({"file": str(path)})
     sys.stdout.flush()
     sys.stderr.flush()

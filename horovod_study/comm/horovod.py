@@ -28,7 +28,7 @@ from torch import nn
 
 from horovod_study.comm import builds, settings
 from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
+from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces, require_rendezvous
 from horovod_study.comm.libmpi import (
     cuda_aware,
     loaded_library,
@@ -62,6 +62,8 @@ class HorovodBackend:
             find_open_mpi()
         else:
             require_interfaces(os.environ, "HOROVOD_GLOO_IFACE")
+            if launch.launcher == "horovodrun --gloo":
+                require_rendezvous(os.environ)
         try:
             import horovod.torch as hvd
         except ImportError as error:

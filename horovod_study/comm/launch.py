@@ -2,11 +2,13 @@
 
 import importlib.util
 import os
+import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from horovod_study.errors import BackendError
+from horovod_study.variables import is_set, whole_number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +20,11 @@ class Launch:
     workers: int
     backend: str  # what `--backend auto` becomes
 
+
+MAX_WORKERS = 10**6
+RENDEZVOUS_S = 10.0
+MIN_FILE_BYTES = 8 * 2**20
+"""Open MPI 4.1.8 shares files of 4 MiB; seen to hang in MPI_Init at 3,000 KiB and to work at 4,200 KiB."""
 
 _LAUNCHERS = (
     # launcher, rank, number of workers, and what else it sets; the innermost one first: mpirun runs under srun,
@@ -37,15 +44,24 @@ def detect(environ: Mapping[str, str]) -> Launch:
 
     `horovodrun` over MPI is `mpirun` here: it leaves no trace of its own. Under mpirun and srun the backend is Horovod
     where it is installed, mpi4py otherwise. One task of srun may be a shell: it is nobody's rank.
+    Raises BackendError where the rank or the number of workers is no such number, or only one of both is empty.
     """
     for launcher, rank, workers, mark in _LAUNCHERS:
         if rank in environ and workers in environ and (mark is None or mark in environ):
-            if launcher == "srun" and environ[workers] == "1":
+            count = whole_number(workers, environ, low=1, high=MAX_WORKERS)
+            if (count is None and not is_set(rank, environ)) or (launcher == "srun" and count == 1):
                 continue
+            number = whole_number(rank, environ, high=MAX_WORKERS - 1 if count is None else count - 1)
+            if count is None or number is None:
+                empty, given = (workers, rank) if count is None else (rank, workers)
+                raise BackendError(
+                    f"environment variable {empty} is empty, but {given} is {environ[given].strip()}; set both, as "
+                    f"launchers do, or neither (`unset {rank} {workers}`)"
+                )
             backend = {"horovodrun --gloo": "horovod", "torchrun": "ddp"}.get(launcher)
             if backend is None:
                 backend = "horovod" if importlib.util.find_spec("horovod") else "mpi"
-            return Launch(launcher=launcher, rank=int(environ[rank]), workers=int(environ[workers]), backend=backend)
+            return Launch(launcher=launcher, rank=number, workers=count, backend=backend)
     return Launch(launcher="none", rank=0, workers=1, backend="serial")
 
 
@@ -56,10 +72,14 @@ def meeting_point(environ: Mapping[str, str]) -> tuple[str, int] | None:
     """
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
         return None
-    host, port = environ["MASTER_ADDR"], environ["MASTER_PORT"]
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BackendError(f"MASTER_PORT is {port!r}; allowed: a number from 1 to 65535, the same for all ranks")
-    return host, int(port)
+    host, port = environ["MASTER_ADDR"], whole_number("MASTER_PORT", environ, low=1, high=65535)
+    if port is None or not host.strip():
+        empty = "MASTER_PORT" if port is None else "MASTER_ADDR"
+        raise BackendError(
+            f"environment variable {empty} is empty; set it to the {'port' if port is None else 'host'} at which the "
+            "ranks meet, the same for all of them"
+        )
+    return host, port
 
 
 def require_interfaces(environ: Mapping[str, str], variable: str) -> None:
@@ -71,6 +91,32 @@ def require_interfaces(environ: Mapping[str, str], variable: str) -> None:
                 f"{variable} is {environ[variable]!r}, but {os.uname().nodename} has no network interface {name}; it "
                 f"has {', '.join(there)}"
             )
+
+
+def require_file_size(launch: Launch) -> None:
+    """Raise BackendError where a limit on file sizes is below what MPI shares between processes: it would hang."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if launch.launcher in ("mpirun", "srun") and limit != resource.RLIM_INFINITY and limit < MIN_FILE_BYTES:
+        raise BackendError(
+            f"ulimit -f allows files of {limit / 1024:.0f} KiB, and MPI waits for ever where it cannot make files of "
+            f"{MIN_FILE_BYTES // 2**20} MiB; raise it (ulimit -f unlimited)"
+        )
+
+
+def require_rendezvous(environ: Mapping[str, str]) -> None:
+    """Raise BackendError where HOROVOD_RANK is set, but no horovodrun answers: Horovod would wait, or abort in MPI."""
+    address, port_name = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+    port, why = whole_number(port_name, environ, low=1, high=65535), f"{address} and {port_name} are not set"
+    if is_set(address, environ) and port is not None:
+        try:
+            socket.create_connection((environ[address], port), timeout=RENDEZVOUS_S).close()
+            return
+        except (OSError, UnicodeError) as error:
+            why = f"{port_name} {port} of {environ[address]!a} does not answer: {error}"
+    raise BackendError(
+        f"environment variable HOROVOD_RANK is set, but no horovodrun is there ({why}); start with horovodrun, or "
+        "unset the variables HOROVOD_RANK and HOROVOD_SIZE"
+    )
 
 
 def foreign_port(host: str, port: int, rank: int, error: Exception) -> BackendError:

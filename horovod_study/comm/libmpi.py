@@ -60,11 +60,19 @@ def own_takes_gpu_memory() -> bool | None:
 
 
 def require_connection(launch: Launch, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise BackendError where srun started the ranks without telling MPI how they find each other.
+    """Raise BackendError where MPI is not told how the ranks find each other, or their launcher is gone.
 
-    Open MPI would end the process, in many lines.
+    Open MPI would end the process, in many lines. A shell that was started below mpirun, or a script that copies its
+    variables, leaves them to programs that mpirun knows nothing of.
     """
-    if launch.launcher == "srun" and not any(name.startswith(("PMIX_", "PMI_", "PMI2_")) for name in environ):
+    connected = any(name.startswith(("PMIX_", "PMI_", "PMI2_")) for name in environ)
+    session = environ.get("PMIX_SERVER_TMPDIR", "")  # removed when mpirun, or its daemon on this host, has ended
+    if "OMPI_COMM_WORLD_RANK" in environ and (not connected or (session and not Path(session).exists())):
+        raise BackendError(
+            "environment variable OMPI_COMM_WORLD_RANK is left of another program: no mpirun that started this one is "
+            "there any more; start with mpirun, or unset the variables OMPI_* and PMIX_*"
+        )
+    if launch.launcher == "srun" and not connected:
         raise BackendError(
             f"srun started {launch.workers} workers without a connection for MPI; use srun --mpi=pmix (srun_mpi in a "
             "partition; `srun --mpi=list` shows what there is), or start with mpirun inside the allocation"

@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from horovod_study import alive
 from horovod_study.comm.base import Backend
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import say
-from horovod_study.records import process_alive
 
 WAKE_S = 1.0
 ASK_AFTER_S = 2.0
@@ -167,7 +167,7 @@ class Liveness:
         self._socket.bind(("127.0.0.1" if len(set(hosts)) == 1 else "", 0))
         self._socket.setblocking(False)
         port = self._socket.getsockname()[1]
-        born = _born(os.getpid())
+        born = alive.began(os.getpid())
         facts = backend.gather([os.getpid(), born, port, secrets.token_hex(8)])
         self._token = facts[0][3]  # datagrams of anybody else are passed over
         self.peers = [
@@ -476,21 +476,8 @@ def _names(texts: Sequence[str]) -> str:
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third (state) on; empty where there is no such process or file."""
-    try:
-        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _born(pid: int) -> int | None:
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
-
-
 def _state_letter(peer: Peer) -> str:
-    return (_stat(peer.pid) or ["?"])[0]
+    return (alive.stat_fields(peer.pid) or ["?"])[0]
 
 
 def _end_daemon(pid: int) -> None:
@@ -502,4 +489,4 @@ def _end_daemon(pid: int) -> None:
 
 def _runs(peer: Peer) -> bool:
     """Return whether the process of a rank on this host still runs, and is the one it was at the start."""
-    return process_alive(peer.pid) and _born(peer.pid) == peer.born
+    return alive.runs(peer.pid, peer.born)

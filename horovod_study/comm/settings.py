@@ -15,6 +15,7 @@ from typing import Any
 
 from horovod_study.config import COMMUNICATION, RUN_FIELDS, RunConfig, matters
 from horovod_study.errors import BackendError
+from horovod_study.variables import decimal, is_set, whole_number
 
 SHIPPED: dict[str, dict[str, str]] = {
     "horovod/mpi": {
@@ -64,8 +65,10 @@ def apply(
 
     Returns variable -> {"value", "source"} with source asked (an option of the run), user (the environment), shipped
     or library default: what this process really uses, because the libraries read these variables when they start.
+    A user's variable that is empty counts as not set.
     `horovod_defaults` ships nothing. A variable in `unknown` means nothing to the library that is installed: it is
-    recorded as null, "not in this build". Raises BackendError for an option that has no effect here.
+    recorded as null, "not in this build". Raises BackendError for an option that has no effect here, and for a variable
+    of Horovod's that holds no number.
     """
     refuse_without_effect(runtime, config)
     shipped = {} if config.horovod_defaults else SHIPPED.get(runtime, {})
@@ -74,6 +77,8 @@ def apply(
         if not matters(option, runtime):
             continue
         asked = getattr(config, option)
+        if not is_set(name, environ):
+            environ.pop(name, None)  # an empty one ends Horovod in a C++ exception
         if name in unknown:
             if asked is not None:
                 raise BackendError(
@@ -86,6 +91,8 @@ def apply(
             environ[name] = _text(option, asked)
             source = "asked"
         elif name in environ:
+            if name.startswith("HOROVOD_"):
+                (decimal if name.endswith("_TIME") else whole_number)(name, environ)
             source = "user"
         elif name in shipped:
             environ[name] = shipped[name]

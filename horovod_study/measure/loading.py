@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from horovod_study.comm import detect, open_backend
 from horovod_study.config import LOADERS, RunConfig, parse_widths
 from horovod_study.errors import ConfigError, RecordError, nearest
+from horovod_study.files import write_file
 from horovod_study.measure import environment
 from horovod_study.measure.clock import DeviceStamps, LapClock, now, utc_now
 from horovod_study.workload import dataset as data
@@ -173,7 +174,7 @@ def save(comparisons: Sequence[Comparison], directory: Path) -> Path:
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_file(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
     return path

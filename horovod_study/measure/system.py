@@ -30,6 +30,7 @@ from horovod_study.errors import StudyError
 from horovod_study.measure import energy
 from horovod_study.measure.clock import now
 from horovod_study.measure.sensors import Gpus, Host, Packages, Rows, Trees
+from horovod_study.variables import without_working_directory
 
 READY_S = 15.0
 ANSWER_S = 10.0
@@ -259,7 +260,7 @@ class Sampler:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                env=without_working_directory({**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}),
             )
         except OSError as error:
             self.reason = f"the sampler could not be started ({error.strerror or error})"

@@ -25,6 +25,7 @@ from horovod_study.analysis.accounting import (
 )
 from horovod_study.analysis.attribution import Estimate
 from horovod_study.analysis.breakdown import BASES, HOLDS_SYNC, PARTS, hiding, shown
+from horovod_study.files import csv_of
 from horovod_study.report.figures import MOST_HEIGHT_IN, legend
 from horovod_study.report.files import write_result
 from horovod_study.report.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, Look, folded, small, text_in
@@ -49,8 +50,8 @@ def write_accounting(found: Accounting, gate: Gate | None, directory: Path, *, l
     texts = {
         f"{NAME}.json": json.dumps(document, indent=1, allow_nan=False) + "\n",
         f"{NAME}.txt": "\n".join([*text(found, gate), "", *textwrap.wrap(caption(found), 110)]) + "\n",
-        f"{NAME}.csv": found.cells.to_csv(index=False, lineterminator="\n"),
-        f"{NAME}-runs.csv": found.run_rows().to_csv(index=False, lineterminator="\n"),
+        f"{NAME}.csv": csv_of(found.cells),
+        f"{NAME}-runs.csv": csv_of(found.run_rows()),
     }
     return write_result(
         directory,

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from horovod_study.analysis.network import WHOLE_GRADIENT, LineFit, Network, Roofline, bus_factor
+from horovod_study.files import csv_of
 from horovod_study.report.figures import legend
 from horovod_study.report.files import write_result
 from horovod_study.report.style import (
@@ -47,7 +48,7 @@ def write_bench(network: Network, document: Mapping[str, Any], directory: Path, 
     """
     texts = {
         "bench.json": json.dumps(content(network, document), indent=1, allow_nan=False) + "\n",
-        "bench.csv": network.points.to_csv(index=False, lineterminator="\n"),
+        "bench.csv": csv_of(network.points),
         "bench.txt": text(network, document) + "\n",
         "network.txt": network_caption(network) + "\n",
     }

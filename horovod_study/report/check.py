@@ -1,13 +1,14 @@
 """`horovod-study report DIR --check`: everything that DIR holds, made again from the run directories and compared.
 
-Tables and documents are compared as text, the files of figures and tables cell by cell, the page by its headings,
-sentences and tables. Pictures are not drawn again for that: another Matplotlib draws another picture of the same
-numbers. They are compared with the digests that `report` kept.
+Tables, documents, the files of figures and tables, captions and all texts of the page follow one rule
+(`audit.same_text`): numbers are equal within a tolerance, everything else is equal. Pictures are drawn again where
+Matplotlib and everything below is the same as when they were drawn; elsewhere another picture of the same numbers would
+come out, and they are compared with the digests that `report` kept.
+
+No finding hides another one: what --allow accepts are doubts, and every error stays.
 """
 
 import csv
-import hashlib
-import json
 import tempfile
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,9 +25,12 @@ from horovod_study import records
 from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Finding, Study, versions
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
-from horovod_study.errors import ConfigError, RecordError, nearest
+from horovod_study.documents import parse_json, read_text, shown
+from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.files import csv_of
 from horovod_study.report import figures, tables
 from horovod_study.report.html import render
+from horovod_study.report.style import TEXT, Look
 from horovod_study.report.wording import plural
 
 PICTURES = (".pdf", ".svg", ".png", ".pgf")
@@ -37,16 +41,57 @@ SHOWN = 8
 WIDE = 100
 
 
-def drawn_by(directory: Path, paths: Iterable[Path]) -> dict[str, Any]:
-    """Return what `report` keeps of the pictures that it wrote: the version of Matplotlib, and a digest of each."""
+NOT_COVERED: Sequence[tuple[str, str]] = (
+    (
+        "a run that was changed before it was analysed, in all of its files alike",
+        "the raw rows are the only witness: a change is found where it contradicts another file, rank or repeat",
+    ),
+    (
+        "earlier evaluations whose test_mse, g0_rmse_mpa and a_rmse were changed together",
+        "the predictions are not kept",
+    ),
+    (
+        "dates of a run that were all moved together",
+        "no file holds a second clock; the times of files are no proof",
+    ),
+    (
+        "the initial parameters of the only run of its seed",
+        "the checkpoint at step 0 is not kept; runs of one seed are compared with each other",
+    ),
+    (
+        "single system samples whose values were changed",
+        "only their number and their maxima stand in the record as well",
+    ),
+    (
+        "data of curves, and trained parameters",
+        "data sets and checkpoints are not read",
+    ),
+)
+"""What no check of this kind can find, and why: part of every answer."""
+
+
+def drawn_by(
+    directory: Path, paths: Iterable[Path], look: Look = TEXT, others: Collection[Path] = ()
+) -> dict[str, Any]:
+    """Return what `report` keeps of what it wrote: with which Matplotlib and look, and a digest of each picture.
+
+    `others`: files among `paths` that cannot be made again either, which get a digest, too.
+    """
     pictures = {
-        path.relative_to(directory).as_posix(): _digest(path.read_bytes()) for path in paths if path.suffix in PICTURES
+        path.relative_to(directory).as_posix(): records.digest_of(path.read_bytes())
+        for path in paths
+        if path.suffix in PICTURES or path in others
     }
-    return {"matplotlib": matplotlib.__version__, "pictures": pictures}
+    return {"matplotlib": matplotlib.__version__, "look": [f"{look.width_in!r}", look.font], "pictures": pictures}
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def _look(reported: Mapping[str, Any]) -> Look | None:
+    """Return the look with which pictures were drawn; None where it is not known."""
+    try:
+        width, font = reported["look"]
+        return Look(width_in=float(width), font=font)
+    except (KeyError, ValueError, TypeError, StudyError):
+        return None
 
 
 def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
@@ -55,7 +100,7 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
     RecordError, which names --runs, where there is neither.
     """
     try:
-        source = records.read_source(directory)
+        source = records.read_source(directory, edited=True)
     except RecordError:
         if runs is None or (directory / records.SOURCE).exists():
             raise
@@ -72,7 +117,7 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
         hint = "they were there when the study was analysed" if runs is None else "it was given as --runs"
         raise RecordError(f"{place}: {why} ({hint}); say where the run directories are now with --runs RUNS")
     networks = [(directory / f"{each.get('path')}", f"{each.get('named')}") for each in source.get("benches") or ()]
-    return {**source, "runs": place, "networks": networks}
+    return {**source, "runs": place, "networks": networks, "whole": not source or records.is_whole(source)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,6 +130,7 @@ class Check:
     accepted: tuple[Finding, ...] = ()  # told of, but not counted: --allow
     compared: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what could not be compared, and how closely the rest was
+    not_covered: tuple[tuple[str, str], ...] = ()  # what this check cannot find, and why
 
     @property
     def exit_code(self) -> int:
@@ -100,6 +146,7 @@ class Check:
             "findings": [each.to_dict() for each in self.findings],
             "accepted": [each.to_dict() for each in self.accepted],
             "notes": list(self.notes),
+            "not_covered": [{"what": what, "why": why} for what, why in self.not_covered],
             "exit_code": self.exit_code,
         }
 
@@ -152,6 +199,7 @@ def check(
     found = [
         *(_left_out(name, runs[name]) for name in new),
         *(Finding(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone),
+        *_changed(source),
     ]
     compared = {
         "runs": len(study.runs),
@@ -174,25 +222,44 @@ def check(
         made, cells = _tables(directory, texts, tolerance)
         found += made
         compared |= {"tables": len(texts), "cells": cells}
-        analysis = _reloaded(texts)
+        # Pictures of numbers in which a last digit differs have other bytes; `report` drew those that are kept.
+        analysis = _reloaded(texts) if made else _kept(directory) or _reloaded(texts)
         told("comparing figures")
         more, done = _drawn(directory, analysis, source, tolerance, notes)
         found += more
         compared |= done
         told("comparing the page")
-        more, parts = _page(directory, analysis, against, source, notes)
+        more, parts = _page(directory, analysis, against, source, tolerance, notes)
         found += more
         compared["page"] = parts
-    notes += _not_recounted(study)
-    ordered = audit.in_order(_without_twins(audit.placed(found, study.runs)), study.analysis)
+    ordered = audit.in_order(audit.placed(found, study.runs), study.analysis)
+    accepted = tuple(each for each in ordered if each.severity == "doubt" and each.name in allow)
     return Check(
         directory=str(directory),
         runs=len(study.runs),
-        findings=tuple(each for each in ordered if each.name not in allow),
-        accepted=tuple(each for each in ordered if each.name in allow),
+        findings=tuple(each for each in ordered if each not in accepted),
+        accepted=accepted,
         compared=compared,
         notes=tuple(notes),
+        not_covered=(*NOT_COVERED, *_not_recounted(study), *_not_kept(source)),
     )
+
+
+def _changed(source: Mapping[str, Any]) -> Iterable[Finding]:
+    """Yield what is not what analyze read, or what it and report wrote down of the study: by digests that they kept."""
+    if not source.get("whole", True):
+        yield Finding(name="source-changed", text="its digest is that of another text", where=records.SOURCE)
+    for name, files in (source.get("run_files") or {}).items():
+        directory = source["runs"] / name
+        if not directory.is_dir() and source["runs"].resolve().name == name:
+            directory = source["runs"]
+        if not (directory / records.MANIFEST).is_file():
+            continue  # it is told as gone, where the tables have it
+        there = records.run_files(directory)
+        for file in sorted({*files, *there}):
+            if files.get(file) != there.get(file):
+                text = "is not there" if file not in there else "is new" if file not in files else "has another digest"
+                yield Finding(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
 
 
 def _left_out(name: str, state: str) -> Finding:
@@ -201,25 +268,27 @@ def _left_out(name: str, state: str) -> Finding:
     )
 
 
-def _not_recounted(study: Study) -> list[str]:
-    """Return what no kept row tells, in one note."""
+def _not_recounted(study: Study) -> list[tuple[str, str]]:
+    """Return which totals of these runs no kept row tells, and of which runs all."""
     names = {name for each in study.recounts if each.totals for name in each.not_recounted}
-    found = []
-    if names:
-        found.append(f"not told by any kept row, and so not recounted: {', '.join(sorted(names))}")
     without = [each.run for each in study.recounts if not each.totals]
-    if without:
-        found.append(f"{plural(len(without), 'run')} without totals to recount: {', '.join(without[:3])}")
-    return found
-
-
-def _without_twins(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings without the plain difference of a cell that another finding names as a fault."""
-    named = {(each.where, each.series, each.workers, each.column) for each in findings if each.name != "cell-differs"}
     return [
-        each
-        for each in findings
-        if each.name != "cell-differs" or (each.where, each.series, each.workers, each.column) not in named
+        *([(", ".join(sorted(names)), "no kept row tells it")] if names else []),
+        *(
+            [(f"totals of {plural(len(without), 'run')}: {', '.join(without[:3])}", "have no totals")]
+            if without
+            else []
+        ),
+    ]
+
+
+def _not_kept(source: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what cannot be looked at because analyze or report did not keep by what it is known again."""
+    reported = source.get("report") or {}
+    drawn = reported.get("matplotlib") == matplotlib.__version__ and _same_libraries(source) and _look(reported)
+    return [
+        *([] if source.get("run_files") else [("runs changed after analyze", "source.json holds no digests of them")]),
+        *([] if drawn else [("pictures changed together with source.json", "another program drew them")]),
     ]
 
 
@@ -237,12 +306,9 @@ def _named(made_by: Mapping[str, Any]) -> str:
 def _read(path: Path) -> tuple[str | None, str]:
     """Return the text of a file, or None with the reason."""
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            return stream.read(), ""
-    except FileNotFoundError:
-        return None, "is not there"
-    except (OSError, ValueError) as error:
-        return None, f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        return read_text(path, again="", missing="is not there"), ""
+    except RecordError as error:
+        return None, f"{error}".removeprefix(f"{shown(path)}: ").removesuffix("; ")
 
 
 def _again(analysis: Analysis, evaluations: pd.DataFrame) -> dict[str, str]:
@@ -263,6 +329,16 @@ def _reloaded(texts: Mapping[str, str]) -> Analysis:
     return Analysis(**values)
 
 
+def _kept(directory: Path) -> Analysis | None:
+    """Return the analysis that `report` drew from; None where it would refuse it."""
+    try:
+        frames, documents = records.load_tables(directory, TABLES, DOCUMENTS)
+        values: dict[str, Any] = {**frames, **documents}
+        return Analysis(**values)
+    except StudyError:
+        return None
+
+
 def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tuple[list[Finding], int]:
     """Compare the tables and documents of the analysis."""
     found: list[Finding] = []
@@ -276,11 +352,12 @@ def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tupl
             made, count = audit.compare_tables(name, kept, again, tolerance)
         else:
             try:
-                document = json.loads(kept)
-            except ValueError as error:
-                found.append(Finding(name="file-missing", text=f"is not valid JSON ({error})", where=name))
+                document = parse_json(kept, source=name, again="")
+            except RecordError as error:
+                text = f"{error}".removeprefix(f"{name}: ").removesuffix("; ")
+                found.append(Finding(name="file-missing", text=text, where=name))
                 continue
-            made, count = audit.compare_documents(name, document, json.loads(again), tolerance)
+            made, count = audit.compare_documents(name, document, parse_json(again, source=name, again=""), tolerance)
         found += made
         cells += count
     return found, cells
@@ -290,39 +367,32 @@ def _drawn(
     directory: Path, analysis: Analysis, source: Mapping[str, Any], tolerance: float, notes: list[str]
 ) -> tuple[list[Finding], dict[str, int]]:
     """Compare the data and the captions of the figures, the tables for print, and the pictures."""
-    expected: dict[str, str] = {}
-    folders = [name for name in ("figures", "tables") if (directory / name).is_dir()]
-    for name in sorted({"figures", "tables"} - set(folders)):
-        notes.append(f"{name}/ is not there; horovod-study report {directory} makes it")
-    for each in figures.drawings(analysis) if "figures" in folders else ():
-        expected[f"figures/{each.name}.csv"] = each.data.to_csv(index=False, lineterminator="\n")
-        expected[f"figures/{each.name}.txt"] = each.caption + "\n"
-    with tempfile.TemporaryDirectory() as folder:
-        for path in tables.write_tables(analysis, Path(folder)) if "tables" in folders else ():
-            expected[f"tables/{path.name}"] = path.read_text(encoding="utf-8")
-    names = {Path(name).stem for name in expected if name.startswith("figures/")}
-    pictures = {f"figures/{name}.{form}" for name in names for form in figures.FORMATS}
-    found: list[Finding] = []
-    done = {"figures": 0, "print_tables": 0, "pictures": 0}
     reported = source.get("report") or {}
-    for name, again in expected.items():
+    folders = [name for name in ("figures", "tables") if (directory / name).is_dir()]
+    found: list[Finding] = []
+    for name in sorted({"figures", "tables"} - set(folders)):
+        if reported:
+            found.append(Finding(name="file-missing", text="is not there", where=f"{name}/"))
+        else:
+            notes.append(f"{name}/ is not there; horovod-study report {directory} makes it")
+    look = _look(reported)
+    again = look if reported.get("matplotlib") == matplotlib.__version__ and _same_libraries(source) else None
+    expected, pictures = _made(analysis, folders, again)
+    done = {"figures": 0, "print_tables": 0, "pictures": 0}
+    for name, text in expected.items():
         kept, why = _read(directory / name)
         if kept is None:
             found.append(Finding(name="file-missing", text=why, where=name))
         elif name.endswith(".csv"):
-            found += audit.compare_tables(name, kept, again, tolerance)[0]
+            found += audit.compare_tables(name, kept, text, tolerance)[0]
         else:
-            found += _compare_lines(name, kept, again)
+            found += _compare_lines(name, kept, text, tolerance)
         done["figures" if name.startswith("figures/") else "print_tables"] += name.endswith(".csv")
     digests = reported.get("pictures") or {}
-    for name in sorted(pictures):
-        path = directory / name
-        if not path.is_file() or path.stat().st_size == 0:
-            found.append(Finding(name="file-missing", text="is not there", where=name))
-        elif name in digests:
-            done["pictures"] += 1
-            if _digest(path.read_bytes()) != digests[name]:
-                found.append(Finding(name="picture-changed", text="was changed after it was drawn", where=name))
+    for name in sorted({*pictures, *digests}):
+        made, count = _picture(directory, name, digests.get(name), pictures.get(name))
+        found += made
+        done["pictures"] += count
     known = {*expected, *pictures, *digests, *(reported.get("files") or ())}
     for folder in folders:
         for path in sorted((directory / folder).rglob("*")):
@@ -333,7 +403,49 @@ def _drawn(
     return found, done
 
 
-def _compare_lines(where: str, kept: str, again: str) -> list[Finding]:
+def _made(
+    analysis: Analysis, folders: Sequence[str], look: Look | None
+) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Return the texts of the figures and tables that belong into `folders`, and the digests of the pictures.
+
+    Without `look` pictures are not drawn, and their digests are None.
+    """
+    expected: dict[str, str] = {}
+    pictures: dict[str, str | None] = {}
+    drawn = figures.drawings(analysis) if "figures" in folders else []
+    for each in drawn:
+        expected[f"figures/{each.name}.csv"] = csv_of(each.data)
+        expected[f"figures/{each.name}.txt"] = each.caption + "\n"
+        pictures |= {f"figures/{each.name}.{form}": None for form in figures.FORMATS}
+    with tempfile.TemporaryDirectory() as folder:
+        for path in tables.write_tables(analysis, Path(folder)) if "tables" in folders else ():
+            expected[f"tables/{path.name}"] = path.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        for path in figures.write_drawings(drawn, Path(folder), look=look) if look is not None else ():
+            if path.suffix in PICTURES:
+                pictures[f"figures/{path.name}"] = records.digest_of(path.read_bytes())
+    return expected, pictures
+
+
+def _picture(directory: Path, name: str, kept: str | None, again: str | None) -> tuple[list[Finding], int]:
+    """Compare one picture with the digest that report kept of it, and with that of the one drawn again."""
+    try:
+        content = (directory / name).read_bytes()
+    except OSError:
+        content = b""
+    if not content:
+        return [Finding(name="file-missing", text="is not there", where=name)], 0
+    digest = records.digest_of(content)
+    if kept is not None and digest != kept:
+        text = "was changed after it was drawn"
+    elif again is not None and digest != again:
+        text = "is not the picture that the runs give, though source.json says so"
+    else:
+        return [], int(kept is not None or again is not None)
+    return [Finding(name="picture-changed", text=text, where=name)], 1
+
+
+def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[Finding]:
     """Compare a text line by line; a row of a LaTeX or Markdown table names its first cells."""
     if kept == again:
         return []
@@ -348,11 +460,11 @@ def _compare_lines(where: str, kept: str, again: str) -> list[Finding]:
         cells = [[each.strip() for each in line.split(between)] if between else [line] for line in (ours, theirs)]
         if len(cells[1]) > 2 and not heads:
             heads = cells[1]
-        if ours == theirs:
+        if audit.same_text(ours, theirs, tolerance):
             continue
         if between and len(cells[0]) == len(cells[1]) > 1:
             for place, (a, b) in enumerate(zip(*cells, strict=True)):
-                if a != b:
+                if not audit.same_text(a, b, tolerance):
                     column = heads[place] if place < len(heads) else ""
                     row = ", ".join(each for each in cells[1][:3] if each)
                     text = f"is {a or 'empty'}; the runs give {b or 'nothing'}"
@@ -406,28 +518,32 @@ def _short(text: str, most: int = 70) -> str:
 
 
 def _page(
-    directory: Path, analysis: Analysis, against: Callable[[Analysis], Any], source: Mapping[str, Any], notes: list[str]
+    directory: Path,
+    analysis: Analysis,
+    against: Callable[[Analysis], Any],
+    source: Mapping[str, Any],
+    tolerance: float,
+    notes: list[str],
 ) -> tuple[list[Finding], int]:
     """Compare report.html by what a reader sees of it: headings, sentences, cells, and what pointing at a mark says."""
     path = directory / "report.html"
     kept, why = _read(path)
     if kept is None:
-        if path.exists():
+        if path.exists() or source.get("report"):
             return [Finding(name="file-missing", text=why, where=path.name)], 0
         notes.append(f"{path.name} is not there; horovod-study report {directory} makes it")
         return [], 0
     try:
         again = render(analysis, against=against(analysis))
     except RecordError as error:  # the study that it was compared with is not there any more
-        notes.append(f"{path.name} was not compared: {error}")
-        return [], 0
+        return [Finding(name="file-missing", text=f"cannot be compared ({error})", where=path.name)], 0
     parts = page_parts(again)
     if kept == again:
         return [], len(parts)
     old = page_parts(kept)
     found = []
     for ours, theirs in _pairs([f"{a}\n{b}" for a, b in old], [f"{a}\n{b}" for a, b in parts]):
-        if ours == theirs:
+        if ours == theirs or (ours and theirs and audit.same_text(ours, theirs, tolerance)):
             continue
         (place, a), (_, b) = ((each or "\n").split("\n", 1) if each else ("", "") for each in (ours, theirs))
         place = place or (theirs or "\n").split("\n", 1)[0]
@@ -587,8 +703,8 @@ class _Reader(HTMLParser):
     def _json(self, text: str) -> None:
         """Take from the data of the page's script what a reader sees: values of marks, tables behind figures."""
         try:
-            content = json.loads(text)
-        except ValueError:
+            content = parse_json(text, source="the page", again="")
+        except RecordError:
             self.parts.append((f"{self._script} / script", text))
             return
         drawn = isinstance(content, dict) and "panels" in content  # places in a drawing depend on who draws
@@ -638,6 +754,7 @@ def lines(found: Check) -> list[str]:
             told += _wrap(f"-> {rule.remedy}", indent="  ")
     told.append("")
     told += [line for note in found.notes for line in _wrap(f"note: {note}")]
+    told += [line for what, why in found.not_covered for line in _wrap(f"not covered: {what} ({why})")]
     errors = sum(each.severity == "error" for each in found.findings)
     doubts = len(found.findings) - errors
     if found.findings:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.errors import RecordError
-from horovod_study.records import atomic_write, finite
+from horovod_study.files import write_file
+from horovod_study.records import finite
 
 Case = Mapping[str, Any]
 _LONGEST_LIST = 8
@@ -57,7 +58,7 @@ def write(result: Mapping[str, Any], out: Path) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            atomic_write(out / name, content)
+            write_file(out / name, content)
     except OSError as error:
         raise RecordError(f"{out}: cannot be written ({error.strerror}); choose a writable --out") from None
     return [out / name for name in files]

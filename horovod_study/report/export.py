@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_study.analysis.exchange import counts_of
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.records import RunRecord, atomic_write
+from horovod_study.files import write_file
+from horovod_study.records import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,7 @@ def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mappi
     content = {"traceEvents": list(events), "displayTimeUnit": "ms", "metadata": dict(about)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
+        write_file(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --out") from None
     return path
@@ -88,7 +89,7 @@ def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> li
             name = f"workers-{counts[0]}-{counts[-1]}"
             taken = sum(path.stem == name or path.stem.startswith(f"{name}-part-") for path in paths)
             paths.append(directory / f"{name}{f'-part-{taken + 1}' if taken else ''}.json")
-            atomic_write(paths[-1], json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+            write_file(paths[-1], json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     except OSError as error:
         raise RecordError(
             f"{directory}: cannot be written ({error.strerror or error}); choose a writable --out"
@@ -100,7 +101,7 @@ def write_text(text: str, path: Path) -> Path:
     """Write a text and return its path; RecordError when it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, text)
+        write_file(path, text)
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --out") from None
     return path

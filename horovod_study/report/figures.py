@@ -24,6 +24,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from horovod_study.analysis.breakdown import HOLDS_SYNC, hiding, shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import ConfigError, RecordError
+from horovod_study.files import csv_of, result_folder, write_file
 from horovod_study.report.interactive import mark
 from horovod_study.report.pgf import need_latex, to_pgf
 from horovod_study.report.style import (
@@ -83,7 +84,7 @@ class Drawing:
             raise ConfigError(
                 f"{path}: a figure becomes {', '.join(f'.{each}' for each in FORMATS)}; choose one of them"
             )
-        Path(path).write_bytes(self._bytes(form, look))
+        write_file(Path(path), self._bytes(form, look))
 
     def _repr_png_(self) -> bytes:
         """Return what a notebook shows."""
@@ -136,20 +137,20 @@ def write_drawings(made: Sequence[Drawing], directory: Path, *, look: Look = TEX
         need_latex()
     paths = []
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        result_folder(directory)
         for each in made:
             with style(look):
                 figure = settled(each.draw(look.width_in))
                 for form in FORMATS:
                     paths.append(directory / f"{each.name}.{form}")
-                    paths[-1].write_bytes(to_bytes(figure, form))
+                    write_file(paths[-1], to_bytes(figure, form))
                 if pgf:
                     paths.append(directory / f"{each.name}.pgf")
-                    paths[-1].write_bytes(to_pgf(figure))
+                    write_file(paths[-1], to_pgf(figure))
             paths.append(directory / f"{each.name}.txt")
-            paths[-1].write_text(each.caption + "\n", encoding="utf-8")
+            write_file(paths[-1], each.caption + "\n")
             paths.append(directory / f"{each.name}.csv")
-            each.data.to_csv(paths[-1], index=False, lineterminator="\n")
+            write_file(paths[-1], csv_of(each.data))
     except OSError as error:
         raise RecordError(
             f"{directory}: figures cannot be written ({error.strerror or error}); choose a writable folder"

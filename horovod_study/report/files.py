@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from horovod_study.errors import RecordError
+from horovod_study.files import write_file
 from horovod_study.report.style import TEXT, Look, settled, style, to_bytes
 
 FORMATS = ("pdf", "svg", "png")
@@ -38,10 +39,10 @@ def write_result(
                 figure = settled(draw())
                 for form in FORMATS:
                     paths.append(directory / f"{name}.{form}")
-                    paths[-1].write_bytes(to_bytes(figure, form))
+                    write_file(paths[-1], to_bytes(figure, form))
         for name, text in texts.items():
             paths.append(directory / name)
-            paths[-1].write_text(text, encoding="utf-8")
+            write_file(paths[-1], text)
     except OSError as error:
         raise RecordError(
             f"{directory}: the {what} cannot be written ({error.strerror or error}); choose a writable {choose}"

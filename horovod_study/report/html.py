@@ -28,6 +28,7 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.points import short_rate
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
+from horovod_study.files import csv_of, write_file
 from horovod_study.report import boundary, forecast, resources, run_pages, synchronisation
 from horovod_study.report.figures import Drawing, drawings, write_figures
 from horovod_study.report.interactive import css_name, inline, script_json, static
@@ -106,15 +107,12 @@ def write_report(
             pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
             drawn = pool.submit(write_figures, analysis, figures, look=look, pgf=pgf)
         text = render(analysis, against=against)
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            page.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise RecordError(
-                f"{page}: cannot be written ({error.strerror or error}); choose a writable folder"
-            ) from None
         tables = write_tables(analysis, directory / "tables")
         written = write_figures(analysis, figures, look=look, pgf=pgf) if drawn is None else drawn.result()
+    try:
+        write_file(page, text)  # last: a new page stands for new figures and tables
+    except OSError as error:
+        raise RecordError(f"{page}: cannot be written ({error.strerror or error}); choose a writable folder") from None
     return [page, *written, *tables]
 
 
@@ -129,7 +127,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
     )
     settings = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique()
     widths_in = dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {}
-    drawn = [(drawing, drawing.data.to_csv(index=False, lineterminator="\n")) for drawing in drawings(analysis)]
+    drawn = [(drawing, csv_of(drawing.data)) for drawing in drawings(analysis)]
     most_csv = MOST_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else LEAST_CSV
     figures = {
         drawing.name: _figure(drawing, widths_in, rows if len(rows) <= most_csv else None) for drawing, rows in drawn
@@ -240,7 +238,7 @@ def _compared(against: Any) -> dict[str, Any] | None:
     figures = [
         _figure(drawing, {}, rows if len(rows) <= MOST_CSV else None)
         for drawing in compared.drawings(against)
-        for rows in (drawing.data.to_csv(index=False, lineterminator="\n"),)
+        for rows in (csv_of(drawing.data),)
     ]
     return {**compared.section(against), "figures": figures}
 

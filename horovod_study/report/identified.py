@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_study.errors import ConfigError, RecordError
+from horovod_study.files import write_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,7 +146,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
     writer.writeheader()
     writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
     try:
-        path.write_text(stream.getvalue(), encoding="utf-8", newline="")
+        write_file(path, stream.getvalue())
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --csv") from None
 
@@ -194,7 +195,7 @@ def write_plot(curves: Sequence[Curve], path: Path) -> None:
     with style():
         picture = to_bytes(settled(draw(curves, PRINT_WIDTH_IN)), form)
     try:
-        path.write_bytes(picture)
+        write_file(path, picture)
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --plot") from None
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from horovod_study.analysis.lr_range import UNSTEADY, RangeTest
+from horovod_study.files import csv_of
 from horovod_study.report.files import write_result
 from horovod_study.report.style import GRID, INK, LAPS, PRINT_WIDTH_IN, QUIET
 
@@ -27,7 +28,7 @@ def write_lr_range(test: RangeTest, directory: Path, *, batch: int) -> list[Path
     curve = pd.DataFrame({"lr": test.rates, "loss": test.losses, "smoothed_loss": test.smooth})
     texts = {
         "txt": caption(test, batch=batch) + "\n",
-        "csv": curve.to_csv(index=False, lineterminator="\n"),
+        "csv": csv_of(curve),
         "json": json.dumps(test.to_dict(), indent=1, allow_nan=False) + "\n",
     }
     return write_result(

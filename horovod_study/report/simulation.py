@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from horovod_study.analysis.simulation.calibration import Calibration
 from horovod_study.analysis.simulation.step import PARTS
+from horovod_study.files import csv_of
 from horovod_study.report.files import write_result
 from horovod_study.report.style import (
     EXTRAPOLATED_DASH,
@@ -239,7 +240,7 @@ def write_simulation(
         figures={NAME: lambda: draw(table, look.width_in)},
         look=look,
         texts={
-            f"{NAME}.csv": table.to_csv(index=False, lineterminator="\n"),
+            f"{NAME}.csv": csv_of(table),
             f"{NAME}.json": json.dumps(content(table, calibration, doubts), indent=1, allow_nan=False) + "\n",
             f"{NAME}_table.txt": text(table, calibration) + "\n" + "".join(f"doubt: {each}\n" for each in doubts),
             f"{NAME}.txt": caption(table, calibration) + "\n",

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from horovod_study.analysis.system import PHASES, Panel, panels, phases, summary
+from horovod_study.files import csv_of
 from horovod_study.records import SystemSamples
 from horovod_study.report.figures import legend
 from horovod_study.report.files import write_result
@@ -184,7 +185,7 @@ def write_system(
         name = f"{NAME}-{host}"
         texts = {
             f"{name}.txt": caption(each) + "\n",
-            f"{name}.csv": summary({host: each}, table).to_csv(index=False, lineterminator="\n"),
+            f"{name}.csv": csv_of(summary({host: each}, table)),
         }
         paths += write_result(
             directory, figures={name: partial(figure, each, table, look.width_in)}, texts=texts, look=look
@@ -243,5 +244,5 @@ def write_against_workers(directory: Path, table: pd.DataFrame) -> list[Path]:
     return write_result(
         directory,
         figures={"power": lambda: against_workers_figure(table)},
-        texts={"power.csv": table.to_csv(index=False, lineterminator="\n")},
+        texts={"power.csv": csv_of(table)},
     )

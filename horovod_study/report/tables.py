@@ -17,6 +17,7 @@ from horovod_study.analysis.holdout import COMBINED
 from horovod_study.analysis.points import FLAGS
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
+from horovod_study.files import result_folder, write_file
 from horovod_study.report import boundary
 from horovod_study.report.digits import DIGITS, THIN, alone, fixed, known, places, quoted, significant
 from horovod_study.report.style import LAPS, LAW_NAMES, series_labels
@@ -60,9 +61,9 @@ def write_tables(analysis: Analysis, directory: Path) -> list[Path]:
         texts["tables.tex"] = document([table.name for table in made])
     paths = [directory / name for name in texts]
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        result_folder(directory)
         for path, text in zip(paths, texts.values(), strict=True):
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            write_file(path, text)
     except OSError as error:
         raise RecordError(
             f"{directory}: tables cannot be written ({error.strerror or error}); choose a writable folder"

@@ -6,6 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.timeline import PHASES, Timeline
+from horovod_study.files import csv_of
 from horovod_study.report.figures import legend, swatch
 from horovod_study.report.files import write_result
 from horovod_study.report.style import INK, PAPER, QUIET, TEXT, LapStyle, Look, folded, text_in
@@ -37,7 +38,7 @@ def write_timeline(found: Timeline, directory: Path, *, source: str, look: Look 
     """Write timeline.json, .csv (every tensor and activity), .txt and the figure; return the paths."""
     texts = {
         f"{NAME}.json": json.dumps({"source": source, **found.to_dict()}, indent=1, allow_nan=False) + "\n",
-        f"{NAME}.csv": found.table.to_csv(index=False, lineterminator="\n"),
+        f"{NAME}.csv": csv_of(found.table),
         f"{NAME}.txt": "\n".join(
             [*lines(found, source=source), "", *(f"Doubt: {doubt}." for doubt in found.doubts), caption(found)]
         )

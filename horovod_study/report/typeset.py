@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from horovod_study.files import csv_of
 from horovod_study.report.digits import MINUS, THIN
 
 PACKAGES = ("array", "booktabs", "longtable")
@@ -61,14 +62,8 @@ class Table:
 
 
 def to_csv(table: Table) -> str:
-    """Return the unrounded numbers. A text that a spreadsheet would take for a formula starts with an apostrophe."""
-    data = table.data
-    texts = {name: data[name].map(_unarmed) for name in data.columns if data[name].dtype.kind not in "biufM"}
-    return data.assign(**texts).to_csv(index=False, lineterminator="\n")
-
-
-def _unarmed(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    """Return the unrounded numbers."""
+    return csv_of(table.data)
 
 
 # ---------------------------------------------------------------------------------------------------- Markdown

@@ -15,9 +15,7 @@ import io
 import math
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from torch import nn
 from horovod_study.comm import Backend, agreed
 from horovod_study.config import RunConfig, parse_widths
 from horovod_study.errors import ConfigError, RecordError
+from horovod_study.files import result_folder, write_file
 from horovod_study.measure.clock import now
 from horovod_study.progress import say
 from horovod_study.records import CHECKPOINTS, StepWriter, checkpoint_paths, checkpoint_step
@@ -142,8 +141,7 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
     data = encode(checkpoint)
     path = run_directory / name_of(checkpoint.step)
     try:
-        path.parent.mkdir(exist_ok=True)
-        _write_atomically(path, data)
+        write_file(result_folder(path.parent) / path.name, data, sync_folder=True)
         for old in checkpoint_paths(run_directory)[KEEP:]:
             old.unlink(missing_ok=True)
         for torn in path.parent.glob(".step-*"):  # of a process that was killed while it wrote
@@ -156,32 +154,6 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
             "free space and continue with --resume"
         ) from None
     return len(data)
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            Path(temporary).unlink(missing_ok=True)
-        raise
-    _flush_directory(path.parent)
-
-
-def _flush_directory(directory: Path) -> None:
-    """Make the new name survive a loss of power, where the file system can."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems refuse to flush a directory
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Keeper:

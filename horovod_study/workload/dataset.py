@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 
 from horovod_study.config import available_cores
 from horovod_study.errors import DataError
+from horovod_study.files import write_file
+from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
@@ -146,7 +148,10 @@ def cache_directory() -> Path:
     chosen = os.environ.get("HOROVOD_STUDY_DATA")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "horovod_study" / "data"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "horovod_study" / "data"
+    except RuntimeError:  # no HOME, and no such user either
+        raise DataError("environment variable HOME is not set; set it, or HOROVOD_STUDY_DATA to a folder") from None
 
 
 def cached_path(size: int, seed: int, noise_max_mpa: float = material.NOISE_MAX_MPA) -> Path:
@@ -306,7 +311,7 @@ def _write_sidecar(directory: Path, facts: dict[str, Any], hashes: list[dict[str
         "block_rows": BLOCK_ROWS,
         "sha256": {name: [block[name] for block in hashes] for name in (CURVES, TARGETS)},
     }
-    (directory / SIDECAR).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_file(directory / SIDECAR, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 # --------------------------------------------------------------------------------------------------- room for it
@@ -499,7 +504,10 @@ def _fill_in_processes(job: dict[str, Any], processes: int, tell: Tell | None) -
     command = [sys.executable, "-m", "horovod_study.workload.dataset"]
     workers = [
         subprocess.Popen(
-            [*command, json.dumps({**job, "first": k, "stride": processes})], stdout=subprocess.PIPE, text=True
+            [*command, json.dumps({**job, "first": k, "stride": processes})],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=without_working_directory(os.environ),
         )
         for k in range(processes)
     ]

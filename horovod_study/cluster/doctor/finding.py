@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.measure.clock import now
+from horovod_study.variables import without_working_directory
 
 VERDICTS = ("ok", "warning", "fail")
 UNCHECKED = "could not be checked"
@@ -158,7 +159,7 @@ def call(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=dict(environ),
+            env=without_working_directory(environ),
             cwd=folder,
             text=True,
             errors="replace",

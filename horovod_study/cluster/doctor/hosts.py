@@ -23,6 +23,7 @@ from horovod_study.cluster.doctor.finding import Answer, Area, Finding, Here, co
 from horovod_study.cluster.remote import remote_argv, this_host
 from horovod_study.cluster.site import Host
 from horovod_study.measure.clock import now
+from horovod_study.variables import without_working_directory
 
 _LOGIN_S, _FACTS_S = 12.0, 30.0
 _AT_ONCE = 16
@@ -339,7 +340,7 @@ class Conversation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=dict(self._here.environ),
+            env=without_working_directory(self._here.environ),
             text=True,
             errors="replace",
             start_new_session=True,

@@ -8,36 +8,44 @@ ever removed, so nobody can remove that of a third by mistake.
 
 A claim is stale when its holder is gone:
 
-    on this host           since this boot, there is no process of that number that began at that time
+    on this host           since this boot, there is no process of that number that began at that time (alive.py)
     elsewhere, in a job    the scheduler says that the job has ended (the caller knows), or it is this job, restarted
     elsewhere              nothing was heard of it for STALE_S. Holders touch their claim every REFRESH_S; both times
                            are the file server's, so clocks of hosts may differ
 
 Should the file server's own clock jump ahead by minutes, a claim can look stale that is not, until its holder touches
 it again. The holder sees that it has lost it: `Lease.refresh` is False.
+
+Held are the cells of a study and the study itself, in STUDY/.claims, and each run by whoever trains it, in RUN/.claims.
 """
 
 import errno
 import getpass
 import json
 import os
-import platform
 import re
 import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Required, Self
 
+from typing_extensions import TypedDict
+
+from horovod_study import alive
+from horovod_study.documents import conform, parse_json
 from horovod_study.errors import StudyError
-from horovod_study.records import atomic_write
+from horovod_study.files import write_file
+from horovod_study.variables import whole_number
 
 CLAIMS = ".claims"
 """Folder of a study's claims: one for each attempt at a cell, named by its key, and those of the study itself."""
-STUDY = "study"
+ATTEMPTS = ".attempts"
+"""Folder beside runs, of those that were moved aside before they were begun anew."""
+STUDY, RUN = "study", "run"
 
 STALE_S = 120.0
 """Longer than two touches and the minute for which a client of a file server may believe old times."""
@@ -48,14 +56,9 @@ _NO_LINK = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
-    """A process that no other can be taken for, also after its number was given to the next."""
+class Holder(alive.Process):
+    """Who holds a claim."""
 
-    pid: int
-    began: int | None  # clock ticks from the boot to its start; None where the system does not say
-    boot: str  # id of that boot, "" where there is none
-    space: str  # the namespace in which `pid` counts, "" where there are none
-    host: str
     user: str
     job: str  # Slurm job, 12 or 12_3 of an array; "" outside of one
     restarts: int  # how often that job had been requeued
@@ -79,13 +82,38 @@ class Claim:
     touched: float = field(default=0.0, compare=False)  # seconds, by the file server's clock
 
     def __str__(self) -> str:
-        who = str(self.holder) if self.holder else "another process"
-        return f"{who} since {self.since}" if self.since else who
+        if self.holder is None:
+            return f"whoever wrote {self.path}, which is not whole (it ends {STALE_S:g} s after its last change)"
+        return f"{self.holder} since {self.since}" if self.since else str(self.holder)
 
     @property
     def mine(self) -> bool:
         """Whether this very process holds it."""
-        return self.released is None and self.holder is not None and _same_process(self.holder, this_process())
+        return self.released is None and self.holder is not None and self.holder.is_same(this_process())
+
+
+class _Holder(TypedDict):
+    """The form of a Holder in it."""
+
+    pid: int
+    began: int | None
+    boot: str
+    space: str
+    host: str
+    user: str
+    job: str
+    restarts: int
+
+
+class _Content(TypedDict, total=False):
+    """The form of a claim file."""
+
+    holder: Required[_Holder]
+    what: str
+    since: str
+    released: str | None
+    state: str
+    reason: str
 
 
 class Held(StudyError):
@@ -109,65 +137,20 @@ def _nobody_knows(job: str) -> bool:
 
 def this_process() -> Holder:
     """Describe the process that asks."""
-    environ, pid = os.environ, os.getpid()
+    environ = os.environ
     job = environ.get("SLURM_JOB_ID", "")
     if "SLURM_ARRAY_JOB_ID" in environ and "SLURM_ARRAY_TASK_ID" in environ:
         job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-    restarts = environ.get("SLURM_RESTART_COUNT", "0")
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a number without a name, as in some containers
         user = str(os.getuid())
     return Holder(
-        pid=pid,
-        began=_began(pid),
-        boot=_line("/proc/sys/kernel/random/boot_id"),
-        space=_space(),
-        host=platform.node(),
+        **alive.identity(),
         user=user,
         job=job,
-        restarts=int(restarts) if restarts.isdecimal() else 0,
+        restarts=whole_number("SLURM_RESTART_COUNT", environ) or 0,
     )
-
-
-def _line(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
-
-
-def _space() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _began(pid: int) -> int | None:
-    """Return when a process began; None when it has ended or the system does not say."""
-    try:  # the name in brackets may hold anything; a process that has ended stays until its parent takes notice
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state in ("Z", "X") else int(rest[18])
-
-
-def _same_process(one: Holder, other: Holder) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in ("pid", "began", "boot", "space", "host"))
-
-
-def _gone(holder: Holder) -> bool:
-    """Return whether a process of this host, in this namespace and since this boot, has ended."""
-    if holder.began is not None:
-        return _began(holder.pid) != holder.began
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
 
 
 def is_stale(claim: Claim, *, present: float, ended: Ended = _nobody_knows) -> bool:
@@ -181,8 +164,8 @@ def is_stale(claim: Claim, *, present: float, ended: Ended = _nobody_knows) -> b
         if holder.job and (ended(holder.job) or (holder.job == here.job and holder.restarts < here.restarts)):
             return True
         # Two machines may both be called localhost: one that was restarted is told from those by its silence alone.
-        if (holder.host, holder.boot, holder.space) == (here.host, here.boot, here.space):
-            return _gone(holder)
+        if holder.is_of_here:
+            return holder.has_ended()
     return present - claim.touched > STALE_S
 
 
@@ -213,12 +196,12 @@ def read_claim(folder: Path, name: str, generation: int) -> Claim | None:
         return None
     except OSError as error:
         raise StudyError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    torn = Claim(path=path, generation=generation, touched=touched, holder=None)
     try:
-        content: dict[str, Any] = json.loads(text)
-        holder = Holder(**content.pop("holder"))
-        return Claim(path=path, generation=generation, touched=touched, holder=holder, **content)
-    except (ValueError, TypeError, AttributeError, KeyError):
-        return Claim(path=path, generation=generation, touched=touched, holder=None)
+        content = conform(parse_json(text, source=str(path), again=""), _Content, str(path))
+        return replace(torn, **{**content, "holder": Holder(**content["holder"])})
+    except (StudyError, TypeError):
+        return torn
 
 
 def latest(folder: Path, name: str) -> Claim | None:
@@ -261,6 +244,10 @@ class Lease:
             os.utime(self.claim.path)  # without times: the server sets them, by its clock
         return True
 
+    def moved(self, folder: Path) -> None:
+        """Tell it that its folder of claims is `folder` now."""
+        self._folder, self.claim = folder, replace(self.claim, path=folder / self.claim.path.name)
+
     def release(self, state: str = "", reason: str = "") -> None:
         """Give it back and say how it ended; only the first call counts. StudyError: that cannot be written."""
         from horovod_study.measure.clock import utc_now  # it imports numpy, which a mere reader can do without
@@ -270,12 +257,17 @@ class Lease:
         self._ending.set()
         self._content |= {"released": utc_now(), "state": state, "reason": " ".join(reason.split())}
         try:
-            atomic_write(self.claim.path, json.dumps(self._content) + "\n")
+            write_file(self.claim.path, json.dumps(self._content) + "\n")
         except OSError as error:
             raise StudyError(
                 f"{self.claim.path}: cannot be written ({error.strerror or error}); make room there; the claim ends "
                 "with this process anyway"
             ) from None
+
+    def give_back(self) -> None:
+        """Release it if that can be written; otherwise it ends with this process."""
+        with suppress(StudyError):
+            self.release()
 
     def __enter__(self) -> Self:
         return self
@@ -294,6 +286,7 @@ def acquire(
     ended: Ended = _nobody_knows,
     present: Callable[[Path], float] = server_time,
     refresh_s: float = REFRESH_S,
+    option: str = "runs",
 ) -> Lease:
     """Take `name` in `folder`, which is made if need be. What was true before may not be any more: look again then.
 
@@ -312,7 +305,7 @@ def acquire(
             time_s = present(folder)
             if found is not None and not is_stale(found, present=time_s, ended=ended):
                 who, silent_s = "this process" if found.mine else str(found), time_s - found.touched
-                if silent_s > 1.5 * REFRESH_S:
+                if found.holder is not None and silent_s > 1.5 * REFRESH_S:
                     who += f" (last heard of {silent_s:.0f} s ago; after {STALE_S:g} s it is taken for dead)"
                 raise Held(
                     f"{folder.parent}: {what} is being run by {who}; wait for it, or stop it and run again", found
@@ -323,15 +316,59 @@ def acquire(
                 claim = read_claim(folder, name, generation)
                 assert claim is not None
                 return Lease(folder, name, claim, content, refresh_s=refresh_s)
+    except (FileExistsError, NotADirectoryError) as error:
+        path = next(each for each in (folder, *folder.parents) if each.is_symlink() or each.exists())
+        raise StudyError(
+            f"{path}: is no folder, but one belongs there; move it away, or choose another folder with --{option}"
+        ) from error
     except OSError as error:
         raise StudyError(
-            f"{folder.parent}: cannot be written ({error.strerror or error}); choose a writable folder with --runs"
+            f"{folder.parent}: cannot be written ({error.strerror or error}); choose a writable folder with --{option}"
         ) from None
 
 
 def hold_study(directory: Path) -> Lease:
     """Hold the study in `directory`: a second command on it gets a Held that names the first."""
     return acquire(directory / CLAIMS, STUDY, what="the study")
+
+
+def hold_run(directory: Path) -> Lease:
+    """Hold the run in `directory`, before anything is written there; Held when somebody else trains it."""
+    return acquire(directory / CLAIMS, RUN, what="the run", option="out")
+
+
+def move_run(current: Path, attempts: Path) -> Path:
+    """Move a run directory into `attempts`, as NAME-1 or the next number; Held when somebody trains in it."""
+    with hold_run(current) as held:
+        attempts.mkdir(exist_ok=True)
+        number = 1
+        while (kept := attempts / f"{current.name}-{number}").exists():
+            number += 1
+        os.rename(current, kept)
+        held.moved(kept / CLAIMS)
+    return kept
+
+
+def end_run_claim(directory: Path) -> None:
+    """Give back the claim on the run in `directory` for a trainer on another host that the caller has ended there."""
+    if (claim := holder_of_run(directory)) is not None and claim.holder is not None and not claim.holder.is_of_here:
+        content = {"holder": asdict(claim.holder), "what": claim.what, "since": claim.since, "released": claim.since}
+        with suppress(OSError):  # then it ends STALE_S after its last change
+            write_file(
+                claim.path, json.dumps(content | {"state": "ended", "reason": "its processes were ended"}) + "\n"
+            )
+
+
+def holder_of_run(directory: Path) -> Claim | None:
+    """Return the claim of whoever trains the run in `directory` now; None when nobody does."""
+    claim = latest(directory / CLAIMS, RUN)
+    if claim is None or claim.released is not None:
+        return None
+    try:
+        present = server_time(directory / CLAIMS)
+    except OSError:  # a reader that may not write takes nobody for dead because of silence
+        present = claim.touched
+    return None if is_stale(claim, present=present) else claim
 
 
 def _create(path: Path, text: str) -> bool:

@@ -1,0 +1,127 @@
+"""Who is alive: the one rule, for the holders of claims, for the process of a run, for the ranks of a host.
+
+A number alone names no process: it is given to another one after a restart of the machine or of a container, and after
+enough starts. A process is its number, the time at which it began, the boot since which that time counts, the namespace
+in which the number counts, and the host.
+"""
+
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+_PROC = Path("/proc")
+_CLOCK_S = 60.0
+"""The clock of a host may have been set by so much since a process wrote down when it began."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """A process that no other can be taken for, also after its number was given to the next."""
+
+    pid: int
+    began: int | None  # clock ticks from the boot to its start; None where the system does not say
+    boot: str  # id of that boot, "" where there is none
+    space: str  # the namespace in which `pid` counts, "" where there are none
+    host: str
+
+    def is_same(self, other: "Process") -> bool:
+        """Return whether both are one process."""
+        return all(getattr(self, name) == getattr(other, name) for name in Process.__dataclass_fields__)
+
+    @property
+    def is_of_here(self) -> bool:
+        """Whether its number means something to this process: the host, its boot and its namespace are the same."""
+        here = this_process()
+        return (self.host, self.boot, self.space) == (here.host, here.boot, here.space)
+
+    def has_ended(self) -> bool:
+        """Return whether a process that `is_of_here` has ended."""
+        return not runs(self.pid, self.began)
+
+
+def this_process() -> Process:
+    """Describe the process that asks."""
+    pid = os.getpid()
+    boot = ""
+    with suppress(OSError):
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    space = ""
+    with suppress(OSError):
+        space = os.readlink(_PROC / "self/ns/pid")
+    return Process(pid=pid, began=began(pid), boot=boot, space=space, host=platform.node())
+
+
+def identity() -> dict[str, Any]:
+    """Return `this_process` as plain values, for a record."""
+    return asdict(this_process())
+
+
+def began(pid: int) -> int | None:
+    """Return when a process of this host began, in clock ticks from the boot.
+
+    None when it has ended, also where its parent has not taken notice yet, or when the system does not say.
+    """
+    fields = stat_fields(pid)
+    return None if not fields or fields[0] in ("Z", "X") else int(fields[19])
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third (state) on; empty where there is no such process or file."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return []
+
+
+def runs(pid: int, at: int | None = None) -> bool:
+    """Return whether the process of that number on this host runs and, where `at` is known, began then."""
+    if pid < 1:  # signals to these go to groups
+        return False
+    if fields := stat_fields(pid):
+        return fields[0] not in ("Z", "X") and (at is None or int(fields[19]) == at)
+    try:  # a system without /proc, or one that hides the processes of others
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def is_running(process: Mapping[str, Any] | None, *, pid: int, host: str, started: str) -> bool:
+    """Return whether the process of a record runs, as far as can be seen from here; one of another host is believed.
+
+    `process`: what `identity` gave, None in older records. Of these `pid` and `started` (ISO 8601) are known: a process
+    that began after `started` is another one.
+    """
+    if host != platform.node():
+        return True
+    if process is not None:
+        with suppress(TypeError):
+            known = Process(**process)
+            return known.is_of_here and not known.has_ended()
+    if not runs(pid):
+        return False
+    start_s, said_s = _start_s(pid), _seconds(started)
+    return start_s is None or said_s is None or start_s <= said_s + _CLOCK_S
+
+
+def _start_s(pid: int) -> float | None:
+    """Return when a process began, in seconds since 1970; None where the system does not say."""
+    ticks = began(pid)
+    with suppress(OSError, ValueError):
+        for line in (_PROC / "stat").read_text().splitlines():
+            if line.startswith("btime ") and ticks is not None:
+                return int(line.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def _seconds(text: str) -> float | None:
+    with suppress(ValueError, TypeError, OverflowError):
+        return datetime.fromisoformat(text).timestamp()
+    return None

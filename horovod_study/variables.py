@@ -1,0 +1,67 @@
+"""Environment variables: the one reader of numbers in them, and the environment of the Pythons that the package starts.
+
+What others set (launchers, Slurm, a shell) is input like any other: a variable that is empty counts as not set, and one
+that is no number is refused by its name.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+
+from horovod_study.errors import BackendError
+
+MAX_DIGITS = 18
+"""Longer texts are no number of anything; beyond 4,300 digits Python itself refuses to read one."""
+MAX_SHOWN = 60
+_DIGITS = f"[0-9]{{1,{MAX_DIGITS}}}"
+
+
+def is_set(name: str, environ: Mapping[str, str]) -> bool:
+    """Return whether a variable holds anything but blanks."""
+    return bool(environ.get(name, "").strip())
+
+
+def whole_number(name: str, environ: Mapping[str, str], *, low: int = 0, high: int | None = None) -> int | None:
+    """Return the whole number that a variable holds, None where it is not set.
+
+    Raises BackendError where it holds something else, or a number below `low` or above `high`.
+    """
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if re.fullmatch(_DIGITS, text) and low <= int(text) and (high is None or int(text) <= high):
+        return int(text)
+    allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
+    raise _refused(name, text, f"a whole number {allowed}")
+
+
+def decimal(name: str, environ: Mapping[str, str]) -> float | None:
+    """Return the number of 0 or more that a variable holds, such as 0.05 or 5e-2, None where it is not set.
+
+    Raises BackendError where it holds something else.
+    """
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if re.fullmatch(rf"({_DIGITS}\.?|({_DIGITS})?\.{_DIGITS})([eE][+-]?[0-9]{{1,2}})?", text):
+        return float(text)
+    raise _refused(name, text, "a number of at least 0, such as 0.5")
+
+
+def _refused(name: str, text: str, allowed: str) -> BackendError:
+    short = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return BackendError(
+        f"environment variable {name} is {short!a}; allowed: {allowed}; `unset {name}`, or let the launcher set it"
+    )
+
+
+def without_working_directory(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` for a Python that imports nothing from its working directory.
+
+    What lies there, such as a file numpy.py, belongs to the user and not to the package. Folders that PYTHONPATH names
+    stay; an empty entry, which a trailing colon makes, means the working directory and goes.
+    """
+    kept = {**environ, "PYTHONSAFEPATH": "1"}
+    if "PYTHONPATH" in kept:
+        kept["PYTHONPATH"] = os.pathsep.join(part for part in kept["PYTHONPATH"].split(os.pathsep) if part)
+    return kept

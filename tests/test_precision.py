@@ -1,0 +1,117 @@
+"""The precision of a run is what its first steps computed in, wherever somebody put the autocast, or it is unknown."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_recording import manifest, open_recorder
+from torch import nn
+
+from horovod_study.analysis.points import UNSEEN
+from horovod_study.analysis.study import analyze
+from horovod_study.measure.precision import PrecisionObserver
+from horovod_study.records import joined_tables
+
+X = torch.ones(3, 8)
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def in_forward(model: nn.Module) -> nn.Module:
+    """As Accelerate prepares a model: autocast inside its forward, and results in float32."""
+    original = model.forward
+
+    def forward(*arguments: Any) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return original(*arguments).float()
+
+    model.forward = forward  # type: ignore[method-assign]
+    return model
+
+
+def loop(model: nn.Module, out: Path, step: Callable[[nn.Module], torch.Tensor], **options: Any) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with open_recorder(model, optimizer, out, **options) as record:
+        for _ in record.steps([X] * 8):
+            step(model).float().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return dict(manifest(out)["effective"])
+
+
+def outside(model: nn.Module) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(X)
+
+
+def usual(model: nn.Module) -> torch.Tensor:
+    return model(X.to(next(model.parameters()).dtype))
+
+
+@pytest.mark.parametrize(
+    "model, step, expected",
+    [
+        (plain(), usual, "fp32"),
+        (plain(), outside, "bf16"),
+        (in_forward(plain()), usual, "bf16"),
+        (plain().to(torch.bfloat16), usual, "bf16"),
+        (plain().double(), usual, "fp64"),
+        (nn.Sequential(nn.Linear(8, 16).to(torch.bfloat16), nn.Identity()), usual, "bf16"),
+        (in_forward(nn.Linear(8, 1)), usual, None),  # what such a wrapper returns is converted
+    ],
+    ids=["plain", "autocast around it", "autocast inside", "bf16 parameters", "fp64", "part", "wrapped layer"],
+)
+@pytest.mark.parametrize("options", [{}, {"timer_mode": "off"}, {"forward_hooks": False}], ids=str)
+def test_the_precision_is_what_the_layers_computed_in(
+    model: nn.Module, step: Any, expected: str | None, options: dict[str, Any], tmp_path: Path
+) -> None:
+    assert loop(model, tmp_path / "run", step, **options)["precision"] == expected
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_half_of_the_weights_in_another_type_is_no_precision() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.float64))
+    watched = PrecisionObserver(model)
+    model[1](model[0](X).double())
+
+    assert watched.found() is None
+
+
+def test_a_compiled_model_is_not_watched() -> None:
+    model = plain()
+    model.compile(backend="eager")
+    watched = PrecisionObserver(model)
+
+    assert not watched.watching and watched.found() is None
+
+
+def test_layers_are_watched_in_the_first_steps_only(tmp_path: Path) -> None:
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watched = []
+    with open_recorder(model, optimizer, tmp_path / "run") as record:
+        for _ in record.steps([X] * 6):
+            watched.append(bool(model[0]._forward_hooks))
+            model(X).sum().backward()
+            optimizer.step()
+
+    assert watched == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("other", [outside, None], ids=["bf16", "unknown"])
+def test_runs_of_another_or_an_unknown_precision_are_no_repeats(other: Any, tmp_path: Path) -> None:
+    loop(plain(), tmp_path / "runs" / "a", usual, repeat=0)
+    if other is None:
+        compiled = torch.compile(plain(), backend="eager")
+        loop(compiled, tmp_path / "runs" / "b", usual, repeat=1, model_name="Sequential")
+    else:
+        loop(plain(), tmp_path / "runs" / "b", other, repeat=1)
+    points = analyze(*joined_tables([tmp_path / "runs"])).points
+
+    assert points["repeats"].tolist() == [1, 1]
+    assert sorted(points["precision"]) == sorted(["fp32", "bf16" if other else UNSEEN])

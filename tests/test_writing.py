@@ -1,0 +1,351 @@
+"""Result files are whole or not there, whatever ends the writer, and nothing is written through a symbolic link."""
+
+import ast
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_study import write_study
+from test_crash import Killer
+
+import horovod_study
+from horovod_study import cli, files, records
+from horovod_study.errors import StudyError
+from horovod_study.report import figures, html
+from horovod_study.workload import checkpoint, dataset
+
+PACKAGE = Path(horovod_study.__file__).parent
+OLD, NEW = "old\n" * 3000, "new\n" * 5000
+
+WRITING = {
+    "cli.py": "turns the standard output to /dev/null when its reader has left",
+    "cluster/doctor/files.py": "tries what a file system can do, in a folder of its own",
+    "cluster/doctor/hosts.py": "tries what hosts see of a file, in a folder of its own",
+    "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
+    "cluster/search.py": "a lock, which stays empty",
+    "comm/equality.py": "arrays for the ranks that are compared, in a temporary folder",
+    "files.py": "the door",
+    "lease.py": "a claim, which is made with its content at once, by link or exclusively",
+    "records.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
+    "report/check.py": "a copy in a temporary folder",
+    "report/pgf.py": "into a stream in memory",
+    "report/style.py": "into a stream in memory",
+    "workload/checkpoint.py": "into a stream in memory",
+    "workload/dataset.py": "arrays in a hidden folder, which is renamed when it is whole",
+}
+"""Modules that open files for writing by themselves -> why."""
+_WRITERS = {
+    *("write_text", "write_bytes", "savefig", "to_json", "to_parquet", "tofile", "savez", "save", "savetxt"),
+    *("copyfile", "copy2", "copytree", "dump", "open_memmap"),
+}
+
+
+def opens_for_writing(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines of a module in which it writes a file without going through files.py."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        texts = [
+            each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
+        flags = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+        modes = [each for each in texts if each and set(each) <= set("rwaxbt+") and set(each) & set("wax+")]
+        if name == "open" and (modes or flags & {"O_WRONLY", "O_RDWR", "O_CREAT"}):
+            yield node.lineno
+        elif isinstance(node.func, ast.Attribute) and name in _WRITERS:
+            if name != "save" or getattr(node.func.value, "id", "") in ("np", "torch"):
+                yield node.lineno
+        elif name == "to_csv" and node.args:
+            yield node.lineno
+
+
+def test_every_module_writes_through_the_one_door() -> None:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        lines = list(opens_for_writing(ast.parse(path.read_text())))
+        if lines:
+            found[path.relative_to(PACKAGE).as_posix()] = lines
+
+    assert sorted(set(found) - set(WRITING)) == [], found
+    assert sorted(set(WRITING) - set(found)) == [], "no longer needed here"
+
+
+# ------------------------------------------------------------------------------------------------ one file
+
+
+def killed(work: Callable[[], Any], below: Path, k: int) -> bool:
+    """Do `work` in a process that is killed right before its k-th change below a folder; whether it was."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            sys.addaudithook(Killer(below, k))
+            work()
+            code = 0
+        except BaseException as error:
+            print(f"{error!r}", file=sys.stderr)
+        os._exit(code)
+    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert ended in (0, -signal.SIGKILL), ended
+    return ended != 0
+
+
+def write_old(path: Path) -> None:
+    path.write_text(OLD)
+
+
+@pytest.mark.parametrize("before", [None, OLD])
+def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(before: str | None, tmp_path: Path) -> None:
+    path, k = tmp_path / "result.csv", 1
+    while True:
+        if before is not None:
+            path.write_text(before)
+        again = killed(lambda: files.write_file(path, NEW), tmp_path, k)
+        assert (path.read_text() if path.exists() else None) == (before if again else NEW)
+        assert [each.name for each in tmp_path.iterdir() if not each.name.startswith(".")] in ([path.name], [])
+        if not again:
+            break
+        k += 1
+    assert k > 3, "it was killed before each of its changes"
+
+
+@pytest.mark.parametrize("name", ["write", "fsync", "replace", "chmod"])
+def test_a_writer_that_finds_no_room_leaves_the_old_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "result.csv"
+    path.write_text(OLD)
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if name == "write":
+        with pytest.raises(OSError), files.new_file(path):
+            full()
+    else:
+        monkeypatch.setattr(files.os, name, full)
+        with pytest.raises(OSError):
+            files.write_file(path, NEW)
+
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(path.name, OLD)]
+
+
+def test_a_row_that_finds_room_in_part_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "rows.csv", os.write
+    files.append_text(path, "1,2\n", head="a,b\n")
+
+    def partly(descriptor: int, content: Any) -> int:
+        if len(content) < 3:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return write(descriptor, content[:2])
+
+    monkeypatch.setattr(files.os, "write", partly)
+    with pytest.raises(OSError, match="large"):
+        files.append_text(path, "3,4\n", head="a,b\n")
+
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+@given(
+    st.text(st.characters(codec=None), max_size=8)
+    | st.sampled_from(["=1", "'=1", "''=1", "-1", "+", "@x", "\t", "a=1"])
+)
+@settings(max_examples=200, deadline=None)
+def test_a_name_that_looks_like_a_formula_is_guarded_and_comes_back(name: str) -> None:
+    written = files.guarded(name)
+
+    assert files.unguarded(written) == name
+    assert not written.startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
+def test_numbers_are_not_guarded() -> None:
+    table = pd.DataFrame({"x": [-1.5, 2.0], "name": ["=1+2", "b"]})
+
+    assert files.csv_of(table) == "x,name\n-1.5,'=1+2\n2.0,b\n"
+    assert files.csv_rows(("x", "name"), [{"x": -1.5, "name": "=1+2"}]) == "x,name\n-1.5,'=1+2\n"
+
+
+# ------------------------------------------------------------------------------------------------ symbolic links
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("study") / "runs", workers=(1, 2), repeats=2, steps=60)
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """Pictures and the page are made in no time: what is tested is where they are written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
+        patch.setattr(figures, "settled", lambda figure: figure)
+        patch.setattr(html, "render", lambda analysis, *, against=None: f"<html>{EDITION['number']}</html>\n" * 500)
+        yield
+
+
+EDITION = {"number": 1}
+
+
+def report(study: Path, out: Path) -> None:
+    assert cli.main(["analyze", str(study), "--out", str(out)]) == 0
+    assert cli.main(["report", str(out)]) == 0
+
+
+def visible(folder: Path) -> list[Path]:
+    return sorted(
+        each
+        for each in folder.rglob("*")
+        if each.is_file() and not any(part.startswith(".") for part in each.relative_to(folder).parts)
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_result_is_written_through_a_link(study: Path, tmp_path: Path) -> None:
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    report(study, out)
+    outside.mkdir()
+    for number, path in enumerate(visible(out)):
+        (outside / f"{number}").write_text("mine")
+        path.unlink()
+        path.symlink_to(outside / f"{number}")
+    report(study, out)
+
+    assert {each.read_text() for each in outside.iterdir()} == {"mine"}
+    assert not any(each.is_symlink() for each in out.rglob("*"))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["figures", "tables"])
+def test_a_folder_of_results_that_leads_outside_is_refused(name: str, study: Path, tmp_path: Path) -> None:
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    outside.mkdir()
+    assert cli.main(["analyze", str(study), "--out", str(out)]) == 0
+    (out / name).symlink_to(outside)
+
+    assert cli.main(["report", str(out)]) == 2
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["epochs.csv", "bench.json", "run.json", ".reserve"])
+def test_no_file_of_a_run_is_written_through_a_link(name: str, tmp_path: Path) -> None:
+    from test_records import record
+
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    records.create_run(run, record())
+    outside.write_text("mine")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(outside)
+    for write in (
+        lambda: records.append_epoch(run, {"epoch": 1}),
+        lambda: records.write_ablation(run, {}),
+        lambda: records.finish_run(run, record(), status="failed", finished="f", totals={}),
+    ):
+        try:
+            write()
+        except StudyError as error:
+            assert name in str(error)
+
+    assert outside.read_text() == "mine"
+
+
+def test_a_checkpoint_is_not_written_through_a_link_to_a_folder(tmp_path: Path) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    run.mkdir()
+    outside.mkdir()
+    (run / records.CHECKPOINTS).symlink_to(outside)
+    empty: dict[str, Any] = {name: {} for name in ("model", "optimizer", "progress", "config")}
+    state = checkpoint.Checkpoint(
+        step=1, epoch=0, **empty, target_bounds=((0.0, 1.0), (0.0, 1.0)), input_scaling="none", widths="15,38,197"
+    )
+    with pytest.raises(StudyError, match="checkpoints"):
+        checkpoint.save(run, state)
+
+    assert list(outside.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ killed anywhere
+
+
+def sampled(first: int = 1) -> Iterator[int]:
+    """Every change at first, then fewer and fewer, so that a long command takes a bounded number of tries."""
+    k = first
+    while True:
+        yield k
+        k += max(1, k // 2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_a_report_that_is_killed_anywhere_leaves_whole_files(study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report(study, out)
+    names = [path.relative_to(out) for path in visible(out)]
+    for k in sampled():
+        old = {name: (out / name).read_bytes() for name in names}
+        EDITION["number"] += 1
+        again = killed(lambda: report(study, out), out, k)
+        left = {path.relative_to(out): path.read_bytes() for path in visible(out)}
+        assert sorted(left) == names, k
+        if not again:
+            new = left
+            break
+        report(study, out)
+        new = {name: (out / name).read_bytes() for name in names}
+        torn = [name for name in names if left[name] not in (old[name], new[name]) and name.name != records.SOURCE]
+        assert torn == [], k
+        # The page comes last: a new one never stands beside old figures.
+        if left[Path("report.html")] != old[Path("report.html")]:
+            assert all(left[name] == new[name] for name in names if name.parts[0] in ("figures", "tables")), k
+    assert f"<html>{EDITION['number']}<".encode() in new[Path("report.html")]
+
+
+@pytest.mark.slow
+def test_data_generate_that_is_killed_anywhere_leaves_a_whole_set_or_none(tmp_path: Path) -> None:
+    def work() -> None:
+        dataset.generate(tmp_path / "set", 400, seed=1)
+
+    for k in range(1, 100):
+        again = killed(work, tmp_path, k)
+        assert [each.name for each in tmp_path.iterdir() if not each.name.startswith(".")] == ([] if again else ["set"])
+        if not again:
+            break
+    assert k > 4
+    assert len(dataset.open_dataset(tmp_path / "set").curves) == 400
+
+
+@pytest.mark.slow
+def test_rows_that_are_cut_for_a_resume_are_whole_wherever_it_is_killed(tmp_path: Path) -> None:
+    from test_records import columns, record
+
+    run = tmp_path / "run"
+    records.create_run(run, record())
+    writer = records.StepWriter(run, 0)
+    writer.append(columns(40))
+    writer.close()
+    for steps in (10, 20, 30, 40):
+        records.append_epoch(run, {**dict.fromkeys(records.EPOCH_COLUMNS, 0.5), "epoch": steps / 10, "steps": steps})
+
+    def resume() -> None:
+        records.cut_epochs(run, 30)
+        records.resume_run(run, records.read_run(run), from_step=30, began="now")
+        going_on = records.StepWriter(run, 0, resume_at=30)
+        going_on.append(columns(5, first=30))
+        going_on.close()
+
+    for k in range(1, 100):
+        again = killed(resume, run, k)
+        assert len(records.read_steps(run, 0)) in ((30, 35, 40) if again else (35,)), k
+        assert [row["steps"] for row in records.epoch_rows(run)] in ([10, 20, 30, 40], [10, 20, 30]), k
+        assert records.read_run(run).status == "running"
+        if not again:
+            break
+    assert k > 8
