@@ -16,6 +16,7 @@ import os
 import reprlib
 import stat
 from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ MAX_DEPTH = 64
 """Levels of nesting. What this package writes has fewer than ten."""
 MAX_FIELD_CHARS = 4_000_000
 """Of one field of a CSV file; a longer one is no table of numbers and names."""
-INT_RANGE = (-(2**63), 2**63 - 1)
+INT_RANGE = (-(2**63), 2**64 - 1)  # seeds have no sign
 
 Refusal = type[StudyError]
 
@@ -157,8 +158,11 @@ def conform(content: Any, form: Any, source: str, error: Refusal = RecordError, 
     if form is Any:
         return content
     from pydantic import ValidationError
+    from pydantic_core import to_json
 
     try:
+        if isinstance(form, type) and is_dataclass(form):  # of which JSON has the fields, but no tuples
+            return _adapter(form).validate_json(to_json(content), strict=True)
         return _adapter(form).validate_python(content, strict=True)
     except ValidationError as problem:
         raise error(f"{source}: {_first_fault(problem.errors(include_url=False))}; {again}") from None
@@ -250,12 +254,18 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def parse_csv(
-    text: str, *, source: str, columns: Iterable[str] = (), error: Refusal = RecordError, again: str
+    text: str,
+    *,
+    source: str,
+    columns: Iterable[str] = (),
+    error: Refusal = RecordError,
+    again: str,
+    lenient: bool = False,
 ) -> list[dict[str, str]]:
     """Return the rows of a CSV text as {column: text}; `columns` must be there, others may be.
 
     Every row has as many fields as the head. A last row without its newline is of a writer that was killed and is left
-    out. Raises `error` naming the line.
+    out. Raises `error` naming the line; `lenient` passes over lines that do not fit instead.
     """
     reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
     rows: list[dict[str, str]] = []
@@ -268,6 +278,8 @@ def parse_csv(
             if not names:
                 names = row
                 _require_columns(names, columns, source, error, again)
+            elif len(row) != len(names) and lenient:
+                continue
             elif len(row) != len(names):
                 raise error(f"{source} line {reader.line_num}: {len(row)} fields under {len(names)} names; {again}")
             else:

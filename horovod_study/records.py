@@ -536,8 +536,8 @@ def _write_section(directory: Path, section: str, found: Mapping[str, Any]) -> N
     """Write one section of bench.json, and keep the others; a file that cannot be read has none."""
     path = directory / BENCH
     content: Any = None
-    with suppress(OSError, ValueError):
-        content = json.loads(path.read_text(encoding="utf-8"))
+    with suppress(RecordError):
+        content = read_json(path, again="")
     others = content if isinstance(content, dict) and content.get("schema") == BENCH_SCHEMA else {}
     try:
         text = json.dumps({**others, "schema": BENCH_SCHEMA, section: found}, allow_nan=False)
@@ -604,7 +604,7 @@ def cut_epochs(directory: Path, steps: int) -> None:
     if not path.exists():
         return
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = read_text(path, again="start the run anew").splitlines(keepends=True)
         head, rows = lines[:1], [line for line in lines[1:] if line.endswith("\n")]  # a torn last row is dropped
         column = EPOCH_COLUMNS.index("steps")
         write_file(path, "".join(head + [row for row in rows if int(row.split(",")[column]) <= steps]))

@@ -581,16 +581,18 @@ def _train(
             keeper.step = step
 
     if resumed is not None:
-        bare_model.load_state_dict(dict(resumed.model))
-        optimizer.load_state_dict(dict(resumed.optimizer))
-        if arithmetic.scaler:
-            arithmetic.scaler.load_state_dict(resumed.progress["scaler"])
+        with checkpoint.fitting(directory):
+            bare_model.load_state_dict(dict(resumed.model))
+            optimizer.load_state_dict(dict(resumed.optimizer))
+            if arithmetic.scaler:
+                arithmetic.scaler.load_state_dict(resumed.progress["scaler"])
         step, epoch = resumed.step, resumed.epoch
         window_s, evaluation = resumed.progress["window_s"], resumed.progress["evaluation"]
         stretches = resumed.progress.get("stretches", stretches)
-        budget.take_up(resumed.progress["budget"])
+        with checkpoint.fitting(directory):
+            budget.take_up(resumed.progress["budget"])
+            keeper.cost = {name: resumed.progress[name] for name in keeper.cost}
         target_reached, out_of_time = resumed.progress["target_reached"], budget.spent
-        keeper.cost = {name: resumed.progress[name] for name in keeper.cost}
         if writer.kept is not None:
             recorder.take_up(writer.kept)
             writer.kept = None  # they are in the file

@@ -99,7 +99,7 @@ def test_what_an_option_matters_to(name: str, runtimes: set[str]) -> None:
 
 
 def test_a_missing_or_odd_yaml_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="none.yaml"):
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
         load_yaml(tmp_path / "none.yaml")
     (path := tmp_path / "list.yaml").write_text("- a\n- b\n")
     with pytest.raises(ConfigError, match="must hold `key: value` lines, not list"):

@@ -116,7 +116,7 @@ def test_decimals_are_read(text: str, value: float) -> None:
     assert decimal("A", {"A": text}) == value
 
 
-@pytest.mark.parametrize("text", [*(set(ODD) - {"1e9", "1.5"}), "inf", "."])
+@pytest.mark.parametrize("text", [*(text for text in ODD if text not in ("1e9", "1.5")), "inf", "."])
 def test_decimals_that_are_none_are_refused_by_name(text: str) -> None:
     with pytest.raises(BackendError, match="THE_NAME"):
         decimal("THE_NAME", {"THE_NAME": text})

@@ -42,7 +42,7 @@ from horovod_study.config import (
     matters,
     run_config,
 )
-from horovod_study.documents import load_yaml
+from horovod_study.documents import load_yaml, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import write_file
 from horovod_study.lease import hold_study
@@ -560,8 +560,9 @@ class _Work:
         if not path.exists():
             self._keep_plan()
             return
+        again = f"move {self._out} away"
+        known: dict[str, dict[str, Any]] = read_json(path, dict[str, dict[str, Any]], again=again)
         try:
-            known = json.loads(path.read_text(encoding="utf-8"))
             steps = {int(count): int(number) for count, number in known["steps"].items()}
             for letter, values in meaning.items():
                 for name, value in values.items():
@@ -573,8 +574,8 @@ class _Work:
                             f"{self._out}: holds a comparison in which {name} of {letter} is {before}, not {value}; "
                             "choose another --out, or move it away"
                         )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RecordError(f"{path}: is damaged ({error}); move {self._out} away") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(f"{path}: is damaged ({error}); {again}") from None
         for count, number in steps.items():
             if self._new_steps is not None and number != self._new_steps:
                 raise StudyError(

@@ -28,7 +28,8 @@ from typing import Any
 
 import horovod_study
 from horovod_study.cluster.partitions import Partition
-from horovod_study.errors import StudyError
+from horovod_study.documents import read_json
+from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import write_file
 
 CODE = ".code"
@@ -182,10 +183,9 @@ def _keep(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    with suppress(RecordError):
+        return read_json(path, again="")
+    return None
 
 
 def remembered(directory: Path) -> dict[str, Known]:

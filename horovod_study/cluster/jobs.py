@@ -20,12 +20,14 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from horovod_study.config import Cell, Placement, RunConfig
+from horovod_study.documents import read_json, shown
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import utc_now
@@ -107,17 +109,9 @@ def write_job(directory: Path, job: Job) -> None:
 def read_job(folder: Path) -> Job:
     """Read the job in `folder`; RecordError: its job.json is missing or damaged."""
     path = folder / JOB_FILE
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        known = {each.name for each in fields(Job)}
-        values = {name: value for name, value in values.items() if name in known}
-        return Job(**{**values, "tasks": tuple(tuple(map(str, task)) for task in values["tasks"])})
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}); name the folder of a submitted job") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecordError(
-            f"{path}: is damaged ({error}); move {folder} away, then cancel job {folder.name} with scancel --name"
-        ) from None
+    again = f"move {shown(folder)} away, then cancel job {shown(folder.name)} with scancel --name"
+    job: Job = read_json(path, Job, again=again, missing="no such file; name the folder of a submitted job")
+    return job
 
 
 def read_jobs(directory: Path) -> list[Job]:
@@ -186,13 +180,10 @@ def write_note(directory: Path, name: str, task: int, note: Note) -> None:
 
 def read_note(directory: Path, name: str, task: int) -> Note | None:
     """Return the latest note, or None when there is none that can be read."""
-    try:
-        values = json.loads(note_path(directory, name, task).read_text(encoding="utf-8"))
-        known = {each.name for each in fields(Note)}
-        values = {key: value for key, value in values.items() if key in known}
-        return Note(**{**values, "left_out": tuple(values.get("left_out", ()))})
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
+    with suppress(RecordError):
+        note: Note = read_json(note_path(directory, name, task), Note, again="")
+        return note
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------- asking Slurm

@@ -28,7 +28,6 @@ overwritten or deleted.
 what was read of finished cells: thousands are then looked at only, not read. It may be removed at any time.
 """
 
-import csv
 import json
 import math
 import os
@@ -36,6 +35,7 @@ import platform
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +44,7 @@ from horovod_study import lease
 from horovod_study.cluster import identity
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell
+from horovod_study.documents import parse_csv, read_json, read_text
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run, silent_s
@@ -565,6 +566,14 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cached:
+    """The form of the file of a _Cache."""
+
+    schema: int
+    runs: Mapping[str, list[Any]]
+
+
 class _Cache:
     """What was read of finished cells, which do not change; a file that did change is read again."""
 
@@ -572,12 +581,10 @@ class _Cache:
         self._path = directory / _CACHE
         self._new = 0
         self._runs: dict[str, list[Any]] = {}
-        try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
-            if content["schema"] == _CACHE_SCHEMA:
-                self._runs = dict(content["runs"])
-        except (OSError, ValueError, TypeError, KeyError):
-            pass  # there is none, or it is damaged: everything is read
+        with suppress(RecordError):  # there is none, or it is damaged: everything is read
+            content: _Cached = read_json(self._path, _Cached, again="")
+            if content.schema == _CACHE_SCHEMA:
+                self._runs = dict(content.runs)
 
     def get(self, key: str, status: os.stat_result) -> tuple[float | None, str] | None:
         """Return (samples/s, reason) of a finished cell whose record is the one that was read."""
@@ -693,14 +700,11 @@ def note_attempt(
 
 def past_durations(directory: Path) -> list[tuple[str, int, float]]:
     """Return (runtime, workers, seconds) of every attempt that ended done; lines damaged by a crash are passed over."""
-    path = directory / "attempts.csv"
     durations = []
-    if path.exists():
-        with path.open(newline="", encoding="utf-8", errors="replace") as stream:
-            for row in csv.DictReader(stream):
-                try:
-                    if row["state"] == "done":
-                        durations.append((row["runtime"], int(row["workers"]), float(row["seconds"])))
-                except (KeyError, TypeError, ValueError):
-                    continue
+    with suppress(RecordError):
+        text = read_text(directory / "attempts.csv", again="")
+        for row in parse_csv(text, source="", again="", lenient=True):
+            with suppress(KeyError, ValueError, OverflowError):
+                if row["state"] == "done":
+                    durations.append((row["runtime"], int(row["workers"]), float(row["seconds"])))
     return durations

@@ -23,7 +23,8 @@ from horovod_study.cluster.remote import other_hosts, run_on, stop_marked_on
 from horovod_study.cluster.runner import Launcher, StopRequest, log_tail, misplaced
 from horovod_study.cluster.site import Host, Site
 from horovod_study.config import COMMUNICATION, Cell, Placement, RunConfig
-from horovod_study.errors import StudyError
+from horovod_study.documents import read_json
+from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import now, utc_stamp
 from horovod_study.records import MANIFEST, read_run
@@ -210,7 +211,7 @@ def _where(site: Site, cell: Cell) -> str:
 
 def _read(directory: Path) -> dict[str, list[str]]:
     """Return identity -> what has passed with it; nothing where the file is missing or damaged."""
-    with suppress(OSError, ValueError, AttributeError):
-        content = json.loads((directory / FOLDER / _PASSED).read_text(encoding="utf-8"))
-        return {str(name): [str(each) for each in told] for name, told in content.items()}
-    return {}
+    passed: dict[str, list[str]] = {}
+    with suppress(RecordError):
+        passed = read_json(directory / FOLDER / _PASSED, dict[str, list[str]], again="")
+    return passed

@@ -12,8 +12,6 @@ Libraries read their settings when they start, so that every evaluation is a lau
 few seconds, without checkpoint, evaluated once at its end. `racing.py` decides what is launched next.
 """
 
-import csv
-import io
 import json
 import math
 import os
@@ -55,7 +53,7 @@ from horovod_study.config import (
     matters,
     run_config,
 )
-from horovod_study.documents import load_yaml
+from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.lease import hold_study
@@ -455,6 +453,14 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _State:
+    """The form of tune.json."""
+
+    meaning: dict[str, Any]
+    facts: dict[str, dict[str, Any]]
+
+
 class _Ledger:
     """trials.csv and tune.json of one tune."""
 
@@ -473,11 +479,9 @@ class _Ledger:
 
     def _open(self) -> None:
         if self._state.exists():
-            try:
-                state = json.loads(self._state.read_text(encoding="utf-8"))
-                before, self.facts = state["meaning"], state["facts"]
-            except (ValueError, KeyError, TypeError):
-                raise StudyError(f"{self._state}: is damaged; move the folder away, or choose another --out") from None
+            again = "move the folder away, or choose another --out"
+            state: _State = read_json(self._state, _State, error=StudyError, again=again)
+            before, self.facts = state.meaning, state.facts
             for part, new in self._meaning.items():
                 if (old := before.get(part)) != new:
                     raise StudyError(
@@ -489,11 +493,12 @@ class _Ledger:
         else:
             self.save()
         if self._path.exists():
-            text = self._path.read_text(encoding="utf-8")
+            text = read_text(self._path, error=StudyError, again="choose another --out")
             whole = text[: text.rfind("\n") + 1]
             if whole != text:  # torn: the command was killed while it wrote
                 write_file(self._path, whole)
-            for row in csv.DictReader(io.StringIO(whole)):
+            again = "remove that row, or choose another --out"
+            for row in parse_csv(whole, source=str(self._path), columns=COLUMNS, error=StudyError, again=again):
                 self._note(_trial(row, self._path))
 
     def _note(self, trial: Trial) -> None:
@@ -534,26 +539,32 @@ class _Ledger:
         append_text(self._path, csv_rows(COLUMNS, [row], head=False), head=csv_rows(COLUMNS, []))
 
 
-def _trial(row: Mapping[str, str | None], path: Path) -> Trial:
+def _trial(row: Mapping[str, str], path: Path) -> Trial:
     def number(name: str) -> float | None:
-        text = row[name]
-        return float(text) if text else None
+        return _finite(row[name]) if row[name] else None
 
     try:
         return Trial(
-            stage=str(row["stage"]),
-            block=int(row["block"] or ""),
+            stage=row["stage"],
+            block=int(row["block"]),
             candidate=f"{row['runtime']} {row['candidate']}",
             samples_per_s=number("samples_per_s"),
             step_ms_median=number("step_ms_median"),
             step_ms_p90=number("step_ms_p90"),
-            seconds=float(row["seconds"] or ""),
-            reason=row["reason"] or "",
+            seconds=_finite(row["seconds"]),
+            reason=row["reason"],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise StudyError(
             f"{path}: row {row.get('launch')} is damaged ({error}); remove that row, or choose another --out"
         ) from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
+    return value
 
 
 def _difference(part: str, old: Any, new: Any) -> str:

@@ -1,5 +1,6 @@
 """The figure of a hyper-parameter search: every trial's test MSE, in order and against each option that was varied."""
 
+import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from horovod_study.documents import read_bytes
+from horovod_study.errors import RecordError
 from horovod_study.report.files import write_result
 from horovod_study.report.style import PAPER, PRINT_WIDTH_IN, QUIET
 
@@ -25,7 +28,11 @@ _KINDS = ("categories", "linear", "log")
 def read_table(path: Path) -> pd.DataFrame:
     """Read trials.csv."""
     # Only empty cells are missing: an option may well have the value "none".
-    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+    content = io.BytesIO(read_bytes(path, again="run the search again"))
+    try:
+        return pd.read_csv(content, keep_default_na=False, na_values=[""])
+    except ValueError as error:
+        raise RecordError(f"{path}: is no table ({error}); run the search again") from None
 
 
 def write_search(trials: pd.DataFrame, options: Mapping[str, str], directory: Path) -> list[Path]:

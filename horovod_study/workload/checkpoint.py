@@ -15,7 +15,8 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from horovod_study.files import result_folder, write_file
 from horovod_study.measure.clock import now
 from horovod_study.progress import say
 from horovod_study.records import CHECKPOINTS, StepWriter, checkpoint_paths, checkpoint_step
+from horovod_study.workload import material
 from horovod_study.workload.model import StressCNN
 
 SCHEMA = 1
@@ -57,6 +59,14 @@ class Checkpoint:
 
 
 _FIELDS = tuple(Checkpoint.__dataclass_fields__)
+_PROGRESS: dict[str, Any] = {
+    **dict.fromkeys(("window_s", "wall_s"), (int, float)),
+    "evaluated": int,
+    "evaluation": Mapping,
+    "budget": (list, tuple),
+    "target_reached": object,
+}
+"""What the loop of train.py needs of `progress`, by type."""
 
 # ------------------------------------------------------------------------------------------------ the file's bytes
 
@@ -80,8 +90,11 @@ def decode(data: bytes, source: str) -> Checkpoint:
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever is wrong with a file from elsewhere, it is the file's fault
-        first = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise RecordError(f"{source}: is not a checkpoint of plain tensors and values ({first[:200]})") from None
+        # PyTorch's own words end with how to load what can execute code, which nobody should.
+        what = (
+            "objects that loading would execute" if type(error).__name__ == "UnpicklingError" else "a damaged archive"
+        )
+        raise RecordError(f"{source}: holds {what}, not plain tensors and values alone; it is not read") from None
     if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
         raise RecordError(f"{source}: is a PyTorch file, but not a checkpoint of this program")
     if content["schema"] > SCHEMA:
@@ -91,8 +104,37 @@ def decode(data: bytes, source: str) -> Checkpoint:
     missing = [name for name in _FIELDS if name not in content]
     if missing:
         raise RecordError(f"{source}: lacks {', '.join(missing)}; it was not written by this program")
-    bounds = tuple((float(low), float(high)) for low, high in content["target_bounds"])
-    return Checkpoint(**{**{name: content[name] for name in _FIELDS}, "target_bounds": bounds})
+    try:
+        state = {name: content[name] for name in _FIELDS}
+        bounds = tuple((float(low), float(high)) for low, high in content["target_bounds"])
+        made = Checkpoint(**{**state, "target_bounds": bounds})
+        wrong = _wrong_field(made)
+    except (TypeError, ValueError, OverflowError):
+        wrong = "target_bounds"
+    if wrong:
+        raise RecordError(f"{source}: {wrong} is not what this program writes there")
+    return made
+
+
+def _wrong_field(found: Checkpoint) -> str:
+    """Return the first field of a checkpoint that holds something of another type, "" for none."""
+    counts = (found.step, found.epoch)
+    kinds = {
+        "step": all(type(each) is int and 0 <= each < 2**53 for each in counts),
+        "model": isinstance(found.model, Mapping)
+        and all(isinstance(name, str) and isinstance(each, torch.Tensor) for name, each in found.model.items()),
+        "optimizer": isinstance(found.optimizer, Mapping),
+        "progress": isinstance(found.progress, Mapping),
+        "config": isinstance(found.config, Mapping) and all(isinstance(name, str) for name in found.config),
+        "target_bounds": len(found.target_bounds) == material.TARGETS,
+        "input_scaling": isinstance(found.input_scaling, str),
+        "widths": isinstance(found.widths, str),
+    }
+    wrong = next((name for name, right in kinds.items() if not right), "")
+    if not wrong:
+        unfit = [name for name, kind in _PROGRESS.items() if not isinstance(found.progress.get(name, ...), kind)]
+        wrong = f"progress: {unfit[0]}" if unfit and found.progress else ""
+    return wrong
 
 
 def _damage(data: bytes) -> str:
@@ -262,18 +304,28 @@ def _bytes_of(path: Path) -> bytes:
 # ------------------------------------------------------------------------------------------------ using
 
 
+@contextmanager
+def fitting(source: Path) -> Iterator[None]:
+    """Turn what in a checkpoint does not fit the network or the loop that takes it up into a RecordError."""
+    try:
+        yield
+    except (ConfigError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        text = re.sub(r"\s+", " ", f"{error}")[:200]
+        raise RecordError(
+            f"{source}: the state in its checkpoint does not fit what is trained ({text}); train again, with another "
+            "--out"
+        ) from None
+
+
 def load_model(source: Path, *, warn: Callable[[str], None] = say) -> tuple[StressCNN, NDArray[np.float64]]:
     """Return the network of a run directory (its newest checkpoint) or of a checkpoint file, for inference on a CPU.
 
     With it come the bounds (P, 2) that turn its outputs, 0..1, into G0 in MPa and a: low + output * (high - low).
     """
     checkpoint = load(source) if source.is_file() else load_newest(source, warn=warn)
-    try:
+    with fitting(source):
         model = StressCNN(widths=parse_widths(checkpoint.widths), input_scaling=checkpoint.input_scaling)
         model.load_state_dict(dict(checkpoint.model))
-    except (ConfigError, RuntimeError) as error:
-        text = re.sub(r"\s+", " ", str(error))[:200]
-        raise RecordError(f"{source}: does not hold the network it names ({text}); train again") from None
     bounds = np.array(checkpoint.target_bounds, dtype=np.float64)
     if not all(math.isfinite(each) for each in bounds.flat):
         raise RecordError(f"{source}: has no finite target bounds; train again")

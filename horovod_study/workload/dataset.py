@@ -24,12 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from horovod_study.config import available_cores
+from horovod_study.documents import read_json
 from horovod_study.errors import DataError
 from horovod_study.files import write_file
 from horovod_study.variables import without_working_directory
@@ -560,24 +563,34 @@ def _worker(argument: str) -> None:
 # ------------------------------------------------------------------------------------------------ opening, checking
 
 
+@with_config(ConfigDict(extra="allow"))
+class SideCar(TypedDict, total=False):
+    """The form of dataset.json; what is required is said where it is missed."""
+
+    kind: str
+    spec: str
+    size: Annotated[int, Field(ge=1, le=_LARGEST_SIZE)]
+    seed: int | None
+    noise_max_mpa: float | None
+    numpy: str
+    block_rows: Annotated[int, Field(ge=1, le=_LARGEST_SIZE)]
+    sha256: dict[str, list[str]]
+    target_bounds: list[list[float]]
+    floor: dict[str, float | None] | None
+    provenance: Any
+
+
 def open_dataset(path: Path) -> Dataset:
     """Open a data set without reading its rows; sizes, types and version are checked against the side-car."""
     if not path.exists():
         raise DataError(
             f"{path}: no such data set; make it with `horovod-study data generate`, or give a size instead of a path"
         )
-    try:
-        sidecar = json.loads((path / SIDECAR).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(
-            f"{path}: is not a data set (no {SIDECAR}); name one made by horovod-study data generate"
-        ) from None
-    except NotADirectoryError:
-        raise DataError(f"{path}: is a file; name the directory that horovod-study data generate made") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path / SIDECAR}: cannot be read ({error}); generate the data set again") from None
-    if not isinstance(sidecar, dict):
-        raise DataError(f"{path / SIDECAR}: holds no JSON object; generate the data set again")
+    if not path.is_dir():
+        raise DataError(f"{path}: is a file; name the directory that horovod-study data generate made")
+    if not (path / SIDECAR).exists():
+        raise DataError(f"{path}: is not a data set (no {SIDECAR}); name one made by horovod-study data generate")
+    sidecar = read_json(path / SIDECAR, SideCar, error=DataError, again="generate the data set again")
     known = {GENERATED: material.SPEC, IMPORTED: IMPORTED_SPEC}.get(_kind(sidecar))
     if sidecar.get("spec") != known:
         raise DataError(

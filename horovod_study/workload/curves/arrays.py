@@ -6,6 +6,7 @@ optional         targets (N, 2): G0 in MPa and a; ids (N,); target_bounds (2, 2)
 """
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,11 @@ def read_npz(path: Path, options: ReadOptions) -> Raw:
         "strain": units.settle(str(path), "strain", None, options.strain_unit),
         "stress": units.settle(str(path), "stress", None, options.stress_unit),
     }
+    _require_room(archive)
     strain, stress = archive.open("strain"), archive.open("stress")
-    room.need_memory(path, 2 * 8 * strain.size, "reading it", "import a .npy pair instead, which goes in blocks")
-    if strain.shape != stress.shape:
-        raise DataError(
-            f"{path}: strain has shape {strain.shape}, stress {stress.shape}; every point needs both, export them again"
-        )
-    where = archive.where("strain")
     if "offsets" in archive:
-        if strain.ndim != 1:
-            raise DataError(f"{where}: has shape {strain.shape}; with offsets the arrays are flat, of one dimension")
         parts = _ragged(archive, len(strain))
     else:
-        if strain.ndim != 2:
-            raise DataError(f"{where}: has shape {strain.shape}, needed is (N, L); flat arrays need offsets (N + 1)")
         parts = _padded(archive, np.asarray(strain), np.asarray(stress))
     count = len(parts)
     names = _ids(archive, count)
@@ -83,6 +75,22 @@ def read_npz(path: Path, options: ReadOptions) -> Raw:
         counts={"files": 1},
         notes=(f"arrays not used: {', '.join(unused)}",) if unused else (),
     )
+
+
+def _require_room(archive: Archive) -> None:
+    """Refuse, by the heads of its arrays alone, a file whose shapes do not fit or that finds no room in memory."""
+    path, where = archive.path, archive.where("strain")
+    strain, stress = archive.header("strain"), archive.header("stress")
+    if strain.shape != stress.shape:
+        raise DataError(
+            f"{path}: strain has shape {strain.shape}, stress {stress.shape}; every point needs both, export them again"
+        )
+    if "offsets" in archive and len(strain.shape) != 1:
+        raise DataError(f"{where}: has shape {strain.shape}; with offsets the arrays are flat, of one dimension")
+    if "offsets" not in archive and len(strain.shape) != 2:
+        raise DataError(f"{where}: has shape {strain.shape}, needed is (N, L); flat arrays need offsets (N + 1)")
+    needed = strain.nbytes + stress.nbytes + 2 * 8 * math.prod(strain.shape)
+    room.need_memory(path, needed, "reading it", "import a .npy pair instead, which goes in blocks")
 
 
 def _ragged(archive: Archive, total: int) -> list[tuple[int, int]]:

@@ -3,7 +3,9 @@
 Nothing is unpickled.
 """
 
+import math
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +17,10 @@ from horovod_study.errors import DataError
 from horovod_study.workload import material, room
 
 _MAGIC = b"\x93NUMPY"
+MAX_BYTES = 2**50
+MIN_SUSPECT_BYTES = 10_000_000
+MAX_RATIO = 200
+"""So many times smaller no compression makes measured numbers; zeros become a thousand times smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +35,7 @@ class Header:
     @property
     def nbytes(self) -> int:
         """Bytes of the numbers."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def is_npy(path: Path) -> bool:
@@ -52,6 +58,8 @@ def read_header(stream: IO[bytes], where: str) -> Header:
     except ValueError as error:
         text = str(error).splitlines()[0][:100]
         raise DataError(f"{where}: is not a .npy file ({text}); save it again with numpy.save") from None
+    if any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize > MAX_BYTES:
+        raise DataError(f"{where}: its head promises {shape} numbers of {dtype}, which nothing holds; export it again")
     if dtype.hasobject:
         raise DataError(
             f"{where}: holds Python objects, which only pickle could read and this program never does; re-save without "
@@ -97,7 +105,7 @@ class Archive:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise DataError(
                 f"{path}: is not a whole .npz file of {path.stat().st_size:,} bytes ({error}); it was cut short or is "
                 "something else, copy it again"
@@ -121,8 +129,13 @@ class Archive:
         header = self.header(name)
         if numbers:
             _real(header, self.where(name))
-        entry = self._zip.getinfo(f"{name}.npy" if f"{name}.npy" in self._zip.namelist() else name)
+        entry = self._entry(name)
         _whole(self.where(name), header.length + header.nbytes, entry.file_size)
+        if header.nbytes > MIN_SUSPECT_BYTES and header.nbytes > MAX_RATIO * entry.compress_size:
+            raise DataError(
+                f"{self.where(name)}: {header.nbytes:,} bytes of numbers are packed into {entry.compress_size:,}, as "
+                f"only repetitions can be (more than {MAX_RATIO} times smaller); export the curves again"
+            )
         if entry.compress_type == zipfile.ZIP_STORED and numbers and header.nbytes:
             with self.path.open("rb") as stream:
                 stream.seek(entry.header_offset + 26)
@@ -136,18 +149,22 @@ class Archive:
         with self._member(name) as stream:
             try:
                 array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-            except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
                 raise DataError(f"{self.where(name)}: cannot be read ({error}); copy the file again") from None
         return array
 
-    def _member(self, name: str) -> IO[bytes]:
+    def _entry(self, name: str) -> zipfile.ZipInfo:
         for entry in (f"{name}.npy", name):
             if entry in self._zip.namelist():
-                try:
-                    return self._zip.open(entry)
-                except (zipfile.BadZipFile, OSError) as error:
-                    raise DataError(f"{self.where(name)}: cannot be read ({error}); copy the file again") from None
+                return self._zip.getinfo(entry)
         raise DataError(f"{self.path}: no array {name!r}; arrays found: {', '.join(self.names)}")
+
+    def _member(self, name: str) -> IO[bytes]:
+        entry = self._entry(name)
+        try:
+            return self._zip.open(entry)
+        except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:  # RuntimeError: encrypted
+            raise DataError(f"{self.where(name)}: cannot be read ({error}); copy the file again") from None
 
 
 def read_targets(path: Path, count: int) -> NDArray[np.float64]:
