@@ -243,7 +243,7 @@ class _BoundedLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep=deep)
-        except (ValueError, OverflowError, KeyError, IndexError, TypeError):
+        except (ValueError, OverflowError, LookupError, TypeError, AttributeError):
             text = _short(getattr(node, "value", None))
             raise yaml.constructor.ConstructorError(
                 None, None, f"{text} is no value that can be read", node.start_mark

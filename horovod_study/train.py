@@ -474,7 +474,13 @@ def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint
     with agreed(backend):
         if backend.rank == 0:
             content = checkpoint.read_newest(directory)
-    return checkpoint.decode(backend.gather(content)[0], str(directory))
+    found = checkpoint.decode(backend.gather(content)[0], str(directory))
+    lacking = [name for name in checkpoint.PROGRESS if name not in found.progress]
+    if lacking:
+        raise RecordError(
+            f"{directory}: its checkpoint lacks {lacking[0]}, so it is of no training; start the run anew"
+        )
+    return found
 
 
 def _printed(directory: Path, effective: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:

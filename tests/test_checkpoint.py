@@ -37,7 +37,7 @@ def trained(steps: int = 3, **changes: Any) -> tuple[StressCNN, Checkpoint]:
         optimizer.step()
     values = {
         "step": steps, "epoch": 1, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-        "progress": {"window_s": 1.5, "evaluation": None, "budget": [1, 2.0], "scaler": {}, "nan": float("inf")},
+        "progress": {"window_s": 1.5, "evaluation": {}, "budget": [1, 2.0], "scaler": {}, "nan": float("inf")},
         "config": {"batch": 4, "seconds": None, "compile": False, "study": "s"},
         "target_bounds": BOUNDS, "input_scaling": "fixed", "widths": "2-3-5",
     }  # fmt: skip
@@ -137,7 +137,7 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
 
     with pytest.raises(RecordError, match="has no digest at its end"):
         decode(harmful, "f")
-    with pytest.raises(RecordError, match=r"f: is not a checkpoint of plain tensors and values \(Weights only load"):
+    with pytest.raises(RecordError, match="f: holds objects that loading would execute"):
         decode(signed(harmful), "f")
     assert not (tmp_path / "executed").exists()
 
@@ -254,7 +254,7 @@ def test_the_network_comes_back_from_a_run_or_a_file(tmp_path: Path) -> None:
 def test_another_network_than_named_is_an_error(tmp_path: Path) -> None:
     save(tmp_path, trained(1, widths="2-3-6")[1])
 
-    with pytest.raises(RecordError, match=r"does not hold the network it names \(Error\(s\) in loading state_dict"):
+    with pytest.raises(RecordError, match=r"does not fit what is trained \(Error\(s\) in loading state_dict"):
         load_model(tmp_path)
     with pytest.raises(RecordError, match=r"/no\.pt: no such directory"):
         load_model(tmp_path / "no.pt")

@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 _FIELDS = tuple(Checkpoint.__dataclass_fields__)
-_PROGRESS: dict[str, Any] = {
+PROGRESS: dict[str, Any] = {
     **dict.fromkeys(("window_s", "wall_s"), (int, float)),
     "evaluated": int,
     "evaluation": Mapping,
@@ -132,8 +132,9 @@ def _wrong_field(found: Checkpoint) -> str:
     }
     wrong = next((name for name, right in kinds.items() if not right), "")
     if not wrong:
-        unfit = [name for name, kind in _PROGRESS.items() if not isinstance(found.progress.get(name, ...), kind)]
-        wrong = f"progress: {unfit[0]}" if unfit and found.progress else ""
+        there = {name: kind for name, kind in PROGRESS.items() if name in found.progress}
+        unfit = [name for name, kind in there.items() if not isinstance(found.progress[name], kind)]
+        wrong = f"progress: {unfit[0]}" if unfit else ""
     return wrong
 
 

@@ -570,13 +570,13 @@ class SideCar(TypedDict, total=False):
     kind: str
     spec: str
     size: Annotated[int, Field(ge=1, le=_LARGEST_SIZE)]
-    seed: int | None
-    noise_max_mpa: float | None
+    seed: Annotated[int, Field(ge=0, le=_LARGEST_SEED)] | None
+    noise_max_mpa: Annotated[float, Field(ge=0, le=1e9)] | None
     numpy: str
     block_rows: Annotated[int, Field(ge=1, le=_LARGEST_SIZE)]
     sha256: dict[str, list[str]]
     target_bounds: list[list[float]]
-    floor: dict[str, float | None] | None
+    floor: dict[str, Annotated[float, Field(ge=0, le=1e12)] | bool] | None
     provenance: Any
 
 
@@ -597,7 +597,8 @@ def open_dataset(path: Path) -> Dataset:
             f"{path}: data set of version {sidecar.get('spec')!r}, this program reads {material.SPEC!r} and "
             f"{IMPORTED_SPEC!r}; generate or import it again into another folder"
         )
-    missing = [key for key in ("size", "block_rows", "sha256") if key not in sidecar]
+    needed = ("size", "block_rows", "sha256", *(("seed", "noise_max_mpa") if _kind(sidecar) == GENERATED else ()))
+    missing = [key for key in needed if sidecar.get(key) is None]
     if missing:
         raise DataError(f"{path / SIDECAR}: has no {', '.join(missing)}; {_again(sidecar)}")
     _valid_bounds(path / SIDECAR, sidecar.get("target_bounds", material.TARGET_BOUNDS))

@@ -80,7 +80,7 @@ def read_npz(path: Path, options: ReadOptions) -> Raw:
 def _require_room(archive: Archive) -> None:
     """Refuse, by the heads of its arrays alone, a file whose shapes do not fit or that finds no room in memory."""
     path, where = archive.path, archive.where("strain")
-    strain, stress = archive.header("strain"), archive.header("stress")
+    strain, stress = (archive.header(name, numbers=True) for name in ("strain", "stress"))
     if strain.shape != stress.shape:
         raise DataError(
             f"{path}: strain has shape {strain.shape}, stress {stress.shape}; every point needs both, export them again"

@@ -115,10 +115,13 @@ class Archive:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
-    def header(self, name: str) -> Header:
-        """Return the head of an array."""
+    def header(self, name: str, *, numbers: bool = False) -> Header:
+        """Return the head of an array; DataError where `numbers` are wanted and it holds none."""
         with self._member(name) as stream:
-            return read_header(stream, self.where(name))
+            header = read_header(stream, self.where(name))
+        if numbers:
+            _real(header, self.where(name))
+        return header
 
     def where(self, name: str) -> str:
         """Return file and array for messages."""
@@ -126,9 +129,7 @@ class Archive:
 
     def open(self, name: str, *, numbers: bool = True) -> NDArray[Any]:
         """Return an array, memory-mapped where it is stored uncompressed."""
-        header = self.header(name)
-        if numbers:
-            _real(header, self.where(name))
+        header = self.header(name, numbers=numbers)
         entry = self._entry(name)
         _whole(self.where(name), header.length + header.nbytes, entry.file_size)
         if header.nbytes > MIN_SUSPECT_BYTES and header.nbytes > MAX_RATIO * entry.compress_size:
