@@ -39,6 +39,7 @@ import gpu_table
 from horovod_study import records
 from horovod_study.comm import builds
 from horovod_study.config import RUN_FIELDS, parse_widths
+from horovod_study.files import write_file
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
@@ -763,8 +764,8 @@ def write(document: dict[str, Any], out: Path) -> None:
     document["targets"] = gpu_table.targets(document)
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(records.finite(document), indent=1, allow_nan=False) + "\n"
-    records.atomic_write(out / "gpu.json", text)
-    records.atomic_write(out / "gpu.md", gpu_table.markdown(document))
+    write_file(out / "gpu.json", text)
+    write_file(out / "gpu.md", gpu_table.markdown(document))
 
 
 def why_no_gpu() -> str:

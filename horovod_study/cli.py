@@ -98,6 +98,8 @@ _OF_THE_SYSTEM = (
 
 def _end_in_order(number: int, _: Any) -> None:
     """End on SIGTERM as on Ctrl-C: what was begun is taken away. Verbs with handlers of their own replace this one."""
+    for again in (signal.SIGTERM, signal.SIGINT):  # what is taken away now is not to be left half
+        signal.signal(again, signal.SIG_IGN)
     print("terminated", file=sys.stderr)
     raise SystemExit(128 + number)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from horovod_study.errors import ConfigError, RecordError, StudyError
+from horovod_study.files import unguarded
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -276,14 +277,14 @@ def parse_csv(
             if not row:
                 continue
             if not names:
-                names = row
+                names = [unguarded(name) for name in row]
                 _require_columns(names, columns, source, error, again)
             elif len(row) != len(names) and lenient:
                 continue
             elif len(row) != len(names):
                 raise error(f"{source} line {reader.line_num}: {len(row)} fields under {len(names)} names; {again}")
             else:
-                rows.append(dict(zip(names, row, strict=True)))
+                rows.append(dict(zip(names, map(unguarded, row), strict=True)))
     except csv.Error as problem:
         raise error(f"{source} line {reader.line_num}: is not valid CSV ({problem}); {again}") from None
     finally:

@@ -88,7 +88,9 @@ def append_text(path: Path, text: str, *, head: str = "") -> None:
 
 def open_log(path: Path) -> IO[str]:
     """Return a new text stream in the place of `path`, for the output of a process; OSError for a symbolic link."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE
+    )
     return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
 
 
@@ -113,29 +115,31 @@ def result_folder(folder: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------- CSV
 
 
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
-_GUARDED = re.compile(r"'+[=+\-@\t\r]")
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_GUARDED = re.compile(r"'+[=+\-@\t\r\n]")
 
 
 def csv_of(table: "pd.DataFrame") -> str:
     """Return a table as CSV, numbers with all digits; names that a spreadsheet would take for formulas are guarded."""
     texts = {name: table[name].map(guarded) for name in table.columns if table[name].dtype.kind not in "biufM"}
-    return table.assign(**texts).to_csv(index=False, lineterminator="\n")
+    return table.assign(**texts).rename(columns=guarded).to_csv(index=False, lineterminator="\n")
 
 
 def csv_rows(names: Sequence[str], rows: Iterable[Mapping[str, Any]], *, head: bool = True) -> str:
     """Return rows as CSV, for programs without pandas, guarded as in `csv_of`."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n")
     if head:
-        writer.writeheader()
-    writer.writerows({name: guarded(value) for name, value in row.items()} for row in rows)
+        writer.writerow([guarded(name) for name in names])
+    writer.writerows([guarded(row.get(name, "")) for name in names] for row in rows)
     return text.getvalue()
 
 
 def guarded(value: Any) -> Any:
-    """Return a text with an apostrophe before what spreadsheets take for a formula; any other value as it is."""
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+    """Return a text with an apostrophe before what spreadsheets take for a formula; numbers and the rest as they are."""
+    armed = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
+    return f"'{value}" if armed else value
 
 
 def unguarded(value: Any) -> Any:

@@ -677,7 +677,8 @@ class SystemWriter:
         self._schema = system_schema().with_metadata({_SYSTEM_META: json.dumps(content, allow_nan=False).encode()})
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            self._file = open(temporary, "wb")
+            temporary.unlink(missing_ok=True)
+            self._file = open(temporary, "xb")
             self._writer = pa.ipc.new_stream(self._file, self._schema)
             if kept is not None and len(kept):
                 self._writer.write_table(kept.replace_schema_metadata(self._schema.metadata))
@@ -1870,7 +1871,8 @@ def load_tables(
                 # Only empty cells are missing: a run named "NA" or "None" is a name.
                 frame = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], **exact)
                 texts = [column for column in frame.columns if frame[column].dtype.kind not in "biufM"]
-                frames[path.stem] = frame.assign(**{column: frame[column].map(unguarded) for column in texts})
+                frame = frame.assign(**{column: frame[column].map(unguarded) for column in texts})
+                frames[path.stem] = frame.rename(columns=unguarded)
             else:
                 loaded[path.stem] = parse_json(content, source=str(path), again=again)
         except ValueError as error:

@@ -636,7 +636,8 @@ def test_all_options_of_a_run_may_be_changed() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("repeats: 2", "repeats: 99999999999999999999999", r"cells; a study may have 200000: lower repeats, or vary"),
+        ("repeats: 2", "repeats: 99999999999999999999999", "repeats is an integer beyond 64 bits"),
+        ("repeats: 2", "repeats: 999999999999999999", r"cells; a study may have 200000: lower repeats, or vary"),
         ("workers: [1, 2]", "workers: 99999999999", "sweep: 99999999999 workers are asked for; at most 100000 can be"),
         ("workers: [1, 2]", "workers: 1, widths: 1e3", r"study.yaml: sweep: widths is '1e3'; it must be three whole"),
         ("study: laptop", f"study: {'ü' * 101}", "study is a name of 202 bytes; it names a folder: at most 200"),

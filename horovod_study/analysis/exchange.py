@@ -10,8 +10,6 @@ values of a point are the repeats:
     sync_s         exposed synchronisation, seconds per step
 """
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +20,7 @@ import pandas as pd
 from horovod_study.analysis.boundary import fewest_nodes
 from horovod_study.analysis.points import measured
 from horovod_study.errors import AnalysisError
+from horovod_study.files import csv_rows
 
 POINT_COLUMNS = ("series", "workers", "nodes", "batch_size", "repeat", "samples_per_s", "sync_s")
 METRICS = ("step_s", "s_per_sample", "sync_s")
@@ -53,15 +52,9 @@ def points_of(runs: pd.DataFrame) -> pd.DataFrame:
 
 def points_text(points: pd.DataFrame, notes: Sequence[str] = ()) -> str:
     """Return `points` as the text of a points file, under `notes` as comments; numbers are read back as they are."""
-    text = io.StringIO()
-    for note in notes:
-        text.write(f"# {note}\n".replace('"', "'"))
     columns = [name for name in points.columns if points[name].notna().any()]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in points[columns].itertuples(index=False):
-        writer.writerow([_cell(value) for value in row])
-    return text.getvalue()
+    rows = [{name: _cell(row[name]) for name in columns} for row in points[columns].to_dict("records")]
+    return "".join(f"# {note}\n".replace('"', "'") for note in notes) + csv_rows(columns, rows)
 
 
 def _cell(value: Any) -> str:

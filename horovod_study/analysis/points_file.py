@@ -26,6 +26,7 @@ from typing import Any
 import pandas as pd
 
 from horovod_study.errors import DataError, nearest
+from horovod_study.files import unguarded
 
 REQUIRED = ("workers", "samples_per_s")
 OPTIONAL = ("nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
@@ -211,7 +212,7 @@ _PARSERS: Mapping[str, Callable[[str, str, str], Any]] = MappingProxyType(
         "nodes": _maybe(_workers),
         "sync_s": _maybe(lambda cell, where, name: _real(cell, where, name, 0.0, 1e6, "seconds per step, 0 or more")),
         "batch_size": _maybe(lambda cell, where, name: _real(cell, where, name, 1e-9, 1e12, "samples, above 0")),
-        "series": lambda cell, where, name: cell,
+        "series": lambda cell, where, name: unguarded(cell),
         "repeat": _maybe(lambda cell, where, name: _whole(cell, where, name, 0, 10**9)),
         "workers_per_node": _maybe(_workers),
     }

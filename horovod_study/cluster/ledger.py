@@ -44,7 +44,7 @@ from horovod_study import lease
 from horovod_study.cluster import identity
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell
-from horovod_study.documents import parse_csv, read_json, read_text
+from horovod_study.documents import parse_csv, read_bytes, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run, silent_s
@@ -702,8 +702,8 @@ def past_durations(directory: Path) -> list[tuple[str, int, float]]:
     """Return (runtime, workers, seconds) of every attempt that ended done; lines damaged by a crash are passed over."""
     durations = []
     with suppress(RecordError):
-        text = read_text(directory / "attempts.csv", again="")
-        for row in parse_csv(text, source="", again="", lenient=True):
+        content = read_bytes(directory / "attempts.csv", again="")
+        for row in parse_csv(content.decode("utf-8", "replace"), source="", again="", lenient=True):
             with suppress(KeyError, ValueError, OverflowError):
                 if row["state"] == "done":
                     durations.append((row["runtime"], int(row["workers"]), float(row["seconds"])))

@@ -14,10 +14,8 @@ trials of a command that was killed are put back into the queue with the same va
 seen to be gone, else when it has been silent for `SILENT_S`.
 """
 
-import csv
 import errno
 import fcntl
-import io
 import json
 import math
 import os
@@ -48,7 +46,7 @@ from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, lo
 from horovod_study.cluster.search_file import PARTS, Choice, SearchConfig, budget_done
 from horovod_study.config import Cell, available_cores
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.files import write_file
+from horovod_study.files import csv_rows, write_file
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import Line, say
 from horovod_study.records import (
@@ -747,11 +745,7 @@ def write_results(result: SearchResult) -> None:
     """Write trials.csv, and best.yaml when a trial has finished; OSError: no room, or not writable."""
     rows = [row.to_dict() for row in result.rows]
     columns = ("trial", "state", *RESULTS, *result.search.space, "floor_mse", "seconds", "run", "reason")
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_file(result.directory / "trials.csv", text.getvalue())
+    write_file(result.directory / "trials.csv", csv_rows(columns, rows))
     best = result.best
     if best is None:
         return

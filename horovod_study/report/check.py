@@ -59,6 +59,10 @@ NOT_COVERED: Sequence[tuple[str, str]] = (
         "the checkpoint at step 0 is not kept; runs of one seed are compared with each other",
     ),
     (
+        "time between the steps of a run on a GPU, of somebody's own script, or with checkpoints or resumes",
+        "device and host keep two clocks, and what stands between two steps is told by no row",
+    ),
+    (
         "single system samples whose values were changed",
         "only their number and their maxima stand in the record as well",
     ),

@@ -3,8 +3,6 @@
 What comes in is `horovod-study verify --json`: a mapping with `cases`, one for each parallel training run.
 """
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.errors import RecordError
-from horovod_study.files import write_file
+from horovod_study.files import csv_rows, write_file
 from horovod_study.records import finite
 
 Case = Mapping[str, Any]
@@ -150,14 +148,13 @@ def _failures(cases: Sequence[Case]) -> str:
 def _csv(cases: Sequence[Case]) -> str:
     keys = ("runtime", "workers", "reduction", "dtype", "shards", "batch", "steps", "optimizer", "lr")
     errors = ("relative_error", "max_error", "gradient_error", "gradient_error_later")
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*keys, "tensor", *errors, "passed"])
+    rows = []
     for case in cases:
         for tensor in case["tensors"]:
-            values = ["" if tensor[name] is None else repr(tensor[name]) for name in errors]
-            writer.writerow([*(case[key] for key in keys), tensor["name"], *values, case["passed"]])
-    return stream.getvalue()
+            values = {name: "" if tensor[name] is None else repr(tensor[name]) for name in errors}
+            about = {"tensor": tensor["name"], "passed": case["passed"]}
+            rows.append({**{key: case[key] for key in keys}, **values, **about})
+    return csv_rows([*keys, "tensor", *errors, "passed"], rows)
 
 
 def _grouped(cases: Sequence[Case], key: Callable[[Case], tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Case]]:

@@ -4,15 +4,13 @@ The numbers come as rows (mappings of column to value, None for unknown) and the
 of `Curve`; nothing is computed here. matplotlib is imported when a figure is drawn, so that the table works without.
 """
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import write_file
+from horovod_study.files import csv_rows, write_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,12 +139,9 @@ def doubt_lines(doubts: Sequence[tuple[str, str, str]], headlines: Mapping[str, 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     """Write all rows; unknown values are empty cells."""
-    stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
+    text = csv_rows(list(rows[0]), [{key: _plain(value) for key, value in row.items()} for row in rows])
     try:
-        write_file(path, stream.getvalue())
+        write_file(path, text)
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --csv") from None
 

@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from horovod_study.documents import read_bytes
 from horovod_study.errors import RecordError
+from horovod_study.files import unguarded
 from horovod_study.report.files import write_result
 from horovod_study.report.style import PAPER, PRINT_WIDTH_IN, QUIET
 
@@ -30,9 +31,11 @@ def read_table(path: Path) -> pd.DataFrame:
     # Only empty cells are missing: an option may well have the value "none".
     content = io.BytesIO(read_bytes(path, again="run the search again"))
     try:
-        return pd.read_csv(content, keep_default_na=False, na_values=[""])
+        table = pd.read_csv(content, keep_default_na=False, na_values=[""])
     except ValueError as error:
         raise RecordError(f"{path}: is no table ({error}); run the search again") from None
+    texts = {name: table[name].map(unguarded) for name in table.columns if table[name].dtype.kind not in "biufM"}
+    return table.assign(**texts).rename(columns=unguarded)
 
 
 def write_search(trials: pd.DataFrame, options: Mapping[str, str], directory: Path) -> list[Path]:
