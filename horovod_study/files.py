@@ -137,7 +137,7 @@ def csv_rows(names: Sequence[str], rows: Iterable[Mapping[str, Any]], *, head: b
 
 
 def guarded(value: Any) -> Any:
-    """Return a text with an apostrophe before what spreadsheets take for a formula; numbers and the rest as they are."""
+    """Return a text with an apostrophe before what spreadsheets take for a formula; all else as it is."""
     armed = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
     return f"'{value}" if armed else value
 

@@ -147,15 +147,20 @@ def fit_trend(trend: Trend, n: Array, rate: Array) -> Curve:
         share = np.array([trend.share[count] for count in n])
         computing = float((1 - share[-1]) / rate[-1])
         cost = _nonnegative(_columns(trend.costs, n) * rate[:, np.newaxis], share)
-        return lambda m: np.asarray(-np.log(computing + _columns(trend.costs, m) @ cost), dtype=np.float64)
+        return lambda m: np.asarray(-np.log(computing + _combined(trend.costs, m, cost)), dtype=np.float64)
     value, sign = (rate, 1.0) if trend.of == "rate" else (1 / rate, -1.0)
     costs: tuple[Curve, ...] = (_one, *trend.costs)
     found = _nonnegative(_columns(costs, n) / value[:, np.newaxis], np.ones_like(n))
-    return lambda m: np.asarray(sign * np.log(np.maximum(_columns(costs, m) @ found, 1e-300)), dtype=np.float64)
+    return lambda m: np.asarray(sign * np.log(np.maximum(_combined(costs, m, found), 1e-300)), dtype=np.float64)
 
 
 def _columns(costs: Sequence[Curve], n: Array) -> Array:
     return np.stack([cost(n) for cost in costs], axis=1)
+
+
+def _combined(costs: Sequence[Curve], n: Array, factors: Array) -> Array:
+    """Sum of factor x cost at each of `n`; unlike a matrix product the same to the last bit whatever else is in `n`."""
+    return np.sum([factor * cost(n) for factor, cost in zip(factors, costs, strict=True)], axis=0, dtype=np.float64)
 
 
 def _nonnegative(columns: Array, target: Array) -> Array:
