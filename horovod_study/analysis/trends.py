@@ -159,8 +159,8 @@ def _columns(costs: Sequence[Curve], n: Array) -> Array:
 
 
 def _combined(costs: Sequence[Curve], n: Array, factors: Array) -> Array:
-    """Sum of factor x cost at each of `n`; unlike a matrix product the same to the last bit whatever else is in `n`."""
-    return np.sum([factor * cost(n) for factor, cost in zip(factors, costs, strict=True)], axis=0, dtype=np.float64)
+    """Sum of factor x cost at each of `n`."""
+    return _summed(factors[:, np.newaxis] * _columns(costs, n).T)
 
 
 def _nonnegative(columns: Array, target: Array) -> Array:
@@ -182,8 +182,16 @@ def forecast(trend: Trend, n: Array, rate: Array, asked: Array) -> Array:
 
 
 def _mean(weights: Array, values: Array) -> Array:
-    """Weighted sum over rows; unlike a matrix product the same to the last bit whatever other columns there are."""
-    return np.asarray((weights[:, np.newaxis] * values).sum(axis=0), dtype=np.float64)
+    """Weighted sum over rows."""
+    return _summed(weights[:, np.newaxis] * values)
+
+
+def _summed(values: Array) -> Array:
+    """Sum over rows, the same to the last bit whatever other columns there are.
+
+    A matrix product and `sum(axis=0)` take another order for one column than for several.
+    """
+    return np.array([math.fsum(column) for column in values.T.tolist()], dtype=np.float64)
 
 
 def mix(
