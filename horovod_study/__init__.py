@@ -19,7 +19,11 @@ A map of the package:
     api         the analysis wing from Python
     config      the values a run and a study are made from, validated when they are made
     records     the run directory, the only place where the two wings meet
-    errors      what a user can do wrong
+    files       the one door for writing result files: whole or not at all, never through a link
+    documents   the one door for reading JSON, YAML and CSV: bounded, and held against a declared form
+    alive       the one rule for who is alive; lease: who holds a run, a cell, a study
+    variables   the one reader of numbers in environment variables
+    errors      what a user can do wrong; low_memory: the end of memory in one line
 
     run wing        workload (what is trained), comm (how workers talk), measure (clocks and probes),
                     cluster (where it runs)

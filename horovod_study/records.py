@@ -194,10 +194,25 @@ def is_over(directory: Path) -> bool:
 def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
     """Make the run directory and write its first run.json; an existing run is never overwritten.
 
+    `again` as in `require_no_run`.
+    """
+    require_no_run(directory, again=again)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _with_reserve(directory, write_file, directory / MANIFEST, _to_json(record))
+        _reserve(directory)
+    except OSError as error:
+        raise RecordError(
+            f"{directory}: cannot be written ({error.strerror or error}); choose a writable --out"
+        ) from None
+
+
+def require_no_run(directory: Path, *, again: str = "") -> None:
+    """Raise RecordError where a directory holds a run.
+
     `again`: the option that moves one which has ended aside, for the message where there is nothing to go on with.
     """
-    manifest = directory / MANIFEST
-    if manifest.exists():
+    if (directory / MANIFEST).exists():
         state = read_run(directory).state()
         aside = again and state in ("failed", "incomplete") and not checkpoint_paths(directory)
         way = f"give {again} to keep it aside and start anew, or choose another --out" if aside else ""
@@ -205,14 +220,6 @@ def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
             f"{directory}: already holds a run ({state}); nothing was overwritten, "
             f"{way or 'choose another --out or move it away'}"
         )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _with_reserve(directory, write_file, manifest, _to_json(record))
-        _reserve(directory)
-    except OSError as error:
-        raise RecordError(
-            f"{directory}: cannot be written ({error.strerror or error}); choose a writable --out"
-        ) from None
 
 
 def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str) -> RunRecord:

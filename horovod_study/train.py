@@ -135,6 +135,8 @@ class _Holding:
             if backend.rank == 0:
                 if self._again and resumption is None and records.is_over(directory):
                     say(f"the earlier run is kept in {lease.move_run(directory, directory.parent / lease.ATTEMPTS)}")
+                if resumption is None and lease.holder_of_run(directory) is None:
+                    records.require_no_run(directory, again="--again")  # before a claim is left in it
                 self._held.callback(lease.hold_run(directory).give_back)
                 if resumption and records.read_run(directory) != resumption.record:
                     raise RecordError(f"{directory}: somebody else has gone on with the run meanwhile; resume it again")

@@ -2,6 +2,7 @@
 
 clock         the only reader of time; laps that tile a training step
 recorder      what one rank keeps of its steps until it is written
+precision     what the first steps of a training computed in
 environment   what the run ran on
 traffic       the path that the gradients really took, from the kernel's counters
 evidence      what each rank really has: cores, threads, device, learning rate, settings; who else uses its cores
