@@ -56,9 +56,9 @@ def check_field(owner: str, name: str, value: Any, metadata: Mapping[str, Any], 
             if not isinstance(value, bool):
                 raise ValueError
         elif kind is int:
-            if isinstance(value, bool) or float(value) != int(float(value)):
+            if isinstance(value, bool) or float(value) != int(float(value)) or abs(float(value)) >= 2**64:
                 raise ValueError
-            value = int(float(value))
+            value = int(value) if isinstance(value, int) or str(value).isdecimal() else int(float(value))
         elif kind is float:
             if isinstance(value, bool):
                 raise ValueError
@@ -70,7 +70,9 @@ def check_field(owner: str, name: str, value: Any, metadata: Mapping[str, Any], 
                 raise ValueError
             value = str(value)
     except (TypeError, ValueError, OverflowError):
-        wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+        wanted = {bool: "true or false", int: "a whole number of at most 64 bits", float: "a number", str: "a text"}[
+            kind
+        ]
         raise ConfigError(f"{owner}: {name} is {value!r}; it must be {wanted}") from None
     choices, low, above = metadata["choices"], metadata["low"], metadata["above"]
     if choices is not None and value not in choices:

@@ -185,7 +185,7 @@ def test_a_side_from_what_tune_wrote(tmp_path: Path) -> None:
         ("mpi/mpi,fusion_mb=1", {}, "A: fusion_mb has no effect on mpi/mpi; leave it out"),
         ("ddp/gloo,bucket_mb=1,bucket_mb=2", {}, "A: bucket_mb is given twice"),
         ("ddp/gloo,steps=3", {}, "A: steps has no place here; it is the same for both sides"),
-        ("nowhere.yaml", {}, "nowhere.yaml: cannot be read"),
+        ("nowhere.yaml", {}, "nowhere.yaml: no such file"),
         ("mpi/mpi", {"backend": "ddp"}, "--backend has no place in a comparison; A and B each name a runtime"),
         ("mpi/mpi", {"epochs": "2"}, "--epochs has no place in a comparison; give --steps, or --seconds per run"),
         ("mpi/mpi", {"target_mse": "2"}, "--target-mse has no place in a comparison; leave it out"),

@@ -299,7 +299,7 @@ def test_a_damaged_job_names_its_file_and_what_to_do(tmp_path: Path):
     (job_folder(tmp_path, "one") / "job.json").write_text('{"name": "one"')
     with pytest.raises(RecordError, match=r"job\.json: is damaged .*; move .*one away, then cancel job one with scanc"):
         JobBook(tmp_path, ask=Slurm())
-    with pytest.raises(RecordError, match=r"cannot be read .*; name the folder of a submitted job"):
+    with pytest.raises(RecordError, match=r"job\.json: no such file; name the folder of a submitted job"):
         read_job(tmp_path / "nothing")
 
 

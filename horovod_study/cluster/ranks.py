@@ -17,6 +17,7 @@ from horovod_study.cluster.reason import failure_reason
 from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.runner import StopRequest
 from horovod_study.cluster.site import HERE, Site
+from horovod_study.documents import conform, parse_json
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import now
@@ -83,7 +84,13 @@ def run_ranks(
     if exit_code or not found:
         reason = failure_reason(text, exit_code)
         raise StudyError(f"{who} failed: {reason}; see {log}")
-    answered: dict[str, Any] = json.loads(found)
+    answered: dict[str, Any] = conform(
+        parse_json(found, source=str(folder / ANSWER), error=StudyError, again=f"see {log}"),
+        dict[str, Any],
+        str(folder / ANSWER),
+        StudyError,
+        f"see {log}",
+    )
     return answered
 
 

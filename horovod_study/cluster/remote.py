@@ -187,14 +187,15 @@ def stop_marked_on(
     found, unreached = 0, {}
     for answer in answers:
         try:
-            told = json.loads(answer.output.strip().splitlines()[-1]) if not answer.problem else {}
-        except (ValueError, IndexError):
+            told = {"left": 0} if answer.problem else dict(json.loads(answer.output.strip().splitlines()[-1]))
+            told = {"found": 0, **told, "left": int(told["left"])}
+        except (ValueError, LookupError, TypeError, RecursionError):
             told, answer = {}, Answer(host=answer.host, exit_code=answer.exit_code, problem="its answer is unreadable")
         if answer.problem:
             unreached[answer.host] = answer.problem
         elif told["left"]:
             unreached[answer.host] = f"{told['left']} processes do not end"
-        found += told.get("found", 0)
+        found += int(told.get("found", 0))
     return Stopped(found=found, unreached=unreached)
 
 

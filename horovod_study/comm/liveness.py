@@ -306,7 +306,7 @@ class Liveness:
                 self._answers[rank] = message
             except BlockingIOError:
                 return
-            except (OSError, ValueError, KeyError, TypeError):  # a closed port, or not from us
+            except (OSError, ValueError, LookupError, TypeError, RecursionError):  # a closed port, or not from us
                 continue
             if kind == "ask":
                 self._send([self.peers[rank]], "answer")

@@ -15,6 +15,7 @@ import io
 import math
 import os
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,14 +89,22 @@ def decode(data: bytes, source: str) -> Checkpoint:
     if problem:
         raise RecordError(f"{source}: {problem}")
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            promised = sum(each.file_size for each in archive.infolist())
+        if promised > len(data):  # torch.save packs nothing
+            raise RecordError(
+                f"{source}: promises {promised:,} bytes in {len(data):,}; it was not written by this program"
+            )
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except RecordError:
+        raise
     except Exception as error:  # whatever is wrong with a file from elsewhere, it is the file's fault
         # PyTorch's own words end with how to load what can execute code, which nobody should.
         what = (
             "objects that loading would execute" if type(error).__name__ == "UnpicklingError" else "a damaged archive"
         )
         raise RecordError(f"{source}: holds {what}, not plain tensors and values alone; it is not read") from None
-    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+    if not isinstance(content, dict) or type(content.get("schema")) is not int or content["schema"] < 1:
         raise RecordError(f"{source}: is a PyTorch file, but not a checkpoint of this program")
     if content["schema"] > SCHEMA:
         raise RecordError(
@@ -122,11 +131,12 @@ def _wrong_field(found: Checkpoint) -> str:
     kinds = {
         "step": all(type(each) is int and 0 <= each < 2**53 for each in counts),
         "model": isinstance(found.model, Mapping)
-        and all(isinstance(name, str) and isinstance(each, torch.Tensor) for name, each in found.model.items()),
+        and all(isinstance(name, str) and _is_dense(each) for name, each in found.model.items()),
         "optimizer": isinstance(found.optimizer, Mapping),
         "progress": isinstance(found.progress, Mapping),
         "config": isinstance(found.config, Mapping) and all(isinstance(name, str) for name in found.config),
-        "target_bounds": len(found.target_bounds) == material.TARGETS,
+        "target_bounds": len(found.target_bounds) == material.TARGETS
+        and all(math.isfinite(each) for pair in found.target_bounds for each in pair),
         "input_scaling": isinstance(found.input_scaling, str),
         "widths": isinstance(found.widths, str),
     }
@@ -136,6 +146,15 @@ def _wrong_field(found: Checkpoint) -> str:
         unfit = [name for name, kind in there.items() if not isinstance(found.progress[name], kind)]
         wrong = f"progress: {unfit[0]}" if unfit else ""
     return wrong
+
+
+def _is_dense(value: Any) -> bool:
+    """Return whether it is a tensor that has all of its numbers, and not one that repeats a few."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
 
 
 def _damage(data: bytes) -> str:

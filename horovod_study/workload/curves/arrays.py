@@ -89,6 +89,8 @@ def _require_room(archive: Archive) -> None:
         raise DataError(f"{where}: has shape {strain.shape}; with offsets the arrays are flat, of one dimension")
     if "offsets" not in archive and len(strain.shape) != 2:
         raise DataError(f"{where}: has shape {strain.shape}, needed is (N, L); flat arrays need offsets (N + 1)")
+    if 0 in strain.shape:
+        raise DataError(f"{where}: is an empty array {strain.shape}; curves were expected, export them again")
     needed = strain.nbytes + stress.nbytes + 2 * 8 * math.prod(strain.shape)
     room.need_memory(path, needed, "reading it", "import a .npy pair instead, which goes in blocks")
 
@@ -134,7 +136,10 @@ def _ids(archive: Archive, count: int) -> list[str] | None:
     if "ids" not in archive:
         return None
     array = archive.open("ids", numbers=False)
-    names = [each.decode() if isinstance(each, bytes) else str(each) for each in array.ravel().tolist()]
+    try:
+        names = [each.decode() if isinstance(each, bytes) else str(each) for each in array.ravel().tolist()]
+    except UnicodeDecodeError:
+        raise DataError(f"{archive.where('ids')}: holds bytes that are no UTF-8; save the ids as texts") from None
     if len(names) != count:
         raise DataError(f"{archive.where('ids')}: has {len(names)} ids for {count} curves; give every curve one")
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < count else []

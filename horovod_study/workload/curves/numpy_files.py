@@ -58,7 +58,8 @@ def read_header(stream: IO[bytes], where: str) -> Header:
     except ValueError as error:
         text = str(error).splitlines()[0][:100]
         raise DataError(f"{where}: is not a .npy file ({text}); save it again with numpy.save") from None
-    if any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize > MAX_BYTES:
+    sound = all(type(length) is int and 0 <= length < MAX_BYTES for length in shape)
+    if not sound or math.prod(shape) * dtype.itemsize > MAX_BYTES:
         raise DataError(f"{where}: its head promises {shape} numbers of {dtype}, which nothing holds; export it again")
     if dtype.hasobject:
         raise DataError(
