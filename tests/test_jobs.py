@@ -42,7 +42,7 @@ from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.slurm import partition_values, study_values
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import RunConfig
-from horovod_study.errors import RecordError, StudyError
+from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.records import read_run
 
 
@@ -297,7 +297,7 @@ def test_a_damaged_job_names_its_file_and_what_to_do(tmp_path: Path):
     write_job(tmp_path, job())
     assert read_jobs(tmp_path) == [job()]
     (job_folder(tmp_path, "one") / "job.json").write_text('{"name": "one"')
-    with pytest.raises(RecordError, match=r"job\.json: is damaged .*; move .*one away, then cancel job one with scanc"):
+    with pytest.raises(RecordError, match=r"job\.json: is not valid JSON .*; move .*one away, then cancel job one with scanc"):
         JobBook(tmp_path, ask=Slurm())
     with pytest.raises(RecordError, match=r"job\.json: no such file; name the folder of a submitted job"):
         read_job(tmp_path / "nothing")
@@ -481,7 +481,8 @@ def test_without_a_word_from_slurm_a_signal_near_the_end_is_the_time_limit():
 def test_the_time_left_is_slurms_word_else_the_limit_of_the_job():
     assert seconds_left({"SLURM_JOB_END_TIME": "1000"}, 900.0, present=lambda: 400.0) == 600.0
     assert seconds_left({"SLURM_JOB_END_TIME": "1000"}, 900.0, present=lambda: 4000.0) == 0.0
-    assert seconds_left({"SLURM_JOB_END_TIME": "never"}, 900.0) == 900.0
+    with pytest.raises(BackendError, match="SLURM_JOB_END_TIME"):
+        seconds_left({"SLURM_JOB_END_TIME": "never"}, 900.0)
     assert seconds_left({}, 900.0) == 900.0
 
 
