@@ -297,7 +297,9 @@ def test_a_damaged_job_names_its_file_and_what_to_do(tmp_path: Path):
     write_job(tmp_path, job())
     assert read_jobs(tmp_path) == [job()]
     (job_folder(tmp_path, "one") / "job.json").write_text('{"name": "one"')
-    with pytest.raises(RecordError, match=r"job\.json: is not valid JSON .*; move .*one away, then cancel job one with scanc"):
+    with pytest.raises(
+        RecordError, match=r"job\.json: is not valid JSON .*; move .*one away, then cancel job one with scanc"
+    ):
         JobBook(tmp_path, ask=Slurm())
     with pytest.raises(RecordError, match=r"job\.json: no such file; name the folder of a submitted job"):
         read_job(tmp_path / "nothing")
