@@ -525,15 +525,18 @@ class _Work:
         return ""
 
     def _hopeless(self) -> str:
-        rows = self._result.rows
-        if self._failures < HOPELESS or self._running or any(row.state in ("done", "pruned") for row in rows):
+        if self._running or not self._all_failed():
             return ""
-        failed = [row for row in rows if row.state == "failed"]
+        failed = [row for row in self._result.rows if row.state == "failed"]
         return f"{self._failures} trials have failed and none has ended well; the last one: {failed[-1].reason}"
+
+    def _all_failed(self) -> bool:
+        ended_well = any(row.state in ("done", "pruned") for row in self._result.rows)
+        return self._failures >= HOPELESS and not ended_well
 
     def _fill(self) -> None:
         """Start trials while there is room and some are wanted."""
-        if len(self._running) >= self._jobs or (self._running and now() - self._looked < _LOOK_S):
+        if self._all_failed() or len(self._running) >= self._jobs or (self._running and now() - self._looked < _LOOK_S):
             return
         self._looked = now()
         while len(self._running) < self._jobs and not self._stop.requested:
