@@ -911,7 +911,7 @@ def attribute(options: argparse.Namespace) -> int:
 
     if options.runs:
         refuse_options(run_values(options), recorded=True)
-        directories = [directory for root in options.runs for directory, _ in records.readable_runs(root)]
+        directories = [directory for root in options.runs for directory in _readable(root)]
     else:
         directories = run_experiment(
             run_values(options), options.out, runtimes=options.runtime, workers=options.workers, rounds=options.rounds
@@ -948,6 +948,17 @@ def inspect(options: argparse.Namespace) -> int:
     return 0
 
 
+def _readable(root: Path) -> list[Path]:
+    """Return the run directories at or below `root`, and say on standard error what is left out and why."""
+    from horovod_study import records
+
+    left_out: dict[str, str] = {}
+    found = [directory for directory, _ in records.readable_runs(root, left_out=left_out)]
+    for name, why in left_out.items():
+        print(f"doubt: left out: {name}: {why}", file=sys.stderr)
+    return found
+
+
 def export(options: argparse.Namespace) -> int:
     """Write what was recorded for other programs: Perfetto, TensorBoard, W&B, MLflow, Extra-P, or a points file."""
     if options.to in ("points", "extra-p"):
@@ -957,7 +968,7 @@ def export(options: argparse.Namespace) -> int:
     from horovod_study.analysis.trace import events
     from horovod_study.report.export import Recorded, write_trace, write_tracker
 
-    directories = [directory for directory, _ in records.readable_runs(options.runs)]
+    directories = _readable(options.runs)
     if not directories:
         raise RecordError(f"{options.runs}: holds no runs; name a run directory, or a folder of them")
     if options.to == "trace":

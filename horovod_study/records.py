@@ -745,7 +745,8 @@ def read_run(directory: Path) -> RunRecord:
 
     path = directory / MANIFEST
     again = "move the directory away, or name a run directory"
-    content = read_json(path, again=again, max_bytes=MAX_RUN_BYTES)
+    missing = "no such file; name a run directory"
+    content = read_json(path, again=again, missing=missing, max_bytes=MAX_RUN_BYTES)
     _require_schema(content, SCHEMA, path, again)
     # The content as it is and not as pydantic gives it: names that the form does not declare are kept.
     conform(content, Run, shown(path), again=again)
@@ -832,14 +833,15 @@ def readable_runs(
 ) -> Iterator[tuple[Path, RunRecord]]:
     """Yield each run directory at or below `root` with its record; arguments as for `run_directories`.
 
-    A run whose run.json cannot be used comes into `left_out` too. RecordError where `root` is that run itself, and
-    where no run is left but some were left out.
+    A run whose run.json or epochs.csv cannot be used comes into `left_out` too. RecordError where `root` is that run
+    itself, and where no run is left but some were left out.
     """
     missed: dict[str, str] = {}
     some = False
     for directory in run_directories(root, only, left_out=missed):
         try:
             record = read_run(directory)
+            _evaluations(directory)
         except RecordError as error:
             if directory == root:
                 raise
@@ -1361,34 +1363,6 @@ def read_system(directory: Path) -> dict[str, SystemSamples]:
     return found
 
 
-def system_table(root: Path) -> "pd.DataFrame":
-    """Return one row per run at or below `root` with what its totals say of its hosts; unknown numbers are NaN.
-
-    Per rank: cpu_percent_per_rank and rss_mb_per_rank are means over the ranks. gpu_percent and gpu_memory_mb are
-    means over the GPUs, gpu_power_w and package_power_w sums over the devices, energy_j and per_sample_j those of
-    `energy` in the totals.
-    """
-    import pandas as pd
-
-    rows = []
-    for directory, record in readable_runs(root):
-        energy = record.totals.get("energy") or {}
-        rows.append(
-            {
-                "run": run_name(directory, root),
-                "status": record.state(),
-                "partition": record.partition,
-                **{name: record.effective.get(name) for name in ("backend", "transport", "batch", "workers", "nodes")},
-                **_sensors(record),
-                "energy_j": _or_nan(energy.get("total_j")),
-                "per_sample_j": _or_nan(energy.get("per_sample_j")),
-            }
-        )
-    if not rows:
-        raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
-    return pd.DataFrame(rows)
-
-
 def _sensors(record: RunRecord) -> dict[str, float]:
     """Return what the totals of a run say of its hosts: means over ranks or GPUs, power in all and per GPU."""
     hosts = list(((record.totals.get("system") or {}).get("hosts") or {}).values())
@@ -1649,18 +1623,19 @@ def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFram
     names: list[str] = []
     rows: list[list[float]] = []
     for directory, _ in readable_runs(root, only):
-        path = directory / "epochs.csv"
-        if path.exists():
-            found = _evaluations(path)
-            names += [run_name(directory, root)] * len(found)
-            rows += found
+        found = _evaluations(directory)
+        names += [run_name(directory, root)] * len(found)
+        rows += found
     # One table, and not one of each run: a thousand small tables take minutes.
     numbers = pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype="float64")
     return pd.concat([pd.Series(names, name="run"), numbers], axis=1)
 
 
-def _evaluations(path: Path) -> list[list[float]]:
-    """Return the rows of an epochs.csv in the order of EPOCH_COLUMNS; what is no number is NaN."""
+def _evaluations(directory: Path) -> list[list[float]]:
+    """Return the rows of a run's epochs.csv in the order of EPOCH_COLUMNS; what is no number is NaN."""
+    path = directory / "epochs.csv"
+    if not os.path.lexists(path):
+        return []
     again = "move the run directory away"
     text = read_text(path, again=again)
     if not text:  # the process died before the head

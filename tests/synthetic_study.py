@@ -209,7 +209,7 @@ def write_study(
                 warmup=warmup,
                 evaluations=evaluations,
                 factor=math.exp(noise * np.random.default_rng([seed, place, repeat]).standard_normal()),
-                rng=np.random.default_rng([seed, place, repeat, 1]),
+                rng=np.random.default_rng([seed, place, repeat, 1 + captured]),
                 started=datetime(2026, 3, 14, 9, tzinfo=UTC) + timedelta(minutes=2 * number),
                 reason=(failed or {}).get(name, ""),
                 study=study,

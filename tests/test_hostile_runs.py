@@ -88,7 +88,6 @@ def look_at(root: Path) -> None:
     """Read all that the package reads of run directories."""
     table, runs = records.recorded_runs([root])
     table.to_csv()
-    records.system_table(root)
     records.epoch_table(root).to_csv()
     for run in runs:
         records.timed_from(run.record)
@@ -223,6 +222,9 @@ def spoil(study: Path, kind: str) -> str:
         entry.symlink_to("..", target_is_directory=True)
     else:
         shutil.copytree(study / "run-4", entry)
+        if kind == "evaluations":
+            (entry / "epochs.csv").write_text("epoch,steps\n1,2\n")
+            return "odd"
         (entry / "run.json").unlink()
         if kind == "damaged":
             (entry / "run.json").write_text("{")
@@ -233,7 +235,9 @@ def spoil(study: Path, kind: str) -> str:
     return "odd"
 
 
-@pytest.mark.parametrize("kind", ["dangling", "loop", "again", "above", "rows only", "damaged", "folder", "pipe"])
+@pytest.mark.parametrize(
+    "kind", ["dangling", "loop", "again", "above", "rows only", "damaged", "folder", "pipe", "evaluations"]
+)
 def test_each_entry_is_in_the_table_or_named(study: Path, kind: str) -> None:
     name = spoil(study, kind)
     left_out: dict[str, str] = {}
@@ -277,6 +281,13 @@ def test_what_is_left_out_is_told_and_stands_in_the_provenance(
     assert cli.main(["analyze", str(study), "--out", str(tmp_path / "out")]) == 0
     assert "odd" in capsys.readouterr().err
     assert list(api.read_analysis(tmp_path / "out").provenance["left_out"]) == ["odd"]
+
+
+def test_what_an_export_leaves_out_is_told(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil(study, "dangling")
+
+    assert cli.main(["export", str(study), "--to", "tensorboard", "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err.startswith("doubt: left out: odd: ")
 
 
 def test_when_nothing_can_be_read_there_is_no_analysis(study: Path, tmp_path: Path) -> None:

@@ -233,11 +233,7 @@ def test_what_cannot_be_looked_at_is_one_line(tmp_path: Path, capsys: pytest.Cap
     ):
         assert cli.main(["inspect", str(directory)]) == 2
         said = capsys.readouterr().err
-        expected = (
-            f"{directory}: {text}"
-            if text
-            else (f"{directory / 'run.json'}: cannot be read (No such file or directory); name a run directory")
-        )
+        expected = f"{directory}: {text}" if text else (f"{directory / 'run.json'}: no such file; name a run directory")
         assert said == f"error: {expected}\n"
 
 

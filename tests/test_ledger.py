@@ -619,6 +619,32 @@ def test_runs_of_other_code_are_told_from_those_of_an_edited_file(tmp_path, monk
     assert sorted(cell.key for cell in other.cells()[:2]) == sorted(document["other_code"][0]["runs"])
 
 
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
+    study = make_study(repeats=1)
+    first, second = (tmp_path / study.name / cell.key for cell in study.cells()[:2])
+    first.parent.mkdir()
+    first.symlink_to("nowhere")
+    (first.parent / "stray").symlink_to("stray")
+    (first.parent / "notes.txt").write_text("mine")
+    second.mkdir()
+    listed = os.listdir
+
+    def refuse(path):  # tests may run as root, who may read everything
+        if Path(path) == second:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    found = ledger.read_ledger(study, tmp_path)
+
+    for path, why in ((first, "No such file"), (second, "Permission denied")):
+        [entry] = [each for each in found.entries if each.key == path.name]
+        assert (entry.state, why in entry.reason) == ("failed", True)
+        assert ledger.read_entry(study, first.parent, entry.cell).state == "failed"
+    assert list(found.unreadable) == list(found.to_dict()["unreadable"]) == ["stray"]
+    assert "stray cannot be read" in found.summary()
+
+
 def test_only_the_runs_of_present_cells_are_analysed(tmp_path):
     study = make_study(repeats=1)
     edited = make_study(repeats=1, run=replace(study.run, batch=100))

@@ -39,7 +39,6 @@ READING = {
     "cluster/doctor/hosts.py": "the answer of another host's probe",
     "cluster/doctor/probe.py": "the question of the doctor that started it",
     "cluster/identity.py": "what pip and `make setup` wrote",
-    "cluster/ranks.py": "the answer of ranks that this program started",
     "cluster/remote.py": "the answer of a program that this one started on a host",
     "cluster/search.py": "its own values as JSON has them",
     "cluster/tune.py": "its own values as JSON has them",

@@ -736,30 +736,6 @@ def test_panels_are_those_of_what_there_is() -> None:
     assert np.isfinite(found["memory"].traces[1].values).all()  # read rarely is not missed
 
 
-def test_use_power_and_energy_against_workers_are_medians_over_repeats() -> None:
-    nothing = dict.fromkeys(("gpu_percent", "gpu_memory_mb", "gpu_power_w", "rss_mb_per_rank"), math.nan)
-    cell = {"partition": "local", "backend": "horovod", "transport": "mpi", "batch": 75, "nodes": 1}
-    runs = pd.DataFrame(
-        [
-            {"status": status, **cell, **nothing, "workers": workers, "cpu_percent_per_rank": cpu,
-             "package_power_w": 50.0, "energy_j": joules, "per_sample_j": joules / 1000}
-            for status, workers, cpu, joules in [
-                ("done", 1, 90.0, 100.0), ("done", 1, 98.0, 200.0), ("done", 1, 99.0, 400.0), ("done", 2, 80.0, 300.0),
-                ("failed", 2, 1.0, 1.0),
-            ]
-        ]
-    )  # fmt: skip
-    found = analysis.against_workers(runs).set_index("workers")
-
-    assert found["repeats"].tolist() == [3, 1]
-    assert found.loc[1, ["cpu_percent_per_rank_median", "energy_j_median", "samples_per_j_median"]].tolist() == [
-        98,
-        200,
-        5,
-    ]
-    assert found["gpu_percent_median"].isna().all()
-
-
 # ----------------------------------------------------------------------------------------------------------- report
 
 
@@ -785,24 +761,6 @@ def test_the_figure_shades_the_phases_and_the_caption_names_what_is_missing(tmp_
         "and power of the processors, InfiniBand traffic (no powercap).\n"
     )
     assert "rank 0,,cpu_percent,100.0" in (tmp_path / "system-n1.csv").read_text()
-
-
-def test_the_figure_against_workers_has_a_panel_for_what_any_run_has(tmp_path: Path) -> None:
-    table = pd.DataFrame(
-        {
-            "partition": "alpha", "backend": ["horovod"] * 2 + ["ddp"] * 2, "transport": "nccl", "batch": [75] * 4,
-            "workers": [1, 2] * 2, "nodes": 1, "repeats": 1, "cpu_percent_per_rank_median": [90.0, 80.0, 95.0, 85.0],
-            "gpu_percent_median": [70.0, 60.0, math.nan, math.nan], "gpu_power_w_median": math.nan,
-            "package_power_w_median": math.nan, "per_sample_j_median": [1e-3, 2e-3, 1e-3, 1.5e-3],
-        }
-    )  # fmt: skip
-    with style():
-        drawn = report.against_workers_figure(table)
-    paths = report.write_against_workers(tmp_path, table)
-
-    assert len(drawn.axes) == 3
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["PyTorch DDP/NCCL", "Horovod/NCCL"]
-    assert [path.name for path in paths] == ["power.pdf", "power.svg", "power.png", "power.csv"]
 
 
 # -------------------------------------------------------------------------------------------------------- real runs

@@ -400,22 +400,3 @@ def _broken(at_s: "np.ndarray", values: "np.ndarray", wide_s: float) -> "tuple[n
     places = np.flatnonzero(np.diff(at_s) > wide_s) + 1
     between = (at_s[places - 1] + at_s[places]) / 2
     return np.insert(at_s, places, between), np.insert(values, places, np.nan)
-
-
-def against_workers(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return use, power and energy against workers: medians over repeats, one row per way of talking and worker count.
-
-    `runs` is `records.system_table`. Columns: partition, backend, transport, batch, workers, nodes, repeats, and the
-    `_median` of each quantity; NaN where no run of the cell has it.
-    """
-    cell = ["partition", "backend", "transport", "batch", "workers", "nodes"]
-    numbers = [
-        *("cpu_percent_per_rank", "rss_mb_per_rank", "gpu_percent", "gpu_memory_mb", "gpu_power_w", "package_power_w"),
-        *("energy_j", "per_sample_j", "samples_per_j"),
-    ]
-    good = runs[runs["status"] == "done"].copy()
-    good["samples_per_j"] = 1.0 / good["per_sample_j"].where(good["per_sample_j"] > 0)
-    grouped = good.groupby(cell, dropna=False, sort=True)
-    table = grouped[numbers].median().add_suffix("_median")
-    table.insert(0, "repeats", grouped.size())
-    return table.reset_index()

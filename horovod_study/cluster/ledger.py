@@ -33,10 +33,11 @@ import math
 import os
 import platform
 import random
+import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -166,6 +167,7 @@ class Ledger:
     entries: tuple[Entry, ...]
     other_code: tuple[OtherCode, ...] = ()
     foreign: tuple[str, ...] = ()  # other run directories in the study's folder, which no cell of the file explains
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # entry of that folder -> why it cannot be read
 
     def count(self, *states: str) -> int:
         """Return how many cells are in one of `states`."""
@@ -225,6 +227,7 @@ class Ledger:
         text += "".join(f"; {each}" for each in self.other_code)
         if self.foreign:
             text += f"; {_runs(len(self.foreign), 'is', 'are')} no cell of this study file (it was edited since?)"
+        text += "".join(f"; {name} {why}" for name, why in self.unreadable.items())
         return text
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -266,6 +269,7 @@ class Ledger:
                 {"identity": each.identity, "why": each.why, "runs": list(each.runs)} for each in self.other_code
             ],
             "foreign": list(self.foreign),
+            "unreadable": dict(self.unreadable),
         }
 
 
@@ -428,7 +432,7 @@ class _Reader:
         self._time_s: float | None = None
 
     def entry(
-        self, cell: Cell, key: str, *, exists: bool, record: RunRecord | None, earlier: int, generation: int
+        self, cell: Cell, key: str, *, there: "_There", record: RunRecord | None, earlier: int, generation: int
     ) -> Entry:
         """Judge one cell; `generation` is that of the latest claim on it, 0 without one."""
         job = None if self._jobs is None or (record is not None and record.status == "done") else self._jobs.of(key)
@@ -436,12 +440,12 @@ class _Reader:
         path = self._directory / key
         state, reason = judge(
             record,
-            exists=exists,
+            exists=record is not None or there.holds_files,
             claim=claim,
             stale=stale,
             job=job,
             silence_s=lambda: _silence_s(path),
-            wrong="" if record is None else foreign(record, self._study, cell),
+            wrong=there.unreadable or ("" if record is None else foreign(record, self._study, cell)),
         )
         holder = claim.holder if claim is not None else None
         return Entry(
@@ -487,12 +491,12 @@ def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook
     """Read where one cell stands below the study's folder `directory`, claims of this very process aside."""
     key = cell.key
     path = directory / key
-    record = read_run(path) if (path / MANIFEST).exists() else None
-    exists = record is not None or (path.is_dir() and any(path.iterdir()))
+    there = _There.at(path)
+    record = read_run(path) if there.status is not None else None
     earlier = sum(1 for _ in (directory / ATTEMPTS).glob(f"{key}-*"))
     claim = lease.latest(directory / lease.CLAIMS, key)
     return _Reader(study, directory, jobs).entry(
-        cell, key, exists=exists, record=record, earlier=earlier, generation=claim.generation if claim else 0
+        cell, key, there=there, record=record, earlier=earlier, generation=claim.generation if claim else 0
     )
 
 
@@ -509,8 +513,8 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
         entries = []
         for key, cell in keys.items():
             path = directory / key
-            status = _status(path / MANIFEST) if key in names else None
-            if status is not None and (known := cache.get(key, status)) is not None:
+            there = _There.at(path) if key in names else _There()
+            if there.status is not None and (known := cache.get(key, there.status)) is not None:
                 rate, reason = known
                 entries.append(
                     Entry(
@@ -525,20 +529,18 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
                     )
                 )
                 continue
-            record = read_run(path) if status is not None else None
-            exists = record is not None or (key in names and path.is_dir() and any(path.iterdir()))
+            record = read_run(path) if there.status is not None else None
             entry = reader.entry(
-                cell, key, exists=exists, record=record, earlier=earlier[key], generation=claims.get(key, 0)
+                cell, key, there=there, record=record, earlier=earlier[key], generation=claims.get(key, 0)
             )
-            if entry.state == "done" and status is not None:
-                cache.put(key, status, entry)
+            if entry.state == "done" and there.status is not None:
+                cache.put(key, there.status, entry)
             entries.append(entry)
         cache.keep()
-        unknown = [
-            name
-            for name in sorted(names.difference(keys))
-            if not name.startswith(".") and (directory / name / MANIFEST).exists()
-        ]
+        others = {
+            name: _There.at(directory / name) for name in sorted(names.difference(keys)) if not name.startswith(".")
+        }
+        unknown = [name for name, there in others.items() if there.status is not None]
     except OSError as error:
         raise StudyError(f"{directory}: cannot be read ({error.strerror}); choose another folder with --runs") from None
     other = _other_code(study, directory, list(keys.values()), unknown) if unknown else ()
@@ -549,6 +551,7 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
         entries=tuple(entries),
         other_code=other,
         foreign=tuple(name for name in unknown if name not in explained),
+        unreadable={name: there.unreadable for name, there in others.items() if there.unreadable},
     )
 
 
@@ -559,11 +562,24 @@ def _names(directory: Path) -> set[str]:
         return set()
 
 
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _There:
+    """What an entry of a study's folder is."""
+
+    status: os.stat_result | None = None  # of its run.json
+    holds_files: bool = False
+    unreadable: str = ""  # why it cannot be looked into: a link that leads nowhere, no permission
+
+    @classmethod
+    def at(cls, path: Path) -> "_There":
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return cls(status=os.stat(path / MANIFEST), holds_files=True)
+            if not os.path.lexists(path):
+                return cls()
+            return cls(holds_files=stat.S_ISDIR(os.stat(path).st_mode) and bool(os.listdir(path)))
+        except OSError as error:
+            return cls(unreadable=f"cannot be read ({error.strerror or error})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

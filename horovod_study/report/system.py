@@ -28,7 +28,6 @@ from horovod_study.report.style import (
     looks_in_order,
     small,
     text_in,
-    way,
 )
 
 NAME = "system"
@@ -191,58 +190,3 @@ def write_system(
             directory, figures={name: partial(figure, each, table, look.width_in)}, texts=texts, look=look
         )
     return paths
-
-
-_AGAINST = (
-    ("cpu_percent_per_rank_median", "CPU per rank\n% of a core"),
-    ("gpu_percent_median", "GPU use\n%"),
-    ("gpu_power_w_median", "power of all GPUs\nW"),
-    ("package_power_w_median", "power of all\nprocessors, W"),
-    ("per_sample_j_median", "energy per curve\nJ"),
-)
-
-
-def against_workers_figure(table: pd.DataFrame, width_in: float = PRINT_WIDTH_IN) -> Figure:
-    """Return use, power and energy against workers from `analysis.system.against_workers`; inside style().
-
-    A panel for each quantity that any run has; batches of one way of talking are lines of their own.
-    """
-    drawn = [(column, label) for column, label in _AGAINST if table[column].notna().any()]
-    canvas = Figure(figsize=(width_in, max(1, len(drawn)) * 1.15 + 0.75), layout="constrained")
-    rows = canvas.subplots(max(1, len(drawn)), 1, sharex=True, squeeze=False)[:, 0]
-    several = len({(p, b) for p, b in zip(table["partition"], table["batch"], strict=True)}) > 1
-    groups = list(table.groupby(["partition", "backend", "transport", "batch"], sort=True))
-    labels = [way(str(key[1]), str(key[2])) + (f", {key[0]}, batch {key[3]}" if several else "") for key, _ in groups]
-    for axes, (column, label) in zip(rows, drawn, strict=False):
-        for look, (_, cell) in zip(looks_in_order(labels), groups, strict=True):
-            known = cell[["workers", column]].dropna().sort_values("workers")
-            axes.plot(
-                known["workers"],
-                known[column],
-                color=look.color,
-                marker=look.marker,
-                markersize=4,
-                markerfacecolor=look.color if look.filled else "none",
-                linestyle=look.dash,
-                linewidth=1.3,
-                label=look.label,
-            )
-        axes.margins(y=0.12)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(label, rotation=0, ha="right", va="center")
-    rows[-1].set_xlabel("Workers")
-    rows[-1].set_xticks(sorted({int(count) for count in table["workers"]}))
-    handles, _ = rows[0].get_legend_handles_labels()
-    if handles:
-        legend(canvas, handles, width_in)
-    canvas.align_ylabels(list(rows))
-    return canvas
-
-
-def write_against_workers(directory: Path, table: pd.DataFrame) -> list[Path]:
-    """Write use, power and energy against workers: the figure (power.pdf, .svg, .png) and the table (power.csv)."""
-    return write_result(
-        directory,
-        figures={"power": lambda: against_workers_figure(table)},
-        texts={"power.csv": csv_of(table)},
-    )
