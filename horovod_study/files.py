@@ -46,7 +46,11 @@ def _encoded(text: str) -> bytes:
 @contextmanager
 def new_file(path: Path, *, sync_folder: bool = False) -> Iterator[IO[bytes]]:
     """Give a stream whose content takes the place of `path` when the block ends well; otherwise nothing changes."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=PART)
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=PART)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     try:
         with os.fdopen(descriptor, "wb") as stream:
             yield stream
@@ -54,12 +58,20 @@ def new_file(path: Path, *, sync_folder: bool = False) -> Iterator[IO[bytes]]:
             os.fsync(stream.fileno())
         os.chmod(temporary, FILE_MODE)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)  # whoever reads of the failure knows no temporary name
         with suppress(OSError):
             os.unlink(temporary)
         raise
     if sync_folder:
         flush_folder(path.parent)
+
+
+def not_written(place: Path | str, error: OSError, again: str) -> str:
+    """Return the line of an error that says which file below `place` could not be written, why, and what to do."""
+    below = isinstance(error.filename, str) and Path(error.filename).is_relative_to(place)
+    return f"{error.filename if below else place}: cannot be written ({error.strerror or error}); {again}"
 
 
 def append_text(path: Path, text: str, *, head: str = "") -> None:

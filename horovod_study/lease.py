@@ -38,7 +38,7 @@ from typing_extensions import TypedDict
 from horovod_study import alive
 from horovod_study.documents import conform, parse_json
 from horovod_study.errors import StudyError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.variables import whole_number
 
 CLAIMS = ".claims"
@@ -260,8 +260,7 @@ class Lease:
             write_file(self.claim.path, json.dumps(self._content) + "\n")
         except OSError as error:
             raise StudyError(
-                f"{self.claim.path}: cannot be written ({error.strerror or error}); make room there; the claim ends "
-                "with this process anyway"
+                not_written(self.claim.path, error, "make room there; the claim ends with this process anyway")
             ) from None
 
     def give_back(self) -> None:
@@ -322,9 +321,7 @@ def acquire(
             f"{path}: is no folder, but one belongs there; move it away, or choose another folder with --{option}"
         ) from error
     except OSError as error:
-        raise StudyError(
-            f"{folder.parent}: cannot be written ({error.strerror or error}); choose a writable folder with --{option}"
-        ) from None
+        raise StudyError(not_written(folder.parent, error, f"choose a writable folder with --{option}")) from None
 
 
 def hold_study(directory: Path) -> Lease:

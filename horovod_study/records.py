@@ -49,7 +49,16 @@ from horovod_study import alive
 from horovod_study.config import LAPS, OPTIONS, OWN_MODEL, RUN_FIELDS
 from horovod_study.documents import conform, parse_csv, parse_json, read_bytes, read_json, read_text, shown
 from horovod_study.errors import RecordError
-from horovod_study.files import append_text, csv_of, csv_rows, new_file, result_folder, unguarded, write_file
+from horovod_study.files import (
+    append_text,
+    csv_of,
+    csv_rows,
+    new_file,
+    not_written,
+    result_folder,
+    unguarded,
+    write_file,
+)
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import numpy as np
@@ -202,9 +211,7 @@ def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
         _with_reserve(directory, write_file, directory / MANIFEST, _to_json(record))
         _reserve(directory)
     except OSError as error:
-        raise RecordError(
-            f"{directory}: cannot be written ({error.strerror or error}); choose a writable --out"
-        ) from None
+        raise RecordError(not_written(directory, error, "choose a writable --out")) from None
 
 
 def require_no_run(directory: Path, *, again: str = "") -> None:
@@ -237,7 +244,7 @@ def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str
         _with_reserve(directory, write_file, directory / MANIFEST, _to_json(going_on))
         _reserve(directory)
     except OSError as error:
-        raise RecordError(f"{directory}: cannot be written ({error.strerror or error}); make it writable") from None
+        raise RecordError(not_written(directory, error, "make it writable")) from None
     return going_on
 
 
@@ -251,7 +258,7 @@ def silent_s(directory: Path) -> float:
             present = os.fstat(probe.fileno()).st_mtime
             written = [path.stat().st_mtime for path in directory.iterdir() if not path.name.startswith(".")]
     except OSError as error:
-        raise RecordError(f"{directory}: cannot be written ({error.strerror or error}); make it writable") from None
+        raise RecordError(not_written(directory, error, "make it writable")) from None
     return present - max(written, default=present)
 
 
@@ -520,7 +527,7 @@ def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     try:
         _with_reserve(directory, append_text, path, text, head=head)
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
+        raise RecordError(not_written(path, error, "free space and run again")) from None
 
 
 def benches_beside(root: Path) -> list[Path]:
@@ -550,7 +557,7 @@ def _write_section(directory: Path, section: str, found: Mapping[str, Any]) -> N
         text = json.dumps({**others, "schema": BENCH_SCHEMA, section: found}, allow_nan=False)
         _with_reserve(directory, write_file, path, text + "\n")
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); free space and run again") from None
+        raise RecordError(not_written(path, error, "free space and run again")) from None
 
 
 def profile_path(directory: Path, profiler: str, rank: int, ending: str) -> Path:
@@ -573,7 +580,7 @@ def write_profile_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: 
     try:
         write_file(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
+        raise RecordError(not_written(path, error, "free space and run again")) from None
 
 
 def write_profile_text(path: Path, text: str) -> None:
@@ -581,7 +588,7 @@ def write_profile_text(path: Path, text: str) -> None:
     try:
         write_file(path, text)
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror}); free space and run again") from None
+        raise RecordError(not_written(path, error, "free space and run again")) from None
 
 
 def timeline_path(directory: Path) -> Path:
@@ -1755,7 +1762,7 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
             kept["digest"] = _own_digest(kept)
         write_file(path, json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable folder") from None
+        raise RecordError(not_written(path, error, "choose a writable folder")) from None
     return path
 
 
@@ -1816,9 +1823,7 @@ def save_tables(directory: Path, tables: Mapping[str, "pd.DataFrame"], documents
             text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
             paths.append(write_file(directory / f"{name}.json", text + "\n"))
     except OSError as error:
-        raise RecordError(
-            f"{directory}: cannot be written ({error.strerror or error}); choose a writable folder"
-        ) from None
+        raise RecordError(not_written(directory, error, "choose a writable folder")) from None
     return paths
 
 

@@ -419,7 +419,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(analysis, tmp_path):
 
     with pytest.raises(RecordError, match=r"cannot be written .*; choose a writable folder"):
         html.write_report(analysis, tmp_path / "file")
-    with pytest.raises(RecordError, match=r"figures cannot be written .*; choose a writable folder"):
+    with pytest.raises(RecordError, match=r"cannot be written .*; choose a writable folder"):
         figures.write_figures(analysis, tmp_path / "file")
 
 

@@ -173,7 +173,7 @@ def test_the_same_study_in_any_order_gives_the_same_bytes(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_line(analysis, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match=r"tables cannot be written .*; choose a writable folder"):
+    with pytest.raises(RecordError, match=r"cannot be written .*; choose a writable folder"):
         write_tables(analysis, tmp_path / "file")
 
 

@@ -32,7 +32,7 @@ from horovod_study.config import (
     run_config,
 )
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_ATTRIBUTION
 from horovod_study.progress import Line, say
@@ -222,7 +222,7 @@ def _run(name: str, cell: Cell, out: Path, stop: StopRequest, launch: Launcher, 
                 if now() - began > _TIMEOUT_S:
                     raise StudyError(f"{name}: took longer than {_TIMEOUT_S:g} s; see {log}")
     except OSError as error:
-        raise StudyError(f"{out}: cannot be written ({error.strerror}); choose a writable --out") from None
+        raise StudyError(not_written(out, error, "choose a writable --out")) from None
     record = read_run(directory) if (directory / MANIFEST).exists() else None
     if record is None or record.status != "done":
         reason = record.reason if record and record.reason else failure_reason(log_tail(log), exit_code)

@@ -22,7 +22,7 @@ import psutil
 from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, RunConfig, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import sleep
 from horovod_study.progress import Line, say
 
@@ -212,7 +212,7 @@ def _run(job: Job, plan: Mapping[str, Any], folder: Path, workers: int, tell: Ca
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps(content, indent=1))
     except OSError as error:
-        raise RecordError(f"{folder}: cannot be written ({error.strerror}); choose a writable --out") from None
+        raise RecordError(not_written(folder, error, "choose a writable --out")) from None
     return run_ranks(
         job.runtime,
         workers,

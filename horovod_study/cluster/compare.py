@@ -44,7 +44,7 @@ from horovod_study.config import (
 )
 from horovod_study.documents import load_yaml, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.lease import hold_study
 from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_COMPARE
@@ -421,7 +421,7 @@ def run_compare(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StudyError(f"{out}: cannot be written ({error.strerror}); choose a writable --out") from None
+        raise StudyError(not_written(out, error, "choose a writable --out")) from None
     load = os.getloadavg()[0]
     if load > cores / 2:
         say(

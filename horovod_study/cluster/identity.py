@@ -30,7 +30,7 @@ import horovod_study
 from horovod_study.cluster.partitions import Partition
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 
 CODE = ".code"
 ENVIRONMENTS = ".environments"
@@ -172,9 +172,7 @@ def remember(directory: Path, partitions: Iterable[Partition | None] = (None,)) 
             here = environment(partition)
             _keep(directory / ENVIRONMENTS / f"{_identity(code, here)}.json", {"code": code, "environment": here})
     except OSError as error:
-        raise StudyError(
-            f"{directory}: cannot be written ({error.strerror or error}); choose a writable folder with --runs"
-        ) from None
+        raise StudyError(not_written(directory, error, "choose a writable folder with --runs")) from None
 
 
 def _keep(path: Path, content: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, lo
 from horovod_study.config import RUNTIMES, Cell, Placement, RunConfig, available_cores, run_config
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.options import SET_BY_RANGE_TEST
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
@@ -115,7 +115,7 @@ def run_range(
         out.mkdir(parents=True, exist_ok=True)
         write_file(out / "config.yaml", yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
     except OSError as error:
-        raise StudyError(f"{out}: cannot be written ({error.strerror}); choose a writable --out") from None
+        raise StudyError(not_written(out, error, "choose a writable --out")) from None
     length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
     say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}; records in {out}")
     line = Line()

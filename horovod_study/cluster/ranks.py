@@ -19,7 +19,7 @@ from horovod_study.cluster.runner import StopRequest
 from horovod_study.cluster.site import HERE, Site
 from horovod_study.documents import conform, parse_json
 from horovod_study.errors import StudyError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import now
 
 ANSWER = "answer.json"
@@ -80,7 +80,7 @@ def run_ranks(
         text = log.read_text(encoding="utf-8", errors="replace")
         found = (folder / ANSWER).read_text(encoding="utf-8") if (folder / ANSWER).exists() else ""
     except OSError as error:
-        raise StudyError(f"{folder}: cannot be written ({error.strerror}); choose a writable folder") from None
+        raise StudyError(not_written(folder, error, "choose a writable folder")) from None
     if exit_code or not found:
         reason = failure_reason(text, exit_code)
         raise StudyError(f"{who} failed: {reason}; see {log}")

@@ -59,7 +59,7 @@ from horovod_study.cluster.slurm import cancel_jobs, submit_study
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, end_run_claim, generations, latest, read_claim
 from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.records import (
@@ -393,7 +393,7 @@ def _ask(directory: Path, claim: Claim) -> None:
         _request(directory, claim).touch()
     except OSError as error:
         path = _request(directory, claim)
-        raise StudyError(f"{path}: cannot be written ({error.strerror}); make room there") from None
+        raise StudyError(not_written(path, error, "make room there")) from None
 
 
 # ---------------------------------------------------------------------------------------------------- before a sweep

@@ -46,7 +46,7 @@ from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, lo
 from horovod_study.cluster.search_file import PARTS, Choice, SearchConfig, budget_done
 from horovod_study.config import Cell, available_cores
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.files import csv_rows, write_file
+from horovod_study.files import csv_rows, not_written, write_file
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import Line, say
 from horovod_study.records import (
@@ -209,9 +209,7 @@ def run_search(
         for folder in ("configs", "logs"):
             (directory / folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StudyError(
-            f"{directory}: cannot be written ({error.strerror}); choose a writable folder with --runs"
-        ) from None
+        raise StudyError(not_written(directory, error, "choose a writable folder with --runs")) from None
     with StopRequest() as stop, _quiet():
         database = _Database(search, directory, storage, grace_s)
         work = _Work(search, directory, database, jobs, launch, stop, grace_s)

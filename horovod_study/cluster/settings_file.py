@@ -34,7 +34,7 @@ from horovod_study.config import (
 )
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.variables import whole_number
 
 ALLOWED = ("backend", "transport", "threads", *COMMUNICATION)
@@ -195,7 +195,7 @@ def write_settings(
     try:
         write_file(path, text)
     except OSError as error:
-        raise StudyError(f"{path}: cannot be written ({error.strerror}); choose a writable --out") from None
+        raise StudyError(not_written(path, error, "choose a writable --out")) from None
 
 
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS")

@@ -42,7 +42,7 @@ from horovod_study.cluster.site import Host, Site
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.lease import Held, hold_study
 from horovod_study.measure.clock import sleep, utc_now, utc_stamp
 
@@ -417,9 +417,7 @@ def _submit(
         write_file(folder / "partition.yaml", partition)
         write_job(directory, job)
     except OSError as error:
-        raise StudyError(
-            f"{folder}: cannot be written ({error.strerror}); make room there or choose another folder with --runs"
-        ) from None
+        raise StudyError(not_written(folder, error, "make room there or choose another folder with --runs")) from None
     number = _sbatch(draft, folder, directory, ask, environ)
     job = replace(job, job_id=number, submitted=utc_now())
     write_job(directory, job)

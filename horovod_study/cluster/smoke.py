@@ -25,7 +25,7 @@ from horovod_study.cluster.site import Host, Site
 from horovod_study.config import COMMUNICATION, Cell, Placement, RunConfig
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import now, utc_stamp
 from horovod_study.records import MANIFEST, read_run
 
@@ -165,7 +165,7 @@ def _try(
         folder.mkdir(parents=True, exist_ok=True)
         write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
     except OSError as error:
-        raise StudyError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --runs") from None
+        raise StudyError(not_written(folder, error, "choose another folder with --runs")) from None
     began, exit_code, problem = now(), None, ""
     line = launch(cell, config, out, site=site)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, nearest
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 
 RANK_PROGRAM = "horovod_study.measure.timers"
 ROWS = "rows"
@@ -90,7 +90,7 @@ def measure_timers(
             shutil.rmtree(folder / ROWS, ignore_errors=True)
             write_file(folder / "plan.json", json.dumps({"plan": plan, "config": config.to_dict()}, indent=1))
         except OSError as error:
-            raise RecordError(f"{folder}: cannot be written ({error.strerror}); choose a writable --out") from None
+            raise RecordError(not_written(folder, error, "choose a writable --out")) from None
         text = f"batch {config.batch}, {count} worker{'s' * (count > 1)}"
         answered = run_ranks(
             runtime,

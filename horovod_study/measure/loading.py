@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from horovod_study.comm import detect, open_backend
 from horovod_study.config import LOADERS, RunConfig, parse_widths
 from horovod_study.errors import ConfigError, RecordError, nearest
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.measure import environment
 from horovod_study.measure.clock import DeviceStamps, LapClock, now, utc_now
 from horovod_study.workload import dataset as data
@@ -176,7 +176,7 @@ def save(comparisons: Sequence[Comparison], directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
+        raise RecordError(not_written(path, error, "choose another --out")) from None
     return path
 
 

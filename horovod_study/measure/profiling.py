@@ -33,6 +33,7 @@ from horovod_study import records
 from horovod_study.comm.base import Backend
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
+from horovod_study.files import not_written
 from horovod_study.measure import ranges
 from horovod_study.measure.clock import DeviceStamps, LapClock, now, sleep
 from horovod_study.measure.scratch import Scratch
@@ -277,7 +278,7 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
     try:
         profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
     except OSError as error:
-        raise RecordError(f"{place('prof')}: cannot be written ({error.strerror}); free space and run again") from None
+        raise RecordError(not_written(place("prof"), error, "free space and run again")) from None
 
 
 # --------------------------------------------------------------------------------------------------------------- nsys

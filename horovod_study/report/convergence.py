@@ -21,7 +21,7 @@ from matplotlib.transforms import ScaledTranslation
 from horovod_study.analysis.points import CHOICE_WORDS, CHOICES, short_rate
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.report.figures import FORMATS, MOST_HEIGHT_IN, Drawing, grid_of, legend, marker
 from horovod_study.report.interactive import mark
 from horovod_study.report.style import (
@@ -97,7 +97,7 @@ def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable folder") from None
+        raise RecordError(not_written(path, error, "choose a writable folder")) from None
 
 
 # ---------------------------------------------------------------------------------------------------- learning curves

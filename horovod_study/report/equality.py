@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.errors import RecordError
-from horovod_study.files import csv_rows, write_file
+from horovod_study.files import csv_rows, not_written, write_file
 from horovod_study.records import finite
 
 Case = Mapping[str, Any]
@@ -58,7 +58,7 @@ def write(result: Mapping[str, Any], out: Path) -> list[Path]:
         for name, content in files.items():
             write_file(out / name, content)
     except OSError as error:
-        raise RecordError(f"{out}: cannot be written ({error.strerror}); choose a writable --out") from None
+        raise RecordError(not_written(out, error, "choose a writable --out")) from None
     return [out / name for name in files]
 
 

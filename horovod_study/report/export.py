@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_study.analysis.exchange import counts_of
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.records import RunRecord
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mappi
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --out") from None
+        raise RecordError(not_written(path, error, "choose a writable --out")) from None
     return path
 
 
@@ -91,9 +91,7 @@ def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> li
             paths.append(directory / f"{name}{f'-part-{taken + 1}' if taken else ''}.json")
             write_file(paths[-1], json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise RecordError(
-            f"{directory}: cannot be written ({error.strerror or error}); choose a writable --out"
-        ) from None
+        raise RecordError(not_written(directory, error, "choose a writable --out")) from None
     return paths
 
 
@@ -103,7 +101,7 @@ def write_text(text: str, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, text)
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --out") from None
+        raise RecordError(not_written(path, error, "choose a writable --out")) from None
     return path
 
 
@@ -126,9 +124,7 @@ def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> li
             "pip install horovod_study[export]"
         ) from None
     except OSError as error:
-        raise RecordError(
-            f"{directory}: cannot be written ({error.strerror or error}); choose a writable --out"
-        ) from None
+        raise RecordError(not_written(directory, error, "choose a writable --out")) from None
 
 
 def _tensorboard(runs: Sequence[Recorded], directory: Path) -> list[Path]:

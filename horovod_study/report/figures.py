@@ -24,7 +24,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from horovod_study.analysis.breakdown import HOLDS_SYNC, hiding, shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import csv_of, result_folder, write_file
+from horovod_study.files import csv_of, not_written, result_folder, write_file
 from horovod_study.report.interactive import mark
 from horovod_study.report.pgf import need_latex, to_pgf
 from horovod_study.report.style import (
@@ -152,9 +152,7 @@ def write_drawings(made: Sequence[Drawing], directory: Path, *, look: Look = TEX
             paths.append(directory / f"{each.name}.csv")
             write_file(paths[-1], csv_of(each.data))
     except OSError as error:
-        raise RecordError(
-            f"{directory}: figures cannot be written ({error.strerror or error}); choose a writable folder"
-        ) from None
+        raise RecordError(not_written(directory, error, "choose a writable folder")) from None
     return paths
 
 

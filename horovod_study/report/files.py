@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from horovod_study.errors import RecordError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.report.style import TEXT, Look, settled, style, to_bytes
 
 FORMATS = ("pdf", "svg", "png")
@@ -44,7 +44,5 @@ def write_result(
             paths.append(directory / name)
             write_file(paths[-1], text)
     except OSError as error:
-        raise RecordError(
-            f"{directory}: the {what} cannot be written ({error.strerror or error}); choose a writable {choose}"
-        ) from None
+        raise RecordError(not_written(directory, error, f"choose a writable {choose}")) from None
     return paths

@@ -28,7 +28,7 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.points import short_rate
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
-from horovod_study.files import csv_of, write_file
+from horovod_study.files import csv_of, not_written, write_file
 from horovod_study.report import boundary, forecast, resources, run_pages, synchronisation
 from horovod_study.report.figures import Drawing, drawings, write_figures
 from horovod_study.report.interactive import css_name, inline, script_json, static
@@ -112,7 +112,7 @@ def write_report(
     try:
         write_file(page, text)  # last: a new page stands for new figures and tables
     except OSError as error:
-        raise RecordError(f"{page}: cannot be written ({error.strerror or error}); choose a writable folder") from None
+        raise RecordError(not_written(page, error, "choose a writable folder")) from None
     return [page, *written, *tables]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import csv_rows, write_file
+from horovod_study.files import csv_rows, not_written, write_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,7 +143,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
     try:
         write_file(path, text)
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --csv") from None
+        raise RecordError(not_written(path, error, "choose a writable --csv")) from None
 
 
 def _plain(value: Any) -> Any:
@@ -192,7 +192,7 @@ def write_plot(curves: Sequence[Curve], path: Path) -> None:
     try:
         write_file(path, picture)
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror or error}); choose a writable --plot") from None
+        raise RecordError(not_written(path, error, "choose a writable --plot")) from None
 
 
 def draw(curves: Sequence[Curve], width_in: float) -> "Figure":

@@ -17,7 +17,7 @@ from horovod_study.analysis.holdout import COMBINED
 from horovod_study.analysis.points import FLAGS
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
-from horovod_study.files import result_folder, write_file
+from horovod_study.files import not_written, result_folder, write_file
 from horovod_study.report import boundary
 from horovod_study.report.digits import DIGITS, THIN, alone, fixed, known, places, quoted, significant
 from horovod_study.report.style import LAPS, LAW_NAMES, series_labels
@@ -65,9 +65,7 @@ def write_tables(analysis: Analysis, directory: Path) -> list[Path]:
         for path, text in zip(paths, texts.values(), strict=True):
             write_file(path, text)
     except OSError as error:
-        raise RecordError(
-            f"{directory}: tables cannot be written ({error.strerror or error}); choose a writable folder"
-        ) from None
+        raise RecordError(not_written(directory, error, "choose a writable folder")) from None
     return paths
 
 

@@ -34,7 +34,7 @@ from typing_extensions import TypedDict
 from horovod_study.config import available_cores
 from horovod_study.documents import read_json
 from horovod_study.errors import DataError
-from horovod_study.files import write_file
+from horovod_study.files import not_written, write_file
 from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
 
@@ -293,7 +293,7 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
         _require_disk(path.parent, size)
         making = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror or error}); choose another folder") from None
+        raise DataError(not_written(path, error, "choose another folder")) from None
     try:
         making.chmod(0o755)
         _create_arrays(making, size)
@@ -302,7 +302,7 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
             _flush_to_disk(making / name)
         making.rename(path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror or error}); free space and try again") from None
+        raise DataError(not_written(path, error, "free space and try again")) from None
     finally:
         shutil.rmtree(making, ignore_errors=True)
 
@@ -383,9 +383,7 @@ def _lock(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = open(path.with_name(f".{path.name}.lock"), "w")
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be written ({error.strerror}); set HOROVOD_STUDY_DATA to a writable folder"
-        ) from None
+        raise DataError(not_written(path, error, "set HOROVOD_STUDY_DATA to a writable folder")) from None
     with stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
