@@ -216,7 +216,9 @@ def test_damaged_memory_is_passed_over(tmp_path):
 def test_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "runs").write_text("a file where the folder should be")
 
-    with pytest.raises(StudyError, match=r"runs/tiny: cannot be written \(.*\); choose a writable folder with --runs"):
+    with pytest.raises(
+        StudyError, match=r"runs/tiny/.code: cannot be written \(.*\); choose a writable folder with --runs"
+    ):
         identity.remember(tmp_path / "runs" / "tiny")
     with pytest.raises(StudyError, match=r"tiny/\.code: the source cannot be copied there \(.*\); free space, or"):
         identity.snapshot(tmp_path / "runs" / "tiny")

@@ -682,14 +682,15 @@ def test_the_wait_for_a_slow_rank_is_the_others_sync(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         rows = [records.read_steps(out, rank) for rank in (0, 1)]
         usual = [{lap: float(np.median(each[f"{lap}_s"].to_numpy()[5:])) for lap in LAPS} for each in rows]
-        waits = 0.018 < usual[0]["sync"] < 0.022 and usual[0]["backward"] < 0.002
-        if waits and usual[1]["sync"] < 0.002 and 0.020 <= usual[1]["backward"] < 0.022:
+        waits = usual[0]["sync"] > 4 * usual[1]["sync"] and usual[1]["backward"] > 4 * usual[0]["backward"]
+        slept = usual[1]["backward"] >= 0.020
+        if waits and slept and abs(usual[0]["sync"] / usual[1]["backward"] - 1) < 0.3:
             break
     else:
         pytest.fail(f"one rank sleeps 20 ms before backward, and the laps are {usual}")
     found = records.read_run(out)
 
-    assert all(0.003 <= each["residual"] < 0.005 for each in usual)  # the sleep before the optimizer's step
+    assert all(each["residual"] >= 0.003 for each in usual)  # the sleep before the optimizer's step
     assert (found.status, found.effective["backend"], found.effective["reduction"]) == ("done", "ddp", "hooks")
     assert (found.effective["transport"], found.effective["workers"]) == ("gloo", 2)
     assert found.totals["parameter_sha256"] is not None

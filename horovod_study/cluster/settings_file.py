@@ -190,8 +190,8 @@ def write_settings(
     """Write a settings file, the comments above it; the old one is replaced whole."""
     body = {"for": {name: made_for[name] for name in FOR_KEYS if made_for.get(name) is not None}}
     text = "".join(f"# {line}".rstrip() + "\n" for line in comments)
-    text += "\n" + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=1000)
-    text += "\n" + yaml.safe_dump({"settings": dict(values)}, sort_keys=False, allow_unicode=True, width=1000)
+    text += "\n" + yaml.safe_dump(body, sort_keys=False, width=1000)
+    text += "\n" + yaml.safe_dump({"settings": dict(values)}, sort_keys=False, width=1000)
     try:
         write_file(path, text)
     except OSError as error:

@@ -413,7 +413,7 @@ def _submit(
         folder.mkdir(parents=True)
         write_file(folder / "script.sh", os.fsencode(draft.text))
         write_file(folder / "study.yaml", study.text)
-        partition = yaml.safe_dump(job.inside["partition"], sort_keys=False, allow_unicode=True)
+        partition = yaml.safe_dump(job.inside["partition"], sort_keys=False)
         write_file(folder / "partition.yaml", partition)
         write_job(directory, job)
     except OSError as error:
