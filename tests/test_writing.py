@@ -2,9 +2,9 @@
 
 import ast
 import errno
+import hashlib
 import json
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -285,59 +285,55 @@ def test_a_checkpoint_is_not_written_through_a_link_to_a_folder(tmp_path: Path) 
 # ------------------------------------------------------------------------------------------------ killed anywhere
 
 
-class Watcher:
+class Watcher(Killer):
     """Notes what every visible file of a folder holds right before each change below it: what a kill then would leave.
 
     A kill between two changes leaves the same, because no visible file is ever opened for writing: that is noted too.
     """
 
     def __init__(self, below: Path) -> None:
-        self.below, self.contents, self.opened = below, dict[tuple[int, ...], bytes](), list[str]()
-        self.states: list[dict[str, bytes]] = []
-        self._killer = Killer(below, -1)
+        super().__init__(below, -1)  # it counts changes, and never gets to zero
+        self.seen: dict[str, Any] = {"opened": [], "contents": {}, "states": []}
+        self._known: dict[tuple[int, ...], str] = {}  # a file is read again only when it is another one or has changed
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        before = self._killer.left
-        self._killer(event, arguments)
-        if self._killer.left == before:
+        before = self.left
+        super().__call__(event, arguments)
+        if self.left == before:
             return
         if event == "open" and not Path(arguments[0]).name.startswith("."):
-            self.opened.append(str(arguments[0]))
-        self.states.append(self.state())
-
-    def state(self) -> dict[str, bytes]:
-        """Return {name: content}; a file is read again only when it is another one or has changed."""
-        found = {}
-        for path in visible(self.below):
+            self.seen["opened"].append(str(arguments[0]))
+        state = {}
+        for path in visible(Path(self.runs)):
             facts = path.stat()
             known = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-            if known not in self.contents:
-                self.contents[known] = path.read_bytes()
-            found[path.relative_to(self.below).as_posix()] = self.contents[known]
-        return found
+            if known not in self._known:
+                content = path.read_bytes()
+                self._known[known] = hashlib.sha256(content).hexdigest()
+                self.seen["contents"][self._known[known]] = content.decode("latin-1")
+            state[path.relative_to(self.runs).as_posix()] = self._known[known]
+        self.seen["states"].append(state)
 
 
-def watched(work: Callable[[], Any], below: Path) -> Watcher:
-    """Do `work` in a process of its own and return what was seen; no audit hook can be removed."""
-    reading, writing = os.pipe()
+def watched(work: Callable[[], Any], below: Path, notes: Path) -> tuple[list[str], list[dict[str, bytes]]]:
+    """Do `work` in a process of its own, because no audit hook can be removed.
+
+    Return the visible files that it opened for writing, and {name: content} of all visible ones before each change.
+    """
     pid = os.fork()
     if pid == 0:
-        os.close(reading)
         watcher = Watcher(below)
         try:
             sys.addaudithook(watcher)
             work()
         except BaseException as error:
-            watcher.opened.append(repr(error))
-        watcher._killer.runs = "/nowhere"
-        with os.fdopen(writing, "wb") as stream:
-            pickle.dump(watcher, stream)
+            watcher.seen["opened"].append(repr(error))
+        notes.write_text(json.dumps(watcher.seen))
         os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        seen: Watcher = pickle.load(stream)
     os.waitpid(pid, 0)
-    return seen
+    seen = json.loads(notes.read_text())
+    contents = {digest: text.encode("latin-1") for digest, text in seen["contents"].items()}
+    return seen["opened"], [{name: contents[digest] for name, digest in each.items()} for each in seen["states"]]
 
 
 @pytest.mark.usefixtures("quick")
@@ -348,14 +344,14 @@ def test_analyze_and_report_leave_whole_files_wherever_they_are_killed(study: Pa
     old = {path.relative_to(out).as_posix(): path.read_bytes() for path in visible(out)}
     shutil.rmtree(next(path for path in sorted(runs.iterdir()) if path.name.endswith("-r1")))
     EDITION["number"] += 1
-    seen = watched(lambda: report(runs, out), out)
+    opened, states = watched(lambda: report(runs, out), out, tmp_path / "notes.json")
     new = {path.relative_to(out).as_posix(): path.read_bytes() for path in visible(out)}
 
-    assert seen.opened == []
-    assert len(seen.states) > 3 * len(new), "every file is made under another name, given its mode, and renamed"
+    assert opened == []
+    assert len(states) > 3 * len(new), "every file is made under another name, given its mode, and renamed"
     assert sorted(old) == sorted(new)
     assert [name for name in ("points.csv", "report.html", "figures/speedup.pdf") if old[name] == new[name]] == []
-    for state in seen.states:
+    for state in states:
         assert sorted(state) == sorted(old)
         torn = [name for name, content in state.items() if content not in (old[name], new[name])]
         assert torn in ([], [records.SOURCE]), "that one is written by both"
