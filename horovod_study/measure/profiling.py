@@ -393,8 +393,9 @@ def _wait_until_sampling(spy: "subprocess.Popen[bytes]", output: IO[bytes]) -> s
     os.set_blocking(output.fileno(), False)
     told, began = "", now()
     while "Sampling process" not in told:
+        ended = spy.poll() is not None  # asked before the read: what it said last is in the pipe then
         told += (output.read() or b"").decode(errors="replace")
-        if spy.poll() is not None or now() - began > _SPY_START_S:
+        if ended or now() - began > _SPY_START_S:
             raise RecordError(f"py-spy did not begin ({' '.join(told.split())}); use --profile cprofile")
         sleep(0.002)
     os.set_blocking(output.fileno(), True)
