@@ -11,7 +11,7 @@
 # What was chosen once stays until the other is asked for.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup wheels extras hosts study docs check test bench lock clean
+.PHONY: help setup wheels extras hosts study docs check test coverage bench lock clean
 MAKEFLAGS += --no-print-directory
 
 RECENT = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -63,12 +63,16 @@ LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(
 check: extras  ## quick checks before each commit: format, lint, types, fast tests
 	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod and not cluster")
 
-# Tests that start workers of their own need the cores for themselves; the others share them.
+# Tests that start workers of their own need the cores for themselves; the others share them. Lines are counted only by
+# `make coverage`: that takes four fifths more time of the processor, and the tests with real workers run elsewhere.
 REAL = horovod or cluster
-test: extras  ## everything: checks, all tests with real Horovod on 2 workers, coverage
+SHARED = $(BIN)/python -m pytest -q -m "not ($(REAL))" -n logical --maxprocesses 4 --dist loadfile
+test: extras  ## everything: checks, then all tests, with real Horovod on 2 workers
 	@$(call TIMED,$(BIN)/python scripts/debian.py --test && $(LINT) && { \
-	  $(BIN)/python -m pytest -q -m "not ($(REAL))" -n logical --maxprocesses 4 --dist loadfile --cov --cov-report=; shared=$$?; \
-	  $(BIN)/python -m pytest -q -m "$(REAL)" --cov --cov-append --cov-report=term:skip-covered && ( exit $$shared ); })
+	  $(SHARED); shared=$$?; $(BIN)/python -m pytest -q -m "$(REAL)" && ( exit $$shared ); })
+
+coverage: extras  ## which lines the tests without real workers reach
+	@$(call TIMED,$(SHARED) --cov --cov-report=term:skip-covered)
 
 # Extra-P, which the forecast is compared with, is one of the extras.
 bench: $(if $(filter forecast,$(BENCH)),extras,setup)  ## the project's performance tables, side by side with the usual ways (BENCH='data step' for some)

@@ -24,7 +24,7 @@ from typing import Any
 from horovod_study.config import available_cores, parse_widths
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.measure.microbench import MatrixRate, matrix_peak, matrix_rates, step_flops
+from horovod_study.measure.microbench import SIZES, MatrixRate, matrix_peak, matrix_rates, step_flops
 from horovod_study.progress import say
 from horovod_study.workload import dataset
 
@@ -232,6 +232,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="times every variant is run (default 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="timed window of each run (default 3)")
     parser.add_argument("--batches", type=int, nargs="+", default=[75, 1024], help="curves per step (default 75 1024)")
+    parser.add_argument(
+        "--products", type=int, nargs="+", default=SIZES, help="sizes of the matrix products that show the peak"
+    )
     parser.add_argument("--curves", default="100000", help="size of the data set (default 100000)")
     parser.add_argument("--only", default="", help="run only variants whose name matches this regular expression")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="where the tables go")
@@ -251,7 +254,7 @@ def main() -> int:
     for batch in options.batches:
         runs[batch] = {variant.name: [] for variant in variants}
         for number in range(options.rounds):
-            rates.append(matrix_rates(rounds=1, seconds=min(0.3, options.seconds / 10)))
+            rates.append(matrix_rates(sizes=options.products, rounds=1, seconds=min(0.3, options.seconds / 10)))
             for variant in shuffle.sample(variants, len(variants)):
                 result = measure(
                     variant, data=data, batch=batch, seconds=options.seconds, timeout_s=240 + 20 * options.seconds

@@ -175,6 +175,7 @@ def test_a_failed_variant_has_an_empty_row(step: Any) -> None:
 def test_the_benchmark_of_the_step_runs(tmp_path: Path) -> None:
     chosen = "own memory|plain|tf32"
     settings = ["--rounds", "1", "--seconds", "0.1", "--batches", "20", "--curves", "4000", "--only", chosen]
+    settings += ["--products", "256", "512"]
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), *settings, "--out", str(tmp_path)],
         capture_output=True,
