@@ -109,6 +109,7 @@ def test_make_alone_lists_the_targets():
         "docs",
         "check",
         "test",
+        "coverage",
         "bench",
         "lock",
         "clean",
