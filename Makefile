@@ -64,7 +64,7 @@ check: extras  ## quick checks before each commit: format, lint, types, fast tes
 	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod and not cluster")
 
 # Tests that start workers of their own need the cores for themselves; the others share them. Lines are counted only by
-# `make coverage`: that takes four fifths more time of the processor, and the tests with real workers run elsewhere.
+# `make coverage`: that takes about 70 % more time of the processor, and does not see what workers run.
 REAL = horovod or cluster
 SHARED = $(BIN)/python -m pytest -q -m "not ($(REAL))" -n logical --maxprocesses 4 --dist loadfile
 test: extras  ## everything: checks, then all tests, with real Horovod on 2 workers

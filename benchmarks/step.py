@@ -233,7 +233,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="timed window of each run (default 3)")
     parser.add_argument("--batches", type=int, nargs="+", default=[75, 1024], help="curves per step (default 75 1024)")
     parser.add_argument(
-        "--products", type=int, nargs="+", default=SIZES, help="sizes of the matrix products that show the peak"
+        "--products", type=int, nargs="+", default=SIZES, help="rows of the matrices whose products show the peak"
     )
     parser.add_argument("--curves", default="100000", help="size of the data set (default 100000)")
     parser.add_argument("--only", default="", help="run only variants whose name matches this regular expression")
