@@ -58,7 +58,8 @@ study: setup  ## set up, then run the laptop study: data, baselines, 1..cores wo
 docs: extras  ## the documentation as a site that reads without a network: build/site/index.html
 	@$(call TIMED,$(BIN)/python scripts/docs.py)
 
-LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy --strict horovod_study
+LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy --strict horovod_study && \
+       $(BIN)/python scripts/size.py
 
 check: extras  ## quick checks before each commit: format, lint, types, fast tests
 	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod and not cluster")
