@@ -15,7 +15,7 @@ A map of the package:
 
     train       `python -m horovod_study.train`: the training job that is measured, a loop to read top to bottom
     recording   `horovod_study.recorder`: the same record of anybody's loop; lightning: of a Lightning Trainer
-    cli         `horovod-study VERB`: every other command
+    cli         `horovod-study VERB`: every other command, a file for each family of verbs
     api         the analysis wing from Python
     config      the values a run and a study are made from, validated when they are made
     records     the run directory, the only place where the two wings meet

@@ -125,6 +125,32 @@ def add_run_options(parser: argparse.ArgumentParser, *, hidden: Collection[str] 
             _add_option(group, name, hidden=name in hidden)
 
 
+def add_train_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `train`: those of RunConfig, and where to write."""
+    add_run_options(parser)
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
+    parser.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE.yaml",
+        help="talk as `horovod-study tune` found best for this model and runtime; --config and options go before it",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/)")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="continue the run in this directory from its newest checkpoint, bit for bit, with as many workers; "
+        "options come from its run.json, and only the budget may be extended",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="start anew where --out holds a run that has ended; it is kept in .attempts beside DIR",
+    )
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+
+
 def _add_option(group: Any, name: str, *, hidden: bool) -> None:
     each = RUN_FIELDS[name]
     kind, default = each.metadata["kind"], each.default

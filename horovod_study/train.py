@@ -59,7 +59,7 @@ from horovod_study.measure import (
 from horovod_study.measure.clock import DeviceStamps, LapClock, Unstamped, now, sleep, utc_now, utc_stamp
 from horovod_study.measure.recorder import Recorder
 from horovod_study.measure.scratch import Scratch
-from horovod_study.options import Parser, add_run_options, run_values
+from horovod_study.options import Parser, add_train_options, run_values
 from horovod_study.progress import Progress, say
 from horovod_study.workload import checkpoint
 from horovod_study.workload import dataset as data
@@ -1020,32 +1020,6 @@ def _ms(seconds: float | None) -> float | None:
 # ------------------------------------------------------------------------------------------------ command line
 
 
-def add_options(parser: Any) -> None:
-    """Declare the options of `train`: those of RunConfig, and where to write."""
-    add_run_options(parser)
-    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
-    parser.add_argument(
-        "--settings",
-        type=Path,
-        metavar="FILE.yaml",
-        help="talk as `horovod-study tune` found best for this model and runtime; --config and options go before it",
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/)")
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="DIR",
-        help="continue the run in this directory from its newest checkpoint, bit for bit, with as many workers; "
-        "options come from its run.json, and only the budget may be extended",
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="start anew where --out holds a run that has ended; it is kept in .attempts beside DIR",
-    )
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Parse, train, print; return the exit code. A StudyError becomes one line, on one rank."""
     launch = Launch(launcher="none", rank=0, workers=1, backend="serial")  # until the environment was read
@@ -1059,7 +1033,7 @@ def main(arguments: list[str] | None = None) -> int:
             description=text.partition("\n")[0],
             epilog=text[text.find("Exit codes") : text.find("Letters")],
         )
-        add_options(parser)
+        add_train_options(parser)
         options = parser.parse_strictly(arguments)
         values = {**(load_yaml(options.config) if options.config else {}), **run_values(options)}
         settings = read_settings(options.settings) if options.settings else None

@@ -5,11 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from horovod_study import cli
 from horovod_study.cli import main
+from horovod_study.cli.verbs import Verb
 from horovod_study.config import RUN_FIELDS
 from horovod_study.options import GROUPS
 
@@ -234,3 +237,33 @@ def test_every_option_of_a_run_stands_under_one_heading() -> None:
     listed = [name for names in GROUPS.values() for name in names]
 
     assert sorted(listed) == sorted(RUN_FIELDS)
+
+
+def _verbs(verbs: tuple[Verb, ...]) -> Iterator[Verb]:
+    for verb in verbs:
+        yield verb
+        yield from _verbs(verb.verbs)
+
+
+def test_a_verb_says_what_it_does_in_one_line() -> None:
+    """The summary in the help is the function's docstring, or one of its own where there is no function."""
+    assert [] == [verb.name for verb in _verbs(cli.VERBS) if verb.run is None and verb.summary is None]
+    assert [] == [verb.name for verb in _verbs(cli.VERBS) if verb.run and not (verb.run.__doc__ or "").splitlines()[:1]]
+
+
+def test_help_imports_no_large_package() -> None:
+    program = (
+        "import sys; from horovod_study.cli import command_line; command_line().format_help(); print(*sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+
+    large = {"torch", "pandas", "numpy", "scipy", "matplotlib", "rich", "pyarrow", "pydantic", "jinja2"}
+    assert set() == large & set(ended.stdout.split())
+
+
+def test_train_has_the_same_options_as_the_program_that_trains() -> None:
+    def options(words: list[str]) -> set[str]:
+        ended = subprocess.run([sys.executable, *words, "--help"], capture_output=True, text=True, check=True)
+        return set(re.findall(r"(?<![\w-])--[a-z-]+", ended.stdout.partition("Exit codes")[0]))
+
+    assert options(["-m", "horovod_study.cli", "train"]) == options(["-m", "horovod_study.train"])

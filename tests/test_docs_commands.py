@@ -269,7 +269,7 @@ def test_a_page_shows_commands_that_the_program_takes(page: str) -> None:
     for command in SHOWN[page]:
         words = words_of(command)
         if words and "--help" not in words:
-            cli._parser().parse_strictly(words)
+            cli.command_line().parse_strictly(words)
         if command.startswith("make "):
             _, target, *settings = command.split()
             assert re.search(rf"^{target}:", MAKE, re.MULTILINE), f"{page}: {command}: no such target"
@@ -287,7 +287,7 @@ def options_of(parser: object) -> dict[str, set[str]]:
     return found
 
 
-VERBS = options_of(cli._parser())
+VERBS = options_of(cli.command_line())
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -400,9 +400,9 @@ def test_folding_loses_no_letter():
 @pytest.mark.parametrize("verb", ["report", "inspect", "account", "timeline", "simulate"])
 def test_the_verbs_that_draw_take_width_and_font(verb):
     needed = {"simulate": ["--workers", "2"], "report": ["x"], "inspect": ["x"], "account": ["x"], "timeline": ["x"]}
-    options = cli._parser().parse_args([verb, *needed[verb], "--width", "column", "--font", "serif"])
+    options = cli.command_line().parse_args([verb, *needed[verb], "--width", "column", "--font", "serif"])
 
-    assert cli._look(options) == style.Look.of("column", "serif")
+    assert cli.verbs.figure_look(options) == style.Look.of("column", "serif")
 
 
 # ---------------------------------------------------------------------------------------------------- PGF

@@ -57,7 +57,7 @@ def _made(runs: Path) -> Made:
         recounts[run.name] = recount(run, records.recorded_beside(run.directory))
 
     how: dict[str, Any] = {"commands": None, "targets": (), "only": None, "threads": 1, "networks": []}
-    table, evaluations, accounting, analysis = cli._analysed(runs, beside=beside, **how)
+    table, evaluations, accounting, analysis = cli.analysis._analysed(runs, beside=beside, **how)
     study = Study(
         runs=with_series(table),
         analysis=analysis,

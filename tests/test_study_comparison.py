@@ -20,7 +20,7 @@ from horovod_study.analysis.points import scaling_points, with_series
 from horovod_study.analysis.run_profiles import RUN_COLUMNS
 from horovod_study.analysis.study import analyze
 from horovod_study.analysis.study_comparison import compare_studies, effect, gate, read_limits, read_match
-from horovod_study.cli import _parser, main
+from horovod_study.cli import command_line, main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.report import against, html
 from horovod_study.report.style import style
@@ -542,7 +542,9 @@ def test_wrong_use_is_one_line(directories, capsys):
 def test_every_command_of_the_page_is_one_that_the_program_takes():
     page = (Path(__file__).parents[1] / "docs" / "compare_studies.md").read_text(encoding="utf-8")
     commands = re.findall(r"horovod-study (report .*|run .*|analyze .*)", page)
-    parsed = [_parser().parse_strictly(shlex.split(each)) for each in commands if not each.startswith("analyze RUNS")]
+    parsed = [
+        command_line().parse_strictly(shlex.split(each)) for each in commands if not each.startswith("analyze RUNS")
+    ]
 
     assert len(parsed) == 7
     gates = [options for options in parsed if getattr(options, "fail_on", None)]

@@ -29,7 +29,7 @@ PACKAGE = Path(horovod_study.__file__).parent
 OLD, NEW = "old\n" * 3000, "new\n" * 5000
 
 WRITING = {
-    "cli.py": "turns the standard output to /dev/null when its reader has left",
+    "cli/__init__.py": "turns the standard output to /dev/null when its reader has left",
     "cluster/doctor/files.py": "tries what a file system can do, in a folder of its own",
     "cluster/doctor/hosts.py": "tries what hosts see of a file, in a folder of its own",
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",

@@ -1,0 +1,115 @@
+"""`horovod-study VERB`: parse, call, print. No logic lives here.
+
+    verbs         what a verb is made from, and what several share
+    data          generate, check and import data sets
+    training      train, identify
+    studies       plan, run, status, retry, cancel, doctor
+    experiments   search, lr-range, tune, compare, verify
+    benchmarks    bench, bench loading, bench timers
+    analysis      analyze, report
+    runs          inspect, export, attribute, account, timeline, learning-curve
+    forecasts     fit, predict, simulate, advise
+
+A verb is a function with its options beside it and a line in `VERBS` of its file. What needs PyTorch, pandas or
+matplotlib is imported by the verb that uses it, so that help is quick and every verb works where only its own extra is
+installed.
+"""
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from horovod_study import __version__, low_memory
+from horovod_study.cli import analysis, benchmarks, data, experiments, forecasts, runs, studies, training
+from horovod_study.errors import StudyError
+from horovod_study.options import Parser
+
+VERBS = (
+    *data.VERBS,
+    *training.VERBS,
+    *studies.VERBS,
+    *experiments.VERBS,
+    *benchmarks.VERBS,
+    *analysis.VERBS,
+    *runs.VERBS,
+    *forecasts.VERBS,
+)
+EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("torch", "psutil"), "search": ("optuna",)}
+"""Which extra of setup.cfg brings a package that a verb may miss."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code: 0 done, 1 a check failed or cells are missing, 2 wrong use."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    low_memory.install()
+    if arguments is None:
+        signal.signal(signal.SIGTERM, _end_in_order)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name from a file that the terminal cannot show
+    try:
+        if words[:1] == ["train"] and not {"-h", "--help"} & set(words):
+            from horovod_study import train
+
+            return train.main(words[1:])
+        options = command_line().parse_strictly(words)
+        options.words = words
+        code: int = options.verb(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a reader that left or a full disk can still be told
+        return code
+    except StudyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        extra = next(
+            (extra for extra, packages in EXTRAS.items() if (error.name or "").split(".")[0] in packages), None
+        )
+        if extra is None:
+            raise
+        print(
+            f"error: this verb needs {error.name}, which is not installed; run `make setup`, "
+            f"or pip install 'horovod_study[{extra}]'",
+            file=sys.stderr,
+        )
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe left early
+        return 1
+    except OSError as error:
+        if error.errno not in _OF_THE_SYSTEM:
+            raise
+        print(f"error: {error.filename or 'the output'}: {error.strerror}; mend that, and try again", file=sys.stderr)
+        if error.filename is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+
+
+_OF_THE_SYSTEM = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),
+)
+"""What a disk, its permissions and its limits refuse is no bug of this program."""
+
+
+def _end_in_order(number: int, _: Any) -> None:
+    """End on SIGTERM as on Ctrl-C: what was begun is taken away. Verbs with handlers of their own replace this one."""
+    for again in (signal.SIGTERM, signal.SIGINT):  # what is taken away now is not to be left half
+        signal.signal(again, signal.SIG_IGN)
+    print("terminated", file=sys.stderr)
+    raise SystemExit(128 + number)
+
+
+def command_line() -> Parser:
+    """Return the parser of all verbs."""
+    parser = Parser(prog="horovod-study", description="Measure, explain and predict how data-parallel training scales.")
+    parser.add_argument("--version", action="version", version=f"horovod-study {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in VERBS:
+        verb.add_to(verbs)
+    return parser

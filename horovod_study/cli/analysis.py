@@ -1,0 +1,308 @@
+"""`horovod-study analyze` and `report`: tables, laws, figures and the page of a study, and whether they hold."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from horovod_study.cli.verbs import BENCH_JSON, Verb, add_figure_arguments, figure_look, read_input
+from horovod_study.config import available_cores
+from horovod_study.errors import ConfigError
+from horovod_study.options import Parser
+
+MOST_THREADS = 4
+"""More do not read step rows any faster: what is left to Python goes one at a time."""
+
+
+def analyze_arguments(parser: Parser) -> None:
+    parser.add_argument("runs", type=Path, metavar="RUNS", help="directory that holds run directories")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="receives the tables")
+    parser.add_argument(
+        "--target", type=float, nargs="+", metavar="MSE", help="test MSEs to which the times are compared"
+    )
+    parser.add_argument(
+        "--threads", type=_count, metavar="N", help="runs read at a time (default: one per core, at most 4)"
+    )
+    parser.add_argument(
+        "--bench",
+        type=Path,
+        nargs="+",
+        metavar="bench.json",
+        help="what `horovod-study bench` measured of the machines (default: RUNS/bench/bench.json, where it is)",
+    )
+
+
+def analyze(options: argparse.Namespace) -> int:
+    """Turn recorded runs into tables of points and fitted laws."""
+    how: dict[str, Any] = {"targets": options.target or (), "threads": options.threads, "benches": options.bench}
+    for path in write_analysis(options.runs, options.out, commands=None, **how):
+        print(path)
+    return 0
+
+
+def write_analysis(
+    runs: Path,
+    out: Path,
+    *,
+    commands: list[str] | None,
+    targets: Sequence[float],
+    only: Collection[str] | None = None,
+    threads: int | None = None,
+    benches: Sequence[Path] | None = None,
+    planned: Sequence[str] = (),
+) -> list[Path]:
+    from horovod_study import records
+    from horovod_study.analysis.audit import versions
+
+    found = records.benches_beside(runs) if benches is None else benches
+    networks = [(path, str(path)) for path in found]
+    _, evaluations, _, result = _analysed(
+        runs, commands=commands, targets=targets, only=only, threads=threads, networks=networks
+    )
+    for doubt in result.provenance["doubts"]:
+        print(f"doubt: {doubt}", file=sys.stderr)
+    written = records.save_tables(out, {"evaluations": evaluations, **result.tables()}, result.documents())
+    how = {"targets": list(targets), "commands": commands, "only": None if only is None else sorted(only)}
+    kept = [{"path": Path(os.path.relpath(path, out)).as_posix(), "named": named} for path, named in networks]
+    digests = {
+        records.run_name(directory, runs): records.run_files(directory)
+        for directory, _ in records.readable_runs(runs, only)
+    }
+    more = {"planned": list(planned), "benches": kept, "versions": versions(), "run_files": digests}
+    records.write_source(out, runs, files=written, **how, **more)
+    return written
+
+
+def _analysed(
+    runs: Path,
+    *,
+    commands: list[str] | None,
+    targets: Sequence[float],
+    only: Collection[str] | None,
+    threads: int | None,
+    networks: Sequence[tuple[Path, str]],
+    verb: str = "analyze",
+    counted: Collection[str] | None = None,
+    beside: Callable[[Any], None] | None = None,
+) -> tuple[Any, Any, Any, Any]:
+    """Return run table, evaluations, accounting and Analysis of recorded runs.
+
+    `networks`: files of `horovod-study bench`, and what the analysis calls them. `counted`: names of the runs in the
+    run table that count. `beside` is called with each run, for what else is to be known of its rows.
+    """
+    from horovod_study.api import analysed
+    from horovod_study.progress import Line
+
+    line = Line()
+
+    def tell(done: int, of: int) -> None:
+        if line.due():
+            line.show(f"{verb}: run {done:,} of {of:,}")
+
+    found = analysed(
+        runs,
+        commands=commands,
+        targets=targets,
+        only=only,
+        threads=threads or min(available_cores(), MOST_THREADS),
+        networks=[(read_input(path, BENCH_JSON), named) for path, named in networks],
+        counted=counted,
+        beside=beside,
+        told=tell,
+    )
+    line.close()
+    return found
+
+
+def report_arguments(parser: Parser) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory written by analyze")
+    add_figure_arguments(parser)
+    parser.add_argument("--pgf", action="store_true", help="write the figures as PGF too, for \\input; needs LaTeX")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="BEFORE_DIR",
+        help="another analysed study, such as the one before a change: the page begins with the differences to it",
+    )
+    parser.add_argument(
+        "--fail-on",
+        nargs="+",
+        action="extend",
+        metavar="WORD[=PERCENT]",
+        help="with --against: end with 1 if a cell is surely worse, by so much or more: slower=5%%, step=, sync=, "
+        "speedup=, efficiency=, target=, energy=; missing: if a cell has vanished; unresolved: if it cannot be told",
+    )
+    parser.add_argument(
+        "--match",
+        metavar="HOW",
+        help="with --against, which cells are compared: auto (by all that defines them but the partition or a way of "
+        "running that was changed as a whole), exact, or except:SETTING,SETTING (default auto)",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="make every number again from the raw rows, compare, and look for faults; ends with 1 if there are any",
+    )
+    parser.add_argument("--runs", type=Path, metavar="RUNS", help="with --check: where the run directories are now")
+    parser.add_argument(
+        "--allow", nargs="+", metavar="NAME", help="with --check: doubts that are known and do not end it with 1"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="with --against or --check: print everything as one line of JSON"
+    )
+
+
+def report(options: argparse.Namespace) -> int:
+    """Draw the figures and write the page of an analysed study, or check all of it against the raw rows (--check)."""
+    if options.check and options.against is not None:
+        raise ConfigError("--against: draws a report, and --check looks at the one that is there; give one of them")
+    if options.check:
+        return _check(options)
+    for name in ("runs", "allow"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name}: is about what --check looks at; give --check too")
+    if options.against is not None:
+        return _report_against(options)
+    for name in ("fail_on", "match"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')}: is about another study; name its directory with --against")
+    if options.json:
+        raise ConfigError("--json: prints what --against or --check finds; give one of them too")
+    for path in write_page(options.directory, look=figure_look(options), pgf=options.pgf):
+        print(path)
+    return 0
+
+
+def write_page(directory: Path, **how: Any) -> list[Path]:
+    from horovod_study.report.html import write_report
+
+    paths = write_report(_read_analysis(directory), directory, second_process=available_cores() > 1, **how)
+    _keep_drawn(directory, paths, how.get("look"))
+    return paths
+
+
+def _keep_drawn(
+    directory: Path, paths: Sequence[Path], look: Any = None, others: Sequence[Path] = (), **more: Any
+) -> None:
+    """Keep what the report was drawn with, for `report --check`; without `look` it is that of a text."""
+    from horovod_study import records
+    from horovod_study.report.check import drawn_by
+    from horovod_study.report.style import TEXT
+
+    records.write_source(directory, report={**drawn_by(directory, paths, look or TEXT, others), **more})
+
+
+def _check(options: argparse.Namespace) -> int:
+    from horovod_study import records
+    from horovod_study.analysis.audit import Study, recount
+    from horovod_study.analysis.points import with_series
+    from horovod_study.progress import Line
+    from horovod_study.report.check import allowed, check, kept_runs, lines, runs_of
+
+    directory, allow = options.directory, allowed(options.allow or ())
+    counted = kept_runs(directory)
+    source = runs_of(directory, options.runs)
+    only = source.get("only")
+    records_there = dict(records.named_records(source["runs"], only=only))
+    recounts: dict[str, Any] = {}
+
+    def beside(run: Any) -> None:
+        recounts[run.name] = recount(run, records.recorded_beside(run.directory))
+
+    table, evaluations, accounting, result = _analysed(
+        source["runs"],
+        commands=source.get("commands"),
+        targets=source.get("targets") or (),
+        only=only,
+        threads=None,
+        networks=source["networks"],
+        verb="check",
+        counted=None if counted is None or not set(counted) & set(records_there) else counted,
+        beside=beside,
+    )
+    study = Study(
+        runs=with_series(table),
+        analysis=result,
+        accounting=accounting,
+        recounts=[recounts[name] for name in table["run"]],
+        records=records_there,
+        planned=source.get("planned") or (),
+        set_aside=dict(records.set_aside(source["runs"])),
+    )
+    line = Line()
+    found = check(
+        directory,
+        study,
+        evaluations,
+        source,
+        runs={name: record.state() for name, record in records_there.items()},
+        against=lambda analysis: _compared_again(directory, analysis, source),
+        allow=allow,
+        told=lambda text: line.show(f"check: {text}"),
+    )
+    line.close()
+    if options.json:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+    else:
+        print(*lines(found), sep="\n")
+    return found.exit_code
+
+
+def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -> Any:
+    """Return the comparison that the page of a study shows, or None where it shows none."""
+    from horovod_study.analysis.study_comparison import compare_studies, read_match
+    from horovod_study.report.against import names_of
+
+    told = (source.get("report") or {}).get("against")
+    if told is None:
+        return None
+    before = directory / told["directory"]
+    names = names_of(directory.resolve(), before.resolve())
+    return compare_studies(analysis, _read_analysis(before), across=read_match(told.get("match")), names=names)
+
+
+def _read_analysis(directory: Path) -> Any:
+    """Return the Analysis that `analyze` wrote to a directory."""
+    from horovod_study import records
+    from horovod_study.analysis.study import DOCUMENTS, TABLES, loaded
+
+    return loaded(*records.load_tables(directory, TABLES, DOCUMENTS), source=str(directory))
+
+
+def _report_against(options: argparse.Namespace) -> int:
+    from horovod_study.analysis.study_comparison import compare_studies, gate, read_limits, read_match
+    from horovod_study.report.against import document, gate_lines, lines, names_of, write_against
+    from horovod_study.report.html import write_report
+
+    limits, across = read_limits(options.fail_on or ()), read_match(options.match)
+    after, before = (_read_analysis(directory) for directory in (options.directory, options.against))
+    names = names_of(options.directory.resolve(), options.against.resolve())
+    found = compare_studies(after, before, across=across, names=names)
+    judged = gate(found, limits) if limits else None
+    how: dict[str, Any] = {"look": figure_look(options), "pgf": options.pgf}
+    paths = write_report(after, options.directory, against=found, second_process=available_cores() > 1, **how)
+    others = write_against(found, options.directory, gate=judged, **how)
+    paths += others
+    beside = Path(os.path.relpath(options.against, options.directory)).as_posix()
+    written = [Path(os.path.relpath(path, options.directory)).as_posix() for path in paths]
+    told = {"directory": beside, "match": options.match}
+    _keep_drawn(options.directory, paths, how["look"], others, against=told, files=written)
+    if options.json:
+        print(json.dumps({**document(found, judged), "files": [str(path) for path in paths]}, allow_nan=False))
+    else:
+        print(*lines(found), *([] if judged is None else ["", *gate_lines(found, judged)]), sep="\n")
+        print(f"report: {paths[0]}  (against.json, tables and figures beside it)")
+    return 0 if judged is None or judged.passed else 1
+
+
+def _count(text: str) -> int:
+    """Return a whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+VERBS = (Verb("analyze", analyze, analyze_arguments), Verb("report", report, report_arguments))

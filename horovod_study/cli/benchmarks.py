@@ -1,0 +1,226 @@
+"""`horovod-study bench`: the network, the processors, the loaders and the timers."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from horovod_study.cli.verbs import Verb, curves_told
+from horovod_study.config import available_cores
+from horovod_study.options import Parser
+
+
+def bench_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="workers to start here (default: one for each core); not in a launch"
+    )
+    parser.add_argument(
+        "--transport", nargs="*", metavar="NAME", help="raw transports: mpi, gloo, nccl (default: all that are there)"
+    )
+    parser.add_argument(
+        "--runtime",
+        nargs="*",
+        metavar="NAME",
+        help="all-reduce as a runtime does it: horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ... "
+        "(default: horovod/mpi, horovod/gloo, ddp/gloo)",
+    )
+    parser.add_argument("--min-bytes", default="4", metavar="SIZE", help="smallest message (default 4)")
+    parser.add_argument("--max-bytes", metavar="SIZE", help="largest message, as 64K or 1G (default 256M)")
+    parser.add_argument("--factor", type=int, default=4, metavar="N", help="from a size to the next (default 4)")
+    parser.add_argument(
+        "--sizes", nargs="+", metavar="SIZE", help="these sizes instead; the model's own are always measured"
+    )
+    parser.add_argument("--batch", type=int, default=75, metavar="N", help="curves per worker and step (default 75)")
+    parser.add_argument("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, metavar="X", help="to spend on messages, about (default 30)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bench"), metavar="DIR", help="receives tables and figures (default bench)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure the network between workers and what a worker can do: all-reduce, copies, matrix peak, roofline."""
+    from horovod_study.analysis.network import analyze as analyze_network
+    from horovod_study.cluster.bench import bench_document, finish
+    from horovod_study.report.bench import content, text, write_bench
+
+    document = bench_document(
+        workers=options.workers,
+        transports=options.transport,
+        runtimes=options.runtime,
+        sizes=options.sizes,
+        min_bytes=options.min_bytes,
+        max_bytes=options.max_bytes,
+        factor=options.factor,
+        batch=options.batch,
+        widths=options.widths,
+        seconds=options.seconds,
+        rounds=options.rounds,
+        out=options.out,
+    )
+    network = analyze_network(document)
+    paths = write_bench(network, document, options.out)
+    if options.json:
+        print(json.dumps({**content(network, document), "files": [str(path) for path in paths]}, allow_nan=False))
+    else:
+        print(text(network, document), "", f"written: {', '.join(str(path) for path in paths)}", sep="\n")
+    for doubt in network.doubts:
+        print(f"doubt: {doubt}", file=sys.stderr)
+    return finish(1 if network.wrong else 0)
+
+
+def loading_arguments(parser: Parser) -> None:
+    parser.add_argument("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
+    parser.add_argument("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
+    parser.add_argument(
+        "--loader",
+        nargs="+",
+        default=["memory", "prefetch", "device", "dataloader", "dataloader:2"],
+        metavar="NAME",
+        help="memory, prefetch, device, dataloader, or dataloader:N with N loader processes (default: all, N = 2)",
+    )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="X", help="of each measurement (default 1)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
+    parser.add_argument("--pin-memory", action="store_true", help="copy to the GPU from page-locked memory")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="receives loading.json")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
+
+
+def loading(options: argparse.Namespace) -> int:
+    """Compare the loaders: loading alone, training on one cached batch, both together, and what bounds a run."""
+    from horovod_study.config import RunConfig
+    from horovod_study.measure.loading import compare_loaders, save
+    from horovod_study.progress import Line
+    from horovod_study.workload import dataset
+
+    configs = [
+        RunConfig(batch=batch, device=options.device, threads=options.threads, pin_memory=options.pin_memory)
+        for batch in options.batch
+    ]
+    with curves_told() as tell:
+        path = dataset.ensure(options.dataset, seed=options.data_seed, processes=available_cores(), tell=tell)
+    opened, line, found = dataset.open_dataset(path), Line(), []
+
+    def told(text: str) -> None:
+        if line.due():
+            line.show(f"  {text}")
+
+    for config in configs:
+        found.append(
+            compare_loaders(config, opened, options.loader, rounds=options.rounds, seconds=options.seconds, tell=told)
+        )
+        line.close()
+        if not options.json:
+            print(*found[-1].lines(), "", sep="\n")
+    if options.json:
+        print(json.dumps({"comparisons": [each.to_dict() for each in found]}))
+    if options.out:
+        print(f"written to {save(found, options.out)}", file=sys.stderr)
+    return 0
+
+
+def timers_arguments(parser: Parser) -> None:
+    parser.add_argument("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
+    parser.add_argument("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1], metavar="N", help="on this machine (default 1)")
+    parser.add_argument(
+        "--over", default="horovod/mpi", metavar="NAME", help="how several talk, as ddp/gloo (default horovod/mpi)"
+    )
+    parser.add_argument("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
+    parser.add_argument("--precision", default="fp32", metavar="NAME", help="as for train (default fp32)")
+    parser.add_argument("--loader", default="memory", metavar="NAME", help="as for train (default memory)")
+    parser.add_argument("--cuda-graphs", action="store_true", help="replay whole steps, as for train; needs a GPU")
+    parser.add_argument("--kernels", default="torch", metavar="NAME", help="as for train (default torch)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, metavar="X", help="for each batch and number of workers (default 60)"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="so many rounds instead, however long they take")
+    parser.add_argument(
+        "--steps-per-block", type=int, metavar="N", help="of one mode in a row (default: about 12 ms of them)"
+    )
+    parser.add_argument(
+        "--beside",
+        action="store_true",
+        help="let torch.profiler, cProfile and hooks on all layers take turns too, and a loop that keeps nothing",
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the order in the rounds (default 1)")
+    parser.add_argument(
+        "--fail-above",
+        type=float,
+        metavar="PERCENT",
+        help="end with 1 if light surely costs more: if its whole 95 %% interval lies above",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench") / "timers",
+        metavar="DIR",
+        help="receives table, figure and logs (default bench/timers)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
+
+
+def timers(options: argparse.Namespace) -> int:
+    """Measure what measuring costs: blocks of steps with the timers off, light and strict take turns."""
+    from horovod_study.analysis.timers import timer_cost
+    from horovod_study.cluster.timers import measure_timers
+    from horovod_study.progress import Line
+    from horovod_study.report.timers import content, text, write_timers
+    from horovod_study.workload import dataset
+
+    with curves_told() as tell:
+        path = dataset.ensure(options.dataset, seed=options.data_seed, processes=available_cores(), tell=tell)
+    line = Line()
+
+    def told(text: str) -> None:
+        if line.due():
+            line.show(f"  {text}")
+
+    cases = measure_timers(
+        dataset=path,
+        batches=options.batch,
+        workers=options.workers,
+        over=options.over,
+        widths=options.widths,
+        computing={name: getattr(options, name) for name in ("precision", "loader", "cuda_graphs", "kernels")},
+        device=options.device,
+        threads=options.threads,
+        seconds=options.seconds,
+        rounds=options.rounds,
+        steps_per_block=options.steps_per_block,
+        beside=options.beside,
+        seed=options.seed,
+        out=options.out,
+        tell=told,
+    )
+    line.close()
+    limit = 0.5 if options.fail_above is None else options.fail_above
+    costs = [timer_cost(case, limit_percent=limit) for case in cases]
+    paths = write_timers(costs, cases, options.out)
+    if options.json:
+        print(json.dumps({**content(costs, cases), "files": [str(path) for path in paths]}, allow_nan=False))
+    else:
+        print(text(costs, cases), "", f"written: {', '.join(str(path) for path in paths)}", sep="\n")
+    for doubt in dict.fromkeys(doubt for cost in costs for doubt in cost.doubts):
+        print(f"doubt: {doubt}", file=sys.stderr)
+    return 1 if options.fail_above is not None and any(cost.exceeds(limit) for cost in costs) else 0
+
+
+VERBS = (
+    Verb(
+        "bench",
+        bench,
+        bench_arguments,
+        verbs=(Verb("loading", loading, loading_arguments), Verb("timers", timers, timers_arguments)),
+    ),
+)

@@ -1,0 +1,260 @@
+"""`horovod-study search`, `lr-range`, `tune`, `compare` and `verify`: experiments with an answer of their own."""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+from horovod_study.cli.verbs import Verb
+from horovod_study.options import SET_BY_COMPARE, SET_BY_RANGE_TEST, SET_BY_TUNE, Parser, add_run_options, run_values
+
+
+def search_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one"
+    )
+    parser.add_argument("--trials", type=int, metavar="N", help="trials wanted in all (default: as the file says)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time in this command (default 1)")
+    parser.add_argument(
+        "--storage", metavar="URL", help="where trials are kept: an SQLAlchemy URL (default: search.db of the search)"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+
+
+def search(options: argparse.Namespace) -> int:
+    """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
+    from horovod_study.cluster.search import result_lines, run_search
+    from horovod_study.cluster.search_file import load_search, with_trials
+    from horovod_study.report.search import read_table, write_search
+
+    command = shlex.join(["horovod-study", *options.words])
+    wanted = with_trials(load_search(options.search), options.trials)
+    result = run_search(wanted, options.runs, command=command, jobs=options.jobs, storage=options.storage)
+    figure = write_search(read_table(result.directory / "trials.csv"), wanted.kinds(), result.directory)
+    if options.json:
+        print(json.dumps({**result.to_dict(), "figure": [str(path) for path in figure]}, allow_nan=False))
+    else:
+        print(*result_lines(result), *(f"  figure: {path}" for path in figure if path.suffix == ".png"), sep="\n")
+    return result.exit_code
+
+
+def lr_range_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first"
+    )
+    parser.add_argument("--low", type=float, default=1e-6, metavar="LR", help="first learning rate (default 1e-6)")
+    parser.add_argument("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="receives the run, the curve and the figure"
+    )
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers that train (default 1)")
+    parser.add_argument(
+        "--runtime", metavar="NAME", help="how workers talk: ddp/gloo, ... (default: serial; horovod/mpi for several)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add_run_options(parser, hidden=SET_BY_RANGE_TEST)
+
+
+def lr_range(options: argparse.Namespace) -> int:
+    """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
+    from horovod_study.analysis.lr_range import find_rate
+    from horovod_study.cluster.range_run import range_config, run_range
+    from horovod_study.report.lr_range import write_lr_range
+
+    config = range_config(options.config, run_values(options), low=options.low, high=options.high)
+    rates, losses, record = run_range(config, options.out, workers=options.workers, runtime=options.runtime)
+    found = find_rate(rates, losses)
+    paths = write_lr_range(found, options.out, batch=record.effective["global_batch"])
+    if options.json:
+        print(json.dumps({**found.to_dict(), "run_dir": str(options.out / "run"), "files": [str(p) for p in paths]}))
+    else:
+        print(*found.lines(), f"figure: {options.out / 'lr_range.png'}", sep="\n")
+    return 0
+
+
+def tune_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--runtime",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ...; may be given several times (default horovod/mpi)",
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="workers that train (default: as many as cores allow)")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="X", help="for all launches (default 10)")
+    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="most rounds of the race (default 6)")
+    parser.add_argument(
+        "--knobs", nargs="+", default=[], metavar="NAME", help="settings to vary (default: all that matter)"
+    )
+    parser.add_argument(
+        "--knob",
+        action="append",
+        default=[],
+        metavar="NAME=V1,V2",
+        help="try these values of a setting instead of the usual ones; may be given several times",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("tune"), metavar="DIR", help="receives settings.yaml and all launches"
+    )
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+    add_run_options(parser, hidden=SET_BY_TUNE)
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Tune how workers talk: race settings on this model and this machine, and write a file for train --settings."""
+    from horovod_study.cluster.tune import run_tune, tune_request
+    from horovod_study.report.tune import table, write_tune
+
+    request = tune_request(
+        options.config,
+        run_values(options),
+        runtimes=options.runtime,
+        workers=options.workers,
+        minutes=options.minutes,
+        rounds=options.rounds,
+        knobs=options.knobs,
+        values=options.knob,
+    )
+    command = shlex.join(["horovod-study", *options.words])
+    result = run_tune(request, options.out, command=command)
+    if result.interrupted:
+        return result.exit_code
+    figure = write_tune(result.document, options.out)
+    if options.json:
+        print(json.dumps({**result.document, "figure": [str(path) for path in figure]}, allow_nan=False))
+    else:
+        print(*table(result.document), f"figure: {options.out / 'tune.png'}", sep="\n")
+        print(f"use it: ... train --settings {shlex.quote(result.document['settings_file'])}")
+    return result.exit_code
+
+
+def compare_arguments(parser: Parser) -> None:
+    for name in ("a", "b"):
+        parser.add_argument(
+            name,
+            metavar=name.upper(),
+            help="RUNTIME[,option=value...] such as horovod/gloo,thread_priority=off; a settings file written by tune; "
+            "or a YAML file of train options with its runtime",
+        )
+    parser.add_argument(
+        "--workers", type=int, nargs="+", metavar="N", help="worker counts to compare at (default: one per core)"
+    )
+    parser.add_argument("--blocks", type=int, default=10, metavar="N", help="blocks per worker count (default 10)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("compare"), metavar="DIR", help="receives runs and result (default compare)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add_run_options(parser, hidden=SET_BY_COMPARE)
+    parser.epilog = (
+        "All runs make the same number of steps: --steps, or as many as take about --seconds (default 2) according to "
+        "a short run of each side. The same command goes on after Ctrl-C. See docs/compare.md."
+    )
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Compare two configurations fairly: interleaved in blocks, equal work proven, with an interval and a verdict."""
+    from horovod_study.analysis.comparison import compare as compare_blocks
+    from horovod_study.analysis.comparison import too_few
+    from horovod_study.cluster.compare import read_arms, run_compare, worker_counts
+    from horovod_study.progress import say
+    from horovod_study.report.comparison import write_comparison
+
+    arms, seconds = read_arms(options.a, options.b, run_values(options))
+    workers = worker_counts(arms, options.workers)
+    doubt = too_few(options.blocks, len(workers))
+    if doubt:
+        say(f"warning: {doubt}")
+    command = shlex.join(["horovod-study", *options.words])
+    result = run_compare(arms, options.out, command=command, workers=workers, blocks=options.blocks, seconds=seconds)
+    found = compare_blocks(result.blocks)
+    paths = write_comparison(found, result.to_dict(), options.out)
+    if options.json:
+        files = [str(path) for path in paths]
+        print(json.dumps({**result.to_dict(), **found.to_dict(), "files": files}, allow_nan=False))
+    else:
+        print(*result.lines(), "", *found.lines(), f"figure: {options.out / 'comparison.png'}", sep="\n")
+    return result.exit_code
+
+
+def verify_arguments(parser: Parser) -> None:
+    parser.add_argument("--workers", type=int, nargs="+", default=[2], metavar="N", help="worker counts (default 2)")
+    parser.add_argument(
+        "--runtime", nargs="+", metavar="NAME", help="horovod/mpi, ddp/gloo, ... (default: all that are available)"
+    )
+    for name, usual, text in (
+        ("reduction", ["flat", "hooks"], "how gradients are averaged"),
+        ("dtype", ["float32", "float64"], "precision"),
+        ("optimizer", ["adam", "sgd"], "update rule"),
+    ):
+        parser.add_argument(
+            f"--{name}", nargs="+", default=usual, metavar="NAME", help=f"{text}: {', '.join(usual)} (default: both)"
+        )
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps of each training run (default 10)")
+    parser.add_argument(
+        "--batch", type=int, default=300, metavar="N", help="curves of a step, of all workers together (default 300)"
+    )
+    parser.add_argument("--dataset", default="4000", metavar="PATH|SIZE", help="as for train (default 4000)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of parameters and data order (default 1)")
+    parser.add_argument(
+        "--lr-scaling", default="none", metavar="NAME", help="none, linear or sqrt, as for train (default none)"
+    )
+    parser.add_argument(
+        "--input-scaling",
+        default="standard",
+        metavar="NAME",
+        help="none, fixed or standard, as for train (default standard: rounding is amplified least)",
+    )
+    parser.add_argument(
+        "--break",
+        dest="wrong",
+        metavar="HOW",
+        help="do it wrong on purpose, and fail: sum (of the gradients), shard (shifted by a curve), lr (scaled "
+        "otherwise), start (of one rank)",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="receives verify.txt, verify.json, verify.csv and logs")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the tables")
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Prove that parallel training equals sequential training: the relative error of every weight and bias."""
+    from horovod_study import records
+    from horovod_study.cluster.verify import Question
+    from horovod_study.cluster.verify import verify as prove
+    from horovod_study.progress import say
+    from horovod_study.report.equality import text, write
+
+    question = Question(
+        runtimes=options.runtime and tuple(options.runtime),
+        workers=tuple(options.workers),
+        reductions=tuple(options.reduction),
+        dtypes=tuple(options.dtype),
+        optimizers=tuple(options.optimizer),
+        steps=options.steps,
+        batch=options.batch,
+        dataset=options.dataset,
+        lr_scaling=options.lr_scaling,
+        input_scaling=options.input_scaling,
+        seed=options.seed,
+        broken=options.wrong,
+    )
+    result = records.finite(prove(question, options.out).to_dict())
+    paths = write(result, options.out) if options.out else []
+    print(json.dumps(result, allow_nan=False) if options.json else text(result))
+    for path in paths:
+        say(f"wrote {path}")
+    return 0 if result["passed"] else 1
+
+
+VERBS = (
+    Verb("search", search, search_arguments),
+    Verb("lr-range", lr_range, lr_range_arguments),
+    Verb("tune", tune, tune_arguments),
+    Verb("compare", compare, compare_arguments),
+    Verb("verify", verify, verify_arguments),
+)

@@ -1,0 +1,226 @@
+"""`horovod-study plan`, `run`, `status`, `retry`, `cancel` and `doctor`: a study file, and the machines it runs on."""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from horovod_study.cli.analysis import write_analysis, write_page
+from horovod_study.cli.verbs import Verb
+from horovod_study.options import Parser
+
+
+def plan_arguments(parser: Parser) -> None:
+    _study_arguments(parser)
+    _failed_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Say what a study would run, and what it would cost; nothing is run."""
+    from horovod_study.cluster.ledger import past_durations
+    from horovod_study.cluster.plan import plan_study
+
+    study = _study(options)
+    ledger = _ledger(options, study)
+    planned = plan_study(study, ledger, past=past_durations(ledger.directory), retry=options.retry)
+    if options.json:
+        print(json.dumps(planned.to_dict()))
+    else:
+        print(*planned.lines(), sep="\n")
+    return 0
+
+
+def run_arguments(parser: Parser) -> None:
+    _study_arguments(parser)
+    _failed_arguments(parser)
+    parser.add_argument("--plan", action="store_true", help="only print the plan, as the verb plan does")
+    parser.add_argument("--dry-run", action="store_true", help="print job scripts and launch lines, and start nothing")
+    parser.add_argument("--here", action="store_true", help="Slurm: run in the allocation this is typed in (salloc)")
+    _start_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run what is missing of a study, then analyse and report it."""
+    if options.plan:
+        options.json = False
+        return plan(options)
+    study, command = _study(options), _command(options)
+    if options.here:
+        from horovod_study.cluster.job import run_here
+
+        result = run_here(study, options.runs, command=command + " --here", retry=options.retry)
+    else:
+        from horovod_study.cluster.runner import run_study
+
+        how = _how_to_run(options)
+        result = run_study(study, options.runs, command=command, retry=options.retry, dry_run=options.dry_run, **how)
+    return _conclude(options, study, command, result)
+
+
+def retry_arguments(parser: Parser) -> None:
+    _study_arguments(parser, cells=True)
+    _start_arguments(parser)
+
+
+def retry(options: argparse.Namespace) -> int:
+    """Run those cells again that failed, timed out, were cancelled or pre-empted."""
+    from horovod_study.cluster.runner import retry_cells
+
+    study, command = _study(options), _command(options)
+    result = retry_cells(study, options.runs, command=command, which=options.cells, **_how_to_run(options))
+    return _conclude(options, study, command, result)
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return what to type to go on."""
+    elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
+    hosts = ["--hosts", options.hosts] if options.hosts else []
+    return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts])
+
+
+def _how_to_run(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("yes", "oversubscribe", "smoke", "pin", "wait")}
+
+
+def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:
+    """Report the study if any of it is done, and return the exit code."""
+    if result.planned_only or result.interrupted or not result.ledger.count("done"):
+        return int(result.exit_code)
+    directory = options.runs / study.name
+    current = result.ledger.current_directories()
+    planned = sorted(entry.key for entry in result.ledger.entries)
+    how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned}
+    written = write_analysis(directory, directory / "analysis", commands=[command], **how)
+    write_page(directory / "analysis")
+    print(f"report: {directory / 'analysis' / 'report.html'}  (tables: {', '.join(path.name for path in written)})")
+    return int(result.exit_code)
+
+
+def status_arguments(parser: Parser) -> None:
+    _study_arguments(parser)
+    parser.add_argument("--watch", action="store_true", help="stay, and show how the cells get on")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+
+def status(options: argparse.Namespace) -> int:
+    """Say where a study stands."""
+    study = _study(options)
+    if options.watch:
+        from horovod_study.cluster.watch import watch
+
+        return watch(study, options.runs)
+    ledger = _ledger(options, study)
+    if options.json:
+        print(json.dumps(ledger.to_dict()))
+    else:
+        print(*ledger.lines(), "", ledger.summary(), sep="\n")
+    return 0
+
+
+def cancel_arguments(parser: Parser) -> None:
+    _study_arguments(parser, cells=True)
+
+
+def cancel(options: argparse.Namespace) -> int:
+    """End cells that are running or queued; a running one writes a checkpoint first."""
+    from horovod_study.cluster.runner import cancel_cells
+
+    cancel_cells(_study(options), options.runs, which=options.cells)
+    return 0
+
+
+def doctor_arguments(parser: Parser) -> None:
+    parser.add_argument("--partition", metavar="NAME|FILE.yaml", help="a partition, held against its file")
+    parser.add_argument("--quick", action="store_true", help="only what takes a moment")
+    _place_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Examine this machine, other hosts or a partition: what is installed, what fits, what to do about the rest."""
+    from rich.console import Console
+
+    from horovod_study.cluster.doctor import examine, exit_code, to_dict
+    from horovod_study.cluster.partitions import find_partition
+    from horovod_study.report.doctor import show
+
+    partition = find_partition(options.partition) if options.partition else None
+    found = examine(hosts=_hosts(options), partition=partition, runs=options.runs, quick=options.quick)
+    if options.json:
+        print(json.dumps(to_dict(found)))
+    else:
+        show(found, Console())
+    return exit_code(found)
+
+
+def _study(options: argparse.Namespace) -> Any:
+    from horovod_study.cluster.runner import on_hosts
+    from horovod_study.cluster.study_file import load_study
+
+    study = load_study(options.study)
+    return on_hosts(study, _hosts(options)) if options.hosts else study
+
+
+def _ledger(options: argparse.Namespace, study: Any) -> Any:
+    from horovod_study.cluster.jobs import JobBook
+    from horovod_study.cluster.ledger import read_ledger
+
+    return read_ledger(study, options.runs, jobs=JobBook(options.runs / study.name))
+
+
+def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
+    from horovod_study.cluster.runner import parse_hosts
+
+    return parse_hosts(options.hosts) if options.hosts else ()
+
+
+def _study_arguments(parser: Parser, *, cells: bool = False) -> None:
+    parser.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study file")
+    if cells:
+        parser.add_argument("cells", nargs="*", metavar="CELL", help="keys or names of cells (default: all there are)")
+    _place_arguments(parser)
+
+
+def _place_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
+    )
+    parser.add_argument("--hosts", metavar="HOST:N,...", help="machines over ssh, and how many workers each takes")
+
+
+def _failed_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)"
+    )
+
+
+def _start_arguments(parser: Parser) -> None:
+    parser.add_argument("--wait", action="store_true", help="Slurm: stay until all jobs have ended, then report")
+    parser.add_argument("--yes", action="store_true", help="do not ask before a study that is large")
+    parser.add_argument(
+        "--oversubscribe", action="store_true", help="allow workers to share cores or GPUs; times then mean little"
+    )
+    parser.add_argument(
+        "--smoke",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="try each runtime with two workers for a few seconds first (default: yes)",
+    )
+    parser.add_argument(
+        "--pin",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep each cell on the same cores in every repeat (default: yes)",
+    )
+
+
+VERBS = (
+    Verb("plan", plan, plan_arguments),
+    Verb("run", run, run_arguments),
+    Verb("status", status, status_arguments),
+    Verb("retry", retry, retry_arguments),
+    Verb("cancel", cancel, cancel_arguments),
+    Verb("doctor", doctor, doctor_arguments),
+)

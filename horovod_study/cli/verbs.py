@@ -1,0 +1,110 @@
+"""What verbs are made from, and what several of them share."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from horovod_study.documents import read_text
+from horovod_study.errors import DataError
+from horovod_study.options import Parser
+
+BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of the command line: its options, and the function that does it and returns the exit code."""
+
+    name: str
+    run: Callable[[argparse.Namespace], int] | None
+    add_arguments: Callable[[Parser], None]
+    summary: str | None = None
+    """Without one, the first line of `run`'s docstring is shown."""
+    verbs: tuple["Verb", ...] = ()
+
+    def add_to(self, verbs: Any) -> None:
+        """Declare this verb and those below it."""
+        text = self.summary or (self.run and self.run.__doc__) or self.name  # no docstrings under python -OO
+        summary = text.splitlines()[0].rstrip(".")
+        parser: Parser = verbs.add_parser(self.name, help=summary[:1].lower() + summary[1:], description=summary + ".")
+        parser.set_defaults(verb=self.run, parser=parser)
+        self.add_arguments(parser)
+        if self.verbs:
+            below = parser.add_subparsers(title="verbs", metavar="VERB", required=self.run is None)
+            for each in self.verbs:
+                each.add_to(below)
+
+
+def add_figure_arguments(parser: Parser) -> None:
+    """Declare how wide figures are on paper, and their letters."""
+    parser.add_argument(
+        "--width",
+        default="text",
+        metavar="text|column|MM",
+        help="width of the figures on paper: text is 150 mm, column 71 mm (default text)",
+    )
+    parser.add_argument("--font", default="sans", metavar="sans|serif", help="letters of the figures (default sans)")
+
+
+def figure_look(options: argparse.Namespace) -> Any:
+    """Return the look of figures that --width and --font ask for."""
+    from horovod_study.report.style import Look
+
+    return Look.of(options.width, options.font)
+
+
+def read_input(path: Path, wanted: str = "a CSV file with workers,samples_per_s") -> str:
+    """Return the text of a file that should be `wanted`; `-` is standard input."""
+    if str(path) != "-":
+        return read_text(path, error=DataError, again=f"name {wanted}")
+    try:
+        with open(0, encoding="utf-8-sig", closefd=False) as stream:
+            return stream.read()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); name {wanted}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: is not a text file in UTF-8; name {wanted}") from None
+
+
+def readable_runs(root: Path) -> list[Path]:
+    """Return the run directories at or below `root`, and say on standard error what is left out and why."""
+    from horovod_study import records
+
+    left_out: dict[str, str] = {}
+    found = [directory for directory, _ in records.readable_runs(root, left_out=left_out)]
+    for name, why in left_out.items():
+        print(f"doubt: left out: {name}: {why}", file=sys.stderr)
+    return found
+
+
+def one_line(name: str) -> str:
+    """A name from a file, safe to print: no control characters, at most 60 of the others."""
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name[:61])
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@contextmanager
+def curves_told() -> Iterator[Callable[[int, int], None]]:
+    """Give a function of (curves done, curves in all) that shows a bar, the rate and the time left."""
+    from horovod_study.measure.clock import now
+    from horovod_study.progress import Line
+
+    line, began = Line(), now()
+
+    def tell(done: int, total: int) -> None:
+        if line.due() and done:
+            rate = done / (now() - began)
+            bar = "#" * (20 * done // total)
+            line.show(
+                f"  [{bar:<20}] {done / total:4.0%}  {done:,} of {total:,} curves  {rate:,.0f}/s"
+                f"  {(total - done) / rate:.0f} s left"
+            )
+
+    try:
+        yield tell
+    finally:
+        line.close()
