@@ -1,6 +1,8 @@
 """Update rules and arithmetic: what they are, and what cannot work here and says so."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -38,10 +40,52 @@ def test_the_optimiser_is_the_one_asked_for(
     config = RunConfig(lr=1e-3, lr_scaling="linear", **values)  # type: ignore[arg-type]
     optimizer, description = make_optimizer(config, StressCNN().parameters(), workers=4)
 
-    assert (type(optimizer), description) == (kind, text)
+    assert (type(optimizer).__name__, description) == (kind.__name__, text)
+    assert isinstance(optimizer, kind)
     group = optimizer.param_groups[0]
     assert group["lr"] == pytest.approx(4e-3)
     assert group["weight_decay"] == config.weight_decay and group["fused"] is config.fused_optimizer
+
+
+LEAN = """
+import copy, sys, torch
+from horovod_study.config import RunConfig
+from horovod_study.workload.optimizer import make_optimizer
+
+kinds = {
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+}
+
+def updated(model, optimizer):
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((4, 5), 0.1 * step)).square().sum().backward()
+        optimizer.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert not any(parameter.grad_fn for parameter in model.parameters())
+    return [*model.parameters(), *(value for state in optimizer.state.values() for value in state.values())]
+
+pairs = []
+for name, (kind, extra) in kinds.items():
+    torch.manual_seed(1)
+    model = torch.nn.Linear(5, 3)
+    twin = copy.deepcopy(model)
+    config = RunConfig(optimizer=name, lr=1e-2, weight_decay=0.1)
+    pairs.append((updated(model, make_optimizer(config, model.parameters(), workers=1)[0]), kind, extra, twin))
+assert "torch._dynamo" not in sys.modules
+for ours, kind, extra, twin in pairs:
+    theirs = updated(twin, kind(twin.parameters(), lr=1e-2, weight_decay=0.1, fused=True, **extra))
+    assert len(ours) == len(theirs) > 2 and all(map(torch.equal, ours, theirs)), kind
+assert "torch._dynamo" in sys.modules, "torch no longer loads its compiler by itself: make_optimizer can be plainer"
+"""
+
+
+def test_updates_are_those_of_torch_without_its_compiler() -> None:
+    """The same parameters and state to the last bit, in a process that has not loaded torch._dynamo."""
+    done = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
