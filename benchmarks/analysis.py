@@ -33,7 +33,7 @@ from horovod_study.config import ORDINARY_LAPS
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
-from horovod_study.report.files import write_result
+from horovod_study.report.kit.files import write_result
 
 HERE = Path(__file__).parent
 LIMITS = {"s_per_100_million_rows": 60.0, "memory_gb": 4.0}

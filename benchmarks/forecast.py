@@ -34,7 +34,7 @@ from horovod_study.analysis.prediction import predict
 from horovod_study.errors import AnalysisError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import utc_now
-from horovod_study.report.files import write_result
+from horovod_study.report.kit.files import write_result
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE / "published"

@@ -27,7 +27,7 @@ from horovod_study.config import Cell
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
-from horovod_study.report.files import write_result
+from horovod_study.report.kit.files import write_result
 
 HERE = Path(__file__).parent
 LIMITS_S = {"plan": 5.0, "status": 2.0}

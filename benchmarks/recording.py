@@ -27,8 +27,8 @@ from horovod_study.measure.clock import LapClock, now, utc_now
 from horovod_study.measure.recorder import Recorder
 from horovod_study.measure.steady import find_steady
 from horovod_study.progress import Line, say
-from horovod_study.report.files import write_result
-from horovod_study.report.timers import text
+from horovod_study.report.figures.timers import text
+from horovod_study.report.kit.files import write_result
 from horovod_study.train import DRAIN_STEPS
 from horovod_study.workload import dataset
 

@@ -36,9 +36,9 @@ from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
 from horovod_study.records import read_run, recorded_run
-from horovod_study.report.files import write_result
-from horovod_study.report.simulation import draw_validation
-from horovod_study.report.style import PRINT_WIDTH_IN
+from horovod_study.report.figures.simulation import draw_validation
+from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.style import PRINT_WIDTH_IN
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent

@@ -35,7 +35,7 @@ from horovod_study.errors import DataError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from horovod_study.report.figures import Drawing
+    from horovod_study.report.kit.drawing import Drawing
 
 BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
 
@@ -100,7 +100,7 @@ def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
 
 def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
     """Return the figures that an analysis has data for, by name; a notebook shows one that is a cell's last value."""
-    from horovod_study.report.figures import drawings
+    from horovod_study.report.figures.catalogue import drawings
 
     return {each.name: each for each in drawings(analysis)}
 

@@ -9,7 +9,7 @@ from horovod_study.analysis.breakdown import breakdown
 from horovod_study.analysis.losses import losses
 from horovod_study.analysis.points import scaling_points
 from horovod_study.analysis.usage import usage
-from horovod_study.report.style import PRINT_WIDTH_IN, Look, settled, style
+from horovod_study.report.kit.style import PRINT_WIDTH_IN, Look, settled, style
 
 
 def one(module, analysis, name):

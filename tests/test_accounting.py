@@ -22,8 +22,8 @@ from horovod_study.analysis.breakdown import PARTS
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import HostStamps, LapClock, now
-from horovod_study.report import accounting as report
-from horovod_study.report import html
+from horovod_study.report.figures import accounting as report
+from horovod_study.report.page import html
 from horovod_study.workload.schedule import lr_factor
 
 LAPS_MS = {"data": 0.1, "forward": 1.0, "backward": 1.5, "sync": 0.3, "update": 0.2, "residual": 0.02}

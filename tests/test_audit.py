@@ -22,7 +22,7 @@ from horovod_study.analysis.points import scaling_points, with_series
 from horovod_study.analysis.study import CURVE_COLUMNS, SCHEMA, Analysis
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.report import check
+from horovod_study.report.page import check
 
 NCCL = "alpha-horovod-nccl-{:02d}w-b75-r{}"
 PAIR = [NCCL.format(2, repeat) for repeat in range(3)]

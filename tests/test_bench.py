@@ -13,7 +13,7 @@ from horovod_study.cluster import bench
 from horovod_study.cluster.bench import Job, byte_count, message_sizes, plan_jobs, run_bench, worker_count
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure.microbench import step_roofline
-from horovod_study.report.bench import allreduce_table, text, write_bench
+from horovod_study.report.figures.bench import allreduce_table, text, write_bench
 
 # ------------------------------------------------------------------------------------------------------- jobs
 

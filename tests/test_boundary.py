@@ -13,8 +13,9 @@ from synthetic_runs import run_table
 from horovod_study import records
 from horovod_study.analysis import boundary, points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.report import boundary as drawn
-from horovod_study.report import html, interactive
+from horovod_study.report.figures import boundary as drawn
+from horovod_study.report.kit import interactive
+from horovod_study.report.page import html
 
 MPI = "local horovod/mpi batch 75"
 PAIR = ((1, (1,)), (2, (2,)), (2, (1, 1)))

@@ -14,10 +14,10 @@ from rich_study import rich_analysis, rich_runs
 from synthetic_runs import run_table
 
 from horovod_study.analysis.study import analyze
-from horovod_study.report import html
-from horovod_study.report.figures import drawings
-from horovod_study.report.style import series_labels
-from horovod_study.report.wording import with_interval
+from horovod_study.report.figures.catalogue import drawings
+from horovod_study.report.kit.style import series_labels
+from horovod_study.report.page import html
+from horovod_study.text.numbers import with_interval
 
 pytestmark = pytest.mark.slow
 

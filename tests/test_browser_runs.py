@@ -13,7 +13,7 @@ from synthetic_study import write_study
 from horovod_study import records
 from horovod_study.analysis.accounting import account, account_runs
 from horovod_study.analysis.study import Analysis, analyze
-from horovod_study.report import html
+from horovod_study.report.page import html
 
 REASON = "rank 1 ended: <img src=x onerror=document.title='broken'>"
 EVIL = "a\"b'</script><b onclick=alert(1)>%20&#x27;"

@@ -23,7 +23,7 @@ from horovod_study.analysis.losses import losses
 from horovod_study.analysis.points import CHOICES, scaling_points, with_series
 from horovod_study.analysis.rank_steps import align
 from horovod_study.analysis.stragglers import find_stragglers, pop_of
-from horovod_study.report.style import LAPS
+from horovod_study.report.kit.style import LAPS
 
 CAPTURED = ("compute", "sync", "update", "residual")
 

@@ -18,9 +18,9 @@ from horovod_study.analysis import losses, network, usage
 from horovod_study.analysis.accounting import account, account_runs
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import AnalysisError
-from horovod_study.report import causes
-from horovod_study.report import usage as usage_figures
-from horovod_study.report.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN
+from horovod_study.report.figures import causes
+from horovod_study.report.figures import usage as usage_figures
+from horovod_study.report.kit.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN
 
 WORKERS = (1, 2, 8, 16)
 

@@ -24,7 +24,7 @@ from horovod_study.analysis.comparison import (
     too_few,
 )
 from horovod_study.errors import AnalysisError
-from horovod_study.report.comparison import write_comparison
+from horovod_study.report.figures.comparison import write_comparison
 
 SEEDS, BLOCKS = 1000, 10
 

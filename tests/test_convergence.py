@@ -18,9 +18,10 @@ from horovod_study.cli import main
 from horovod_study.cluster.study_file import load_study
 from horovod_study.config import SWEEPABLE
 from horovod_study.errors import AnalysisError, ConfigError, RecordError
-from horovod_study.report import convergence as figures
-from horovod_study.report import html, wording
-from horovod_study.report.style import style
+from horovod_study.report.figures import convergence as figures
+from horovod_study.report.kit.style import style
+from horovod_study.report.page import html, sentences
+from horovod_study.text import numbers
 
 FLOOR = 6.8e-5
 PLAIN_AND_MPI = (("serial", "none"), ("horovod", "mpi"))
@@ -489,7 +490,7 @@ def test_the_words_give_the_best_the_floor_and_the_split():
         return [1e-2 * math.exp(-epoch / slower) for epoch in range(1, 9)]
 
     runs, evaluations = curves(losses, rate=lambda run: 100.0 * run["workers"])
-    text = wording.learned(analyze(runs, evaluations, targets=[1e-2 * math.exp(-4), 1e-6]))
+    text = sentences.learned(analyze(runs, evaluations, targets=[1e-2 * math.exp(-4), 1e-6]))
 
     assert [each.replace("\u202f", " ") for each in text] == [
         "The smallest test MSE is 3.35e\u22126, reached by plain PyTorch after 8 epochs and 80.0 s of "
@@ -504,8 +505,8 @@ def test_a_study_of_single_workers_is_headed_by_what_it_learned():
     runs, evaluations = swept(lr=(1e-4, 1e-3))
     alone = runs[runs["backend"] == "serial"]
 
-    assert wording.headline(analyze(alone, evaluations)).startswith("The smallest test MSE is 5")
-    assert wording.headline(analyze(alone, evaluations)).endswith(("with batch 75 lr 1e-4", "with batch 75 lr 1e-3"))
+    assert sentences.headline(analyze(alone, evaluations)).startswith("The smallest test MSE is 5")
+    assert sentences.headline(analyze(alone, evaluations)).endswith(("with batch 75 lr 1e-4", "with batch 75 lr 1e-3"))
 
 
 @pytest.mark.parametrize(
@@ -519,7 +520,7 @@ def test_a_study_of_single_workers_is_headed_by_what_it_learned():
     ],
 )
 def test_errors_are_written_briefly(value, digits, text):
-    assert wording.scientific(value, digits) == text
+    assert numbers.scientific(value, digits) == text
 
 
 def drawn(analysis):

@@ -21,8 +21,9 @@ from doc_commands import PAGES, ROOT, blocks, commands, inline, text_of, words_o
 
 from horovod_study import cli
 from horovod_study.analysis import network
-from horovod_study.report import figures, html
-from horovod_study.report.bench import content as bench_content
+from horovod_study.report.figures import catalogue
+from horovod_study.report.figures.bench import content as bench_content
+from horovod_study.report.page import html
 
 MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
@@ -246,8 +247,8 @@ def test_a_command_works_as_it_is_shown(
         assert (done.returncode, done.stderr) == (0, "")
         return
     words = [word for word in words if word] + list(how.more)
-    some = figures.drawings
-    for module in (figures, html):  # tests/test_report.py draws all of them
+    some = catalogue.drawings
+    for module in (catalogue, html):  # tests/test_report.py draws all of them
         monkeypatch.setattr(module, "drawings", lambda analysis: some(analysis)[:1])
     if words[0] == "report" and command != WHOLE:  # page and tables are the same for every option
         monkeypatch.setattr(html, "render", lambda analysis, against=None: "")

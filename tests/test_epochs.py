@@ -13,8 +13,8 @@ from synthetic_runs import run_table
 
 from horovod_study.analysis.points import scaling_points
 from horovod_study.analysis.study import analyze
-from horovod_study.report import batches, epochs, pairs, regression
-from horovod_study.report.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN, series_styles
+from horovod_study.report.figures import batches, epochs, pairs, regression
+from horovod_study.report.kit.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN, series_styles
 
 WAYS = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
 

@@ -23,7 +23,8 @@ from horovod_study import cli
 from horovod_study.analysis.points import scaling_points
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import ConfigError
-from horovod_study.report import figures, pgf, style
+from horovod_study.report.figures import catalogue
+from horovod_study.report.kit import panels, pgf, style
 
 LOOKS = {
     "text sans": style.Look(),
@@ -73,7 +74,7 @@ def drawn(study):
         if name not in made:
             look = LOOKS[name]
             made[name] = []
-            for drawing in figures.drawings(study):
+            for drawing in catalogue.drawings(study):
                 if drawing.name not in CHECKED:
                     continue
                 with style.style(look):
@@ -240,12 +241,12 @@ def test_node_boundaries_stand_between_the_last_count_of_a_node_and_the_next():
     open_end = pd.DataFrame({"workers": [1, 3, 6], "nodes": [1, 1, 2]})
     mixed = pd.DataFrame({"workers": [2, 8, 4], "nodes": [1, 1, 2]})
 
-    assert figures._boundaries(one, logarithmic=False) == [(8.5, 2)]
-    assert figures._boundaries(small, logarithmic=False) == [(4.5, 2), (8.5, 3)]
-    assert figures._boundaries(spread, logarithmic=False) == [(2.0, 2), (3.0, 4)]
-    assert figures._boundaries(open_end, logarithmic=False) == [(3.5, 2)]
-    assert figures._boundaries(mixed, logarithmic=False) == []
-    assert figures._boundaries(one, logarithmic=True) == [(math.sqrt(72), 2)]
+    assert panels._boundaries(one, logarithmic=False) == [(8.5, 2)]
+    assert panels._boundaries(small, logarithmic=False) == [(4.5, 2), (8.5, 3)]
+    assert panels._boundaries(spread, logarithmic=False) == [(2.0, 2), (3.0, 4)]
+    assert panels._boundaries(open_end, logarithmic=False) == [(3.5, 2)]
+    assert panels._boundaries(mixed, logarithmic=False) == []
+    assert panels._boundaries(one, logarithmic=True) == [(math.sqrt(72), 2)]
 
 
 def test_every_figure_against_workers_marks_the_nodes(drawn):
@@ -364,11 +365,11 @@ def test_widths_are_words_or_millimetres():
 
 
 def test_files_have_the_width_and_the_embedded_letters_that_were_asked_for(study, tmp_path, monkeypatch):
-    (speedup,) = [drawing for drawing in figures.drawings(study) if drawing.name == "speedup"]
-    monkeypatch.setattr(figures, "drawings", lambda analysis: [speedup])
+    (speedup,) = [drawing for drawing in catalogue.drawings(study) if drawing.name == "speedup"]
+    monkeypatch.setattr(catalogue, "drawings", lambda analysis: [speedup])
     look = style.Look.of("column", "serif")
-    paths = figures.write_figures(study, tmp_path / "one", look=look)
-    again = figures.write_figures(study, tmp_path / "two", look=look)
+    paths = catalogue.write_figures(study, tmp_path / "one", look=look)
+    again = catalogue.write_figures(study, tmp_path / "two", look=look)
     content = (tmp_path / "one" / "speedup.pdf").read_bytes()
 
     assert [path.suffix for path in paths] == [".pdf", ".svg", ".png", ".txt", ".csv"]
@@ -427,7 +428,7 @@ def test_without_latex_pgf_says_what_to_install(study, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
 
     with pytest.raises(ConfigError, match=r"pdflatex is not on PATH.*apt install texlive-latex-recommended"):
-        figures.write_figures(study, tmp_path / "none", pgf=True)
+        catalogue.write_figures(study, tmp_path / "none", pgf=True)
     assert not (tmp_path / "none").exists()
 
 

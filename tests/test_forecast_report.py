@@ -10,8 +10,10 @@ from synthetic_runs import run_table
 
 from horovod_study.analysis import forecast
 from horovod_study.analysis.study import analyze
-from horovod_study.report import figures, html
-from horovod_study.report import forecast as drawn
+from horovod_study.report.figures import catalogue
+from horovod_study.report.figures import forecast as drawn
+from horovod_study.report.kit import style
+from horovod_study.report.page import html
 
 WAYS = (("serial", "none"), ("horovod", "mpi"))
 MPI = "local horovod/mpi batch 75"
@@ -112,16 +114,16 @@ class TestFigure:
         assert one.data.equals(analysis.forecast)
         for words in ("both axes logarithmic", "slowest to fastest repeat", "95 % interval", "ideal", "another node"):
             assert words in one.caption
-        assert drawn.NAME in [each.name for each in figures.drawings(analysis)]
+        assert drawn.NAME in [each.name for each in catalogue.drawings(analysis)]
 
     def test_forecasts_are_hollow_dashed_and_in_a_band(self, analysis):
-        with figures.style():
+        with style.style():
             figure = drawn.drawings(analysis)[0].draw(6.3)
         axes = figure.axes[0]
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
         marks = [line for line in axes.lines if line.get_marker() == "o"]
         faces = {line.get_markerfacecolor() for line in marks}
-        assert len(faces) == 2 and figures.PAPER in faces
+        assert len(faces) == 2 and style.PAPER in faces
         assert len(axes.collections) >= 2  # bars and a band
         assert "forecast" in [text.get_text() for text in axes.texts]
         assert "2 nodes" in [text.get_text() for text in axes.texts]

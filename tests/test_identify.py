@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from horovod_study import cli
 from horovod_study.errors import ConfigError, DataError, RecordError
-from horovod_study.report import identified
+from horovod_study.report.figures import identified
 from horovod_study.workload import identify, material
 from horovod_study.workload.checkpoint import Checkpoint, encode, load, save
 from horovod_study.workload.curves import CurveSet
@@ -402,7 +402,7 @@ def test_the_figure_has_the_format_of_its_name_and_the_same_bytes_each_time(
 
 
 def test_the_figure_shows_points_laws_and_residuals_of_each_specimen() -> None:
-    from horovod_study.report.style import style
+    from horovod_study.report.kit.style import style
 
     found = found_rows()
     with style():
@@ -423,7 +423,7 @@ def test_the_figure_shows_points_laws_and_residuals_of_each_specimen() -> None:
 
 
 def test_a_figure_of_many_specimens_says_how_many_were_left_out() -> None:
-    from horovod_study.report.style import style
+    from horovod_study.report.kit.style import style
 
     found = found_rows() * 6
     with style():

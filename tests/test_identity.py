@@ -99,7 +99,7 @@ def test_files_are_named_below_the_package_in_order():
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("workload/model.py", True), ("train.py", True), ("cluster/runner.py", False), ("report/style.py", False)],
+    [("workload/model.py", True), ("train.py", True), ("cluster/runner.py", False), ("report/kit/style.py", False)],
 )
 def test_an_edit_changes_the_digest_where_it_can_change_a_run(package, name, changes):
     before = identity.code_digest(identity.code_files(package))

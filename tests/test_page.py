@@ -14,7 +14,11 @@ from matplotlib.figure import Figure
 from synthetic_runs import run_table
 
 from horovod_study.analysis.study import analyze
-from horovod_study.report import figures, html, interactive, style, wording
+from horovod_study.report.figures import catalogue, workers
+from horovod_study.report.kit import interactive, style
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.page import html, sentences
+from horovod_study.text import numbers
 
 MPI = (("serial", "none"), ("horovod", "mpi"))
 HOSTILE = (
@@ -110,7 +114,7 @@ def test_the_contents_lead_to_every_section_in_its_order(page):
 def test_every_figure_says_what_its_parts_are(page, analysis):
     facts = facts_of(page)
 
-    assert set(facts) == {drawing.name for drawing in figures.drawings(analysis)}
+    assert set(facts) == {drawing.name for drawing in catalogue.drawings(analysis)}
     for name, own in facts.items():
         names = {*(part[0] for part in own["parts"]), *(entry[0] for entry in own["legend"])}
         names |= {tick[0] for panel in own["panels"] for axes in panel["axes"] for axis in axes.values()
@@ -135,7 +139,7 @@ def test_what_pointing_says_is_the_table_of_points(page, analysis):
     own = facts_of(page)["speedup"]
     tips = {(own["series"][index], text) for index, _, _, _, text in own["tips"]}
     row = analysis.points.query("series == 'local horovod/mpi batch 75' and workers == 8").iloc[0]
-    value = wording.with_interval(row["speedup_plain"], row["speedup_plain_low"], row["speedup_plain_high"])
+    value = numbers.with_interval(row["speedup_plain"], row["speedup_plain_low"], row["speedup_plain_high"])
     text = value.replace(" ", "\u00d7 ", 1)
 
     assert ("Horovod/MPI", f"8 workers: {text}, 3 repeats") in tips
@@ -173,7 +177,7 @@ def test_axes_that_share_a_place_are_one_panel_and_labels_are_known_to_be_number
 
 
 def drawing(draw):
-    return figures.Drawing(name="d", title="D", alt="A figure.", caption="", data=pd.DataFrame(), draw=draw)
+    return Drawing(name="d", title="D", alt="A figure.", caption="", data=pd.DataFrame(), draw=draw)
 
 
 def test_parts_move_with_the_data_in_the_ways_in_which_they_are_data():
@@ -210,20 +214,20 @@ def test_a_text_too_many_is_refused():
 
 
 def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
-    (speedup,) = [each for each in figures.drawings(analysis) if each.name == "speedup"]
+    (speedup,) = [each for each in catalogue.drawings(analysis) if each.name == "speedup"]
 
     def as_file(form):
         with style.style():
             return style.to_bytes(style.settled(speedup.draw(5.9)), form)
 
     marked = as_file("svg")
-    monkeypatch.setattr(figures, "mark", lambda *_, **__: None)
+    monkeypatch.setattr(workers, "mark", lambda *_, **__: None)
 
     assert as_file("svg") == marked and b"3 repeats" not in marked
 
 
 def test_the_data_of_a_figure_travel_with_it_while_they_are_few(page, analysis, monkeypatch):
-    (speedup,) = [each for each in figures.drawings(analysis) if each.name == "speedup"]
+    (speedup,) = [each for each in catalogue.drawings(analysis) if each.name == "speedup"]
     rows = speedup.data.to_csv(index=False, lineterminator="\n")
 
     assert facts_of(page)["speedup"]["csv"] == (rows if len(rows) <= html.MOST_CSV else None)
@@ -244,7 +248,7 @@ def told(analysis, **changes):
     step = None if step is None else {**found["step"], **step}
     found = {**found, "series": [best, *found["series"][1:]], "step": step, **changes.pop("found", {})}
     other = replace(analysis, provenance={**analysis.provenance, "findings": [found]}, **changes)
-    return wording.subheadline(other).replace("\u202f", " ")
+    return sentences.subheadline(other).replace("\u202f", " ")
 
 
 GROWTH = {"data": 0.1, "forward": 0.1, "backward": 0.2, "sync": 0.52, "update": 0.08}
@@ -299,7 +303,7 @@ def test_a_knee_that_is_open_or_doubtful_is_not_named(analysis, values):
 
 def test_without_a_forecast_there_is_no_knee(analysis):
     assert "cost more" not in told(analysis, holdout={"series": {}, "summary": {}})
-    assert wording.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
+    assert sentences.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
 
 
 def test_the_wait_is_called_the_cycle_only_where_runs_with_other_cycles_say_so():

@@ -51,7 +51,7 @@ READING = {
     "measure/system.py": "messages between sampler and trainer",
     "measure/timers.py": "the plan of the program that started it",
     "records.py": "tables whose digest was compared before",
-    "report/search.py": "a table of a search, read through the door before",
+    "report/figures/search.py": "a table of a search, read through the door before",
     "workload/checkpoint.py": "an archive whose digest was compared before, without objects",
     "workload/curves/text_table.py": "anybody's table, with its own checks by line",
     "workload/dataset.py": "lines of its own processes; arrays whose length was compared before",

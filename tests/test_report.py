@@ -14,7 +14,10 @@ from horovod_study import records
 from horovod_study.analysis.points import scaling_points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.errors import AnalysisError, RecordError
-from horovod_study.report import figures, html, interactive, style, wording
+from horovod_study.report.figures import catalogue
+from horovod_study.report.kit import interactive, style
+from horovod_study.report.page import html, sentences
+from horovod_study.text import numbers
 
 LAPTOP = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
 EVIL = "<script>alert('x')</script> & $\\frac{$"
@@ -179,7 +182,7 @@ def test_headings_are_in_order_tables_have_scopes_plots_have_names(analysis, pag
     assert outline.headings[0] == 1 and outline.headings.count(1) == 1
     assert all(after - before <= 1 for before, after in zip(outline.headings, outline.headings[1:], strict=False))
     assert all("scope" in values for values in outline.named("th"))
-    assert len(svgs) == len(figures.drawings(analysis)) >= 4
+    assert len(svgs) == len(catalogue.drawings(analysis)) >= 4
     assert all(values["role"] == "img" and len(values["aria-label"]) > 20 for values in svgs)
 
 
@@ -200,8 +203,8 @@ def test_a_page_with_learning_is_as_sound():
     inside = [values["href"][1:] for values in outline.named("a") if values["href"].startswith("#")]
     inside += re.findall(r"url\(#([^)]+)\)", page) + re.findall(r'xlink:href="#([^"]+)"', page)
 
-    drawn = {drawing.alt for drawing in figures.drawings(analysis)}
-    assert {drawing.name for drawing in figures.drawings(analysis)} == {*FIGURES, "learning", "targets"}
+    drawn = {drawing.alt for drawing in catalogue.drawings(analysis)}
+    assert {drawing.name for drawing in catalogue.drawings(analysis)} == {*FIGURES, "learning", "targets"}
     assert {values["aria-label"] for values in outline.named("svg")} == drawn
     assert len(outline.ids) == len(set(outline.ids)) and set(inside) <= set(outline.ids)
     assert all(after - before <= 1 for before, after in zip(outline.headings, outline.headings[1:], strict=False))
@@ -244,7 +247,7 @@ def test_a_part_that_grew_by_more_than_the_step_is_given_in_milliseconds():
     runs = run_table((1, 2), ways=LAPTOP[:2], failed=(), noise=0.0)
     serial = runs["backend"] == "serial"
     runs.loc[serial, ["backward_s", "step_s"]] += 0.0002
-    text = " ".join(wording.sentences(analyze(runs))[0]).replace("\u202f", " ")
+    text = " ".join(sentences.sentences(analyze(runs))[0]).replace("\u202f", " ")
 
     wait = "waiting for gradients alone adds 0.49 ms, while other parts got shorter"
     assert f"That is 0.32 ms longer than the step of the baseline: {wait}." in text
@@ -263,7 +266,7 @@ def test_the_headline_does_not_dress_up(rates, words):
     runs["samples_per_s"] = 1000.0 + runs["repeat"] % 2
     runs.loc[runs["workers"] == 2, "samples_per_s"] = rates
 
-    assert wording.headline(analyze(runs)).startswith(words)
+    assert sentences.headline(analyze(runs)).startswith(words)
 
 
 def test_failed_runs_doubts_and_the_way_to_repeat_are_on_the_page(page):
@@ -288,7 +291,7 @@ def test_a_doubt_that_several_series_share_is_said_once():
 
 def test_a_sync_that_nobody_saw_is_shown_as_unknown(page, analysis):
     assert "inside backward" in page
-    (drawing,) = [each for each in figures.drawings(analysis) if each.name == "breakdown"]
+    (drawing,) = [each for each in catalogue.drawings(analysis) if each.name == "breakdown"]
     assert "PyTorch DDP/Gloo: communication runs inside the backward pass" in drawing.caption
 
 
@@ -309,7 +312,7 @@ def test_text_from_run_files_is_escaped_everywhere():
 def test_a_cell_without_a_result_is_an_open_gap():
     runs = run_table(failed=[("horovod", "mpi", 4, repeat) for repeat in range(3)])
     analysis = analyze(runs)
-    (drawing,) = [each for each in figures.drawings(analysis) if each.name == "speedup"]
+    (drawing,) = [each for each in catalogue.drawings(analysis) if each.name == "speedup"]
 
     assert "no result: failed: rank 3 ended" in html.render(analysis)
     assert drawing.data.query("kind == 'point' and missing == True")["workers"].tolist() == [4]
@@ -325,7 +328,7 @@ def files(written, suffix):
 
 
 def test_laws_that_are_not_drawn_do_not_stretch_the_axes(analysis):
-    (drawing,) = [each for each in figures.drawings(analysis) if each.name == "efficiency"]
+    (drawing,) = [each for each in catalogue.drawings(analysis) if each.name == "efficiency"]
     shown = set(drawing.data["law"].dropna())
 
     assert analysis.curves.loc[~analysis.curves["law"].isin(shown), "efficiency"].max() > 2  # the constant law at 1
@@ -342,7 +345,7 @@ def test_the_same_study_gives_the_same_bytes(laptop, written, tmp_path):
 
 
 def test_the_same_figure_gives_the_same_bytes_wherever_it_lies_in_memory(analysis):
-    (drawing,) = [each for each in figures.drawings(analysis) if each.name == "breakdown"]
+    (drawing,) = [each for each in catalogue.drawings(analysis) if each.name == "breakdown"]
 
     # The layout solver orders its unknowns by address: one drawing in eight came out otherwise.
     assert len({interactive.inline_svg(drawing) for _ in range(12)}) == 1
@@ -375,7 +378,7 @@ def test_every_figure_comes_with_its_caption_and_its_data(written):
 
 
 def test_the_users_matplotlib_settings_have_no_say(laptop):
-    drawing = figures.drawings(laptop)[0]
+    drawing = catalogue.drawings(laptop)[0]
     before = interactive.inline_svg(drawing)
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "svg.hashsalt": "mine"}):
         after = interactive.inline_svg(drawing)
@@ -420,7 +423,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(analysis, tmp_path):
     with pytest.raises(RecordError, match=r"cannot be written .*; choose a writable folder"):
         html.write_report(analysis, tmp_path / "file")
     with pytest.raises(RecordError, match=r"cannot be written .*; choose a writable folder"):
-        figures.write_figures(analysis, tmp_path / "file")
+        catalogue.write_figures(analysis, tmp_path / "file")
 
 
 # ---------------------------------------------------------------------------------------------------- numbers
@@ -442,23 +445,23 @@ def test_a_folder_that_cannot_be_written_is_one_line(analysis, tmp_path):
     ],
 )
 def test_numbers_have_the_digits_that_their_interval_is_worth(value, low, high, text):
-    assert wording.with_interval(value, low, high) == text
+    assert numbers.with_interval(value, low, high) == text
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (wording.percent(0.836), "84\u202f%"),
-        (wording.percent(0.0042), "0.4\u202f%"),
-        (wording.percent(0.0), "0\u202f%"),
-        (wording.milliseconds(0.0036187), "3.62"),
-        (wording.milliseconds(-0.00001), "\u22120.01"),
-        (wording.milliseconds(0.0), "0.00"),
-        (wording.milliseconds(1.2345), "1\u202f234"),
-        (wording.rounded(165383.2), "165\u202f400"),
-        (wording.rounded(0.0), "0"),
-        (wording.plural(1, "worker"), "1 worker"),
-        (wording.listed(["a", "b", "c"]), "a, b and c"),
+        (numbers.percent(0.836), "84\u202f%"),
+        (numbers.percent(0.0042), "0.4\u202f%"),
+        (numbers.percent(0.0), "0\u202f%"),
+        (numbers.milliseconds(0.0036187), "3.62"),
+        (numbers.milliseconds(-0.00001), "\u22120.01"),
+        (numbers.milliseconds(0.0), "0.00"),
+        (numbers.milliseconds(1.2345), "1\u202f234"),
+        (numbers.rounded(165383.2), "165\u202f400"),
+        (numbers.rounded(0.0), "0"),
+        (numbers.plural(1, "worker"), "1 worker"),
+        (numbers.listed(["a", "b", "c"]), "a, b and c"),
     ],
 )
 def test_small_words(text, expected):

@@ -12,9 +12,9 @@ from synthetic_runs import evaluation_table, run_table
 from horovod_study import records
 from horovod_study.analysis import convergence, resources
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.report import html
-from horovod_study.report import resources as drawn
-from horovod_study.report.style import style
+from horovod_study.report.figures import resources as drawn
+from horovod_study.report.kit.style import style
+from horovod_study.report.page import html
 
 WAYS = (("serial", "none"), ("horovod", "mpi"))
 MPI = "local horovod/mpi batch 75"

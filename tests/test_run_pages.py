@@ -21,7 +21,7 @@ from horovod_study import records
 from horovod_study.analysis import run_profiles
 from horovod_study.analysis.accounting import account, account_run, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.report import run_pages
+from horovod_study.report.page import run_pages
 
 WARMUP, STEPS = 40, 340
 FAILED = ("alpha", "horovod", "mpi", 12, 75, 1)
@@ -284,7 +284,7 @@ def test_readings_stand_for_the_time_since_the_one_before():
 
 def rendered(found: Analysis) -> str:
     """Return the section as the page has it."""
-    pages = Environment(loader=PackageLoader("horovod_study", "report/templates"), autoescape=True)
+    pages = Environment(loader=PackageLoader("horovod_study", "report/page/templates"), autoescape=True)
     return pages.get_template("run_pages.html.j2").render(run_pages=run_pages.section(found))
 
 

@@ -25,7 +25,7 @@ from horovod_study.cluster.search_file import PARTS, Choice, Pruner, Range, budg
 from horovod_study.config import RunConfig, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.records import epoch_rows, read_run
-from horovod_study.report.search import read_table, write_search
+from horovod_study.report.figures.search import read_table, write_search
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = """

@@ -23,9 +23,9 @@ from horovod_study.analysis.simulation.what_if import what_if
 from horovod_study.cli import main
 from horovod_study.documents import load_yaml
 from horovod_study.errors import AnalysisError, StudyError
-from horovod_study.report.bench import content as bench_content
-from horovod_study.report.simulation import content, draw, draw_validation, text
-from horovod_study.report.style import style, to_bytes
+from horovod_study.report.figures.bench import content as bench_content
+from horovod_study.report.figures.simulation import content, draw, draw_validation, text
+from horovod_study.report.kit.style import style, to_bytes
 
 PARAMETERS = MODEL["parameters"]
 BYTES = float(MODEL["flat_bytes"])

@@ -20,7 +20,7 @@ from horovod_study.analysis.inspection import inspect
 from horovod_study.analysis.rank_steps import align, common_steps
 from horovod_study.analysis.stragglers import Stragglers, find_stragglers, pop, pop_of, waiting
 from horovod_study.errors import AnalysisError
-from horovod_study.report.inspection import write_inspection
+from horovod_study.report.figures.inspection import write_inspection
 
 
 def found(own_s: np.ndarray, **how: Any) -> Stragglers:

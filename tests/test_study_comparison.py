@@ -22,9 +22,10 @@ from horovod_study.analysis.study import analyze
 from horovod_study.analysis.study_comparison import compare_studies, effect, gate, read_limits, read_match
 from horovod_study.cli import command_line, main
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.report import against, html
-from horovod_study.report.style import style
-from horovod_study.report.typeset import to_latex, to_markdown
+from horovod_study.report.figures import against
+from horovod_study.report.kit.style import style
+from horovod_study.report.kit.typeset import to_latex, to_markdown
+from horovod_study.report.page import html
 
 WAYS = (("serial", "none"), ("horovod", "mpi"))
 WORKERS = (1, 2, 4, 8)

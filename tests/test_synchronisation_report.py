@@ -10,7 +10,10 @@ from synthetic_runs import run_table
 
 from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.report import html, interactive, style, synchronisation, wording
+from horovod_study.report.figures import synchronisation
+from horovod_study.report.kit import interactive, style
+from horovod_study.report.page import html
+from horovod_study.text import numbers
 
 WAYS = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
 OWN = ("synchronisation", "sync_curves", "transports", "batches", "knees", "batch_curves", "cycle")
@@ -112,7 +115,7 @@ def test_the_sentences_carry_the_numbers_of_the_tables(analysis, section):
 
     assert cell["batches_per_epoch"] == 250
     assert "of an epoch of 250 batches" in text
-    slope = wording.with_interval(row["slope"], row["slope_low"], row["slope_high"])
+    slope = numbers.with_interval(row["slope"], row["slope_low"], row["slope_high"])
     assert f"each ms of Horovod's cycle adds {slope} ms of waiting" in text
     assert "as waiting for its looks explains" in text
     assert "the knee is at a batch of" in text

@@ -26,8 +26,8 @@ from horovod_study.measure import energy, system
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.sensors import Gpus
 from horovod_study.records import SystemSamples
-from horovod_study.report import system as report
-from horovod_study.report.style import style
+from horovod_study.report.figures import system as report
+from horovod_study.report.kit.style import style
 
 # ----------------------------------------------------------------------------------------------------------- energy
 

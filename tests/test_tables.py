@@ -16,9 +16,10 @@ from synthetic_runs import run_table
 
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import RecordError
-from horovod_study.report import digits, typeset
-from horovod_study.report.tables import tables, write_tables
-from horovod_study.report.typeset import Column, Group, Table, latex, to_csv, to_latex, to_markdown
+from horovod_study.report.kit import typeset
+from horovod_study.report.kit.typeset import Column, Group, Table, latex, to_csv, to_latex, to_markdown
+from horovod_study.report.page.tables import tables, write_tables
+from horovod_study.text import numbers
 
 EVIL = "\\input{/etc/passwd} $x_1$ 50% & #1 {~^} [t] *b* | `c` <b>'\"\n=cmd()"
 
@@ -71,7 +72,7 @@ def cells(table):
     ],
 )
 def test_a_number_ends_where_its_uncertainty_ends(value, low, high, text):
-    assert digits.quoted(value, low, high) == text
+    assert numbers.quoted(value, low, high) == text
 
 
 @given(
@@ -81,13 +82,13 @@ def test_a_number_ends_where_its_uncertainty_ends(value, low, high, text):
 )
 @settings(max_examples=200, deadline=None)
 def test_rounding_moves_nothing_by_more_than_its_uncertainty_allows(value, below, above):
-    decimals = digits.places(value, value - below, value + above)
+    decimals = numbers.places(value, value - below, value + above)
     unit = 10.0**-decimals
     shorter = max(min(below, above), max(below, above) / 3)
 
     assert unit <= shorter * 1.001 + 1e-12 * abs(value)  # the last digit is a digit of the uncertainty
     assert unit >= shorter * 10**-2.6  # and at most the second (the third next to 0 or 1) of them
-    assert not digits.fixed(-unit / 10, decimals).startswith("\u2212")
+    assert not numbers.fixed(-unit / 10, decimals).startswith("\u2212")
 
 
 # ---------------------------------------------------------------------------------------------------- which tables
@@ -113,7 +114,7 @@ def test_numbers_are_those_of_the_analysis_with_their_units(analysis, made):
     printed = dict(zip(heads, next(each for each in group.rows if each[0] == "8"), strict=True))
 
     low, high = row["speedup_plain_low"], row["speedup_plain_high"]
-    assert printed["Speedup"] == digits.quoted(row["speedup_plain"], low, high)
+    assert printed["Speedup"] == numbers.quoted(row["speedup_plain"], low, high)
     assert printed["Efficiency"] == f"{100 * row['speedup_plain'] / 8:.1f}"
     assert float(printed["Step"]) == pytest.approx(1000 * row["step_s_median"], rel=5e-3)
     units = {column.head: column.unit for column in points.columns}

@@ -19,7 +19,7 @@ from horovod_study.analysis.timeline import PHASES, Timeline, parse_events, take
 from horovod_study.comm.horovod import kept_mpi
 from horovod_study.comm.priority import busiest_thread
 from horovod_study.errors import AnalysisError, BackendError, RecordError
-from horovod_study.report.timeline import caption, lines, sentence
+from horovod_study.report.figures.timeline import caption, lines, sentence
 
 DATA = Path(__file__).parent / "data"
 FLAT = DATA / "timeline-gloo-flat.json"  # train --reduction flat --timeline-steps 5, over Gloo

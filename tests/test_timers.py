@@ -20,8 +20,8 @@ from horovod_study.measure import timers
 from horovod_study.measure.clock import LapClock
 from horovod_study.measure.timers import BESIDE, Plan, measure
 from horovod_study.records import read_step_column
-from horovod_study.report.style import style
-from horovod_study.report.timers import caption, draw, text
+from horovod_study.report.figures.timers import caption, draw, text
+from horovod_study.report.kit.style import style
 from horovod_study.workload import dataset as data
 from horovod_study.workload.graphs import RING, CapturedStep
 

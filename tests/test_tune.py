@@ -45,7 +45,7 @@ from horovod_study.cluster.tune import (
 from horovod_study.config import Cell, RunConfig
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import read_run
-from horovod_study.report.tune import caption, table, write_tune
+from horovod_study.report.figures.tune import caption, table, write_tune
 
 RUNTIME = "horovod/mpi"
 

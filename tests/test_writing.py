@@ -22,7 +22,8 @@ from test_crash import Killer
 import horovod_study
 from horovod_study import cli, files, records
 from horovod_study.errors import StudyError
-from horovod_study.report import figures, html
+from horovod_study.report.kit import drawing
+from horovod_study.report.page import html
 from horovod_study.workload import checkpoint, dataset
 
 PACKAGE = Path(horovod_study.__file__).parent
@@ -39,9 +40,9 @@ WRITING = {
     "files.py": "the door",
     "lease.py": "a claim, which is made with its content at once, by link or exclusively",
     "records.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
-    "report/check.py": "a copy in a temporary folder",
-    "report/pgf.py": "into a stream in memory",
-    "report/style.py": "into a stream in memory",
+    "report/page/check.py": "a copy in a temporary folder",
+    "report/kit/pgf.py": "into a stream in memory",
+    "report/kit/style.py": "into a stream in memory",
     "workload/checkpoint.py": "into a stream in memory",
     "workload/dataset.py": "arrays in a hidden folder, which is renamed when it is whole",
 }
@@ -196,8 +197,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick() -> Iterator[None]:
     """Pictures and the page are made in no time: what is tested is where they are written."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
-        patch.setattr(figures, "settled", lambda figure: figure)
+        patch.setattr(drawing, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
+        patch.setattr(drawing, "settled", lambda figure: figure)
         patch.setattr(html, "render", lambda analysis, *, against=None: f"<html>{EDITION['number']}</html>\n" * 500)
         yield
 

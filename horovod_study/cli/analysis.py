@@ -177,7 +177,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def write_page(directory: Path, **how: Any) -> list[Path]:
-    from horovod_study.report.html import write_report
+    from horovod_study.report.page.html import write_report
 
     paths = write_report(_read_analysis(directory), directory, second_process=available_cores() > 1, **how)
     _keep_drawn(directory, paths, how.get("look"))
@@ -189,8 +189,8 @@ def _keep_drawn(
 ) -> None:
     """Keep what the report was drawn with, for `report --check`; without `look` it is that of a text."""
     from horovod_study import records
-    from horovod_study.report.check import drawn_by
-    from horovod_study.report.style import TEXT
+    from horovod_study.report.kit.style import TEXT
+    from horovod_study.report.page.check import drawn_by
 
     records.write_source(directory, report={**drawn_by(directory, paths, look or TEXT, others), **more})
 
@@ -200,7 +200,7 @@ def _check(options: argparse.Namespace) -> int:
     from horovod_study.analysis.audit import Study, recount
     from horovod_study.analysis.points import with_series
     from horovod_study.progress import Line
-    from horovod_study.report.check import allowed, check, kept_runs, lines, runs_of
+    from horovod_study.report.page.check import allowed, check, kept_runs, lines, runs_of
 
     directory, allow = options.directory, allowed(options.allow or ())
     counted = kept_runs(directory)
@@ -254,7 +254,7 @@ def _check(options: argparse.Namespace) -> int:
 def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -> Any:
     """Return the comparison that the page of a study shows, or None where it shows none."""
     from horovod_study.analysis.study_comparison import compare_studies, read_match
-    from horovod_study.report.against import names_of
+    from horovod_study.report.figures.against import names_of
 
     told = (source.get("report") or {}).get("against")
     if told is None:
@@ -274,8 +274,8 @@ def _read_analysis(directory: Path) -> Any:
 
 def _report_against(options: argparse.Namespace) -> int:
     from horovod_study.analysis.study_comparison import compare_studies, gate, read_limits, read_match
-    from horovod_study.report.against import document, gate_lines, lines, names_of, write_against
-    from horovod_study.report.html import write_report
+    from horovod_study.report.figures.against import document, gate_lines, lines, names_of, write_against
+    from horovod_study.report.page.html import write_report
 
     limits, across = read_limits(options.fail_on or ()), read_match(options.match)
     after, before = (_read_analysis(directory) for directory in (options.directory, options.against))

@@ -46,7 +46,7 @@ def bench(options: argparse.Namespace) -> int:
     """Measure the network between workers and what a worker can do: all-reduce, copies, matrix peak, roofline."""
     from horovod_study.analysis.network import analyze as analyze_network
     from horovod_study.cluster.bench import bench_document, finish
-    from horovod_study.report.bench import content, text, write_bench
+    from horovod_study.report.figures.bench import content, text, write_bench
 
     document = bench_document(
         workers=options.workers,
@@ -175,7 +175,7 @@ def timers(options: argparse.Namespace) -> int:
     from horovod_study.analysis.timers import timer_cost
     from horovod_study.cluster.timers import measure_timers
     from horovod_study.progress import Line
-    from horovod_study.report.timers import content, text, write_timers
+    from horovod_study.report.figures.timers import content, text, write_timers
     from horovod_study.workload import dataset
 
     with curves_told() as tell:

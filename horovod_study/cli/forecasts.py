@@ -248,7 +248,7 @@ def simulate(options: argparse.Namespace) -> int:
     from horovod_study.analysis.simulation.what_if import what_if
     from horovod_study.documents import load_yaml
     from horovod_study.records import recorded_run
-    from horovod_study.report.simulation import content, text, write_simulation
+    from horovod_study.report.figures.simulation import content, text, write_simulation
 
     wanted = BENCH_JSON
     network = options.network and network_from(load_yaml(options.network), source=str(options.network))

@@ -21,7 +21,7 @@ def inspect(options: argparse.Namespace) -> int:
     """Look at one run in detail: whether its laps close, which rank is slow, what paused, and what else it recorded."""
     from horovod_study import records
     from horovod_study.analysis.inspection import inspect as inspect_run
-    from horovod_study.report.inspection import result_lines, write_inspection
+    from horovod_study.report.figures.inspection import result_lines, write_inspection
 
     run, beside = records.recorded_run(options.run), records.recorded_beside(options.run)
     found = inspect_run(run, beside)
@@ -206,7 +206,7 @@ def attribute(options: argparse.Namespace) -> int:
     from horovod_study.analysis.attribution import attribute as take_apart
     from horovod_study.analysis.attribution import observe
     from horovod_study.cluster.attribute import refuse_options, run_experiment
-    from horovod_study.report.attribution import result_lines, write_attribution
+    from horovod_study.report.figures.attribution import result_lines, write_attribution
 
     if options.runs:
         refuse_options(run_values(options), recorded=True)
@@ -248,7 +248,7 @@ def account(options: argparse.Namespace) -> int:
     from horovod_study import records
     from horovod_study.analysis.accounting import account as account_all
     from horovod_study.analysis.accounting import account_run, allowed_share, gate
-    from horovod_study.report.accounting import result_lines, write_accounting
+    from horovod_study.report.figures.accounting import result_lines, write_accounting
 
     allowed = None if options.max_residual is None else allowed_share(options.max_residual)
     table, runs = records.recorded_runs(options.runs)
@@ -283,7 +283,7 @@ def timeline(options: argparse.Namespace) -> int:
     """Say where the time of Horovod's collectives goes: negotiation, queue, copies, transfer, from its timeline."""
     from horovod_study import records
     from horovod_study.analysis.timeline import parse_events, take_apart
-    from horovod_study.report.timeline import result_lines, write_timeline
+    from horovod_study.report.figures.timeline import result_lines, write_timeline
 
     path, text = records.read_timeline(options.place)
     events, doubts = parse_events(text, source=str(path))
@@ -309,7 +309,7 @@ def learning_curve(options: argparse.Namespace) -> int:
     from horovod_study import records
     from horovod_study.analysis.convergence import convergence
     from horovod_study.analysis.points import scaling_points
-    from horovod_study.report.convergence import write_learning_curves
+    from horovod_study.report.figures.convergence import write_learning_curves
 
     runs, evaluations = records.joined_tables(options.runs)
     found = convergence(runs, evaluations, finished=False)

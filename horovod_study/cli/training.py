@@ -35,7 +35,7 @@ def identify_arguments(parser: Parser) -> None:
 def identify(options: argparse.Namespace) -> int:
     """Find G0 and a of measured curves with a trained network and by a fit of the law."""
     from horovod_study.progress import Line, say
-    from horovod_study.report import identified
+    from horovod_study.report.figures import identified
     from horovod_study.workload import identify as identifying
     from horovod_study.workload.curves import ReadOptions, read_curves
 

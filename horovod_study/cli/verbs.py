@@ -52,7 +52,7 @@ def add_figure_arguments(parser: Parser) -> None:
 
 def figure_look(options: argparse.Namespace) -> Any:
     """Return the look of figures that --width and --font ask for."""
-    from horovod_study.report.style import Look
+    from horovod_study.report.kit.style import Look
 
     return Look.of(options.width, options.font)
 

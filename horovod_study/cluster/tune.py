@@ -6,7 +6,7 @@ A tune lives in a folder DIR:
     tune.json           what is tuned, and what the first launch of each runtime told about itself
     trials.csv          one row per launch, appended as it ends; the same command again goes on from here
     runs/, configs/, logs/      the run directory of each launch, what it was asked to do, what it printed
-    result.json, tune.png, ...  what came of it (report/tune.py draws)
+    result.json, tune.png, ...  what came of it (report/figures/tune.py draws)
 
 Libraries read their settings when they start, so that every evaluation is a launch of its own: the usual trainer for a
 few seconds, without checkpoint, evaluated once at its end. `racing.py` decides what is launched next.
@@ -773,7 +773,7 @@ def result_of(
     *,
     command: str = "",
 ) -> dict[str, Any]:
-    """Return the result as plain values: what report/tune.py draws and `--json` prints."""
+    """Return the result as plain values: what report/figures/tune.py draws and `--json` prints."""
     book, chosen = outcome.book, outcome.chosen
     shipped = {each.runtime: each for each in outcome.candidates if each.kind == "shipped"}
     library = {each.runtime: each for each in outcome.candidates if each.kind == "library"}

@@ -1,0 +1,497 @@
+"""The closed account of recorded steps: tables, sentences, and stacked bars in which the residual can be seen."""
+
+import json
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from horovod_study.analysis.accounting import (
+    AGREE,
+    CLOSES_S,
+    DIFFER,
+    Accounting,
+    Comparison,
+    Gate,
+    RankAccount,
+    RunAccount,
+    Views,
+)
+from horovod_study.analysis.attribution import Estimate
+from horovod_study.analysis.breakdown import BASES, HOLDS_SYNC, PARTS, hiding, shown
+from horovod_study.files import csv_of
+from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import MOST_HEIGHT_IN, legend
+from horovod_study.report.kit.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, Look, folded, small, text_in
+from horovod_study.text.numbers import plural, rounded
+
+NAME = "accounting"
+HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
+HIDDEN_HATCH = "\\\\\\\\\\\\"
+UNKNOWN = "\u2013"
+MINUS = "\u2212"
+
+_FEWEST_BARS = 3
+"""A panel has room for so many: a single bar is no wall."""
+
+_LABEL = 34
+_CELL = 12
+
+
+def write_accounting(found: Accounting, gate: Gate | None, directory: Path, *, look: Look = TEXT) -> list[Path]:
+    """Write accounting.json and .txt, the numbers as .csv (cells, and runs and ranks), and the figure; return paths."""
+    document = {**found.to_dict(), "gate": None if gate is None else gate.to_dict()}
+    texts = {
+        f"{NAME}.json": json.dumps(document, indent=1, allow_nan=False) + "\n",
+        f"{NAME}.txt": "\n".join([*text(found, gate), "", *textwrap.wrap(caption(found), 110)]) + "\n",
+        f"{NAME}.csv": csv_of(found.cells),
+        f"{NAME}-runs.csv": csv_of(found.run_rows()),
+    }
+    return write_result(
+        directory,
+        figures={NAME: lambda: draw(found.cells, look.width_in)} if drawn(found.cells) else {},
+        look=look,
+        texts=texts,
+        what="account",
+    )
+
+
+def result_lines(found: Accounting, gate: Gate | None, paths: Sequence[Path]) -> list[str]:
+    """Return what the command prints: the tables, the views, the verdict, and where the figure is."""
+    pictures = [f"figure: {path}" for path in paths if path.suffix == ".png"]
+    return [*text(found, gate), *(["", *pictures] if pictures else [])]
+
+
+# --------------------------------------------------------------------------------------------------------- text
+
+
+def text(found: Accounting, gate: Gate | None) -> list[str]:
+    """Return the whole account as lines."""
+    lines = [*_step_lines(found), "", *_residual_lines(found), *_excluded_lines(found)]
+    for part in (_growth_lines(found.cells), _views_lines(found.views), _notes_lines(found), gate_lines(gate)):
+        lines += ["", *part] if part else []
+    return lines
+
+
+def _step_lines(found: Accounting) -> list[str]:
+    """Return ms per step and shares of every run, and of every worker count."""
+    parts = shown(found.cells, PARTS)
+    lines = [f"{'ms per step, and share of it':<{_LABEL}}{''.join(HEADS[part].rjust(_CELL) for part in parts)}"]
+    alone, before = len(found.runs) == 1, ""
+    for series, cell in _cells(found.cells):
+        step = cell["step"]
+        if series != before:
+            lines.append(series)
+            before = series
+        over = f" on {plural(step['nodes'], 'node')}" if step["nodes"] > 1 else ""
+        lines.append(f"  {plural(step['workers'], 'worker')}{over}")
+        runs = [run for run in found.runs if found.series[run.run] == series and run.workers == step["workers"]]
+        for run in runs:
+            lines += _two_lines(f"    {_short(run.run)}", run, parts)
+            for rank in run.ranks if alone and len(run.ranks) > 1 else ():
+                lines += _two_lines(f"      rank {rank.rank} on {rank.host}", rank, parts)
+        if step["repeats"] > 1:
+            lines.append(_line(f"    mean of {step['repeats']} repeats", [_ms(cell[part]["mean_s"]) for part in parts]))
+            lines.append(_line("", [_share(cell[part]["share"]) for part in parts]))
+            medians = [_ms(cell[part]["median_s"]) for part in parts]
+            lines.append(_line(f"    median of {step['repeats']} (no sum)", medians))
+    for run in found.runs:
+        if run.why_not:
+            lines += _wrapped(f"{run.run}: no account: {run.why_not}", 110)
+    return lines
+
+
+def _cells(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
+    """Return each cell as its series and its rows by part, in the order of the table."""
+    grouped: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in cells.to_dict("records"):
+        grouped.setdefault((row["series"], row["workers"], row["nodes"]), {})[row["lap"]] = row
+    return [(str(key[0]), rows) for key, rows in grouped.items()]
+
+
+def _two_lines(label: str, each: RunAccount | RankAccount, parts: Sequence[str]) -> list[str]:
+    whole = each.parts_s["step"]
+    return [
+        _line(label, [_ms(each.parts_s[part]) for part in parts]),
+        _line("", [_share(each.parts_s[part] / whole if whole > 0 else math.nan) for part in parts]),
+    ]
+
+
+def _residual_lines(found: Accounting) -> list[str]:
+    """Return the table of what no part covers, and whether the steps close."""
+    heads = ("mean", "median", "p99", "worst", "in step", "of rank", "steps", "not closed")
+    lines = [f"{'unexplained, share of the step':<{_LABEL}}{''.join(head.rjust(_CELL) for head in heads)}"]
+    for run in found.runs:
+        shares = run.residual
+        if shares is None:
+            continue
+        cells = [_share(each) for each in (shares.mean, shares.median, shares.p99, shares.worst)]
+        cells += [f"{shares.worst_step:,}", f"{shares.worst_rank}"]
+        cells += [f"{sum(rank.steps for rank in run.ranks):,}", f"{sum(rank.open_steps for rank in run.ranks):,}"]
+        lines.append(_line(f"  {_short(run.run)}", cells))
+    gaps = [rank.gap_s for run in found.runs if not run.why_not for rank in run.ranks]
+    if gaps:
+        lines.append(
+            f"the parts of a step miss it by at most {max(gaps) * 1e6:.3g} us; more than {CLOSES_S * 1e6:g} us counts "
+            "as not closed"
+        )
+    return lines if len(lines) > 1 else []
+
+
+def _excluded_lines(found: Accounting) -> list[str]:
+    """Return how many steps were left out before the timed window, and why, one line per reason."""
+    reasons: dict[str, list[int]] = {}
+    for run in found.runs:
+        if run.ranks:
+            reasons.setdefault(run.excluded_by, []).append(run.excluded)
+    lines = []
+    for reason, counts in reasons.items():
+        low, high = min(counts), max(counts)
+        if high:
+            many = f"{high:,}" if low == high else f"{low:,} to {high:,}"
+            lines.append(f"excluded {many} steps of each rank ({reason}), kept in the rows")
+    return lines
+
+
+def _growth_lines(cells: pd.DataFrame) -> list[str]:
+    """Return T(N) - T(1) by part against each baseline: ms, interval, share of the whole growth."""
+    lines: list[str] = []
+    parts = shown(cells, PARTS)
+    for kind in BASES:
+        grown = [(name, cell) for name, cell in _cells(cells) if cell["step"]["workers"] > 1 and _known(cell, kind)]
+        if not grown:
+            continue
+        head = f"T(N) {MINUS} T(1) in ms, T(1): {kind}"
+        lines += [f"{head:<{_LABEL}}{''.join(HEADS[part].rjust(_CELL) for part in parts)}"]
+        for series, cell in grown:
+            step = cell["step"]
+            lines.append(f"  {series}, {plural(step['workers'], 'worker')}")
+            lines.append(_line("    difference", [_ms(cell[part][f"minus_{kind}_s"], sign=True) for part in parts]))
+            lines.append(_line("    share of it", [_share(cell[part][f"growth_{kind}"]) for part in parts]))
+            if math.isfinite(step[f"minus_{kind}_low_s"]):
+                for words, end in (("    95 % from", "low"), ("    95 % to", "high")):
+                    ends = [_ms(cell[part][f"minus_{kind}_{end}_s"], sign=True) for part in parts]
+                    lines.append(_line(words, ends))
+            lines.append(f"    {step[f'interval_{kind}']}")
+            noted = [(part, cell[part]["note"]) for part in parts if cell[part]["note"]]
+            for note in dict.fromkeys(note for _, note in noted):
+                lines.append(f"    {', '.join(HEADS[part] for part, each in noted if each == note)}: {note}")
+        lines.append("")
+    return lines[:-1]
+
+
+def _views_lines(views: Sequence[Views]) -> list[str]:
+    """Return what communication costs a step, told in three ways, and whether they agree."""
+    if not views:
+        return []
+    lines = ["what communication costs a step, in ms"]
+    unknown: dict[tuple[str, str], list[str]] = {}
+    for each in views:
+        where = f"{each.series}, {plural(each.workers, 'worker')}"
+        lines.append(f"  {where}, {plural(each.runs, 'run')}")
+        for view in each.views:
+            if view.estimate is not None:
+                lines.append(f"    {view.name:<16}{_estimate(view.estimate):>26}  {view.words}")
+            else:
+                unknown.setdefault((view.name, view.why_not), []).append(where)
+        for name, estimate, words in (
+            ("timer, in blocks", each.block_timer, "the sync lap in the blocks of the ablation, after the window"),
+            ("of it, skew", each.skew, "waiting for the last rank, part of the timer's answer"),
+            ("floor", each.floor, "one raw transfer of the gradients, undisturbed"),
+        ):
+            if estimate is not None:
+                lines.append(f"    {name:<16}{_estimate(estimate):>26}  {words}")
+        lines += [f"    {line}" for line in _wrapped(agreement(each), 108)]
+    for (name, reason), places in unknown.items():
+        at = "" if len(places) == len(views) else f" ({'; '.join(places)})"
+        lines += [f"  {line}" for line in _wrapped(f"no answer from the {name}{at}: {reason}", 110)]
+    return lines
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    return textwrap.wrap(words, width, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def agreement(views: Views) -> str:
+    """Return in one or more sentences whether the views of the cost agree, and by how much they do not."""
+    if not views.comparisons:
+        told = [view.name for view in views.views if view.estimate is not None]
+        if not told:
+            return "No view has an answer."
+        return f"There is nothing to compare: only the {told[0]} has an answer."
+    return " ".join(_compared(each) for each in views.comparisons)
+
+
+def _compared(each: Comparison) -> str:
+    apart = f"the first less the second is {_estimate(each.difference, sign=True)} ms"
+    both = f"{each.first[0].upper()}{each.first[1:]} and {each.second}"
+    if each.verdict == AGREE:
+        return f"{both} agree: {apart}, which contains 0."
+    if each.verdict == DIFFER:
+        laps = ", ".join(f"{lap} ({_ms(value, sign=True)} ms)" for lap, value in each.laps_s.items())
+        return f"{both} do not agree: {apart}" + (f"; it lies in {laps}." if laps else ".")
+    return f"Whether {each.first} and {each.second} agree is not resolved: {apart}, an interval wider than the cost."
+
+
+def _notes_lines(found: Accounting) -> list[str]:
+    lines = [line for doubt in found.doubts for line in _wrapped(doubt, 112)]
+    return ["not whole, or to be doubted", *(f"  {line}" for line in lines)] if lines else []
+
+
+def gate_lines(gate: Gate | None) -> list[str]:
+    """Return the verdict of `--max-residual`: one line per thing that is over it."""
+    if gate is None:
+        return []
+    allowed = f"{100 * gate.allowed:g} %"
+    checked = f"{plural(gate.runs, 'run')} and {plural(gate.growths, 'growth')} T(N) {MINUS} T(1) judged"
+    lines = [f"over: {each.text}" for each in gate.over]
+    lines += [f"not judged: {each}" for each in gate.not_judged]
+    verdict = "over it: " + plural(len(gate.over), "thing") if gate.over else "nothing is over it"
+    return [*lines, f"at most {allowed} unexplained is allowed; {checked}; {verdict}"]
+
+
+def _line(label: str, cells: Sequence[str]) -> str:
+    return f"{label[:_LABEL]:<{_LABEL}}{''.join(cell.rjust(_CELL) for cell in cells)}"
+
+
+def _short(name: str) -> str:
+    """Return a run's name, cut in front where it is too long: what differs stands at its end."""
+    room = _LABEL - 5
+    return name if len(name) <= room else f"\u2026{name[len(name) - room + 1 :]}"
+
+
+def _ms(seconds: float, *, sign: bool = False) -> str:
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    value = f"{seconds * 1e3:+.3f}" if sign else f"{seconds * 1e3:.3f}"
+    return value.replace("-", MINUS) if float(value) else "0.000"
+
+
+def _share(value: float) -> str:
+    if not math.isfinite(value):
+        return UNKNOWN
+    return f"{100 * value:.2f} %".replace("-", MINUS)
+
+
+def _estimate(each: Estimate, *, sign: bool = False) -> str:
+    low, high = _ms(each.low, sign=sign), _ms(each.high, sign=sign)
+    return f"{_ms(each.value, sign=sign)} [{low} to {high}]"
+
+
+# ------------------------------------------------------------------------------------------------------- figure
+
+
+def caption(found: Accounting) -> str:
+    """Return what a reader of the figure must know."""
+    cells = found.cells
+    several = bool((cells["repeats"] > 1).any())
+    kind = base_kind(cells)
+    words = (
+        "Where the time of a step goes, from the rows of every step: means over the timed window, all ranks"
+        + (" and all repeats" if several else "")
+        + ". The parts add up to the step; the hatched part is in none of them, its share of the step stands above the "
+        "bar." + (" Whiskers: the lowest to the highest repeat." if several else "")
+    )
+    if kind:
+        words += (
+            f" Right: T(N) {MINUS} T(1) over one {kind} worker in the same parts; what is below zero became shorter. "
+            "The mark is the whole difference"
+            + (", its whisker the 95 % interval over repeats." if cells[f"minus_{kind}_low_s"].notna().any() else ".")
+        )
+    if "compute" in shown(cells, PARTS):
+        words += " Compute: one CUDA graph of forward and backward; that of a worker alone holds the update too."
+    for lap in hiding(cells):
+        words += (
+            f" {lap.capitalize()} hatched in colour: it holds the synchronisation, which cannot be told apart there."
+        )
+    return words
+
+
+def drawn(cells: pd.DataFrame) -> bool:
+    """Return whether there is anything to draw."""
+    return bool((cells.loc[cells["lap"] != "step", "mean_s"] > 0).any())
+
+
+def base_kind(cells: pd.DataFrame) -> str:
+    """Return the baseline that the figure's growth is over: plain where there is one, else wrapped, else none."""
+    parallel = cells[(cells["workers"] > 1) & (cells["lap"] == "step")]
+    return next((kind for kind in BASES if parallel[f"minus_{kind}_s"].notna().any()), "")
+
+
+def draw(cells: pd.DataFrame, width_in: float) -> Figure:
+    """Return the figure, one line of panels per series; call it inside style()."""
+    order = _lines(cells)
+    kind = base_kind(cells)
+    narrow = width_in < NARROW_IN
+    lines = len(order) * (2 if narrow and kind else 1)
+    figure = Figure(figsize=(width_in, 0.5 + min(2.25 * lines, MOST_HEIGHT_IN)), layout="constrained")
+    grid = figure.add_gridspec(len(order), 1)
+    for place, series in enumerate(order):
+        own = _bars(cells, series)
+        grown = [bar for _, bar in own if kind and bar["step"]["workers"] > 1 and _known(bar, kind)]
+        ratios = [max(len(own), _FEWEST_BARS) + 0.6, len(grown) + 0.9] if grown else [1.0]
+        if narrow:
+            panels, shares = grid[place].subgridspec(len(ratios), 1), [1.0] * len(ratios)
+        else:
+            panels = grid[place].subgridspec(1, len(ratios), width_ratios=ratios)
+            shares = [ratio / sum(ratios) for ratio in ratios]
+        axes = figure.add_subplot(panels[0])
+        _steps(axes, own, width_in * shares[0])
+        axes.set_title(folded(series, 0.85 * width_in * shares[0]))
+        if grown:
+            _growths(figure.add_subplot(panels[1]), grown, kind)
+    legend(figure, _handles(cells), width_in)
+    return figure
+
+
+def _lines(cells: pd.DataFrame) -> list[str]:
+    """Return the series that have a line of their own: a plain worker stands beside those that it is compared with."""
+    series = [str(each) for each in cells["series"].unique()]
+    bases = set(cells.loc[cells["workers"] > 1, "base_plain"])
+    return [each for each in series if each not in bases] or series
+
+
+def _bars(cells: pd.DataFrame, series: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the bars of one series, the plain baseline first, with their labels."""
+    own = [bar for name, bar in _cells(cells) if name == series]
+    bars = []
+    base = next((bar["step"]["base_plain"] for bar in own if bar["step"]["base_plain"] not in ("", series)), "")
+    if base:
+        plain = next(bar for name, bar in _cells(cells) if name == base and bar["step"]["workers"] == 1)
+        bars.append(("1\nplain", plain))
+    several = len({bar["step"]["nodes"] for bar in own}) > 1
+    for bar in own:
+        workers, nodes = bar["step"]["workers"], bar["step"]["nodes"]
+        below = f"\n({nodes:.0f})" if several else "\nwrapped" if base and workers == 1 else ""
+        bars.append((f"{workers:.0f}{below}", bar))
+    return bars
+
+
+def _known(bar: dict[str, Any], kind: str) -> bool:
+    return math.isfinite(bar["step"][f"minus_{kind}_s"])
+
+
+def _steps(axes: Axes, bars: Sequence[tuple[str, dict[str, Any]]], wide_in: float) -> None:
+    top = max(max(bar["step"]["mean_s"], bar["step"]["max_s"]) for _, bar in bars) * 1e3
+    pitch_in = 0.82 * wide_in / (max(len(bars), _FEWEST_BARS) + 0.2)
+    upright, texts = False, []
+    for place, (_, bar) in enumerate(bars):
+        parts = {part: bar[part]["mean_s"] * 1e3 for part in LAPS if part in bar}
+        _stack(axes, place, bar, parts)
+        step = bar["step"]
+        if not any(math.isfinite(value) for value in parts.values()):
+            axes.bar(place, step["mean_s"] * 1e3, width=0.66, fill=False, edgecolor=QUIET, linestyle=":", linewidth=0.8)
+        if step["repeats"] > 1:
+            _whisker(axes, place, step["min_s"] * 1e3, step["max_s"] * 1e3)
+        share = bar["residual"]["share"]
+        brief = len(bars) > 4 or wide_in < NARROW_IN
+        note = f"{100 * share:.1f} %{'' if brief else ' unexpl.'}" if math.isfinite(share) else "not timed"
+        height = max(step["mean_s"], step["max_s"]) * 1e3
+        text = f"{rounded(step['mean_s'] * 1e3, 3)}{'' if brief else ' ms'}\n{note}"
+        upright = upright or text_in(text) > 0.98 * pitch_in
+        texts.append((place, height, text))
+    for place, height, text in texts:
+        axes.annotate(
+            text,
+            (place, height),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            size=small(),
+            linespacing=1.05,
+            rotation=90 if upright else 0,
+        )
+    axes.set_xticks(range(len(bars)), [label for label, _ in bars])
+    axes.set_xlim(-0.6, max(len(bars), _FEWEST_BARS) - 0.4)
+    axes.set_ylim(0, top * (1.5 if upright else 1.34))
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel("ms per step")
+    axes.set_xlabel("workers (nodes)" if any("(" in label for label, _ in bars) else "workers")
+
+
+def _growths(axes: Axes, bars: Sequence[dict[str, Any]], kind: str) -> None:
+    ends = [0.0]
+    for place, bar in enumerate(bars):
+        parts = {part: bar[part][f"minus_{kind}_s"] * 1e3 for part in LAPS if part in bar}
+        ends += _stack(axes, place, bar, parts)
+        step = bar["step"]
+        whole, low, high = (step[f"minus_{kind}{end}_s"] * 1e3 for end in ("", "_low", "_high"))
+        if math.isfinite(low):
+            _whisker(axes, place, low, high)
+            ends += [low, high]
+        axes.plot(place, whole, marker="D", markersize=3.6, color=INK, markeredgecolor=PAPER, zorder=6)
+        ends.append(whole)
+    axes.axhline(0, color=QUIET, linewidth=0.7, zorder=4)
+    low, high = min(ends), max(ends)
+    spare = 0.08 * (high - low)
+    axes.set_ylim(low - (spare if low < 0 else 0), high + spare)
+    axes.set_xticks(range(len(bars)), [f"{bar['step']['workers']:.0f}" for bar in bars])
+    axes.set_xlim(-0.75, len(bars) - 0.25)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel("workers")
+    axes.set_title(f"T(N) {MINUS} T(1) over {kind}, ms")
+
+
+def _stack(axes: Axes, place: int, bar: dict[str, Any], values: dict[str, float]) -> list[float]:
+    """Draw the parts of one bar from zero, what is negative downwards; return its ends."""
+    ends = {1: 0.0, -1: 0.0}
+    hides = HOLDS_SYNC.get(bar["sync"]["note"]) if bar["step"]["workers"] > 1 else None
+    for part, value in values.items():
+        look = LAPS[part]
+        if not math.isfinite(value) or value == 0:
+            continue
+        side = 1 if value > 0 else -1
+        hidden = part == hides
+        edge = LAPS["sync"].color if hidden else INK if look.hatch else PAPER
+        axes.bar(
+            place,
+            value,
+            bottom=ends[side],
+            width=0.66,
+            facecolor=look.color,
+            edgecolor=edge,
+            hatch=HIDDEN_HATCH if hidden else look.hatch,
+            linewidth=0.6 if look.hatch else 0.5,
+            zorder=2,
+        )
+        ends[side] += value
+    return [ends[1], ends[-1]]
+
+
+def _whisker(axes: Axes, place: float, low: float, high: float) -> None:
+    for color, width in ((PAPER, 2.4), (INK, 0.9)):  # a white rim, or the line is lost on a dark bar
+        axes.plot([place, place], [low, high], color=color, linewidth=width, zorder=5, solid_capstyle="butt")
+    for end in (low, high):
+        axes.plot([place - 0.07, place + 0.07], [end, end], color=INK, linewidth=0.9, zorder=5)
+
+
+def _handles(cells: pd.DataFrame) -> list[Patch]:
+    handles = [
+        Patch(
+            facecolor=look.color,
+            edgecolor=INK if look.hatch else PAPER,
+            hatch=look.hatch,
+            linewidth=0.6 if look.hatch else 0.5,
+            label=look.label,
+        )
+        for look in (LAPS[lap] for lap in shown(cells, tuple(LAPS)))
+    ]
+    for lap in hiding(cells):
+        look = LAPS[lap]
+        handles.append(
+            Patch(
+                facecolor=look.color,
+                edgecolor=LAPS["sync"].color,
+                hatch=HIDDEN_HATCH,
+                linewidth=0.5,
+                label=f"{lap} with hidden sync",
+            )
+        )
+    return handles

@@ -1,0 +1,670 @@
+"""A study against another one, for readers: headline, table, figure, and the lines of a gate.
+
+Everything shown is a column of the comparison (analysis/study_comparison.py); nothing is computed.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from horovod_study.analysis.study_comparison import (
+    ALIKE,
+    BETTER,
+    FAILED,
+    METRICS,
+    TOO_FEW,
+    UNDECIDED,
+    UNKNOWN,
+    WORSE,
+    Check,
+    Gate,
+    StudyComparison,
+)
+from horovod_study.report.kit.drawing import Drawing, write_drawings
+from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.panels import legend
+from horovod_study.report.kit.style import (
+    LAW_NAMES,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    TEXT,
+    Look,
+    SeriesStyle,
+    folded,
+    series_labels,
+    series_styles,
+)
+from horovod_study.report.kit.typeset import Column, Group, Table, one_line, to_csv, to_latex, to_markdown
+from horovod_study.text.numbers import THIN, fixed, known, listed, plural, quoted, rounded, scientific
+
+NAME = "against"
+NOTHING = "\u2013"
+MOST_PANELS = 6
+"""Settings that are drawn; the table has all of them."""
+
+SHOWN_LAWS = ("linear", "amdahl")
+"""Laws whose parameters are always compared on the page; besides, those that a study selected."""
+
+_BESIDE = ("step", "sync", "speedup", "energy")
+"""Metrics beside the throughput in the table; the efficiency has the ratio of the speedup."""
+
+_UNITS = {"step": (1e3, "ms"), "sync": (1e3, "ms per step"), "energy": (1e3, "mJ")}
+"""What values are shown in, where that is not the unit of the table."""
+
+_HEADS = {
+    "step": "Median\nstep",
+    "sync": "Exposed\nsync",
+    "speedup": "Speedup and\nefficiency",
+    "energy": "Energy per\nsample",
+}
+
+
+def write_against(
+    found: StudyComparison, directory: Path, *, gate: Gate | None = None, look: Look = TEXT, pgf: bool = False
+) -> list[Path]:
+    """Write figures/against.*, tables/against.* and against.json to the directory of a report; return the paths.
+
+    Raises RecordError when the directory cannot be written.
+    """
+    text = json.dumps(document(found, gate), indent=1, allow_nan=False) + "\n"
+    forms = (("tex", to_latex), ("csv", to_csv), ("md", to_markdown))
+    texts = {f"{each.name}.{form}": write(each) for each in tables(found) for form, write in forms}
+    how: dict[str, Any] = {"figures": {}, "what": "comparison", "choose": "DIR"}
+    return [
+        *write_drawings(drawings(found), directory / "figures", look=look, pgf=pgf),
+        *write_result(directory / "tables", texts=texts, **how),
+        *write_result(directory, texts={f"{NAME}.json": text}, **how),
+    ]
+
+
+def document(found: StudyComparison, gate: Gate | None = None) -> dict[str, Any]:
+    """Return everything in plain values, with the headline and what the gate said."""
+    return {**found.to_dict(), "headline": headline(found), "gate": None if gate is None else gate.to_dict()}
+
+
+def names_of(after: Path, before: Path) -> tuple[str, str]:
+    """Return the shortest names that tell two directories apart: of `new/analysis` and `old/analysis`, new and old."""
+    ends = list(zip(reversed(after.parts), reversed(before.parts), strict=False))
+    own, other = next(((one, two) for one, two in ends if one != two), (after.name, f"{before.name} (before)"))
+    return one_line(_visible(own)), one_line(_visible(other))
+
+
+def _visible(name: str) -> str:
+    """Return a name of a folder as it can be written: bytes that are no text become their numbers."""
+    return name.encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------ words
+
+
+def headline(found: StudyComparison) -> str:
+    """Return the one sentence that the comparison comes to: how many cells are slower or faster, and the most."""
+    rows = _rows(found, "throughput")
+    of = {verdict: [row for row in rows if row["verdict"] == verdict] for verdict in (WORSE, BETTER, ALIKE, TOO_FEW)}
+    total = plural(len(rows), "cell")
+    told: list[str] = []
+    for verdict in (WORSE, BETTER):
+        if own := of[verdict]:
+            count = f"{len(own)}" if told else f"{len(own)} of {total}"
+            told.append(f"{count} {'is' if len(own) == 1 else 'are'} {own[0]['word']}, {_most(found, own, rows)}")
+    if told:
+        return "; ".join(told)
+    if alike := of[ALIKE]:
+        rest = f"; {plural(len(rows) - len(alike), 'cell')} cannot be judged" if len(alike) < len(rows) else ""
+        most = _percent(max(row["no_more_than"] for row in alike))
+        return f"No difference is resolved in {plural(len(alike), 'cell')}, and none is larger than {most}{rest}"
+    return f"{total} {'has' if len(rows) == 1 else 'have'} too few repeats to tell a difference"
+
+
+def _most(found: StudyComparison, own: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return `the most by 12 % [9, 15] at 8 workers` for rows of one verdict among all of a metric."""
+    row = max(own, key=lambda row: (abs(math.log(row["ratio"])), row["series"], row["workers"]))
+    return f"{'the most by' if len(own) > 1 else 'by'} {_by(row)} {_where(found, row, rows)}"
+
+
+def _where(found: StudyComparison, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return where a cell lies: its workers, and its series and setting where there are several."""
+    words = [f"at {plural(row['workers'], 'worker')}"]
+    label = series_labels(found.after.points)[row["series"]]
+    if len({each["series"] for each in rows}) > 1:
+        words.append(f"over {label}" if row["backend"] != "serial" else f"of {label}")
+    if len({each["setting"] for each in rows}) > 1 and f"{row['setting']}" not in label:
+        words.append(f"with {row['setting']}")
+    return " ".join(words)
+
+
+def _by(row: Mapping[str, Any]) -> str:
+    """Return by how much a cell is better or worse, without a sign: `12 % [9, 15]`."""
+    sign = 1 if row["ratio"] > 1 else -1
+    value, *ends = (100 * sign * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
+    number, _, interval = quoted(value, *sorted(ends)).partition(" ")
+    return f"{number}{THIN}% {interval}".rstrip()
+
+
+def sentences(found: StudyComparison) -> list[str]:
+    """Return what the other metrics say, one sentence each, for those that some cell knows."""
+    told = []
+    for name, metric in METRICS.items():
+        rows = [row for row in _rows(found, name) if row["verdict"] != UNKNOWN]
+        if name in ("throughput", "efficiency"):
+            continue
+        parts = []
+        for verdict in (WORSE, BETTER):
+            if own := [row for row in rows if row["verdict"] == verdict]:
+                cells = plural(len(rows), "cell")
+                parts.append(f"{own[0]['word']} in {len(own)} of {cells}, {_most(found, own, rows)}")
+        alike = [row for row in rows if row["verdict"] == ALIKE]
+        if alike and not parts:
+            most = _percent(max(row["no_more_than"] for row in alike))
+            parts.append(f"no difference resolved in {plural(len(alike), 'cell')}, and none larger than {most}")
+        if parts:
+            told.append(f"{metric.title[0].upper()}{metric.title[1:]}: {'; '.join(parts)}.")
+    return told
+
+
+def verdict_words(row: Mapping[str, Any]) -> str:
+    """Return the verdict of a row for readers."""
+    if row["verdict"] == ALIKE and not row["ratio_low"] <= 1 <= row["ratio_high"]:
+        return f"not resolved among {row['tests']} cells (p = {row['p_holm']:.2g} after Holm)"
+    if row["verdict"] == ALIKE:
+        return f"no difference larger than {_percent(row['no_more_than'])}"
+    if row["verdict"] == TOO_FEW:
+        return f"not resolved (too few repeats: {row['before_repeats']} and {row['after_repeats']})"
+    return f"{row['word']}" or f"not known: {row['note']}"
+
+
+def _percent(share: float) -> str:
+    """Return an upper bound in per cent, rounded up to two digits."""
+    value = 100 * share
+    if value == 0:
+        return f"0{THIN}%"
+    decimals = max(0, 1 - math.floor(math.log10(value)))
+    return f"{fixed(math.ceil(value * 10**decimals - 1e-9) / 10**decimals, decimals)}{THIN}%"
+
+
+def _change(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the change of a row in per cent with its sign, and its interval; a dash where it is unknown."""
+    if not known(row["ratio"]):
+        return NOTHING, ""
+    ends = [100 * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high")]
+    value, _, interval = quoted(ends[0], *(each if known(each) else None for each in ends[1:])).partition(" ")
+    plus = "+" if ends[0] > 0 and any(letter in value for letter in "123456789") else ""
+    return f"{plus}{value}", interval
+
+
+def _rows(found: StudyComparison, metric: str) -> list[dict[str, Any]]:
+    return [{f"{name}": value for name, value in row.items()} for row in found.of(metric).to_dict("records")]
+
+
+# ------------------------------------------------------------------------------------------------------ page
+
+
+def section(found: StudyComparison) -> dict[str, Any]:
+    """Return what the template against.html.j2 shows."""
+    after, before = found.names
+    return {
+        "after": after,
+        "before": before,
+        "headline": headline(found),
+        "sentences": sentences(found),
+        "matching": found.matching,
+        "heads": [(name, _HEADS[name].split("\n")) for name in _shown(found)],
+        "groups": _groups(found),
+        "targets": _target_rows(found),
+        "laws": _law_rows(found),
+        "unmatched": _alone(found),
+        "changes": [(each.what, each.before or NOTHING, each.after or NOTHING) for each in found.changes],
+        "doubts": list(found.doubts),
+        "paired": found.interleaved,
+        "repeats": _repeats(found),
+    }
+
+
+def _repeats(found: StudyComparison) -> str:
+    """Return how many repeats all cells have in both studies; empty where that differs."""
+    rows = _rows(found, "throughput")
+    counts = {row[name] for row in rows for name in ("before_repeats", "after_repeats")}
+    return plural(counts.pop(), "repeat") if len(counts) == 1 else ""
+
+
+def _shown(found: StudyComparison) -> list[str]:
+    """Return the metrics beside the throughput of which some cell has a ratio."""
+    return [name for name in _BESIDE if found.of(name)["ratio"].notna().any()]
+
+
+def _by_cell(found: StudyComparison, metric: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    return {_key(row): row for row in _rows(found, metric)}
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["series"], row["workers"], f"{row['nodes']}", f"{row['batch']}"
+
+
+def _groups(found: StudyComparison) -> list[dict[str, Any]]:
+    labels = series_labels(found.after.points)
+    beside = {name: _by_cell(found, name) for name in _shown(found)}
+    groups: dict[str, dict[str, Any]] = {}
+    for row in _rows(found, "throughput"):
+        own = groups.setdefault(
+            row["series"], {"label": labels[row["series"]], "setting": row["setting"], "was": _was(row), "rows": []}
+        )
+        value, interval = _change(row)
+        own["rows"].append(
+            {
+                "workers": _workers(row),
+                "count": f"{row['workers']:.0f}",
+                "nodes": _nodes(row),
+                "repeats": f"{row['before_repeats']}, {row['after_repeats']}",
+                "before": rounded(row["before"]),
+                "after": rounded(row["after"]),
+                "change": value,
+                "interval": interval,
+                "verdict": verdict_words(row),
+                "kind": {WORSE: "worse", BETTER: "better"}.get(row["verdict"], "open"),
+                "beside": [_beside(beside[name].get(_key(row))) for name in beside],
+            }
+        )
+    return list(groups.values())
+
+
+def _beside(row: Mapping[str, Any] | None) -> dict[str, str]:
+    if row is None:
+        return {"change": NOTHING, "interval": "", "kind": "open"}
+    value, interval = _change(row)
+    kind = {WORSE: "worse", BETTER: "better"}.get(row["verdict"], "open")
+    return {"change": value, "interval": interval or f"{row['note']}", "kind": kind}
+
+
+def _was(row: Mapping[str, Any]) -> str:
+    """Return the name of the series of BEFORE where it is another one."""
+    return "" if row["series"] == row["before_series"] else f"{row['before_series']}"
+
+
+def _workers(row: Mapping[str, Any]) -> str:
+    nodes = _nodes(row)
+    return f"{row['workers']:.0f} on {nodes}" if nodes else f"{row['workers']:.0f}"
+
+
+def _nodes(row: Mapping[str, Any]) -> str:
+    """Return the nodes of a cell where there are several or where BEFORE had others, else nothing."""
+    nodes, before = (row[name] if known(row[name]) else None for name in ("nodes", "before_nodes"))
+    if nodes != before and nodes is not None and before is not None:
+        return f"{plural(nodes, 'node')}, before {before:.0f}"
+    return "" if nodes is None or nodes == 1 else f"{nodes:.0f} nodes"
+
+
+def _target_rows(found: StudyComparison) -> list[dict[str, Any]]:
+    labels = series_labels(found.after.points)
+    rows = []
+    for row in _rows(found, "target"):
+        value, interval = _change(row)
+        rows.append(
+            {
+                "label": labels[row["series"]],
+                "setting": row["setting"],
+                "workers": _workers(row),
+                "target": scientific(row["target_mse"]),
+                "before": rounded(row["before"], 3) if known(row["before"]) else NOTHING,
+                "after": rounded(row["after"], 3) if known(row["after"]) else NOTHING,
+                "change": value,
+                "interval": interval,
+                "verdict": verdict_words(row),
+                "kind": {WORSE: "worse", BETTER: "better"}.get(row["verdict"], "open"),
+            }
+        )
+    return rows
+
+
+def _law_rows(found: StudyComparison) -> list[dict[str, str]]:
+    labels = series_labels(found.after.points)
+    rows = []
+    for row in found.laws.to_dict("records"):
+        if not (row["law"] in SHOWN_LAWS or row["before_selected"] or row["after_selected"]):
+            continue
+        chosen = [name for name in ("before", "after") if row[f"{name}_selected"]]
+        rows.append(
+            {
+                "label": labels[row["series"]],
+                "law": LAW_NAMES.get(row["law"], f"{row['law']}"),
+                "selected": f"selected {listed(chosen)}" if chosen else "",
+                "parameter": f"{row['parameter']}",
+                "before": quoted(row["before"], row["before_low"], row["before_high"]),
+                "after": quoted(row["after"], row["after_low"], row["after_high"]),
+                "difference": quoted(row["difference"], row["low"], row["high"]),
+                "verdict": f"{row['verdict']}",
+            }
+        )
+    return rows
+
+
+def _alone(found: StudyComparison) -> list[dict[str, str]]:
+    labels = {"after": series_labels(found.after.points), "before": series_labels(found.before.points)}
+    return [
+        {
+            "study": found.names[0] if row["study"] == "after" else found.names[1],
+            "label": labels[row["study"]][row["series"]],
+            "setting": f"{row['setting']}",
+            "workers": f"{row['workers']:.0f}",
+            "reason": f"{row['reason']}",
+        }
+        for row in found.unmatched.to_dict("records")
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def tables(found: StudyComparison) -> list[Table]:
+    """Return the table of the comparison as it is printed."""
+    shown = _shown(found)
+    columns = (
+        Column(head="Workers"),
+        Column(head="Before", unit="samples/s"),
+        Column(head="After", unit="samples/s"),
+        Column(head="Change", unit="%", interval=True),
+        Column(head="Verdict", number=False, wrap=True),
+        *(Column(head=_HEADS[name], unit="%", interval=True) for name in shown),
+    )
+    groups = []
+    for group in _groups(found):
+        rows = [
+            (
+                *(row["workers"], row["before"], row["after"], f"{row['change']} {row['interval']}".strip()),
+                row["verdict"],
+                *(
+                    f"{each['change']} {each['interval'] if each['change'] != NOTHING else ''}".strip()
+                    for each in row["beside"]
+                ),
+            )
+            for row in group["rows"]
+        ]
+        groups.append(Group(title=f"{group['label']}, {group['setting']}", rows=tuple(rows)))
+    after, before = found.names
+    return [
+        Table(
+            name=NAME,
+            title=f"{after} against {before}",
+            caption=(
+                f"{found.matching} Geometric means over repeats, changes of {after} over {before} with 95 % intervals "
+                f"({_how(found)}). A verdict is given where p after Holm is below 0.05."
+            ),
+            columns=columns,
+            groups=tuple(groups),
+            data=found.differences,
+            notes=(*found.doubts,),
+        )
+    ]
+
+
+def _how(found: StudyComparison) -> str:
+    tests = [f"{test}" for test in found.differences["test"].drop_duplicates() if test]
+    return listed(sorted(tests)) if tests else "none: too few repeats"
+
+
+# ------------------------------------------------------------------------------------------------------ terminal
+
+
+def lines(found: StudyComparison) -> list[str]:
+    """Return the comparison for a terminal: headline, one line per cell, what differs besides, doubts."""
+    after, before = found.names
+    heads = ("cell", "before", "after", "change", "95 % interval", "p (Holm)", "verdict")
+    rows = []
+    for row in _rows(found, "throughput"):
+        value, interval = _change(row)
+        p = row["p_holm"]
+        rows.append(
+            (
+                *(
+                    _cell(found, row),
+                    rounded(row["before"]),
+                    rounded(row["after"]),
+                    f"{value}{THIN}%",
+                    interval or NOTHING,
+                ),
+                NOTHING if not known(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}",
+                verdict_words(row),
+            )
+        )
+    told = [f"{after} against {before}: {headline(found)}.", found.matching, ""]
+    told += [*_aligned(heads, rows, left=(0, 6)), "", *sentences(found)]
+    told += [_left_out(found, row) for row in found.unmatched.to_dict("records")]
+    told += [f"differs: {each.text}" for each in found.changes]
+    return (
+        [one_line(line) if line.strip() else "" for line in told[:3]]
+        + [_printable(line) for line in told[3:]]
+        + [one_line(f"doubt: {doubt}") for doubt in found.doubts]
+    )
+
+
+def _printable(line: str) -> str:
+    """Return a line whose columns stay where they are, without control characters."""
+    return "".join(letter if letter.isprintable() or letter in (" ", THIN) else "?" for letter in line).rstrip()
+
+
+def _left_out(found: StudyComparison, row: Mapping[Any, Any]) -> str:
+    points = found.after.points if row["study"] == "after" else found.before.points
+    label = series_labels(points)[row["series"]]
+    name = found.names[0] if row["study"] == "after" else found.names[1]
+    return f"only in {name}: {_place(label, row)} ({row['reason']})"
+
+
+def _cell(found: StudyComparison, row: Mapping[str, Any]) -> str:
+    return _place(series_labels(found.after.points)[row["series"]], row)
+
+
+def _place(label: str, row: Mapping[Any, Any]) -> str:
+    """Return `Horovod/MPI, batch 75, 8 workers`."""
+    setting = [] if f"{row['setting']}" in label else [f"{row['setting']}"]
+    nodes = [f"on {row['nodes']:.0f} nodes"] if known(row["nodes"]) and row["nodes"] > 1 else []
+    return ", ".join([label, *setting, " ".join([plural(row["workers"], "worker"), *nodes])])
+
+
+def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> list[str]:
+    widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
+    return [
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (heads, *rows)
+    ]
+
+
+def gate_lines(found: StudyComparison, gate: Gate) -> list[str]:
+    """Return one line per cell that failed or is undecided or missing, and the verdict of the gate last."""
+    told = [_check_line(found, each) for each in gate.checks if each.outcome == FAILED]
+    told += [f"FAILED missing: {_left_out(found, row)}" for row in gate.missing or ()]
+    told += [_check_line(found, each) for each in gate.checks if each.outcome == UNDECIDED]
+    counts = {outcome: sum(each.outcome == outcome for each in gate.checks) for outcome in (FAILED, UNDECIDED)}
+    passed = len(gate.checks) - sum(counts.values())
+    words = [f"{counts[FAILED]} failed", f"{counts[UNDECIDED]} undecided", f"{passed} passed"]
+    if gate.missing is not None:
+        words.append(f"{len(gate.missing)} missing")
+    unresolved = " (undecided counts as failed)" if gate.unresolved_fails and counts[UNDECIDED] else ""
+    told.append(f"gate {'passed' if gate.passed else 'FAILED'}: {', '.join(words)}{unresolved}")
+    return [_printable(line) for line in told]
+
+
+def _check_line(found: StudyComparison, check: Check) -> str:
+    limit = f"limit {100 * check.limit:g}{THIN}%"
+    head = f"{'FAILED' if check.outcome == FAILED else 'undecided'} {check.word}"
+    row = check.row
+    if "series" not in row:
+        return f"{head}: {METRICS[row['metric']].title} is {row['note']}; {limit}"
+    metric = METRICS[row["metric"]]
+    place = _cell(found, row)
+    if known(row["target_mse"]):
+        place += f", test MSE {scientific(row['target_mse'])}"
+    if not known(row["ratio"]):
+        return f"{head}: {place}: {metric.title} not known ({row['note']}); {limit}"
+    value, interval = _change(row)
+    scale, unit = _UNITS.get(row["metric"], (1.0, metric.unit))
+    before, after = (rounded(row[name] * scale) for name in ("before", "after"))
+    why = "" if check.outcome == FAILED else f", {verdict_words(row)}" if not interval else ""
+    return (
+        f"{head}: {place}: {metric.title} {before} before, {after}{' ' if unit else ''}{unit} after, "
+        f"{value}{THIN}% {interval or '(no interval)'}{why}; {limit}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ figure
+
+
+def drawings(found: StudyComparison) -> list[Drawing]:
+    """Return the figure: the change of throughput of every cell with its interval, and the line of no change."""
+    rows = found.of("throughput")
+    styles = series_styles(found.after.points)
+    settings = list(rows["setting"].drop_duplicates())
+    shown = rows[rows["setting"].isin(settings[:MOST_PANELS])]
+    after, before = found.names
+
+    def draw(width_in: float) -> Figure:
+        names = list(shown["setting"].drop_duplicates())
+        columns = 1 if width_in < NARROW_IN or len(names) == 1 else 2
+        lines_of = math.ceil(len(names) / columns)
+        panel_in = width_in / columns
+        height_in = lines_of * max(1.7, (0.45 if columns == 1 else 0.62) * panel_in) + 0.6
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        grid = figure.subplots(lines_of, columns, squeeze=False, sharey=True)
+        for spare in grid.flat[len(names) :]:
+            spare.remove()
+        low, high = _range(shown)
+        for place, (axes, setting) in enumerate(zip(grid.flat, names, strict=False)):
+            _panel(axes, shown[shown["setting"] == setting], styles, panel_in)
+            axes.set_ylim(low, high)
+            if len(names) > 1:
+                axes.set_title(folded(f"{setting}", 0.85 * panel_in))
+            if place % columns == 0:
+                axes.set_ylabel("Change of throughput")
+        legend(figure, _handles(shown, styles), width_in)
+        return figure
+
+    hidden = len(settings) - len(shown["setting"].drop_duplicates())
+    caption = " ".join(
+        [
+            f"Throughput of {after} over that of {before}, less one, at each number of workers. {found.matching}",
+            f"Points: ratios of geometric means over repeats; bars: 95 % intervals ({_how(found)}).",
+            "Filled: the difference is resolved (p after Holm over all cells below 0.05); hollow: it is not. A bar "
+            "that ends at the edge goes on beyond it. Grey line: no change.",
+            *([f"{hidden} more settings are in the table."] if hidden else []),
+            *found.doubts,
+        ]
+    )
+    return [
+        Drawing(
+            name=NAME,
+            title=f"{after} against {before}",
+            alt=f"Change of throughput of every cell, {after} against {before}; the values are in the table.",
+            caption=one_line(caption),
+            data=shown[
+                [
+                    *("series", "before_series", "setting", "workers", "nodes", "before", "after"),
+                    *("ratio", "ratio_low", "ratio_high", "p_holm", "verdict", "word", "test"),
+                ]
+            ],
+            draw=draw,
+        )
+    ]
+
+
+def _range(rows: pd.DataFrame) -> tuple[float, float]:
+    """Return the ends of the axis: all points, and intervals up to a few times the largest change."""
+    points = rows["ratio"].dropna() - 1
+    ends = pd.concat([rows["ratio_low"] - 1, rows["ratio_high"] - 1]).dropna()
+    reach = max(0.01, float(points.abs().max() if len(points) else 0.0))
+    near = ends[ends.abs() <= 4 * reach + 0.02]
+    low = min(-0.005, float(points.min()), float(near.min()) if len(near) else 0.0)
+    high = max(0.005, float(points.max()), float(near.max()) if len(near) else 0.0)
+    room = 0.08 * (high - low)
+    return low - room, high + room
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], panel_in: float) -> None:
+    """Draw one setting: worker counts side by side at equal distances, series beside each other at each."""
+    counts = sorted({(int(row["workers"]), row["nodes"] if known(row["nodes"]) else 1.0) for row in _dicts(rows)})
+    several = len({count for count, _ in counts}) < len(counts)
+    series = list(rows["series"].drop_duplicates())
+    axes.axhline(0.0, color=QUIET, linewidth=0.9, zorder=1)
+    for number, name in enumerate(series):
+        look = styles[name]
+        own = rows[(rows["series"] == name) & rows["ratio"].notna()]
+        if own.empty:
+            continue
+        shift = 0.6 * ((number + 0.5) / len(series) - 0.5)
+        x = np.array(
+            [
+                counts.index((int(row["workers"]), row["nodes"] if known(row["nodes"]) else 1.0)) + shift
+                for row in _dicts(own)
+            ]
+        )
+        y = own["ratio"].to_numpy() - 1
+        bars = axes.vlines(x, own["ratio_low"] - 1, own["ratio_high"] - 1, color=look.color, linewidth=1.2, zorder=2)
+        mark(bars, series=look.label)
+        resolved = own["verdict"].isin([BETTER, WORSE]).to_numpy()
+        marker = "o" if look.ring else look.marker
+        for which, face in ((resolved, look.color), (~resolved, PAPER)):
+            if which.any():
+                (points,) = axes.plot(
+                    x[which],
+                    y[which],
+                    linestyle="none",
+                    marker=marker,
+                    markersize=5,
+                    markerfacecolor=face,
+                    markeredgecolor=look.color,
+                    markeredgewidth=1.0,
+                    zorder=3,
+                )
+                tips = [_tip(row, look.label) for row, keep in zip(_dicts(own), which, strict=True) if keep]
+                mark(points, series=look.label, tips=tips)
+    axes.set_xlim(-0.6, len(counts) - 0.4)
+    labels = [f"{count}" + (f"\n({nodes:.0f})" if several else "") for count, nodes in counts]
+    step = max(1, math.ceil(len(counts) * 0.2 / (0.8 * panel_in)))
+    axes.xaxis.set_major_locator(FixedLocator(list(range(0, len(counts), step))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels(labels[::step])
+    axes.set_xlabel("Workers (nodes)" if several else "Workers")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+
+
+def _tick(value: float) -> str:
+    if abs(value) < 1e-9:
+        return "equal"
+    return f"{100 * value:+.4g} %".replace("-", "\u2212")
+
+
+def _tip(row: Mapping[str, Any], label: str) -> str:
+    value, interval = _change(row)
+    return one_line(f"{label}, {plural(row['workers'], 'worker')}: {value} % {interval}, {verdict_words(row)}")
+
+
+def _dicts(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{f"{name}": value for name, value in row.items()} for row in rows.to_dict("records")]
+
+
+def _handles(rows: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> list[Any]:
+    handles: dict[tuple[Any, ...], Any] = {}
+    for name in rows["series"].drop_duplicates():
+        look = styles[name]
+        marker = "o" if look.ring else look.marker
+        handles[(look.label, look.color, marker)] = Line2D(
+            [], [], linestyle="-", linewidth=1.2, color=look.color, marker=marker, markersize=5, label=look.label
+        )
+    if not rows["verdict"].isin([BETTER, WORSE]).all():
+        handles["hollow",] = Line2D(
+            [], [], linestyle="none", marker="o", markersize=5, markerfacecolor=PAPER, markeredgecolor=QUIET,
+            label="not resolved",
+        )  # fmt: skip
+    return list(handles.values())

@@ -1,0 +1,331 @@
+"""Where the synchronisation time goes, as a table, in sentences, and as a figure."""
+
+import json
+import math
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from horovod_study.analysis.attribution import PARTS, Arm, Attribution, Estimate, Experiment
+from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import legend, swatch
+from horovod_study.report.kit.style import (
+    INK,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    TEXT,
+    LapStyle,
+    Look,
+    folded,
+    small,
+    text_in,
+    way,
+)
+from horovod_study.text.numbers import listed, percent, plural
+
+NAME = "attribution"
+
+LOOKS = {
+    "floor": LapStyle(label="transfer (floor)", color="#8fa5b8", ink=INK),
+    "skew": LapStyle(label="skew: waiting for the last worker", color="#e69f00", ink=INK),
+    "pack": LapStyle(label="runtime: packing", color="#e3a6be", ink=INK),
+    "rest": LapStyle(label="runtime: cycle, negotiation, other", color="#b3305f", ink="#ffffff"),
+    "unexplained": LapStyle(label="unexplained", color="#ffffff", ink=INK, hatch="//////"),
+}
+"""The parts of a synchronisation in the order of a bar."""
+
+_ROWS = (
+    ("step", "step"),
+    ("sync", "synchronisation"),
+    ("floor", "  transfer floor"),
+    ("skew", "  skew"),
+    ("runtime", "  runtime"),
+    ("pack", "    packing"),
+    ("rest", "    the rest"),
+    ("unexplained", "  unexplained"),
+)
+_THOUGHT = {
+    "floor": "the transfer itself",
+    "skew": "waiting for the last worker (skew)",
+    "runtime": "the runtime",
+    "unexplained": "what nothing explains",
+}
+_CALLED = {"unexplained": "the unexplained part", "sync": "the synchronisation"}
+
+
+def write_attribution(found: Attribution, directory: Path, *, look: Look = TEXT) -> list[Path]:
+    """Write attribution.json, attribution.txt (table and sentences) and the figure; return the paths."""
+    doubts = [f"Doubt: {text}." for text in found.doubts]
+    texts = {
+        "json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
+        "txt": "\n".join([*table(found), "", *sentences(found), "", caption(found), *doubts]) + "\n",
+    }
+    drawn = any(_drawn(arm) for arm in found.arms)
+    return write_result(
+        directory,
+        figures={NAME: lambda: draw(found, look.width_in)} if drawn else {},
+        look=look,
+        texts={f"{NAME}.{ending}": text for ending, text in texts.items()},
+        what="attribution",
+        axes__grid__axis="x",
+        ytick__major__size=0,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- text
+
+
+def title(arm: Arm) -> str:
+    """Return how an arm is called: `Horovod/MPI, shipped settings`."""
+    hooks = ", hooks" if arm.reduction == "hooks" else ""
+    return f"{way(arm.backend, arm.transport)}{hooks}, {arm.arm}"
+
+
+def table(found: Attribution) -> list[str]:
+    """Return the parts of every arm: ms per step with 95 % intervals, share of the synchronisation and of the step."""
+    lines = []
+    for arm in found.arms:
+        runs = plural(len(arm.runs), "run")
+        lines += [f"{title(arm)} ({plural(arm.workers, 'worker')}, batch {arm.batch}, {runs})"]
+        lines += [f"  {'':<24}{'ms':>24}{'of sync':>10}{'of step':>10}"]
+        for name, words in _ROWS:
+            if name in arm.parts:
+                of_sync = _share(arm, name, "sync") if name != "step" else ""
+                label = "    cycle, negotiation" if name == "rest" and arm.backend == "horovod" else words
+                lines.append(f"  {label:<24}{_ms(arm.parts[name]):>24}{of_sync:>10}{_share(arm, name, 'step'):>10}")
+        if arm.why_not:
+            lines += textwrap.wrap(arm.why_not, 76, initial_indent="  not taken apart: ", subsequent_indent="    ")
+        lines.append("")
+    return lines[:-1]
+
+
+def sentences(found: Attribution) -> list[str]:
+    """Return what was found in plain sentences, one paragraph per arm and per experiment."""
+    return [*(_arm_words(arm) for arm in found.arms), *(_experiment_words(each) for each in found.experiments)]
+
+
+def caption(found: Attribution) -> str:
+    """Return what a reader of the figure must know."""
+    several = any(len(arm.runs) > 1 for arm in found.arms)
+    return (
+        "What the synchronisation of a training step is made of. Floor: one raw all-reduce of the gradients in the "
+        "same job, without a runtime and undisturbed (10 % quantile). Skew: waiting for the last worker, from the "
+        "workers' own laps. Runtime: the same synchronisation with aligned workers, less the floor. "
+        "Unexplained: what is left; left of zero where the parts exceed the whole. Means over steps and workers but "
+        "for the floor" + (" and runs; intervals are 95 %." if several else "; intervals are 95 %.")
+    )
+
+
+def _arm_words(arm: Arm) -> str:
+    words = [f"{title(arm)}:"]
+    now = arm.efficiency.get("now")
+    if now:
+        words.append(f"the efficiency is {_percents(now)} (100 % is {arm.baseline}).")
+    sync = arm.parts.get("sync")
+    if sync is None:
+        return " ".join([*words, f"The synchronisation cannot be taken apart: {arm.why_not}."])
+    words.append(f"Of a step of {_ms(arm.parts['step'])} ms, {_ms(sync)} ms are synchronisation.")
+    if "unexplained" in arm.parts:
+        known = sorted(PARTS[:-1], key=lambda part: -arm.parts[part].value)
+        parts = [f"{_ms(arm.parts[part])} ms {_THOUGHT[part]}" for part in known]
+        words.append(f"That is {listed(parts)}; {_unexplained_words(arm.parts['unexplained'])}.")
+    else:
+        words.append(
+            f"{_ms(arm.parts['skew'])} ms of it are skew. The remaining {_ms(arm.parts['exposed'])} ms are transfer "
+            f"and runtime that backward did not hide; {arm.why_not}. A raw all-reduce of all gradients takes "
+            f"{_ms(arm.parts['floor'])} ms."
+        )
+    words.append(_skew_words(arm))
+    without = [
+        f"{percent(arm.efficiency[name].value, decimals=1)} {case}"
+        for name, case in (
+            ("without runtime", "without the runtime"),
+            ("without skew", "without skew"),
+            ("at the floor", "if only the floor were left"),
+            ("without synchronisation", "without any synchronisation"),
+        )
+        if name in arm.efficiency
+    ]
+    if without:
+        words.append(f"The efficiency would be {listed(without)}.")
+        nothing = arm.efficiency["without synchronisation"]
+        if arm.baseline == "one worker alone" and nothing.value < 0.99:
+            words.append(
+                "What is missing from there to 100 % is computation: workers beside each other compute more slowly "
+                "than one alone."
+            )
+    return " ".join(words)
+
+
+def _unexplained_words(part: Estimate) -> str:
+    if part.low <= 0 <= part.high:
+        return f"what is left, {_ms(part)} ms, is nothing beyond chance"
+    if part.value < 0:
+        return (
+            f"together they exceed it, by {_ms(_negated(part))} ms: measured apart, they cost more than in training, "
+            "where they overlap or meet other conditions"
+        )
+    return f"{_ms(part)} ms stay unexplained"
+
+
+def _skew_words(arm: Arm) -> str:
+    skew = arm.parts["skew"].value
+    if arm.slow_rank is None:
+        return "No worker is later than the others beyond chance: the skew is scatter from step to step."
+    host = f" on {arm.hosts[arm.slow_rank]}" if arm.slow_rank < len(arm.hosts) and arm.hosts[arm.slow_rank] else ""
+    steady = arm.parts["steady"]
+    others = [arm.parts[f"wait {rank}"] for rank in range(arm.workers) if rank != arm.slow_rank]
+    longest = max(others, key=lambda each: each.value)
+    share = steady.value / skew if skew > 0 else 0.0
+    return (
+        f"Rank {arm.slow_rank}{host} is the slow one: its gradients come {_ms(arm.parts[f'lag {arm.slow_rank}'])} ms "
+        f"after the mean worker's, and another waits up to {_ms(longest)} ms per step for the last; this steady lag is "
+        f"{percent(min(1.0, share))} of the skew, the rest is scatter from step to step."
+    )
+
+
+def _experiment_words(each: Experiment) -> str:
+    moved = {name: _ms(move, sign=True) for name, move in each.moves.items()}
+    where = way(each.backend, each.transport)
+    by = (
+        f"{each.factor:g} times the cycle time moves the runtime part by {moved['runtime']} ms (expected: "
+        f"{_fixed(each.expected[0] * 1e3, 1)} to {_fixed(each.expected[1] * 1e3, 1)} ms) and the floor by "
+        f"{moved['floor']} ms"
+    )
+    beside = (
+        f"in training the synchronisation moves by {moved['sync']} ms, the skew by {moved['skew']} ms, the unexplained "
+        f"part by {moved['unexplained']} ms"
+    )
+    meaning = {
+        "confirmed": "Confirmed: the part that is called runtime is the runtime's",
+        "refuted": "Refuted: the parts do not move as their names say",
+        "not resolved": "Not resolved: the runs scatter too much, or are too few; use more --rounds",
+    }[each.verdict]
+    return f"{where}, {each.short} against {each.long}: {by}; {beside}. {meaning}."
+
+
+def _ms(estimate: Estimate, *, sign: bool = False) -> str:
+    """Return `0.31 [0.28, 0.34]` in ms: as many decimals as the interval is worth, at most microseconds."""
+    decimals = _decimals(estimate)
+    value, low, high = (_fixed(each * 1e3, decimals) for each in (estimate.value, estimate.low, estimate.high))
+    return f"{'+' if sign and estimate.value > 0 else ''}{value} [{low}, {high}]"
+
+
+def _decimals(estimate: Estimate) -> int:
+    half_ms = (estimate.high - estimate.low) / 2 * 1e3
+    return 3 if half_ms < 1e-3 else min(3, max(1, 1 - math.floor(math.log10(half_ms))))
+
+
+def _fixed(value: float, decimals: int) -> str:
+    text = f"{value:.{decimals}f}"
+    return text.replace("-", "\u2212" if float(text) else "")
+
+
+def _negated(part: Estimate) -> Estimate:
+    return Estimate(value=-part.value, low=-part.high, high=-part.low)
+
+
+def _percents(estimate: Estimate) -> str:
+    value, low, high = (_fixed(100 * each, 1) for each in (estimate.value, estimate.low, estimate.high))
+    return f"{value} % [{low}, {high}]"
+
+
+def _share(arm: Arm, name: str, whole: str) -> str:
+    if whole not in arm.parts or arm.parts[whole].value <= 0:
+        return ""
+    return f"{_fixed(100 * arm.parts[name].value / arm.parts[whole].value, 1)} %"
+
+
+# ------------------------------------------------------------------------------------------------------- figure
+
+
+def draw(found: Attribution, width_in: float) -> Figure:
+    """Return the figure: ms per step on the left, shares of the synchronisation on the right; call it inside style().
+
+    Beside an arm with a hundredfold synchronisation the others are thin lines in ms; their make-up is on the right.
+    """
+    arms = [arm for arm in found.arms if _drawn(arm)]
+    narrow = width_in < NARROW_IN
+    names = [folded(title(arm), (0.34 if narrow else 0.3) * width_in) for arm in arms]
+    each_in = max(0.4, 1.3 * small() / 72 * max(name.count("\n") + 1 for name in names))
+    height_in = (2 if narrow else 1) * (each_in * len(arms) + 0.55) + 0.5
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    if narrow:
+        left, right = figure.subplots(2, 1, sharey=True)
+    else:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.15, 1))
+    for place, arm in enumerate(arms):
+        _bar(left, place, arm, scale=1e3, whiskers=True)
+        _bar(right, place, arm, scale=100 / arm.parts["sync"].value, whiskers=False)
+    left.set_yticks(range(len(arms)), names)
+    left.set_ylim(len(arms) - 0.5, -0.5)
+    left.set_xlabel("ms per step")
+    right.set_xlabel("% of the synchronisation")
+    for axes in (left, right):
+        axes.axvline(0, color=QUIET, linewidth=0.7, zorder=4)
+        axes.spines["left"].set_visible(False)
+    longest = max(_right_end(arm) for arm in arms)
+    written_in = 0.1 + max(text_in(_fixed(1e3 * arm.parts["sync"].value, _decimals(arm.parts["sync"]))) for arm in arms)
+    spare = written_in / (0.6 * width_in if narrow else 0.33 * width_in)  # of the axis
+    left.set_xlim(min(0.0, *(1.05e3 * _left_end(arm) for arm in arms)), 1e3 * longest / max(0.4, 1 - spare))
+    legend(
+        figure,
+        [swatch(look) for look in LOOKS.values()],
+        width_in,
+    )
+    return figure
+
+
+def _drawn(arm: Arm) -> bool:
+    return "unexplained" in arm.parts and arm.parts["sync"].value > 0
+
+
+def _bar(axes: Axes, place: int, arm: Arm, *, scale: float, whiskers: bool) -> None:
+    """Draw the parts of one arm one after the other; what is negative goes to the left from zero."""
+    ends = {1: 0.0, -1: 0.0}
+    for part, look in LOOKS.items():
+        value = arm.parts[part].value * scale
+        side = 1 if value >= 0 else -1
+        axes.barh(
+            place,
+            value,
+            left=ends[side],
+            height=0.62,
+            facecolor=look.color,
+            edgecolor=QUIET if look.hatch else PAPER,
+            hatch=look.hatch,
+            linewidth=0.5,
+            zorder=2,
+        )
+        ends[side] += value
+    if whiskers:
+        sync = arm.parts["sync"]
+        for color, width in ((PAPER, 2.6), (INK, 1.0)):  # a white rim, or the line is lost on a dark bar
+            axes.plot([sync.low * scale, sync.high * scale], [place, place], color=color, linewidth=width, zorder=5)
+        axes.annotate(
+            _fixed(sync.value * scale, _decimals(sync)),
+            (max(_right_end(arm), sync.high) * scale, place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            size=small(),
+        )
+
+
+def _right_end(arm: Arm) -> float:
+    return max(arm.parts["sync"].high, math.fsum(max(0.0, arm.parts[part].value) for part in LOOKS))
+
+
+def _left_end(arm: Arm) -> float:
+    return math.fsum(min(0.0, arm.parts[part].value) for part in LOOKS)
+
+
+def result_lines(found: Attribution, paths: list[Path]) -> list[str]:
+    """Return what the command prints: the table, the sentences, and where the figure is."""
+    wide = [line for text in sentences(found) for line in ("", *textwrap.wrap(text, 110))]
+    pictures: list[Any] = [path for path in paths if path.suffix == ".png"]
+    return [*table(found), *wide, *(line for path in pictures for line in ("", f"figure: {path}"))]

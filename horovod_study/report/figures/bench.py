@@ -1,0 +1,474 @@
+"""What `horovod-study bench` found: tables in nccl-tests' layout, the figure of the network, and the roofline."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from horovod_study.analysis.network import WHOLE_GRADIENT, LineFit, Network, Roofline, bus_factor
+from horovod_study.files import csv_of
+from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import legend
+from horovod_study.report.kit.style import (
+    GRID,
+    INK,
+    LAPS,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    TEXT,
+    TRANSPORTS,
+    Look,
+    SeriesStyle,
+    folded,
+    series_styles,
+    small,
+    way,
+)
+
+PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
+_MODEL = LAPS["sync"].color
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def write_bench(network: Network, document: Mapping[str, Any], directory: Path, *, look: Look = TEXT) -> list[Path]:
+    """Write bench.json, bench.csv, bench.txt and the figures (.pdf, .svg, .png, caption .txt); return their paths.
+
+    `document` is what was measured, conditions included; bench.json holds it whole beside what follows from it.
+    """
+    texts = {
+        "bench.json": json.dumps(content(network, document), indent=1, allow_nan=False) + "\n",
+        "bench.csv": csv_of(network.points),
+        "bench.txt": text(network, document) + "\n",
+        "network.txt": network_caption(network) + "\n",
+    }
+    figures = {"network": draw_network}
+    if network.roofline is not None:
+        figures["roofline"] = draw_roofline
+        texts["roofline.txt"] = roofline_caption(network) + "\n"
+    return write_result(
+        directory,
+        figures={name: partial(draw, network, look.width_in) for name, draw in figures.items()},
+        texts=texts,
+        what="results",
+        look=look,
+    )
+
+
+def content(network: Network, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what follows from the measurements, what was not measured and why, and the measurements themselves."""
+    return {**network.to_dict(), "unavailable": document["unavailable"], "measured": document["jobs"]}
+
+
+# ------------------------------------------------------------------------------------------------------- text
+
+
+def text(network: Network, document: Mapping[str, Any]) -> str:
+    """Return everything as tables for a terminal."""
+    blocks = [_head(network, document)]
+    for name in dict.fromkeys(network.points["way"]):
+        blocks.append(allreduce_table(network, name))
+    blocks += [_broadcast_table(network), _fit_table(network)]
+    if network.roofline is not None:
+        blocks += [_machine_lines(network, network.roofline), _roofline_table(network.roofline)]
+    if document["unavailable"]:
+        blocks.append("\n".join(f"not measured: {name}: {why}" for name, why in document["unavailable"].items()))
+    return "\n\n".join(blocks)
+
+
+def _head(network: Network, document: Mapping[str, Any]) -> str:
+    conditions = document["jobs"][0]["conditions"]
+    machine = conditions["environment"]
+    hosts = [rank["host"] for rank in conditions["ranks"]]
+    placed = ", ".join(f"{hosts.count(host)} on {host}" for host in dict.fromkeys(hosts))
+    versions = [f"{name} {machine[name]}" for name in ("torch", "horovod", "mpi4py") if machine.get(name)]
+    library = next(
+        (job["conditions"]["mpi_library"] for job in document["jobs"] if job["conditions"]["mpi_library"]), None
+    )
+    return "\n".join(
+        [
+            f"# {network.workers} worker{'s' * (network.workers > 1)}: {placed}; "
+            f"{machine['cpu_model']}, {machine['cores']} cores; "
+            f"{conditions['started']}, load {conditions['load_before']:g} before",
+            f"# {', '.join([*versions, library or machine['mpi'] or 'no MPI'])}",
+            "# time: of the slowest worker, mean over the iterations, median over the rounds; GB = 1e9 bytes; busbw = "
+            f"algbw * {bus_factor('allreduce', network.workers):.3g}",
+        ]
+    )
+
+
+def allreduce_table(network: Network, name: str) -> str:
+    """Return the all-reduces of one way in the layout of nccl-tests."""
+    own = network.points[(network.points["way"] == name) & (network.points["operation"] == "allreduce")]
+    sides = {place: own[own["place"] == place].set_index("bytes") for place in ("out", "in")}
+    lines = [
+        f"# all-reduce, {_label(name)} ({name})",
+        f"#{'out-of-place':>67}{'in-place':>36}",
+        f"#{'size':>11}{'count':>12}{'type':>8}{'redop':>7}"
+        + f"{'time':>10}{'algbw':>8}{'busbw':>8}{'#wrong':>8}  " * 2,
+        f"#{'(B)':>11}{'(elements)':>12}{'':>15}" + f"{'(us)':>10}{'(GB/s)':>8}{'(GB/s)':>8}{'':>8}  " * 2,
+    ]
+    for size in sorted(own["bytes"].unique()):
+        line = f" {size:>11}{size // 4:>12}{'float':>8}{'sum':>7}"
+        for place in ("out", "in"):
+            row = sides[place].loc[size]
+            line += f"{_us(row['seconds_median']):>10}{_gb(row['algbw_gb_per_s']):>8}{_gb(row['busbw_gb_per_s']):>8}"
+            line += f"{row['wrong']:>8}  "
+        lines.append((line + sides["in"].loc[size]["of_model"]).rstrip())
+    lines = [line.rstrip() for line in lines]
+    barrier = network.barriers[network.barriers["way"] == name]
+    for row in barrier.to_dict("records"):
+        lines.append(
+            f"# barrier {_us(row['seconds_median'])} us ({_us(row['seconds_min'])} - {_us(row['seconds_max'])})"
+        )
+    return "\n".join(lines)
+
+
+def _broadcast_table(network: Network) -> str:
+    own = network.points[network.points["operation"] == "broadcast"]
+    names = list(dict.fromkeys(own["way"]))
+    wide = max(14, *(len(name) + 2 for name in names))
+    lines = [
+        "# broadcast from worker 0: time in us (busbw in GB/s); small ones are begun before the one before has arrived",
+        f"#{'size (B)':>11}" + "".join(f"{name:>{wide + 4}}" for name in names),
+    ]
+    for size in sorted(own["bytes"].unique()):
+        here = own[own["bytes"] == size].set_index("way")
+        cells = [
+            f"{_us(here.loc[name, 'seconds_median'])} ({_gb(here.loc[name, 'busbw_gb_per_s'])})"
+            + ("!" if here.loc[name, "wrong"] else "")
+            for name in names
+        ]
+        lines.append(f" {size:>11}" + "".join(f"{cell:>{wide + 4}}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _fit_table(network: Network) -> str:
+    lines = [
+        "# t(S) = alpha + S / beta of all-reduces in place, with 95 % intervals",
+        f"#{'':<15}{'alpha (us)':>28}{'beta (GB/s)':>28}{'half at':>10}{'scatter':>9}   all gradients: line, measured",
+    ]
+    size = network.model["flat_bytes"]
+    for name, fit in network.fits.items():
+        low, high = (_us(value) for value in fit.alpha_ci95_s)
+        b_low, b_high = (_gb(value / 1e9) for value in fit.beta_ci95_bytes_per_s)
+        alpha = f"{_us(fit.alpha_s)} [{low}, {high}]"
+        beta = f"{_gb(fit.beta_bytes_per_s / 1e9)} [{b_low}, {b_high}]"
+        measured = network.points[
+            (network.points["way"] == name)
+            & (network.points["operation"] == "allreduce")
+            & (network.points["place"] == "in")
+            & (network.points["bytes"] == size)
+        ]
+        seen = f", {_us(measured['seconds_median'].iloc[0])} us" if len(measured) else ""
+        lines.append(
+            f" {name:<15}{alpha:>28}{beta:>28}{_size(fit.half_bytes):>10}{fit.rms_relative:>9.0%}   "
+            f"{_us(fit.time_s(size))} us{seen}"
+        )
+    return "\n".join(lines)
+
+
+def _machine_lines(network: Network, roofline: Roofline) -> str:
+    lines = ["# what a worker can do while all workers do the same"]
+    for name, peak in roofline.peaks_flop_per_s.items():
+        lines.append(f"  matrix peak {PRECISION_NAMES.get(name, name):<20}{peak / 1e9:>12,.1f} GFLOP/s")
+    for row in network.copies.to_dict("records"):
+        value = (
+            f"{row['gb_per_s_median']:>12,.2f} GB/s ({row['gb_per_s_min']:,.2f} - {row['gb_per_s_max']:,.2f})"
+            if isinstance(row["reason"], float) or not row["reason"]
+            else f"{'-':>12} ({row['reason']})"
+        )
+        lines.append(f"  copy, {row['name']:<26}{value}")
+    model = network.model
+    lines.append(
+        f"  training step, batch {model['batch']:<11}{roofline.step_s * 1e3:>12.3f} ms without communication, "
+        f"{model['batch'] / roofline.step_s:,.0f} samples/s, {roofline.flop_per_s / 1e9:.1f} GFLOP/s "
+        f"({roofline.flop_per_s / roofline.peak_flop_per_s:.0%} of the fp32 peak)"
+    )
+    return "\n".join([*lines, *_gpu_lines(network)])
+
+
+def _gpu_lines(network: Network) -> list[str]:
+    """Return what launching takes on a GPU, and where the step stands between launching, moving and computing."""
+    lines = []
+    if (launch := network.launch) is not None:
+        lines.append(
+            f"  launch of a kernel            {_us(launch['eager_s']):>12} us one by one "
+            f"({_us(launch['host_s'])} us of the host), {_us(launch['graph_s'])} us in a CUDA graph, "
+            f"{_us(launch['replay_s'])} us to replay a graph"
+        )
+    if (step := network.step_roofline) is not None:
+        parts = [
+            "launching not known (no profiler may look)"
+            if step["launching_s"] is None
+            else f"{step['launches']} launches {_us(step['launching_s'])} us",
+            f"{step['bytes'] / 1e6:.1f} MB of memory {_us(step['moving_s'])} us",
+            f"{step['operations'] / 1e6:.0f} MFLOP {_us(step['computing_s'])} us",
+        ]
+        lines.append(
+            f"  of the step's {_us(step['step_s'])} us: {', '.join(parts)}; "
+            f"{step['bound']} explains {step['share']:.0%}"
+        )
+    return lines
+
+
+def _roofline_table(roofline: Roofline) -> str:
+    lines = [
+        "# roofline of the step per worker: attainable = min(peak, intensity * bandwidth)",
+        f"#{'':<17}{'FLOP/byte':>10}{'GB/s':>8}{'ridge':>9}{'attainable GFLOP/s':>20}   step / (step + all-reduce)",
+        f" {'memory':<17}{roofline.memory_flop_per_byte:>10.1f}{_gb(roofline.memory_bytes_per_s / 1e9):>8}"
+        f"{roofline.peak_flop_per_s / roofline.memory_bytes_per_s:>9.1f}"
+        f"{roofline.memory_attainable_flop_per_s / 1e9:>20,.1f}",
+    ]
+    for each in roofline.networks:
+        lines.append(
+            f" {each.way:<17}{roofline.network_flop_per_byte or 0.0:>10.1f}{_gb(each.bytes_per_s / 1e9):>8}"
+            f"{each.ridge_flop_per_byte:>9.1f}{each.attainable_flop_per_s / 1e9:>20,.1f}"
+            + ("" if each.share_without_overlap is None else f"   {each.share_without_overlap:.1%}")
+        )
+    return "\n".join(lines)
+
+
+def _us(seconds: float) -> str:
+    value = seconds * 1e6
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1e4 else f"{value:.0f}"
+
+
+def _gb(value: float) -> str:
+    return f"{value:.2f}" if value < 1000 else f"{value:.0f}"
+
+
+def _size(size: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.3g} B"
+
+
+def _label(name: str) -> str:
+    backend, _, transport = name.partition("/")
+    return way(backend, transport) if transport else f"{TRANSPORTS.get(name, name)} alone"
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+
+def _styles(names: list[str]) -> dict[str, SeriesStyle]:
+    """Return the style of every way: the colours that the same ways have in the figures of training runs."""
+    rows = []
+    for name in names:
+        backend, _, transport = name.partition("/")
+        # MPI alone is what the direct backend does; raw Gloo and NCCL have no run of their own.
+        pair = (backend, transport) if transport else ("mpi", "mpi") if name == "mpi" else ("raw", name)
+        fixed = {"partition": "", "setting": "", "horovod_defaults": False, "reduction": name}
+        rows.append({"series": name, "backend": pair[0], "transport": pair[1], **fixed})
+    return series_styles(pd.DataFrame(rows)) if rows else {}
+
+
+def draw_network(network: Network, width_in: float) -> Figure:
+    """Return time and bus bandwidth against message size; call it inside style()."""
+    points = network.points[(network.points["operation"] == "allreduce") & (network.points["place"] == "in")]
+    factor = bus_factor("allreduce", network.workers)
+    if not factor:  # one worker alone puts nothing on a bus
+        factor = 1.0
+        rates = {name: points["bytes"] / points[f"seconds_{name}"] / 1e9 for name in ("median", "min", "max")}
+        points = points.assign(
+            busbw_gb_per_s=rates["median"], busbw_min_gb_per_s=rates["max"], busbw_max_gb_per_s=rates["min"]
+        )
+    names = list(dict.fromkeys(points["way"]))
+    looks = _styles(names)
+    narrow = width_in < NARROW_IN
+    tall_in = (1.5 if narrow else 0.5) * width_in
+    figure = Figure(figsize=(width_in, tall_in + 0.5), layout="constrained")
+    left, right = figure.subplots(*((2, 1) if narrow else (1, 2)))
+    columns = {left: ("seconds_median", "seconds_min", "seconds_max", 1e6)}
+    columns[right] = ("busbw_gb_per_s", "busbw_min_gb_per_s", "busbw_max_gb_per_s", 1e9)
+    for name in names:
+        own, look, fit = points[points["way"] == name].sort_values("bytes"), looks[name], network.fits.get(name)
+        for axes, (middle, low, high, unit) in columns.items():
+            axes.vlines(own["bytes"], own[low] * unit, own[high] * unit, color=look.color, linewidth=0.8, alpha=0.5)
+            axes.plot(
+                own["bytes"],
+                own[middle] * unit,
+                linestyle="none",
+                marker=look.marker,
+                markersize=3.6,
+                color=look.color,
+                markerfacecolor=look.color if look.filled else PAPER,
+                zorder=3,
+            )
+        if fit is not None:
+            along = np.geomspace(fit.low_bytes, fit.high_bytes, 200)
+            seconds = fit.alpha_s + along / fit.beta_bytes_per_s
+            left.plot(along, seconds * 1e6, color=look.color, linewidth=1.0, linestyle=look.dash, zorder=2)
+            right.plot(along, along / seconds * factor, color=look.color, linewidth=1.0, linestyle=look.dash)
+    flat = network.model["flat_bytes"]
+    bandwidth = "Bus bandwidth" if network.workers > 1 else "Bandwidth S/t"
+    for axes, title in ((left, "Time of an all-reduce (µs)"), (right, f"{bandwidth} (bytes/s)")):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.axvline(flat, color=_MODEL, linewidth=0.9, linestyle=(0, (1.2, 1.2)), zorder=1)
+        axes.set_title(title)
+        axes.set_xlabel("Message (bytes)")
+        _ticks(axes)
+    left.annotate(
+        f"{WHOLE_GRADIENT}\n{_size(flat)}",
+        (flat, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4, -2),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        size=small(),
+        color=_MODEL,
+    )
+    texts = {name: _legend(name, network.fits.get(name)) for name in names}
+    handles = [_handle(looks[name], folded(texts[name], 0.84 * width_in)) for name in names]
+    legend(figure, handles, width_in)
+    return figure
+
+
+def _legend(name: str, fit: LineFit | None) -> str:
+    if fit is None:
+        return _label(name)
+    low, high = fit.alpha_ci95_s
+    b_low, b_high = fit.beta_ci95_bytes_per_s
+    return (
+        f"{_label(name)}: alpha {_us(fit.alpha_s)} µs [{_us(low)}, {_us(high)}], "
+        f"beta {_gb(fit.beta_bytes_per_s / 1e9)} GB/s [{_gb(b_low / 1e9)}, {_gb(b_high / 1e9)}]"
+    )
+
+
+def _handle(look: SeriesStyle, label: str) -> Line2D:
+    return Line2D(
+        [],
+        [],
+        color=look.color,
+        marker=look.marker,
+        markersize=4,
+        markerfacecolor=look.color if look.filled else PAPER,
+        linestyle=look.dash,
+        linewidth=1.0,
+        label=label,
+    )
+
+
+def network_caption(network: Network) -> str:
+    """Return what a reader of the figure of the network must know."""
+    return (
+        f"All-reduce in place of 32-bit floats among {network.workers} workers, against message size. Points: time of "
+        "the slowest worker, mean over the iterations, median over the rounds, with the smallest and largest round; "
+        "bus bandwidth as in nccl-tests, S/t times 2(n-1)/n. Lines: t = alpha + S/beta, with 95 % intervals in the "
+        f"legend; alpha is the time of the smallest message, beta the bandwidth S/t of the largest. Dotted: "
+        f"{WHOLE_GRADIENT} of the model in one message, {network.model['flat_bytes']:,} bytes."
+    )
+
+
+def draw_roofline(network: Network, width_in: float) -> Figure:
+    """Return the roofline of memory and networks with the model's step on it; call it inside style()."""
+    roofline = network.roofline
+    assert roofline is not None  # write_bench draws it only where it was measured
+    looks = _styles([each.way for each in roofline.networks])
+    figure = Figure(
+        figsize=(width_in, (0.85 if width_in < NARROW_IN else 0.56) * width_in + 0.75), layout="constrained"
+    )
+    axes = figure.subplots()
+    peak = roofline.peak_flop_per_s
+    highest = max(roofline.peaks_flop_per_s.values())
+    bandwidths = [roofline.memory_bytes_per_s, *(each.bytes_per_s for each in roofline.networks)]
+    left = min(roofline.memory_flop_per_byte, peak / max(bandwidths)) / 8
+    right = max(roofline.network_flop_per_byte or 0.0, highest / min(bandwidths)) * 8
+    bottom = min(roofline.flop_per_s, roofline.memory_bytes_per_s * left) / 3
+    along = np.geomspace(left, right, 400)
+    handles = []
+    roofs: list[tuple[str, float, str, float, Any]] = [("memory", roofline.memory_bytes_per_s, INK, 1.4, "-")]
+    for each in roofline.networks:
+        look = looks[each.way]
+        roofs.append((_label(each.way), each.bytes_per_s, look.color, 1.2, look.dash))
+    for label, bandwidth, color, width, dash in roofs:
+        rising = along[along <= peak / bandwidth]
+        axes.plot(rising, rising * bandwidth / 1e9, color=color, linewidth=width, linestyle=dash, zorder=2)
+        entry = f"{label}: {_gb(bandwidth / 1e9)} GB/s"
+        handles.append(Line2D([], [], color=color, linewidth=width, linestyle=dash, label=entry))
+    axes.plot([peak / max(bandwidths), right], [peak / 1e9] * 2, color=INK, linewidth=1.4, zorder=2)
+    for name, value in roofline.peaks_flop_per_s.items():
+        axes.axhline(value / 1e9, color=INK if value == peak else QUIET, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
+        axes.annotate(
+            f"matrix peak {PRECISION_NAMES.get(name, name)}  {value / 1e9:,.0f} GFLOP/s",
+            (left, value / 1e9),
+            xytext=(3, 2),
+            textcoords="offset points",
+            size=small(),
+            color=INK if value == peak else QUIET,
+        )
+    done = roofline.flop_per_s / 1e9
+    for x, filled, words in (
+        (roofline.memory_flop_per_byte, False, "step, per byte of memory"),
+        (roofline.network_flop_per_byte, True, "step, per byte on the network"),
+    ):
+        if x is None:
+            continue
+        axes.plot(x, done, "o", markersize=6, color=_MODEL, markerfacecolor=_MODEL if filled else PAPER, zorder=4)
+        axes.annotate(
+            f"{words}\n{x:.3g} FLOP/byte, {done:.3g} GFLOP/s",
+            (x, done),
+            xytext=(0, -8),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            size=small(),
+            color=_MODEL,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
+            zorder=3,
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom / 1e9, highest / 1e9 * 2)
+    axes.set_xlabel("Operations per byte moved (FLOP/byte)")
+    axes.set_ylabel("GFLOP/s of one worker")
+    _ticks(axes)
+    title = f"Bandwidth of copies in memory, and of all-reduces of {_size(network.model['flat_bytes'])}"
+    legend(figure, handles, width_in, title=folded(title, width_in - 0.2), alignment="left")
+    return figure
+
+
+def roofline_caption(network: Network) -> str:
+    """Return what a reader of the roofline must know."""
+    model = network.model
+    return (
+        f"Roofline (Williams et al., 2009) of one of {network.workers} workers, all of them computing. Roofs: min(fp32 "
+        "matrix peak, intensity times bandwidth), for memory (bytes read plus bytes written by a copy) and for each "
+        f"network (bus bandwidth measured with {WHOLE_GRADIENT} of {model['flat_bytes']:,} bytes in one message). "
+        f"Circles: the training step of batch {model['batch']} without communication, at its operations per byte of "
+        "memory traffic if nothing stayed in a cache (open: the true one lies to the right), and per byte that its "
+        "gradients put on the network (filled). A roof supposes that moving and computing overlap wholly."
+    )
+
+
+def _ticks(axes: Axes) -> None:
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(base=10, numticks=9))
+        axis.set_minor_locator(LogLocator(base=10, subs=tuple(range(2, 10)), numticks=9))
+        axis.set_minor_formatter(NullFormatter())
+        axis.set_major_formatter(FuncFormatter(_tick))
+    axes.tick_params(axis="x", which="minor", size=0)
+    axes.tick_params(axis="y", which="minor", size=0)
+    axes.grid(axis="x", color=GRID, linewidth=0.4)
+
+
+def _tick(value: float, _: object) -> str:
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:g}{unit}"
+    return str(np.format_float_positional(float(f"{value:.0e}"), trim="-"))

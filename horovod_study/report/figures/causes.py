@@ -1,0 +1,442 @@
+"""Why a step is longer than the ideal one, for readers: the way from ideal to measured, stragglers, what the
+synchronisation is made of, and what the machine could do.
+
+Everything drawn is a column of the analysis.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from horovod_study.analysis.breakdown import NOTES
+from horovod_study.analysis.losses import IDEAL, MEASURED
+from horovod_study.analysis.network import Network, restored
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.figures import attribution
+from horovod_study.report.figures.bench import draw_network, draw_roofline, network_caption, roofline_caption
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.panels import (
+    grid,
+    handles,
+    heading,
+    left_out,
+    legend,
+    settings_of,
+    spread,
+    swatch,
+    workers_below,
+)
+from horovod_study.report.kit.style import (
+    INK,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    LapStyle,
+    folded,
+    series_labels,
+    series_styles,
+    small,
+    text_in,
+)
+from horovod_study.text.numbers import THIN, milliseconds, percent, plural
+
+NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
+
+MOST_WAYS = 4
+"""Cells whose way from ideal to measured is drawn, of each series the one with most workers."""
+MOST_BARS = 10
+"""Of the figure of what synchronisation is made of: each series has its share of them, its largest counts."""
+MINUS = "\u2212"
+
+LOOKS = {
+    IDEAL: LapStyle(label="ideal step", color="#8fa5b8", ink=INK),
+    "computing": LapStyle(label="slower computing", color="#d4ba6e", ink=INK),
+    "hidden": LapStyle(label="hidden in backward", color="#c9a3b4", ink=INK),
+    "skew": LapStyle(label="skew (last worker)", color="#e69f00", ink=INK),
+    "transfer": LapStyle(label="transfer", color="#56b4e9", ink=INK),
+    "packing": LapStyle(label="packing", color="#e3a6be", ink=INK),
+    "runtime": LapStyle(label="cycle, negotiation", color="#b3305f", ink="#ffffff"),
+    "exchange": LapStyle(label="transfer and runtime", color="#b3305f", ink="#ffffff"),
+    "waiting": LapStyle(label="waiting", color="#b3305f", ink="#ffffff"),
+    "other": LapStyle(label="rest of sync", color="#ffffff", ink=INK, hatch="\\\\\\\\"),
+    "unexplained": LapStyle(label="unexplained", color="#ffffff", ink=INK, hatch="//////"),
+    MEASURED: LapStyle(label="measured step", color="#4d5159", ink="#ffffff"),
+}
+"""What a way from ideal to measured is made of, from top to bottom."""
+
+
+def drawings(analysis: Analysis) -> list[Drawing]:
+    """Return the figures that this analysis has data for."""
+    made = [_losses(analysis), _stragglers(analysis), _attribution(analysis)]
+    return [*(each for each in made if each is not None), *_machines(analysis)]
+
+
+# ---------------------------------------------------------------------------------------------------- from ideal
+
+
+def _losses(analysis: Analysis) -> Drawing | None:
+    table = analysis.losses
+    if table.empty:
+        return None
+    top = table[table["workers"] == table.groupby("series")["workers"].transform("max")]
+    top = top[top["nodes"] == top.groupby("series")["nodes"].transform("max")]
+    cells = top[top["part"] == MEASURED]
+    main = cells[cells["setting"].isin(settings_of(table, most=1))]
+    chosen = main.sort_values("workers", ascending=False, kind="stable").head(MOST_WAYS).sort_index()
+    order = [part for part in LOOKS if part in set(top.loc[top["series"].isin(chosen["series"]), "part"])]
+    hidden = top[top["series"].isin(chosen["series"]) & (top["part"] == "hidden")]
+    inside = sorted({"compute" if note == NOTES["captured"] else "backward" for note in hidden["note"]})
+    names = [f"hidden in {' or '.join(inside)}" if part == "hidden" else LOOKS[part].label for part in order]
+    labels = series_labels(analysis.points)
+    kind = analysis.provenance["baseline"]
+
+    def draw(width_in: float) -> Figure:
+        columns = 1 if width_in < NARROW_IN else min(2, len(chosen))
+        rows = math.ceil(len(chosen) / columns)
+        height_in = rows * (0.72 + 0.19 * len(order)) + 0.1
+        panel_in = (width_in - 1.25) / columns - 0.15  # beside the names of the parts
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        axes_of = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
+        for spare in axes_of[len(chosen) :]:
+            spare.remove()
+        for place, (axes, cell) in enumerate(zip(axes_of, chosen.to_dict("records"), strict=False)):
+            own = top[(top["series"] == cell["series"]) & (top["batch"] == cell["batch"])]
+            _way(
+                axes, {str(row["part"]): row for row in own.to_dict("records")}, order, labels[cell["series"]], panel_in
+            )
+            axes.set_yticks(range(len(order)), names)
+            axes.tick_params(axis="y", length=0, labelleft=place % columns == 0)
+            axes.set_ylim(len(order) - 0.45, -0.55)
+            axes.grid(axis="y", visible=False)
+            axes.grid(axis="x", visible=True)
+            axes.set_xlabel("ms per step")
+            title = f"{labels[cell['series']]}, {plural(cell['workers'], 'worker')}, {cell['setting']}"
+            axes.set_title(folded(title, panel_in))
+        return figure
+
+    bases = {"plain": "one plain PyTorch worker", "wrapped": "one worker inside the same communication library"}
+    apart = set(top.loc[top["series"].isin(chosen["series"]), "part"])
+    caption = (
+        "From the ideal step to the measured one, means per step over the timed window, ranks and repeats, at the "
+        f"largest worker count of each series. Ideal: the step of {bases[kind]} (for a fixed global batch divided by "
+        "the workers). Each bar is what T(N) - T(1) of one part adds, and begins where the one above ends; what is "
+        "below zero became shorter. In brackets: share of all that is lost. "
+        + ("Waiting for the last worker (skew): from the step rows of all ranks. " if "skew" in apart else "")
+        + (
+            "Transfer: one raw all-reduce of the gradients in the same job (10 % quantile); runtime: the same through "
+            "the library with aligned ranks, less that; rest: of the synchronisation, what these do not explain. "
+            if "runtime" in apart
+            else "Transfer and runtime were not measured apart in these runs. "
+            if apart & {"exchange", "waiting"}
+            else ""
+        )
+        + "The stroke on the last bar: 95 % interval of T(N) - T(1), where there are three repeats."
+    )
+    rest = cells["series"].nunique() - len(chosen)
+    if rest > 0:
+        caption += (
+            f" In the CSV file only: {plural(rest, 'further series').replace('seriess', 'series')}, and smaller counts."
+        )
+    return Drawing(
+        name=NAMES[0],
+        title="From the ideal step to the measured one",
+        alt="Bars from the ideal step to the measured one, one for each part that makes it longer; the values are in "
+        "its CSV file.",
+        caption=caption,
+        data=table,
+        draw=draw,
+    )
+
+
+def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], label: str, panel_in: float) -> None:
+    right = max(float(row["to_s"]) for row in parts.values()) * 1000
+    before: float | None = None
+    for place, part in enumerate(order):
+        row = parts.get(part)
+        if row is None:
+            continue
+        look, begin, end = LOOKS[part], float(row["from_s"]) * 1000, float(row["to_s"]) * 1000
+        bars = axes.barh(
+            place, end - begin, left=begin, height=0.66, facecolor=look.color, edgecolor=QUIET if look.hatch else PAPER,
+            hatch=look.hatch, linewidth=0.5, zorder=2,
+        )  # fmt: skip
+        value = float(row["seconds"])
+        whole = part in (IDEAL, MEASURED)
+        text = milliseconds(value) if whole else _signed(value)
+        share = f" ({percent(row['of_loss'], decimals=0)})" if not whole and math.isfinite(row["of_loss"]) else ""
+        mark(bars, series=label, tips=[f"{look.label}: {text}{THIN}ms per step{share}"])
+        if before is not None and part != MEASURED:
+            axes.plot([begin, begin], [before + 0.33, place - 0.33], color=QUIET, linewidth=0.6, zorder=1.5)
+        if part == MEASURED and math.isfinite(row["low_s"]):
+            for color, width in ((PAPER, 2.6), (INK, 1.0)):  # a white rim, or the line is lost on a dark bar
+                axes.plot(
+                    [row["low_s"] * 1000, row["high_s"] * 1000], [place] * 2, color=color, linewidth=width, zorder=5
+                )
+            right = max(right, float(row["high_s"]) * 1000)
+        at = max(begin, end, float(row["high_s"]) * 1000 if part == MEASURED and math.isfinite(row["high_s"]) else 0.0)
+        axes.annotate(
+            f"{text}{share}",
+            (at, place),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            size=small() - 0.5,
+            zorder=6,
+        )
+        before = place
+    spare = min(0.6, (text_in(f"{MINUS}0.00 (100{THIN}%)") + 0.05) / panel_in)
+    axes.set_xlim(min(0.0, 1.05e3 * min(float(row["to_s"]) for row in parts.values())), right / (1 - spare))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _signed(seconds: float) -> str:
+    text = milliseconds(seconds)
+    return text if text.startswith(MINUS) or float(text.replace(THIN, "")) == 0 else f"+{text}"
+
+
+# ---------------------------------------------------------------------------------------------------- stragglers
+
+
+_WAITING = (
+    ("skew_s", "Skew / ms per step", 1000.0, 0.0),
+    ("load_balance", "Load balance / %", 100.0, math.nan),
+)
+
+
+def _stragglers(analysis: Analysis) -> Drawing | None:
+    points = analysis.points
+    known = points[(points["workers"] > 1) & points["skew_s_median"].notna() & (points["mode"] != "mixed")]
+    if known.empty or known.groupby("series")["workers"].nunique().max() < 2:
+        return None  # one point is no curve: the table of points has it
+    settings = settings_of(known, most=2)
+    shown = known[known["setting"].isin(settings)]
+    styles = series_styles(points)
+
+    def draw(width_in: float) -> Figure:
+        figure, axes_of, panel_in = grid(2 * len(settings), width_in)
+        for place, (setting, (name, label, scale, floor)) in enumerate((s, w) for s in settings for w in _WAITING):
+            axes, own = axes_of[place], shown[shown["setting"] == setting]
+            columns = (f"{name}_median", f"{name}_min", f"{name}_max")
+            top = 0.0
+            for series, each in own.groupby("series", sort=False):
+                top = max(top, spread(axes, each, columns, styles[str(series)], scale=scale, tip=_late_tip))
+            workers_below(axes, own, panel_in)
+            if floor == 0.0:
+                axes.set_ylim(0, 1.15 * top if top > 0 else 1)
+            else:
+                least = float(own[columns[1]].min()) * scale
+                axes.set_ylim(max(0.0, min(90.0, least - 0.15 * (100 - least))), 101)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.set_ylabel(label)
+            if len(settings) > 1:
+                heading(axes, setting, panel_in)
+        legend(figure, handles(styles, shown["series"].drop_duplicates()), width_in)
+        return figure
+
+    least, most = int(shown["repeats"].min()), int(shown["repeats"].max())
+    caption = (
+        "Stragglers against the number of workers. Waiting for the last worker (skew): mean over steps and ranks of "
+        "the time from a rank's own gradients being ready to those of the last rank. Load balance: mean over ranks of "
+        "the useful time over that of the slowest rank, 100 % where all are equally fast; its axis need not begin at "
+        "zero. Both from the step rows of all ranks. Points: medians over repeats; bars: lowest to highest repeat; "
+        "lines only guide the eye. Dashed, upright: further workers need another node. Repeats per point: "
+        f"{least if least == most else f'{least} to {most}'}.{left_out(known, settings)}"
+    )
+    names = [f"{name}_{end}" for name, *_ in _WAITING for end in ("median", "min", "max")]
+    return Drawing(
+        name=NAMES[1],
+        title="Stragglers",
+        alt="Waiting for the last worker and load balance against workers; the values are in the table of points.",
+        caption=caption,
+        data=known[["series", "setting", "partition", "workers", "nodes", "repeats", *names]],
+        draw=draw,
+    )
+
+
+def _late_tip(row: Mapping[Any, Any]) -> str:
+    return (
+        f"{plural(row['workers'], 'worker')}: {milliseconds(row['skew_s_median'])}{THIN}ms per step, load balance "
+        f"{percent(row['load_balance_median'], decimals=1)}, {plural(row['repeats'], 'repeat')}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- attribution
+
+
+_CELL = ["series", "workers", "nodes", "batch", "arm"]
+
+
+def _attribution(analysis: Analysis) -> Drawing | None:
+    table = analysis.attribution
+    if table.empty:
+        return None
+    whole = table.groupby(_CELL, dropna=False)["part"].transform(lambda parts: set(attribution.LOOKS) <= set(parts))
+    known = table[whole.astype(bool)]
+    if known.empty:
+        return None
+    cells = known[_CELL].drop_duplicates()
+    main = cells[cells["series"].isin(known.loc[known["setting"].isin(settings_of(known, most=1)), "series"])]
+    share = max(1, MOST_BARS // main["series"].nunique())
+    largest = main.sort_values("workers", ascending=False, kind="stable").groupby("series", sort=False).head(share)
+    chosen = largest.head(MOST_BARS).sort_index()
+    labels = series_labels(analysis.points)
+    arms = chosen["arm"].nunique() > 1
+
+    def draw(width_in: float) -> Figure:
+        narrow = width_in < NARROW_IN
+        figure = Figure(
+            figsize=(width_in, 0.36 * len(chosen) * (2 if narrow else 1) + (1.6 if narrow else 1.15)),
+            layout="constrained",
+        )
+        shape = (2, 1) if narrow else (1, 2)
+        left, right = figure.subplots(*shape, sharey=not narrow, squeeze=False).flat
+        names = []
+        for place, cell in enumerate(chosen.to_dict("records")):
+            own = known[(known[_CELL].astype(object) == pd.Series(cell, dtype=object)).all(axis=1)]
+            parts = {str(row["part"]): row for row in own.to_dict("records")}
+            words = [labels[cell["series"]], plural(cell["workers"], "worker")]
+            words += [cell["arm"]] if arms else []
+            names.append(", ".join(words))
+            _bar(left, place, parts, "seconds", 1000.0, names[-1])
+            _bar(right, place, parts, "of_sync", 100.0, names[-1])
+            sync = parts["sync"]
+            for color, width in ((PAPER, 2.6), (INK, 1.0)):  # a white rim, or the line is lost on a dark bar
+                left.plot(
+                    [1000 * sync["low_s"], 1000 * sync["high_s"]], [place] * 2, color=color, linewidth=width, zorder=5
+                )
+        for axes, label in ((left, "ms per step"), (right, "% of the synchronisation")):
+            axes.set_yticks(range(len(names)), [folded(name, 1.5 if not narrow else 0.9) for name in names])
+            axes.tick_params(axis="y", length=0)
+            axes.set_ylim(len(names) - 0.5, -0.5)
+            axes.axvline(0, color=QUIET, linewidth=0.7, zorder=4)
+            axes.grid(axis="y", visible=False)
+            axes.grid(axis="x", visible=True)
+            axes.set_xlabel(label)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if narrow else 5, steps=[1, 2, 5, 10]))
+        if not narrow:
+            right.tick_params(axis="y", labelleft=False)
+        looks = [swatch(look) for look in attribution.LOOKS.values()]
+        legend(figure, looks, width_in)
+        return figure
+
+    rest = len(cells) - len(chosen)
+    caption = (
+        f"What the synchronisation of a step is made of, {_setting(known)}, means over steps, ranks and repeats. "
+        "Transfer: one raw "
+        "all-reduce of the gradients in the same job, without a runtime and undisturbed (10 % quantile). Skew: waiting "
+        "for the last worker, from the workers' own laps. Runtime: the same synchronisation with aligned workers, less "
+        "the transfer. Unexplained: what is left; left of zero where the parts exceed the whole. Stroke: 95 % interval "
+        "of the whole synchronisation (over repeats; of a single run over its steps). Runs per bar: "
+        f"{_range(known['runs'])}." + (f" In the CSV file only: {plural(rest, 'further bar')}." if rest else "")
+    )
+    return Drawing(
+        name=NAMES[2],
+        title="What synchronisation is made of",
+        alt="Stacked bars of transfer, skew, runtime and what is unexplained; the values are in its CSV file.",
+        caption=caption,
+        data=table,
+        draw=draw,
+    )
+
+
+def _setting(rows: pd.DataFrame) -> str:
+    (setting,) = settings_of(rows, most=1)
+    return setting
+
+
+def _range(values: pd.Series) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _bar(axes: Axes, place: int, parts: Mapping[str, Mapping[Any, Any]], column: str, scale: float, name: str) -> None:
+    """Draw the parts of one cell one after the other; what is negative goes to the left from zero."""
+    ends = {1: 0.0, -1: 0.0}
+    for part, look in attribution.LOOKS.items():
+        row = parts[part]
+        value = float(row[column]) * scale
+        side = 1 if value >= 0 else -1
+        bars = axes.barh(
+            place, value, left=ends[side], height=0.62, facecolor=look.color, edgecolor=QUIET if look.hatch else PAPER,
+            hatch=look.hatch, linewidth=0.5, zorder=2,
+        )  # fmt: skip
+        share = f"{percent(row['of_sync'])} of the synchronisation" if math.isfinite(row["of_sync"]) else ""
+        text = f"{name}: {look.label} {milliseconds(row['seconds'])}{THIN}ms per step, {share}"
+        mark(bars, series=look.label, tips=[text])
+        ends[side] += value
+
+
+# ---------------------------------------------------------------------------------------------------- the machine
+
+
+def _machines(analysis: Analysis) -> list[Drawing]:
+    """Return roofline and network of each machine whose bench.json the analysis was given."""
+    found = []
+    machines = analysis.network["machines"]
+    for place, document in enumerate(machines):
+        network = restored(document, source="network.json")
+        end = f"-{place + 1}" if len(machines) > 1 else ""
+        if network.roofline is not None:
+            found.append(
+                Drawing(
+                    name=f"{NAMES[3]}{end}",
+                    title="Roofline of the machine",
+                    alt="Attainable operations per second against operations per byte, with the training step on it.",
+                    caption=roofline_caption(network),
+                    data=_roofs(network),
+                    draw=partial(draw_roofline, network),
+                )
+            )
+        if len(network.points):
+            found.append(
+                Drawing(
+                    name=f"{NAMES[4]}{end}",
+                    title="All-reduce of the machine",
+                    alt="Time and bus bandwidth of an all-reduce against message size.",
+                    caption=network_caption(network),
+                    data=network.points,
+                    draw=partial(draw_network, network),
+                )
+            )
+    return found
+
+
+def _roofs(network: Network) -> pd.DataFrame:
+    """Return the rows of a roofline: peaks, roofs with their ridge and what is attainable, and the step."""
+    roofline = network.roofline
+    assert roofline is not None
+    rows: list[dict[str, Any]] = [
+        {"kind": "peak", "name": name, "flop_per_s": peak} for name, peak in roofline.peaks_flop_per_s.items()
+    ]
+    rows.append(
+        {
+            "kind": "roof",
+            "name": "memory",
+            "bytes_per_s": roofline.memory_bytes_per_s,
+            "flop_per_byte": roofline.memory_flop_per_byte,
+            "attainable_flop_per_s": roofline.memory_attainable_flop_per_s,
+            "flop_per_s": roofline.flop_per_s,
+        }
+    )
+    for each in roofline.networks:
+        rows.append(
+            {
+                "kind": "roof",
+                "name": each.way,
+                "bytes_per_s": each.bytes_per_s,
+                "flop_per_byte": roofline.network_flop_per_byte,
+                "attainable_flop_per_s": each.attainable_flop_per_s,
+                "flop_per_s": roofline.flop_per_s,
+            }
+        )
+    columns = ["kind", "name", "flop_per_s", "bytes_per_s", "flop_per_byte", "attainable_flop_per_s"]
+    return pd.DataFrame(rows, columns=columns)

@@ -1,0 +1,671 @@
+"""Figures of convergence: learning curves with the floor, the time to a target and what it is made of, sensitivity.
+
+Everything drawn is a column of the analysis.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
+
+from horovod_study.analysis.points import CHOICE_WORDS, CHOICES, short_rate
+from horovod_study.analysis.study import Analysis
+from horovod_study.errors import RecordError
+from horovod_study.files import not_written, write_file
+from horovod_study.report.kit.drawing import FORMATS, Drawing
+from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.panels import MOST_HEIGHT_IN, grid_of, legend, marker
+from horovod_study.report.kit.style import (
+    NARROW_IN,
+    PAPER,
+    PRINT_WIDTH_IN,
+    QUIET,
+    SeriesStyle,
+    folded,
+    looks_in_order,
+    series_labels,
+    series_styles,
+    settled,
+    small,
+    style,
+    text_in,
+    to_bytes,
+)
+from horovod_study.text.numbers import THIN, rounded, scientific
+
+MOST_LINES = 8
+"""Lines of one panel that can be told apart; with more, every setting gets a row of its own."""
+
+MOST_ROWS = 4
+MOST_TARGETS = 3
+MOST_LINES_OF_BARS = 6
+_BAR_IN = 0.17  # of a bar with its number upright over it
+
+CHOICE_TITLES = {
+    "lr": "Learning rate of one worker",
+    "batch": "Batch per worker",
+    "widths": "Widths of the network",
+    "lr_scaling": "Learning rate against workers",
+    "lr_warmup_steps": "Steps of learning-rate warm-up",
+    "weight_decay": "Weight decay",
+    "optimizer": "Optimiser",
+    "schedule": "Schedule",
+    "input_scaling": "Input scaling",
+    "precision": "Precision",
+}
+"""Options that a sensitivity is drawn against, with the names of their axes."""
+
+PARTS = {
+    "same_samples_s": ("as many samples as one worker needs", "#8fa5b8", ""),
+    "more_samples_s": ("further samples (statistical efficiency)", "#b3305f", ""),
+    "outside_s": ("outside the timed window (evaluation, warm-up)", PAPER, "//////"),
+}
+"""The parts of a time to target from the bottom of a bar to its top: column, (label, colour, hatch)."""
+
+_CELL = ["series", "workers", "nodes"]
+
+
+def drawings(analysis: Analysis) -> list[Drawing]:
+    """Return the figures of convergence that this analysis has data for."""
+    made = [learning_curves(analysis.points, analysis.convergence), _time_to_target(analysis), _sensitivity(analysis)]
+    return [each for each in made if each is not None]
+
+
+def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path) -> None:
+    """Write the learning curves of some runs to one picture; the ending of `path` says in which form.
+
+    Raises RecordError for an unknown ending, for runs without evaluations, and where `path` cannot be written.
+    """
+    form = path.suffix.removeprefix(".").lower()
+    if form not in FORMATS:
+        raise RecordError(f"{path}: the ending must be one of {', '.join(f'.{each}' for each in FORMATS)}")
+    drawing = learning_curves(points, curves)
+    if drawing is None:
+        raise RecordError("these runs have no evaluation yet; a run is evaluated after its first epoch")
+    with style():
+        content = to_bytes(settled(drawing.draw(PRINT_WIDTH_IN)), form)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
+    except OSError as error:
+        raise RecordError(not_written(path, error, "choose a writable folder")) from None
+
+
+# ---------------------------------------------------------------------------------------------------- learning curves
+
+
+def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | None:
+    """Return the test MSE against samples (epochs) and against seconds, one line per cell; None without evaluations."""
+    shown = curves[curves["test_mse_median"].notna() & (2 * curves["evaluations"] > curves["repeats"])]
+    if shown.empty:
+        return None
+    rows = _rows(shown)
+    left_out = _panelled(shown)["setting"].nunique() - len(rows) if len(rows) > 1 else 0
+    drawn = pd.concat(rows)
+    thinned = len(drawn[_CELL].drop_duplicates()) < len(
+        shown.loc[shown["setting"].isin(set(drawn["setting"])), _CELL].drop_duplicates()
+    )
+    looks = _looks(points, rows)
+    per_epoch = sorted({round(each) for each in shown["samples"] / shown["epoch"]})
+    # A rest of the training set that fills no batch is left out of an epoch: batches differ by a little.
+    alike = per_epoch[-1] < 1.03 * per_epoch[0]
+    words = f"Epochs of {'' if len(per_epoch) == 1 else 'about '}{_short(float(f'{per_epoch[-1]:.3g}'))} samples"
+    across = ("epoch", words) if alike else ("samples", "Training samples")
+    logarithmic = {
+        name: shown[name].max() > 8 * shown.loc[shown[name] > 0, name].min() for name in (across[0], "train_s_median")
+    }
+
+    def draw(width_in: float) -> Figure:
+        shown_rows = rows if width_in >= NARROW_IN else rows[:2]  # a page has no room for more below one another
+        lines, columns, height_in = grid_of(width_in, 2 * len(shown_rows))
+        figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
+        grid = figure.subplots(lines, columns, squeeze=False, sharey=True).reshape(len(shown_rows), 2)
+        for (left, right), row, look in zip(grid, shown_rows, looks, strict=False):
+            for axes, (x, name) in ((left, across), (right, ("train_s_median", "Training time / s"))):
+                for key, own in row.groupby(_CELL, sort=False, dropna=False):
+                    _curve(axes, own, x, look[key], positive=logarithmic[x])
+                _mse_axis(axes, shown)
+                for floor in row["floor_mse"].dropna().unique():
+                    axes.axhline(floor, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+                if logarithmic[x]:
+                    axes.set_xscale("log")
+                    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+                else:
+                    axes.set_xlim(left=0)
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+                axes.xaxis.set_minor_locator(NullLocator())
+                axes.set_xlabel(name)
+            left.set_ylabel("Test MSE")
+            if columns > 1:
+                right.tick_params(axis="y", labelleft=False)
+            else:
+                right.set_ylabel("Test MSE")
+            if len(rows) > 1:
+                left.set_title(folded(row["setting"].iloc[0], 0.8 * width_in / columns))
+        handles: dict[str, Any] = {}
+        for look in looks[: len(shown_rows)]:
+            for each in look.values():
+                handles.setdefault(each.label, _handle(each))
+        floors = shown["floor_mse"].dropna().unique()
+        if len(floors):
+            label = f"statistical floor {scientific(floors[0])}" if len(floors) == 1 else "statistical floor"
+            handles["floor"] = Line2D([], [], color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), label=label)
+        legend(figure, list(handles.values()), width_in)
+        return figure
+
+    floor = shown["floor_mse"].notna().any()
+    caption = " ".join(
+        [
+            "Test MSE (mean over both normalised targets) against what all workers together were trained on and "
+            "against the seconds of the timed window, which leave out warm-up and evaluation. Lines: medians over "
+            "repeats after equally many samples; bands: lowest to highest repeat; marks: evaluations.",
+            *(
+                [
+                    "Dashed grey: the statistical floor, the mean Cramer-Rao bound of the test curves; no unbiased "
+                    "estimator has a smaller error. Efficiency = floor / MSE."
+                ]
+                if floor
+                else ["The floor of this data set is not known."]
+            ),
+            *([f"Not drawn for want of room: {left_out} settings with higher errors."] if left_out > 0 else []),
+            *(["A narrow figure has room for the first two settings only."] if len(rows) > 2 else []),
+            *(["Some worker counts are left out; they stand in the data of the figure."] if thinned else []),
+        ]
+    )
+    return Drawing(
+        name="learning",
+        title="Learning curve",
+        alt="Test MSE against training samples and training time; the values are in the table of what was learned.",
+        caption=caption,
+        data=shown,
+        draw=draw,
+    )
+
+
+def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the cells of each row of panels: all together while they can be told apart, else one setting per row."""
+    if len(cells[_CELL].drop_duplicates()) <= MOST_LINES:
+        return [cells]
+    cells = _panelled(cells)
+    best = cells.groupby("setting", sort=False)["test_mse_median"].min().sort_values(kind="stable").index[:MOST_ROWS]
+    return [_thinned(rows) for setting, rows in cells.groupby("setting", sort=False) if setting in set(best)]
+
+
+def _panelled(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of the settings that get a row: with several workers if there are any such."""
+    parallel = set(cells.loc[cells["workers"] > 1, "setting"])
+    return cells[cells["setting"].isin(parallel)] if parallel else cells
+
+
+def _thinned(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of a setting whose worker counts leave few enough lines: first, last and those between."""
+    ways = max(1, cells["series"].nunique())
+    counts = sorted(cells["workers"].unique())
+    room = max(2, MOST_LINES // ways)
+    kept = {counts[int(place)] for place in np.linspace(0, len(counts) - 1, min(room, len(counts))).round()}
+    return cells[cells["workers"].isin(kept)]
+
+
+def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> list[dict[Any, SeriesStyle]]:
+    """Return the style of every cell of every row; what has one label has one style in all of them.
+
+    The label says what differs inside a row: way of talking, workers, setting. The colour is that of the way of
+    talking where several are compared; where there is one beside the plain worker, it follows the order of the labels.
+    """
+    styles = series_styles(points)
+    labels = [_labels(points, row) for row in rows]
+    first: dict[str, Any] = {}
+    for row in labels:
+        for key, label in row.items():
+            first.setdefault(label, key)
+    plain = [label for label, key in first.items() if styles[key[0]].ring]
+    ways = {styles[key[0]].color for label, key in first.items() if label not in plain}
+    if len(plain) > 1 and not ways:
+        plain = []  # the plain worker alone under several settings: nothing to stand back behind
+    others = [label for label in first if label not in plain]
+    if len(ways) > 1:
+        looks = _by_way([(label, styles[first[label][0]]) for label in others])
+    else:
+        looks = dict(zip(others, looks_in_order(others), strict=True))
+    for label in plain:
+        look = styles[first[label][0]]
+        looks[label] = replace(look, label=label, ring=False, filled=False, dash=(0, (1.5, 1.5)))
+    return [{key: looks[label] for key, label in row.items()} for row in labels]
+
+
+def _labels(points: pd.DataFrame, cells: pd.DataFrame) -> dict[Any, str]:
+    """Return the label of every cell of one row."""
+    known = cells.drop_duplicates(_CELL)
+    names = series_labels(points)
+    several_ways = len(known[["partition", "backend", "transport"]].drop_duplicates()) > 1
+    alone = len(known) == 1
+    settings = _told(list(known["setting"]))
+    labels = {}
+    for row in known.to_dict("records"):
+        serial = row["backend"] == "serial"
+        words = [
+            names[row["series"]] if several_ways or alone else "",
+            _workers(row["workers"]) if (known["workers"].nunique() > 1 or alone) and not serial else "",
+            settings[row["setting"]],
+        ]
+        labels[tuple(row[name] for name in _CELL)] = ", ".join(word for word in words if word) or row["setting"]
+    return labels
+
+
+def _by_way(looks: Sequence[tuple[str, SeriesStyle]]) -> dict[str, SeriesStyle]:
+    """Return the looks with a dash of its own for every line of one colour."""
+    dashes: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2.5, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1.2)))
+    seen: dict[str, int] = {}
+    styles = {}
+    for label, look in looks:
+        place = seen[look.color] = seen.get(look.color, -1) + 1
+        styles[label] = replace(look, label=label, filled=place % 2 == 0, dash=dashes[place % len(dashes)])
+    return styles
+
+
+def _told(settings: Sequence[str]) -> dict[str, str]:
+    """Return each setting without the words at its front that all of them share."""
+    split = {setting: setting.split(" ") for setting in settings}
+    shared = 0
+    while len(split) > 1 and len({tuple(words[: shared + 1]) for words in split.values()}) == 1:
+        shared += 1
+    if len(split) == 1:
+        return dict.fromkeys(split, "")
+    # A word that opens a pair such as `lr 0.001` stays with its number.
+    texts = {setting: " ".join(words[shared:]) for setting, words in split.items()}
+    if shared and any(text[:1].isdigit() for text in texts.values()):
+        texts = {setting: " ".join(words[shared - 1 :]) for setting, words in split.items()}
+    return texts
+
+
+def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: SeriesStyle, *, positive: bool) -> None:
+    own = rows[rows[x] > 0] if positive else rows
+    if (own["evaluations"] > 1).any():
+        band = axes.fill_between(
+            own[x], own["test_mse_min"], own["test_mse_max"], color=look.color, alpha=0.16, linewidth=0, zorder=1.5
+        )
+        mark(band, series=look.label)
+    line = axes.plot(
+        own[x],
+        own["test_mse_median"],
+        color=look.color,
+        linestyle=look.dash,
+        linewidth=1.5,
+        dash_capstyle="butt",
+        markevery=max(1, len(own) // 12),
+        **{**marker(look), "markersize": 4.2},
+        zorder=3,
+    )
+    mark(line, series=look.label, tips=[_evaluation(row) for row in own.to_dict("records")])
+
+
+def _evaluation(row: Mapping[Any, Any]) -> str:
+    """Return what pointing at one evaluation says."""
+    samples, seconds = _short(float(f"{row['samples']:.3g}")), rounded(row["train_s_median"], 3)
+    return f"{samples} samples, {seconds}{THIN}s: test MSE {scientific(row['test_mse_median'], 3)}"
+
+
+def _handle(look: SeriesStyle) -> Line2D:
+    return Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.5, **marker(look), label=look.label)
+
+
+def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
+    """Label a logarithmic axis of errors so that two or more numbers stand on it."""
+    names = [name for name in ("test_mse_min", "test_mse_max", "best_mse_min", "best_mse_max") if name in rows.columns]
+    values = np.concatenate([rows[name].to_numpy(dtype=float) for name in (*names, "floor_mse")])
+    values = values[np.isfinite(values) & (values > 0)]
+    low, high = values.min() / 1.25, values.max() * 1.25
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    decades = math.log10(high / low)
+    marks: tuple[float, ...] = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
+    if decades <= 0.7:
+        marks = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=marks, numticks=12))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value)))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _short(value: float) -> str:
+    """Return 1.5 M for 1,500,000 and 300 k for 300,000."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g} {letter}"
+    return f"{value:g}"
+
+
+def _workers(count: float) -> str:
+    return f"{count:.0f} worker{'' if count == 1 else 's'}"
+
+
+# ---------------------------------------------------------------------------------------------------- time to target
+
+
+def _time_to_target(analysis: Analysis) -> Drawing | None:
+    """Return stacked bars of the seconds to each target by worker count; None where only single workers trained."""
+    table = analysis.targets
+    parallel = set(table.loc[table["workers"] > 1, "setting"])
+    shown = table[table["setting"].isin(parallel)]
+    if shown.empty:
+        return None
+    settings = list(shown["setting"].drop_duplicates())[:MOST_ROWS]
+    levels = sorted(shown["target_mse"].unique(), reverse=True)
+    picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(MOST_TARGETS, len(levels))).round()]
+    bases = set(shown.loc[shown["setting"].isin(settings), "base_series"])
+    shown = table[(table["setting"].isin(settings) | table["series"].isin(bases)) & table["target_mse"].isin(picked)]
+    names, words = series_labels(analysis.points), _told(settings)
+
+    def draw(width_in: float) -> Figure:
+        most = max(6, int(0.78 * width_in / _BAR_IN))
+        blocks = [(setting, part) for setting in settings for part in _parted(_with_base(shown, setting), most)]
+        bars = max(shown[shown["series"].isin(part)].groupby("target_mse").size().max() for _, part in blocks)
+        columns = max(1, min(len(picked), int(width_in / max(1.3, 0.36 * bars))))
+        drawn = picked[-max(1, MOST_LINES_OF_BARS // len(blocks) * columns) :]  # a page has no room for more
+        lines = math.ceil(len(drawn) / columns)
+        line_in = min(2.15, MOST_HEIGHT_IN / (len(blocks) * lines))
+        figure = Figure(figsize=(width_in, 0.5 + len(blocks) * lines * line_in), layout="constrained")
+        grid = figure.subplots(len(blocks) * lines, columns, squeeze=False)
+        for axes in grid.flat:
+            axes.set_visible(False)
+        for block, (setting, part) in enumerate(blocks):
+            for place, target in enumerate(drawn):
+                axes = grid[block * lines + place // columns][place % columns]
+                axes.set_visible(True)
+                rows = _with_base(shown[shown["target_mse"] == target], setting)
+                _bars(axes, rows[rows["series"].isin(part)], names, width_in / columns, line_in - 0.95)
+                axes.set_title(f"MSE {scientific(target)}")
+                if place % columns == 0:
+                    label = folded("Time to target / s", line_in - 0.7)
+                    named = folded(words[setting] or setting, 1.6)
+                    axes.set_ylabel(f"{named}\n{label}" if len(settings) > 1 else label)
+        legend(figure, _part_handles(shown), width_in)
+        return figure
+
+    base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[analysis.provenance["baseline"]]
+    caption = (
+        "Time until the test MSE is at most the target, by number of workers: the median run. A bar is made of the "
+        f"time that the samples needed by {base} take at this throughput, the time of the further samples that these "
+        "workers need, and what lies outside the timed window (evaluation, warm-up). Speedup to target = throughput "
+        "ratio x statistical efficiency, statistical efficiency = samples to target of the baseline / samples to "
+        "target. Numbers: seconds in the timed window. Hollow with >: the target was not met in that time by enough "
+        "repeats (censored)."
+    )
+    if len(levels) > len(picked) or len(parallel) > len(settings):
+        caption += " Further targets and settings stand in the table."
+    caption += " A narrow figure may have room for the lowest targets only."
+    return Drawing(
+        name="targets",
+        title="Time to target",
+        alt="Stacked bars of the seconds to reach each target error by number of workers; the values are in the table.",
+        caption=caption,
+        data=shown,
+        draw=draw,
+    )
+
+
+def _parted(rows: pd.DataFrame, most: int) -> list[list[str]]:
+    """Distribute series over lines of at most `most` bars each, in their order."""
+    parts: list[list[str]] = [[]]
+    used = 0
+    for series, own in rows.groupby("series", sort=False):
+        bars = own["workers"].nunique()
+        if parts[-1] and used + bars > most:
+            parts.append([])
+            used = 0
+        parts[-1].append(str(series))
+        used += bars
+    return parts
+
+
+def _with_base(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
+    """Return the rows of one setting and those of its one-worker baseline, which may be of another."""
+    own = rows["setting"] == setting
+    return rows[own | (rows["series"].isin(set(rows.loc[own, "base_series"])) & (rows["workers"] == 1))]
+
+
+def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float, tall_in: float) -> None:
+    ordered = rows.sort_values(["workers"], kind="stable")
+    ordered = pd.concat([own for _, own in ordered.groupby("series", sort=False)]) if len(ordered) else ordered
+    heights = ordered[["wall_s", "train_s", "train_s_at_least"]].max(axis=1)
+    bar_in = 0.78 * wide_in / (len(ordered) + 0.35 * ordered["series"].nunique() + 0.2)
+    numbers = [_seconds(row) for row in ordered.to_dict("records")]
+    longest_in = max((text_in(text) for text in numbers), default=0.0)
+    upright = longest_in > 0.98 * bar_in
+    room = 1.06 + (longest_in if upright else 1.3 * small() / 72) / tall_in
+    top = float(heights.max()) * room if len(heights) and heights.notna().any() else 1.0
+    previous, place, ticks, labels = None, 0.0, [], []
+    for row in ordered.to_dict("records"):
+        place += 1.0 if previous in (None, row["series"]) else 1.35
+        previous = row["series"]
+        ticks.append(place)
+        labels.append(f"{row['workers']:.0f}")
+        if row["censored"]:
+            bound = row["train_s_at_least"]
+            axes.bar(place, bound, width=0.68, color="none", edgecolor=QUIET, linewidth=0.9, linestyle=(0, (2, 1.5)))
+            foot = bound
+        else:
+            foot = _bar(axes, place, row)
+        axes.text(
+            place,
+            foot + 0.015 * top,
+            _seconds(row),
+            ha="center",
+            va="bottom",
+            size=small(),
+            rotation=90 if upright else 0,
+        )
+    axes.set_xticks(ticks, labels)
+    axes.set_xlim(0.4, place + 0.6)
+    axes.set_ylim(0, top)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel("Workers")
+    if ordered["series"].nunique() > 1:
+        deepest = 1
+        for series in ordered["series"].unique():
+            own_ticks = [tick for tick, name in zip(ticks, ordered["series"], strict=True) if name == series]
+            middle, word = float(np.mean(own_ticks)), names[str(series)].replace("plain ", "")
+            room_in = bar_in * (max(own_ticks) - min(own_ticks) + 0.9)
+            text = folded(word, room_in)
+            deepest = max(deepest, text.count("\n") + 1)
+            axes.annotate(
+                text, (middle, 0), xytext=(0, -2.0 * small()), xycoords=("data", "axes fraction"),
+                textcoords="offset points", ha="center", va="top", size=small(), color=QUIET, annotation_clip=False,
+            )  # fmt: skip
+        axes.set_xlabel("Workers", labelpad=1.3 * small() * deepest + 8)
+
+
+def _seconds(row: Mapping[Any, Any]) -> str:
+    """Return the seconds that stand over a bar; a lower bound says so."""
+    return f">{row['train_s_at_least']:#.3g}" if row["censored"] else f"{row['train_s']:#.3g}"
+
+
+def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
+    """Draw the parts of one bar; return its height."""
+    values = {name: row[name] for name in PARTS}
+    if not math.isfinite(values["same_samples_s"]):
+        values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
+    if values["more_samples_s"] < 0:  # fewer samples than one worker: the bar is shorter, and nothing is added
+        values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
+    foot = 0.0
+    for name, (_, color, hatch) in PARTS.items():
+        if values[name] > 0:
+            axes.bar(
+                place,
+                values[name],
+                bottom=foot,
+                width=0.68,
+                color=color,
+                hatch=hatch,
+                edgecolor=QUIET if hatch else PAPER,
+                linewidth=0.5,
+                zorder=2,
+            )
+            foot += float(values[name])
+    return foot
+
+
+def _part_handles(rows: pd.DataFrame) -> list[Any]:
+    handles: list[Any] = [
+        Patch(facecolor=color, edgecolor=QUIET if hatch else PAPER, hatch=hatch, linewidth=0.5, label=label)
+        for name, (label, color, hatch) in PARTS.items()
+        if (rows[name] > 0).any()
+    ]
+    if rows["censored"].astype(bool).any():
+        handles.append(
+            Patch(facecolor="none", edgecolor=QUIET, linestyle=(0, (2, 1.5)), linewidth=0.9, label="target not met")
+        )
+    return handles
+
+
+# ---------------------------------------------------------------------------------------------------- sensitivity
+
+
+def _sensitivity(analysis: Analysis) -> Drawing | None:
+    """Return the best test MSE against every option of learning that the study varies; None where it varies none."""
+    table = analysis.learning[analysis.learning["best_mse_median"].notna()]
+    varied = [name for name in CHOICE_TITLES if table[name].nunique() > 1]
+    panels = [(name, _groups(analysis.points, table, name)) for name in varied]
+    panels = [(name, lines) for name, lines in panels if any(len(rows) > 1 for _, rows in lines)]
+    if not panels:
+        return None
+
+    def draw(width_in: float) -> Figure:
+        columns = min(2, len(panels)) if width_in >= NARROW_IN else 1
+        rows = math.ceil(len(panels) / columns)
+        legends = max(len(lines) for _, lines in panels)
+        height_in = rows * (width_in / columns * 0.6 + 0.17 * legends + 0.5)
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+        for spare in grid.flat[len(panels) :]:
+            spare.remove()
+        for place, (axes, (name, lines)) in enumerate(zip(grid.flat, panels, strict=False)):
+            _panel(axes, name, lines, table, width_in / columns)
+            if place % columns == 0:
+                axes.set_ylabel("Best test MSE")
+            else:
+                axes.tick_params(axis="y", labelleft=False)
+        return figure
+
+    return Drawing(
+        name="sensitivity",
+        title="Sensitivity",
+        alt="Best test MSE against the options of training that the study varies; the values are in the table.",
+        caption=(
+            "Best test MSE of a run (the smallest over its evaluations) against "
+            f"{', '.join(CHOICE_TITLES[name].lower() for name, _ in panels)}: the median run, bars from the lowest to "
+            "the highest repeat. Everything else is equal along a line. "
+            + (
+                "Dashed grey: the statistical floor, the mean Cramer-Rao bound of the test curves."
+                if table["floor_mse"].notna().any()
+                else "The floor of this data set is not known."
+            )
+        ),
+        data=table,
+        draw=draw,
+    )
+
+
+def _groups(points: pd.DataFrame, table: pd.DataFrame, name: str) -> list[tuple[SeriesStyle, pd.DataFrame]]:
+    """Return the lines of one panel: the cells that differ in the option `name` only."""
+    others = [*("partition", "backend", "transport", "workers", "nodes", "train_samples", "precision"), *CHOICES]
+    keys = [each for each in [*others, "batch"] if each != name and table[each].nunique(dropna=False) > 1]
+    if name == "lr_scaling":  # it changes nothing for one plain worker
+        table = table[table["backend"] != "serial"]
+    groups = [rows for _, rows in table.groupby(keys, sort=False, dropna=False)] if keys else [table]
+    groups = [rows for rows in groups if len(rows) > 1] or groups
+    best = sorted(groups, key=lambda rows: float(rows["best_mse_median"].min()))[:MOST_LINES]
+    groups = [rows for rows in groups if any(rows is each for each in best)]
+    labels = [_group_label(points, rows, keys) for rows in groups]
+    return list(zip(looks_in_order(labels), groups, strict=True))
+
+
+def _group_label(points: pd.DataFrame, rows: pd.DataFrame, keys: Sequence[str]) -> str:
+    row = rows.iloc[0]
+    names = series_labels(points)
+    words = []
+    if {"backend", "transport", "partition"} & set(keys):
+        words.append(names[row["series"]])
+    for key in keys:
+        if key == "workers":
+            words.append(_workers(row["workers"]))
+        elif key in CHOICE_WORDS:
+            words.append(CHOICE_WORDS[key](row[key]))
+        elif key in ("batch", "train_samples"):
+            words.append(f"batch {row[key]:g}" if key == "batch" else f"{row[key]:g} samples")
+        elif key == "precision":
+            words.append(f"{row[key]}")
+    return ", ".join(words)
+
+
+def _panel(
+    axes: Axes, name: str, lines: Sequence[tuple[SeriesStyle, pd.DataFrame]], table: pd.DataFrame, wide_in: float
+) -> None:
+    values = list(dict.fromkeys(table[name]))
+    numeric = all(isinstance(value, int | float | np.number) and float(value) > 0 for value in values)
+    values = sorted(values, key=float) if numeric else values
+    where: Callable[[Any], float] = float if numeric else lambda value: float(values.index(value))
+    for place, (look, rows) in enumerate(lines):
+        own = rows.assign(at=[where(value) for value in rows[name]]).sort_values("at", kind="stable")
+        shift = (place - (len(lines) - 1) / 2) * 0.008
+        x = own["at"] * (values[-1] / values[0]) ** shift if numeric else own["at"] + shift * (len(values) - 1)
+        spread = axes.vlines(x, own["best_mse_min"], own["best_mse_max"], color=look.color, linewidth=1.1, zorder=3)
+        label = look.label or "best of a run"
+        line = axes.plot(
+            x,
+            own["best_mse_median"],
+            color=look.color,
+            linestyle=look.dash,
+            linewidth=1.3,
+            dash_capstyle="butt",
+            **marker(look),
+            label=label,
+            zorder=4,
+        )
+        texts = [
+            f"{value}: best test MSE {scientific(best, 3)}" for value, best in own[[name, "best_mse_median"]].values
+        ]
+        mark(spread, series=label)
+        mark(line, series=label, tips=texts)
+    for floor in table["floor_mse"].dropna().unique():
+        axes.axhline(floor, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1, label="statistical floor")
+    _mse_axis(axes, table)
+    if numeric:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator([float(value) for value in _apart([float(v) for v in values])]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+        edge = (values[-1] / values[0]) ** 0.06
+        axes.set_xlim(values[0] / edge, values[-1] * edge)
+    else:
+        axes.set_xticks(range(len(values)), [f"{value}" for value in values])
+        axes.set_xlim(-0.3, len(values) - 0.7)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(CHOICE_TITLES[name])
+    if len(lines) > 1 or table["floor_mse"].notna().any():
+        below = axes.transAxes + ScaledTranslation(0, -3.6 * small() / 72, axes.figure.dpi_scale_trans)
+        handles, labels = axes.get_legend_handles_labels()
+        labels = [folded(label, 0.8 * wide_in - 0.35) for label in labels]
+        axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, borderaxespad=0)
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """Return the values whose labels do not touch on a logarithmic axis; the ends always."""
+    gap = math.log(values[-1] / values[0]) / 6
+    kept = [values[-1], values[0]]
+    for value in values[1:-1]:
+        if all(abs(math.log(value / other)) >= gap for other in kept):
+            kept.append(value)
+    return sorted(kept)
+
+
+def _plain(value: float) -> str:
+    return short_rate(value).replace("-", "\u2212")

@@ -1,0 +1,229 @@
+"""Time per epoch and per step, for readers: epoch time against workers, weak scaling with its ideal line.
+
+Everything drawn is a column of the analysis.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from horovod_study.analysis.losses import IDEAL
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.panels import (
+    grid,
+    handles,
+    heading,
+    left_out,
+    legend,
+    log_values,
+    settings_of,
+    spread,
+    workers_below,
+)
+from horovod_study.report.kit.style import QUIET, series_styles
+from horovod_study.text.numbers import THIN, milliseconds, plural, rounded
+
+NAMES = ("epoch_time", "weak_scaling")
+
+_IDEAL = "ideal: base / N"
+_BASES = {
+    "plain": "one plain PyTorch worker without a communication library",
+    "wrapped": "one worker inside the same communication library",
+}
+
+
+def drawings(analysis: Analysis) -> list[Drawing]:
+    """Return the figures that this analysis has data for."""
+    return [each for each in (_epoch_time(analysis), _weak_scaling(analysis)) if each is not None]
+
+
+# ---------------------------------------------------------------------------------------------------- epoch time
+
+
+def _epoch_time(analysis: Analysis) -> Drawing | None:
+    kind = analysis.provenance["baseline"]
+    points = analysis.points
+    # A data set that grows with the workers has another epoch at each count.
+    rows = points[points["mode"].isin(["weak", "strong", "single"]) & ~points["work"].str.contains("growing")]
+    parallel = rows[(rows["workers"] > 1) & rows["epoch_s_median"].notna()]
+    rows = rows[rows["setting"].isin(parallel["setting"])]
+    settings = settings_of(parallel)
+    if not settings:
+        return None
+    shown = rows[rows["setting"].isin(settings)]
+    styles = series_styles(points)
+    columns = ("epoch_s_median", "epoch_s_min", "epoch_s_max")
+    ideal = f"ideal_epoch_{kind}_s"
+
+    def draw(width_in: float) -> Figure:
+        figure, axes_of, panel_in = grid(len(settings), width_in)
+        for axes, setting in zip(axes_of, settings, strict=True):
+            own = shown[shown["setting"] == setting]
+            for _, of in own[own[ideal].notna()].groupby(["partition", "ref_train_samples"], sort=False, dropna=False):
+                line = of.drop_duplicates("workers").sort_values("workers", kind="stable")
+                mark(axes.plot(line["workers"], line[ideal], color=QUIET, linewidth=0.8, zorder=1), series=_IDEAL)
+            for series, each in own.groupby("series", sort=False):
+                spread(axes, each, columns, styles[str(series)], tip=_epoch_tip)
+            known = own[[*columns, ideal]]
+            log_values(axes, float(known.min().min()), float(known.max().max()))
+            workers_below(axes, own[own["epoch_s_median"].notna()], panel_in, log=True)
+            axes.set_ylabel("Time per epoch / s")
+            if len(settings) > 1:
+                heading(axes, setting, panel_in)
+        entries = handles(styles, shown["series"].drop_duplicates())
+        if shown[ideal].notna().any():
+            entries.append(Line2D([], [], color=QUIET, linewidth=0.8, label=_IDEAL))
+        legend(figure, entries, width_in)
+        return figure
+
+    works = shown.loc[shown["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
+    caption = (
+        f"Time per epoch against the number of workers, both axes logarithmic. Baseline ({kind}): {_BASES[kind]}. Time "
+        "per epoch = training samples / X, X = samples/s of all workers in the timed window, so without evaluation and "
+        "checkpoints. Points: medians over repeats; bars: fastest to slowest repeat; lines only guide the eye. Thin "
+        "grey: the baseline's epoch / N, of each partition its own. Dashed, upright: further workers need another "
+        "node. "
+        + " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in works.to_dict("records"))
+        + f" {_repeats(shown)}"
+        + left_out(parallel, settings)
+    )
+    kept = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", *columns]
+    return Drawing(
+        name=NAMES[0],
+        title="Epoch time",
+        alt="Time per epoch against workers on logarithmic axes, with the ideal line; the values are in its CSV file.",
+        caption=caption,
+        data=rows[[*kept, "epoch_s_low", "epoch_s_high", ideal]],
+        draw=draw,
+    )
+
+
+def _epoch_tip(row: Mapping[Any, Any]) -> str:
+    ends = f"{rounded(row['epoch_s_min'], 3)} to {rounded(row['epoch_s_max'], 3)}"
+    return (
+        f"{plural(row['workers'], 'worker')}: {rounded(row['epoch_s_median'], 3)}{THIN}s per epoch ({ends}), "
+        f"{plural(row['repeats'], 'repeat')}"
+    )
+
+
+def _repeats(rows: pd.DataFrame) -> str:
+    """Return how many repeats the points have, as a sentence."""
+    counts = rows.loc[rows["repeats"] > 0, "repeats"]
+    low, high = int(counts.min()), int(counts.max())
+    return f"Repeats per point: {low if low == high else f'{low} to {high}'}."
+
+
+# ---------------------------------------------------------------------------------------------------- weak scaling
+
+
+def _weak_scaling(analysis: Analysis) -> Drawing | None:
+    kind = analysis.provenance["baseline"]
+    points = analysis.points[analysis.points["mode"] == "weak"]
+    points = points[points["series"].isin(points.loc[points["workers"] > 1, "series"])]
+    known = points[points["samples_per_s_median"].notna() & (points["workers"] > 1)]
+    if known.groupby("series")["workers"].nunique().max() < 2 if len(known) else True:
+        return None
+    settings = settings_of(known, most=2)
+    shown = points[points["setting"].isin(settings)]
+    styles = series_styles(analysis.points)
+    steps = analysis.breakdown[
+        (analysis.breakdown["lap"] == "step") & analysis.breakdown["series"].isin(shown["series"])
+    ]
+    ideal = analysis.losses[(analysis.losses["part"] == IDEAL) & analysis.losses["series"].isin(shown["series"])]
+    base = f"base_{kind}_samples_per_s"
+    timed = len(steps) > 0
+
+    def draw(width_in: float) -> Figure:
+        figure, axes_of, panel_in = grid(len(settings) * (1 + timed), width_in, most=1 + timed)
+        for place, setting in enumerate(settings):
+            axes = axes_of[place * (1 + timed)]
+            own = shown[shown["setting"] == setting]
+            top, low = own["samples_per_s_max"].max() / 1000, own["samples_per_s_min"].min() / 1000
+            for rate in own[base].dropna().unique():
+                mark(
+                    axes.axline((1, rate / 1000), (2, 2 * rate / 1000), color=QUIET, linewidth=0.8, zorder=1),
+                    series="ideal",
+                )
+                low = min(low, rate / 1000)
+            for series, each in own.groupby("series", sort=False):
+                columns = ("samples_per_s_median", "samples_per_s_min", "samples_per_s_max")
+                spread(axes, each, columns, styles[str(series)], scale=1 / 1000, tip=_weak_tip)
+            log_values(axes, low, 1.3 * top)
+            workers_below(axes, own[own["samples_per_s_median"].notna()], panel_in, log=True)
+            axes.set_ylabel("1000 samples/s")
+            if len(settings) > 1:
+                heading(axes, setting, panel_in)
+            if timed:
+                _steps(axes_of[2 * place + 1], steps, ideal, own, styles, panel_in)
+        entries = handles(styles, shown["series"].drop_duplicates())
+        if shown[base].notna().any():
+            entries.append(Line2D([], [], color=QUIET, linewidth=0.8, label="ideal"))
+        legend(figure, entries, width_in)
+        return figure
+
+    caption = (
+        "Weak scaling: every worker keeps its batch, so a step processes N times the samples of one worker's. "
+        "Throughput of all workers against N, both axes logarithmic"
+        + (", and mean time per step" if timed else "")
+        + f". Baseline ({kind}): {_BASES[kind]}. Thin grey: ideal, N times the throughput of the baseline"
+        + (" and its step, unchanged" if timed else "")
+        + ". Points: medians over repeats"
+        + (" (of the step the mean)" if timed else "")
+        + "; bars: lowest to highest repeat; lines only guide the eye. Efficiency = X(N) / (N X(base)). Dashed, "
+        f"upright: further workers need another node. {_repeats(shown)}" + left_out(known, settings)
+    )
+    throughput = shown[
+        ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", "samples_per_s_median",
+         "samples_per_s_min", "samples_per_s_max", base, f"efficiency_{kind}"]
+    ].assign(kind="throughput")  # fmt: skip
+    step = steps[["series", "workers", "nodes", "repeats", "mean_s", "min_s", "max_s"]].assign(kind="step")
+    level = (
+        ideal[["series", "workers", "nodes", "seconds"]].rename(columns={"seconds": "mean_s"}).assign(kind="ideal step")
+    )
+    return Drawing(
+        name=NAMES[1],
+        title="Weak scaling",
+        alt="Throughput and time per step against workers at a fixed batch per worker, with ideal lines; the values "
+        "are in its CSV file.",
+        caption=caption,
+        data=pd.concat([throughput, step, level], ignore_index=True),
+        draw=draw,
+    )
+
+
+def _steps(
+    axes: Any, steps: pd.DataFrame, ideal: pd.DataFrame, own: pd.DataFrame, styles: Any, panel_in: float
+) -> None:
+    """Draw the mean step of each series, and the level of the baseline's."""
+    mine = steps[steps["series"].isin(own["series"])]
+    level = ideal[ideal["series"].isin(own["series"])]
+    for value in sorted(set(level["seconds"])):
+        mark(axes.axhline(value * 1000, color=QUIET, linewidth=0.8, zorder=1), series="ideal")
+    top = 1000 * float(level["seconds"].max()) if len(level) else 0.0
+    for series, each in mine.groupby("series", sort=False):
+        top = max(top, spread(axes, each, ("mean_s", "min_s", "max_s"), styles[str(series)], scale=1000, tip=_step_tip))
+    axes.set_ylim(0, 1.15 * top if top > 0 else 1)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    workers_below(axes, mine, panel_in, log=True)
+    axes.set_ylabel("Mean step / ms")
+
+
+def _step_tip(row: Mapping[Any, Any]) -> str:
+    return (
+        f"{plural(row['workers'], 'worker')}: {milliseconds(row['mean_s'])}{THIN}ms per step, "
+        f"{plural(row['repeats'], 'repeat')}"
+    )
+
+
+def _weak_tip(row: Mapping[Any, Any]) -> str:
+    return (
+        f"{plural(row['workers'], 'worker')}: {rounded(row['samples_per_s_median'])} samples/s, "
+        f"{plural(row['repeats'], 'repeat')}"
+    )

@@ -1,0 +1,318 @@
+"""What lies beyond the measured worker counts, for readers: a figure, a table with the errors of the method, sentences.
+
+Everything drawn is a column of the analysis. Forecasts look unlike measurements: dashed, with hollow
+marks, on grey, in a band.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from horovod_study.analysis.forecast import CURVE, FORECAST, MEASURED
+from horovod_study.analysis.holdout import COMBINED
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.panels import (
+    MOST_PANELS,
+    boundary_words,
+    grid_of,
+    in_table_only,
+    legend,
+    marker,
+    node_boundaries,
+    panel_in,
+)
+from horovod_study.report.kit.style import (
+    EXTRAPOLATED_DASH,
+    LAW_NAMES,
+    PAPER,
+    QUIET,
+    SHADE,
+    SeriesStyle,
+    folded,
+    series_labels,
+    series_styles,
+    small,
+    text_in,
+)
+from horovod_study.text.numbers import THIN, listed, percent, plural, rounded
+
+NAME = "forecast"
+NOTHING = "\u2013"
+_TICK_GAP_IN = 0.08  # between the labels of two worker counts
+
+
+def drawings(analysis: Analysis) -> list[Drawing]:
+    """Return the figure of forecasts; none where no series could be forecast."""
+    shown = analysis.forecast
+    if shown.empty:
+        return []
+    styles = series_styles(analysis.points)
+    every = list(shown["setting"].drop_duplicates())
+    settings = every[:MOST_PANELS]
+    partitions = analysis.points.drop_duplicates("series").set_index("series")["partition"]
+    placed = shown.assign(partition=shown["series"].map(partitions))
+
+    def draw(width_in: float) -> Figure:
+        rows, columns, height_in = grid_of(width_in, len(settings), alone=0.6, beside=0.46)
+        wide_in = panel_in(width_in, len(settings))
+        figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for spare in grid.flat[len(settings) :]:
+            spare.remove()
+        for axes, setting in zip(grid.flat, settings, strict=False):
+            _panel(axes, placed[placed["setting"] == setting], styles, wide_in, 0.75 * height_in / rows)
+            if len(settings) > 1:
+                axes.set_title(folded(setting, 0.8 * wide_in))
+        legend(figure, _handles(shown, styles), width_in)
+        return figure
+
+    return [
+        Drawing(
+            name=NAME,
+            title="Forecast",
+            alt="Throughput against workers on logarithmic axes, measured and foretold; the values are in the table.",
+            caption=(
+                "Throughput of all workers against workers, both axes logarithmic. Filled marks: medians over repeats, "
+                "bars: slowest to fastest repeat. On grey: foretold, with hollow marks at two, four and eight times "
+                "the largest measured count and at full nodes, dashed lines between them; bands: 95 % interval of a "
+                "single run there. Thin grey: ideal, the throughput of the baseline times N, or of the smallest "
+                "measured count where there is no baseline. Forecasts are a weighted combination of laws; what the "
+                "same method did with the largest measured counts hidden stands in the table."
+                + boundary_words(placed)
+                + in_table_only(every)
+            ),
+            data=shown,
+            draw=draw,
+        )
+    ]
+
+
+def table(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return the table of forecasts: one group of rows per series, with the hold-out error and the recommendation."""
+    labels = series_labels(analysis.points)
+    setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
+    groups = []
+    for series, document in analysis.holdout["series"].items():
+        own = analysis.forecast[(analysis.forecast["series"] == series) & (analysis.forecast["kind"] == FORECAST)]
+        groups.append(
+            {
+                "label": labels[series],
+                "setting": setting[series],
+                "scored": [*_scored(document), *_doubts(own)],
+                "recommended": _recommended(document["recommendation"]),
+                "rows": [_row(row) for row in own.to_dict("records")],
+            }
+        )
+    return groups
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
+    nodes = row["nodes"]
+    return {
+        "workers": f"{row['workers']:.0f}",
+        "nodes": "" if math.isnan(nodes) else f"on {plural(nodes, 'node')}",
+        "throughput": rounded(row["samples_per_s"], 3),
+        "interval": f"{rounded(row['low'], 3)} to {rounded(row['high'], 3)}",
+        "ideal": percent(row["efficiency"]),
+    }
+
+
+def _scored(document: Mapping[str, Any]) -> list[str]:
+    """Return how the same method did with the largest counts hidden, in sentences."""
+    if document["why_not"]:
+        return [f"Not scored: {document['why_not']}."]
+    known = document["known"][-1]
+    own = [each for each in document["forecasts"] if each["law"] == COMBINED]
+    inside = sum(each["covered"] is True for each in own)
+    missed = listed([f"{each['workers']} by {_signed(each['error'])}" for each in own])
+    text = [
+        f"The same method, knowing only N \u2264 {known}, missed {missed}; {inside} of {len(own)} in the "
+        f"95{THIN}% interval."
+    ]
+    for law, one in document["laws"].items():
+        if law == COMBINED:
+            continue
+        name = LAW_NAMES.get(law, law)
+        if one["median_ape"] is None:
+            text.append(f"The law selected for all points ({name}) {one['fails']}.")
+        else:
+            text.append(
+                f"The law selected for all points ({name}) alone: median error {percent(one['median_ape'])}"
+                + (", which fails." if one["fails"] else ".")
+            )
+    rolling = document["rolling"]
+    if rolling is not None and rolling["targets"] > len(own):
+        text.append(
+            f"Hiding one count, then two, and so on: {plural(rolling['targets'], 'forecast')}, median error "
+            f"{percent(rolling['median_ape'])}, {percent(rolling['coverage'])} in the interval."
+        )
+    return [*text, *(f"Doubt: {doubt}." for doubt in document["doubts"])]
+
+
+def _doubts(told: pd.DataFrame) -> list[str]:
+    """Return each doubt about forecasts of one series once, with the counts it is about."""
+    counts: dict[str, list[str]] = {}
+    for row in told.to_dict("records"):
+        for doubt in filter(None, row["doubts"].split("; ")):
+            counts.setdefault(doubt, []).append(f"{row['workers']}")
+    return [f"Doubt about {listed(of)} workers: {doubt}." for doubt, of in counts.items()]
+
+
+def _signed(error: float) -> str:
+    text = percent(error)
+    return text if text.startswith("\u2212") else f"+{text}"
+
+
+def _recommended(document: Mapping[str, Any] | None) -> list[str]:
+    """Return the recommended worker counts with their intervals, in sentences."""
+    if document is None:
+        return []
+    answers = document["answers"]
+    text = []
+    for name, title in (
+        ("knee", "Knee"),
+        ("usl_peak", "Highest throughput (USL)"),
+        ("cheapest", "Cheapest per sample"),
+    ):
+        one = answers[name]
+        if one["why_not"]:
+            continue
+        text.append(f"{title}: {_count(one)}.")
+    doubts = answers["knee"]["doubts"]
+    return [*text, *(f"Doubt about the knee: {doubt}." for doubt in doubts)]
+
+
+def _count(one: Mapping[str, Any]) -> str:
+    if one["workers"] is None:
+        beyond = f", most likely beyond {one['searched_to']}" if one["low"] < one["searched_to"] else ""
+        return f"at least {plural(one['low'], 'worker')}{beyond}"
+    high = f"beyond {one['searched_to']}" if one["high"] is None else f"{one['high']}"
+    return f"{plural(one['workers'], 'worker')} [{one['low']}, {high}]"
+
+
+# ---------------------------------------------------------------------------------------------------- drawing
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], wide_in: float, tall_in: float) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    first, last = float(rows["workers"].min()), float(rows["workers"].max())
+    begin = float(rows.loc[rows["kind"] == MEASURED, "workers"].max())
+    axes.axvspan(begin, last * 1.12, color=SHADE, linewidth=0, zorder=0)
+    axes.text(0.99, 0.015, "forecast", transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=small())
+    for _, own in rows.drop_duplicates(["workers", "ideal_samples_per_s"]).groupby("series", sort=False):
+        axes.plot(own["workers"], own["ideal_samples_per_s"] / 1000, color=QUIET, linewidth=0.7, zorder=1)
+    for series, own in rows.groupby("series", sort=False):
+        _series(axes, own, styles[str(series)])
+    told = rows.loc[rows["kind"].isin([MEASURED, FORECAST]), ["workers", "kind"]]
+    axes.xaxis.set_major_locator(FixedLocator(_ticks(told, wide_in, first, last)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if tall_in > 1.1 else (1.0,)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlim(first / 1.12, last * 1.12)
+    node_boundaries(axes, rows, wide_in, first=True)
+    axes.set_xlabel("Workers")
+    axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.8 * tall_in))
+
+
+def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
+    measured, told = own[own["kind"] == MEASURED], own[own["kind"].isin([FORECAST, CURVE])].sort_values("workers")
+    last = measured.sort_values("workers").iloc[-1:]
+    # The band opens at the last measurement, whose own spread is drawn as a bar.
+    start = last.assign(low=last["samples_per_s"], high=last["samples_per_s"])
+    band = pd.concat([start, told])
+    shade = axes.fill_between(
+        band["workers"], band["low"] / 1000, band["high"] / 1000, color=look.color, alpha=0.13, linewidth=0, zorder=1.5
+    )
+    ahead = axes.plot(
+        band["workers"],
+        band["samples_per_s"] / 1000,
+        color=look.color,
+        linewidth=1.2,
+        linestyle=EXTRAPOLATED_DASH,
+        dash_capstyle="butt",
+        zorder=2.5,
+    )
+    line = axes.plot(
+        measured["workers"],
+        measured["samples_per_s"] / 1000,
+        color=look.color,
+        linewidth=1.2,
+        linestyle=look.dash,
+        zorder=2.5,
+    )
+    spread = axes.vlines(
+        measured["workers"],
+        measured["samples_per_s_min"] / 1000,
+        measured["samples_per_s_max"] / 1000,
+        color=look.color,
+        linewidth=1.1,
+        zorder=3,
+    )
+    dots = axes.plot(measured["workers"], measured["samples_per_s"] / 1000, linestyle="none", **marker(look), zorder=4)
+    asked = told[told["kind"] == FORECAST]
+    hollow = axes.plot(asked["workers"], asked["samples_per_s"] / 1000, linestyle="none", **_hollow(look), zorder=4)
+    mark([shade, ahead, line, spread], series=look.label)
+    mark(dots, series=look.label, tips=tips(measured, "samples_per_s", unit="samples/s", note="measured"))
+    told_words = tips(asked, "samples_per_s", low="low", high="high", unit="samples/s", note="forecast")
+    mark(hollow, series=look.label, tips=told_words)
+
+
+def _hollow(look: SeriesStyle) -> dict[str, Any]:
+    return {**marker(look), "markerfacecolor": PAPER, "markeredgecolor": look.color, "markeredgewidth": 1.1}
+
+
+def _ticks(told: pd.DataFrame, wide_in: float, first: float, last: float) -> list[float]:
+    """Return the counts to label, as many as fit: the measured ends, then what is foretold, then the rest."""
+    gap = (text_in(f"{last:.0f}") + _TICK_GAP_IN) / (0.82 * wide_in) * math.log2(1.25 * last / first)
+    measured = sorted({float(each) for each in told.loc[told["kind"] == MEASURED, "workers"]})
+    asked = sorted({float(each) for each in told.loc[told["kind"] == FORECAST, "workers"]}, reverse=True)
+    ticks: list[float] = []
+    for count in [measured[-1], measured[0], *asked, *measured[::-1]]:
+        if all(abs(math.log2(count / other)) >= gap for other in ticks):
+            ticks.append(count)
+    return sorted(ticks)
+
+
+def _handles(shown: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> list[Any]:
+    handles: list[Any] = []
+    labels = set()
+    for series in shown["series"].drop_duplicates():
+        look = styles[str(series)]
+        key = (look.label, look.color, look.marker, look.filled)
+        if key in labels:
+            continue
+        labels.add(key)
+        line = Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=look.label)
+        handles.append(line)
+    handles.append(
+        Line2D(
+            [],
+            [],
+            color=QUIET,
+            linewidth=1.2,
+            linestyle=EXTRAPOLATED_DASH,
+            marker="o",
+            markersize=5,
+            markerfacecolor=PAPER,
+            markeredgecolor=QUIET,
+            label="forecast",
+        )
+    )
+    handles.append(Patch(facecolor=QUIET, alpha=0.2, linewidth=0, label="95 % interval"))
+    handles.append(Line2D([], [], color=QUIET, linewidth=0.7, label="ideal"))
+    return handles

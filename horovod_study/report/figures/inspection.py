@@ -1,0 +1,513 @@
+"""One run in detail, as text, as JSON and in two figures: its steps over the run, and its ranks beside each other."""
+
+import json
+import shlex
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from horovod_study.analysis.inspection import Inspection, RankLaps
+from horovod_study.analysis.pauses import MOST, Pause, Period
+from horovod_study.analysis.rank_steps import PARTS
+from horovod_study.analysis.stragglers import CAUSES, Lateness
+from horovod_study.records import RecordedBeside, RecordedRun
+from horovod_study.report.figures.system import write_system
+from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import legend
+from horovod_study.report.kit.style import (
+    INK,
+    LAPS,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    SHADE,
+    TEXT,
+    Look,
+    folded,
+    small,
+    text_in,
+    way,
+)
+from horovod_study.text.numbers import listed, plural
+
+STEPS, RANKS = "inspect_steps", "inspect_ranks"
+NAME = "inspect"
+
+_HEADS = {**{lap: lap for lap in PARTS}, "residual": "unexplained"}
+_WIDE = 110
+_MOST_RANKS = 16
+"""So many ranks are printed and drawn; beyond that those that differ most from the others."""
+
+_LABELS = 6
+_SLOW = "#b3305f"
+_EVEN = "#4d5159"
+_CLOSES = 1e-6
+
+
+def write_inspection(
+    found: Inspection, run: RecordedRun, beside: RecordedBeside, directory: Path, *, look: Look = TEXT
+) -> list[Path]:
+    """Write inspect.json, inspect.txt and the figures (PDF, SVG, PNG), those of the hosts too; return the paths."""
+    figures = {STEPS: lambda: draw_steps(found, look.width_in)}
+    if found.stragglers.ranks:
+        figures[RANKS] = lambda: draw_ranks(found, look.width_in)
+    texts = {
+        f"{NAME}.json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
+        f"{NAME}.txt": "\n".join([*result_lines(found), "", *captions(found)]) + "\n",
+    }
+    paths = write_result(directory, figures=figures, texts=texts, what="inspection", look=look)
+    if beside.system:
+        steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
+        paths += write_system(
+            directory, beside.system, steps, beside.evaluations, first_timed=run.first_step, look=look
+        )
+    return paths
+
+
+# --------------------------------------------------------------------------------------------------------- text
+
+
+def result_lines(found: Inspection) -> list[str]:
+    """Return what the command prints."""
+    lines = [
+        *_wrapped(headline(found)),
+        *_wrapped(_window(found), indent="  "),
+        *_wrapped(_closure(found), indent="  "),
+    ]
+    lines += ["", *table(found)]
+    for text in (*straggler_sentences(found), *_efficiency(found)):
+        lines += ["", *_wrapped(text)]
+    lines += ["", *_pause_lines(found)]
+    if found.ablation is not None:
+        lines += ["", *_wrapped(f"Communication by leaving it out: {found.ablation.sentence.rstrip('.')}.")]
+    lines += _system_lines(found)
+    for line in _file_lines(found):
+        lines += ["", *_wrapped(line)]
+    for doubt in found.doubts:
+        lines += ["", *_wrapped(f"Doubt: {doubt}.")]
+    return lines
+
+
+def headline(found: Inspection) -> str:
+    """Return in one line what ran."""
+    facts = found.facts
+    words = [f"{found.name}: {found.state}", plural(facts["workers"], "worker")]
+    if facts["backend"]:
+        reduction = f" ({facts['reduction']})" if facts["workers"] > 1 and facts["reduction"] else ""
+        words.append(f"{way(str(facts['backend']), str(facts['transport'] or ''))}{reduction}")
+    hosts = facts["hosts"]
+    words.append(f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts")
+    if facts["batch"]:
+        words.append(f"batch {facts['batch']} each")
+    if facts["device"]:
+        words.append(str(facts["device"]))
+    if facts["samples_per_s"]:
+        words.append(f"{facts['samples_per_s']:,.0f} samples/s")
+    words.append(f"started {facts['started']}")
+    return ", ".join(words)
+
+
+def _window(found: Inspection) -> str:
+    last = f"{_count(found.steps)} from step {found.first_step:,} on are looked at"
+    if not found.excluded:
+        return f"{last}; none before them is excluded."
+    return f"{last}; {found.excluded:,} before them are excluded ({found.first_step_by})."
+
+
+def _closure(found: Inspection) -> str:
+    known = [each for each in found.ranks if each.gap is not None]
+    if not known:
+        return "Laps: the steps of this run have none, so that they cannot be added up."
+    worst = max(known, key=lambda each: each.gap or 0.0)
+    assert worst.gap is not None
+    unexplained = max(known, key=_unexplained)
+    adds = (
+        "the laps add up to the step on every rank"
+        if worst.gap <= _CLOSES
+        else f"the laps miss the step by up to {100 * worst.gap:.2g} % (rank {worst.rank}): do not quote their shares"
+    )
+    return f"Closure: {adds}; up to {100 * _unexplained(unexplained):.1f} % of it are outside all laps (unexplained)."
+
+
+def _unexplained(rank: RankLaps) -> float:
+    value = rank.laps_s["residual"]
+    return 0.0 if value is None else value / rank.step_s
+
+
+def table(found: Inspection) -> list[str]:
+    """Return the mean step of each rank in ms as a table."""
+    chosen = _chosen(found)
+    own = any(each.own_s is not None for each in chosen)
+    captured = any(each.laps_s["compute"] is not None for each in chosen)
+    order = [
+        lap
+        for lap in PARTS
+        if (lap == "sync" or any(each.laps_s[lap] is not None for each in chosen) if captured else lap != "compute")
+    ]
+    heads = ["rank", "host", *(_HEADS[lap] for lap in order), "step", *(("own", "wait for last") if own else ())]
+    rows = [heads]
+    for each in chosen:
+        values = [each.laps_s[lap] for lap in order] + [each.step_s] + ([each.own_s, each.wait_s] if own else [])
+        rows.append([str(each.rank), each.host or "not known", *(_ms(value) for value in values)])
+    lines = ["ms per step, means", *_laid_out(rows, names=2)]
+    if len(chosen) < len(found.ranks):
+        lines.append(
+            f"  the {len(chosen)} of {len(found.ranks)} ranks that are later or earlier than the others by most"
+        )
+    if found.facts["workers"] > 1 and any(each.laps_s["sync"] is None for each in found.ranks):
+        lines.append("  -  the wait for the others is not visible here: it lies inside another lap")
+    return lines
+
+
+def _chosen(found: Inspection) -> list[RankLaps]:
+    """Return the ranks to show, in their order."""
+    if len(found.ranks) <= _MOST_RANKS:
+        return list(found.ranks)
+    late = {each.rank: abs(each.value_s) for each in found.stragglers.ranks}
+    some = sorted(found.ranks, key=lambda each: (-late.get(each.rank, 0.0), each.rank))[:_MOST_RANKS]
+    return sorted(some, key=lambda each: each.rank)
+
+
+def straggler_sentences(found: Inspection) -> list[str]:
+    """Return who is slow, by how much and where, or why that cannot be told."""
+    late = found.stragglers
+    if late.verdict == "unknown":
+        return [f"Stragglers: {late.why_not}."]
+    assert late.skew_s is not None
+    skew = (
+        f"A rank waits {_ms(late.skew_s['mean'])} ms per step for the last one on average (skew; median "
+        f"{_ms(late.skew_s['median'])}, 90 % of the steps below {_ms(late.skew_s['p90'])}), "
+        f"{100 * late.skew_share:.1f} % of the step; the first rank of a step waits {_ms(late.spread_s)} ms."
+    )
+    if late.verdict == "none":
+        often = max(late.ranks, key=lambda each: each.last_share)
+        return [
+            f"Stragglers: no rank is slower than the others (resolution {_ms(late.resolution_s)} ms). {skew} Rank "
+            f"{often.rank} is the last one most often, in {100 * often.last_share:.0f} % of the steps "
+            f"({100 / len(late.ranks):.0f} % by chance)."
+        ]
+    sentences = [_late_words(each, late.period_s, len(late.ranks)) for each in late.named[:4]]
+    if len(late.named) > 4:
+        others = ", ".join(str(each.rank) for each in late.named[4 : 4 + _MOST_RANKS])
+        sentences.append(f"So are ranks {others}{' and more' if len(late.named) > 4 + _MOST_RANKS else ''}.")
+    together = _whole_hosts(found)
+    return [f"Stragglers: {' '.join([*sentences, *together])}", skew, _method(found)]
+
+
+def _late_words(late: Lateness, period_s: float, ranks: int) -> str:
+    host = f" on {late.host}" if late.host else ""
+    decimals = _decimals(late)
+    value, low, high = (f"{1e3 * each:.{decimals}f}" for each in (late.value_s, late.low_s, late.high_s))
+    other = "the other rank" if ranks == 2 else "the middle one of the others"
+    laps = sorted(late.laps_s.items(), key=lambda each: -each[1])
+    parts = [f"{lap} {1e3 * more:+.{decimals}f}" for lap, more in laps if abs(more) >= 0.1 * late.value_s]
+    return (
+        f"Rank {late.rank}{host} is slower than {other} by {value} ms per step [{low}, {high}], "
+        f"{100 * late.value_s / period_s:.1f} % of the step, and is the last one in {100 * late.last_share:.0f} % of "
+        f"the steps ({100 / ranks:.0f} % by chance). It loses them {CAUSES[late.cause]} ({', '.join(parts)} ms)."
+    )
+
+
+def _whole_hosts(found: Inspection) -> list[str]:
+    """Return whether all ranks of a host are slow, and no rank of another."""
+    late = found.stragglers
+    slow = set(late.slow)
+    hosts: dict[str, set[int]] = {}
+    for each in late.ranks:
+        hosts.setdefault(each.host, set()).add(each.rank)
+    whole = [host for host, ranks in hosts.items() if host and len(ranks) > 1 and ranks <= slow]
+    if not whole or len(whole) == len(hosts):
+        return []
+    return [f"All ranks of {listed(whole)} are slow: look at the host rather than at one process."]
+
+
+def _method(found: Inspection) -> str:
+    late = found.stragglers
+    return (
+        f"(Time of each rank from the end of a synchronisation to its gradients being ready: {', '.join(late.laps)}; "
+        f"{late.steps:,} steps; 95 % intervals from blocks of {late.block_steps} steps.)"
+    )
+
+
+def _efficiency(found: Inspection) -> list[str]:
+    if found.pop is None:
+        return []
+    pop = found.pop
+    return [
+        f"Parallel efficiency {pop.parallel:.2f} = load balance {pop.load_balance:.2f} x communication efficiency "
+        f"{pop.communication:.2f} (POP; useful is all that is not sync)."
+    ]
+
+
+def _pause_lines(found: Inspection) -> list[str]:
+    pauses = found.pauses
+    if pauses.why_not:
+        return [f"Pauses: {pauses.why_not}."]
+    above = f"more than {_ms(pauses.threshold_s)} ms above the steps around it"
+    if not pauses.count:
+        lines = [f"Pauses: no step took {above} (a step: {_ms(pauses.level_s)} ms)."]
+    else:
+        lines = _wrapped(
+            f"Pauses: {_count(pauses.count)} took {above} (a step: {_ms(pauses.level_s)} ms), "
+            f"{1e3 * pauses.total_s:,.1f} ms in all, {100 * pauses.share:.2g} % of the time."
+        )
+    lines += [line for each in pauses.periods for line in _wrapped(period_words(each), indent="  ")]
+    shown = pauses.longest[:10]
+    if shown:
+        rest = f" (the {len(shown)} longest; inspect.json has up to {MOST})" if pauses.count > len(shown) else ""
+        lines.append(f"  step: ms above the others{rest}")
+        lines += [f"  {each.step:>10,}: {pause_words(each)}" for each in shown]
+    return lines
+
+
+def pause_words(pause: Pause) -> str:
+    """Return one pause without its step: size, lap, ranks, time."""
+    size = f"{1e3 * pause.size_s:.2f} ms"
+    several = f" over {pause.steps} steps" if pause.steps > 1 else ""
+    at = "" if pause.at_s is None else f", {pause.at_s:.1f} s into the run"
+    return f"{size}{several}, {_where(pause.lap, pause.ranks, pause.everywhere)}{at}"
+
+
+def period_words(period: Period) -> str:
+    """Return regular pauses in a sentence."""
+    if period.unit == "steps":
+        seconds = "" if period.every_s is None else f" ({period.every_s:.3g} s)"
+        often = f"every {period.every_steps:,.0f} steps{seconds}"
+    else:
+        often = f"every {period.every_s:.3g} s ({period.every_steps:,.0f} steps)"
+    reason = f": {period.reason}" if period.reason else "; nothing in the record comes as often"
+    return (
+        f"About {often}: {1e3 * period.size_s:.2f} ms {_where(period.lap, period.ranks, period.everywhere)}, "
+        f"{period.count:,} times from step {period.first_step:,} on{reason}."
+    )
+
+
+def _where(lap: str, ranks: tuple[int, ...], everywhere: bool) -> str:
+    name = {"sync": "in sync", "residual": "outside all laps (residual)", "step": "in the step"}.get(lap, f"in {lap}")
+    if everywhere:
+        return f"{name} on {'all ranks at once' if len(ranks) > 1 else f'rank {ranks[0]}'}"
+    return f"{name} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{' ...' * (len(ranks) > 8)}"
+
+
+_SYSTEM = {
+    "cpu_percent": ("CPU, % of a core", "mean"),
+    "rss_mb": ("resident MB, most", "max"),
+    "pss_mb": ("proportional MB, most", "max"),
+    "gpu_percent": ("GPU, %", "mean"),
+    "gpu_memory_mb": ("GPU MB, most", "max"),
+    "power_w": ("power, W", "mean"),
+}
+
+
+def _system_lines(found: Inspection) -> list[str]:
+    """Return the use of processors, memory and power as a table."""
+    parts: dict[tuple[str, str], dict[str, float]] = {}
+    for row in found.system.rows:
+        if row["quantity"] in _SYSTEM:
+            value = row[_SYSTEM[row["quantity"]][1]]
+            parts.setdefault((row["host"], row["part"]), {})[row["quantity"]] = value
+    if not parts:
+        return []
+    shown = [name for name in _SYSTEM if any(name in values for values in parts.values())]
+    cells = [["host", "part", *(_SYSTEM[name][0] for name in shown)]]
+    for (host, part), values in list(parts.items())[: 2 * _MOST_RANKS]:
+        cells.append([host, part, *(f"{values[name]:,.0f}" if name in values else "-" for name in shown)])
+    return ["", "System, over the timed steps", *_laid_out(cells, names=2)]
+
+
+def _laid_out(rows: list[list[str]], names: int) -> list[str]:
+    """Return the rows of a table as lines: the first `names` columns to the left, numbers to the right."""
+    width = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  "
+        + "  ".join(
+            text.ljust(width[place]) if place < names else text.rjust(width[place]) for place, text in enumerate(row)
+        )
+        for row in rows
+    ]
+
+
+def _file_lines(found: Inspection) -> list[str]:
+    lines = []
+    if "timeline" in found.files:
+        command = f"horovod-study timeline {shlex.quote(found.directory)}"
+        lines.append(f"Horovod timeline: {found.files['timeline'][0]}; read it with `{command}`.")
+    if "profile" in found.files:
+        paths = [Path(path) for path in found.files["profile"]]
+        names = ", ".join(path.name for path in paths[:6]) + (", ..." if len(paths) > 6 else "")
+        lines.append(f"Profile: {plural(len(paths), 'file')} in {paths[0].parent}: {names}.")
+    return lines
+
+
+def captions(found: Inspection) -> list[str]:
+    """Return what a reader of the figures must know."""
+    course = found.course
+    widest = int((course.last - course.first).max()) + 1
+    bins = f"in bins of up to {widest:,} steps, the mean of their middle half" if widest > 1 else "one bar per step"
+    texts = [
+        f"{STEPS}: step time over the run, mean over ranks, with its laps stacked; {bins}. Thin lines: the range "
+        "from the shortest to the longest step. Shaded: excluded from the timed window. Triangles: pauses, with the "
+        "numbers of the longest."
+    ]
+    if found.stragglers.ranks:
+        texts.append(
+            f"{RANKS}: left, by how much each rank is later than the middle one of the others, with 95 % intervals; "
+            "right, in how many steps it is the last one, with the share by chance."
+        )
+    return [line for text in texts for line in textwrap.wrap(text, _WIDE)]
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDE, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _count(steps: int) -> str:
+    return f"{steps:,} step{'s' * (steps != 1)}"
+
+
+def _ms(seconds: float | None) -> str:
+    """Return a time in ms with three digits, without its unit; `-` where it is not known."""
+    if seconds is None:
+        return "-"
+    value = 1e3 * seconds
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def _decimals(late: Lateness) -> int:
+    half_ms = 1e3 * (late.high_s - late.low_s) / 2
+    return 3 if half_ms < 0.01 else 2 if half_ms < 0.1 else 1
+
+
+# ------------------------------------------------------------------------------------------------------ figures
+
+
+def draw_steps(found: Inspection, width_in: float) -> Figure:
+    """Return step times over the run with their laps stacked; call it inside style()."""
+    course = found.course
+    figure = Figure(figsize=(width_in, max(0.46 * width_in, 1.5) + 0.35), layout="constrained")
+    axes = figure.subplots()
+    edges = np.concatenate([course.first, course.last[-1:] + 1]) - 0.5
+    bottom = np.zeros(len(course.first))
+    shown = [lap for lap in LAPS if lap in course.laps_s]
+    for lap in shown:
+        look, top = LAPS[lap], bottom + 1e3 * course.laps_s[lap]
+        axes.stairs(
+            top, edges, baseline=bottom, fill=True, facecolor=look.color, hatch=look.hatch, linewidth=0, zorder=2
+        )
+        bottom = top
+    several = bool((course.last > course.first).any())
+    roof = _roof(found)
+    if several:
+        centres = (course.first + course.last) / 2
+        axes.vlines(
+            centres,
+            1e3 * course.low_s,
+            np.minimum(1e3 * course.high_s, roof),
+            color=QUIET,
+            linewidth=0.5,
+            alpha=0.8,
+            zorder=3.5,
+        )
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, roof)
+    if found.excluded:
+        axes.axvspan(edges[0], found.first_step - 0.5, facecolor=SHADE, edgecolor="none", alpha=0.75, zorder=4)
+        axes.axvline(found.first_step - 0.5, color=QUIET, linewidth=0.8, zorder=4)
+    _mark_pauses(axes, found, roof, width_in)
+    axes.set_xlabel("Step")
+    axes.set_ylabel(folded("ms per step, mean over ranks", 1.4 if width_in >= NARROW_IN else 0.9))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8 if width_in >= NARROW_IN else 4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    handles = [
+        Patch(facecolor=look.color, edgecolor=QUIET, hatch=look.hatch, linewidth=0.4, label=look.label)
+        for look in (LAPS[lap] for lap in shown)
+    ]
+    if found.excluded:
+        handles.append(Patch(facecolor=SHADE, edgecolor=QUIET, linewidth=0.4, label="excluded"))
+    legend(figure, handles, width_in)
+    return figure
+
+
+def _roof(found: Inspection) -> float:
+    """Return the top of the axis in ms: room for the usual step and its scatter; what is longer is cut, and marked."""
+    course = found.course
+    inside = course.last >= found.first_step
+    usual = course.middle_s[inside] if inside.any() else course.middle_s
+    high = course.high_s[inside] if inside.any() else course.high_s
+    return 1.25e3 * float(max(1.3 * np.median(usual), min(np.quantile(high, 0.9), 3 * np.median(usual))))
+
+
+def _mark_pauses(axes: Axes, found: Inspection, roof: float, wide_in: float) -> None:
+    """Put a triangle at each listed pause, and its number at those that have room beside longer ones."""
+    pauses = found.pauses.longest
+    if not pauses:
+        return
+    axes.plot(
+        [each.step for each in pauses],
+        [0.965 * roof] * len(pauses),
+        linestyle="none",
+        marker="v",
+        markersize=4,
+        markerfacecolor=_SLOW,
+        markeredgecolor=PAPER,
+        markeredgewidth=0.4,
+        zorder=6,
+        clip_on=False,
+    )
+    left, right = axes.get_xlim()
+    placed: list[float] = []
+    for each in pauses:
+        if len(placed) == _LABELS:
+            break
+        at = (each.step - left) / (right - left)
+        words = f"{each.step:,}\n+{1e3 * each.size_s:.{2 if each.size_s < 0.01 else 0}f} ms"
+        if all(abs(at - other) > (text_in(words) + 0.1) / (0.85 * wide_in) for other in placed):
+            placed.append(at)
+            edge = (text_in(words) / 2 + 0.03) / (0.85 * wide_in)
+            axes.annotate(
+                words,
+                (each.step, 0.94 * roof),
+                xytext=(0, -2),
+                textcoords="offset points",
+                ha="left" if at < edge else "right" if at > 1 - edge else "center",
+                va="top",
+                size=small(),
+                color=INK,
+                zorder=7,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 1},
+            )
+
+
+def draw_ranks(found: Inspection, width_in: float) -> Figure:
+    """Return the lateness of each rank and how often it is the last one; call it inside style()."""
+    shown = {each.rank for each in _chosen(found)}
+    late = [each for each in found.stragglers.ranks if each.rank in shown]
+    narrow = width_in < NARROW_IN
+    tall_in = 0.5 + 0.24 * max(3, len(late))
+    figure = Figure(figsize=(width_in, 0.25 + (2 if narrow else 1) * tall_in), layout="constrained")
+    if narrow:
+        left, right = figure.subplots(2, 1, sharey=True)
+    else:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
+    for place, each in enumerate(late):
+        color = _SLOW if each.rank in found.stragglers.slow else _EVEN
+        left.plot([1e3 * each.low_s, 1e3 * each.high_s], [place, place], color=color, linewidth=1.2, zorder=3)
+        left.plot([1e3 * each.value_s], [place], marker="o", markersize=4.5, color=color, zorder=4)
+        right.barh(place, 100 * each.last_share, height=0.6, facecolor=color, zorder=2)
+    left.set_yticks(range(len(late)), [f"rank {each.rank}{f', {each.host}' if each.host else ''}" for each in late])
+    left.set_ylim(len(late) - 0.4, -0.6)
+    left.axvline(0, color=QUIET, linewidth=0.7, zorder=1)
+    left.set_xlabel("later than the others, ms per step")
+    right.axvline(100 / len(found.stragglers.ranks), color=INK, linewidth=0.8, linestyle=(0, (3, 1.5)), zorder=5)
+    right.set_xlabel("last in % of the steps")
+    right.set_xlim(0, 100)
+    for axes in (left, right):
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+    return figure

@@ -1,0 +1,132 @@
+"""NCCL against MPI, and any two ways to talk that ran side by side: their ratio against workers, for readers.
+
+Everything drawn is a column of the analysis (table `transports`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from horovod_study.analysis.study import Analysis
+from horovod_study.analysis.transports import RESOLVED
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.panels import grid, heading, legend, marker, workers_below
+from horovod_study.report.kit.style import QUIET, SeriesStyle, series_labels, series_styles
+from horovod_study.text.numbers import plural, with_interval
+
+NAME = "transport_ratio"
+
+FEWEST_COUNTS = 3
+"""With fewer worker counts the figure of single differences says it better."""
+MOST_PAIRS = 8
+_TITLES = {"samples_per_s": "Throughput", "sync_s": "Waiting per step"}
+
+
+def drawings(analysis: Analysis) -> list[Drawing]:
+    """Return the figure of ratios; none where no two ways to talk were paired at several worker counts."""
+    table = analysis.transports
+    known = table[table["ratio"].notna() & (table["workers"] > 1)]
+    pairs = known.groupby(["a", "b"], sort=False)["workers"].nunique()
+    pairs = pairs[pairs >= FEWEST_COUNTS]
+    if pairs.empty:
+        return []
+    chosen = list(pairs.sort_values(ascending=False, kind="stable").index[:MOST_PAIRS])
+    chosen = [pair for pair in pairs.index if pair in set(chosen)]
+    shown = known[[pair in set(chosen) for pair in zip(known["a"], known["b"], strict=True)]]
+    looks = _looks(analysis, shown, chosen)
+    panels = [name for name in _TITLES if (shown["quantity"] == name).any()]
+
+    def draw(width_in: float) -> Figure:
+        figure, axes_of, panel_in = grid(len(panels), width_in, aspect=0.8)
+        for axes, quantity in zip(axes_of, panels, strict=True):
+            own = shown[shown["quantity"] == quantity]
+            for pair in chosen:
+                _ratios(axes, own[(own["a"] == pair[0]) & (own["b"] == pair[1])], looks[pair])
+            axes.axhline(1, color=QUIET, linewidth=0.9, zorder=1)
+            workers_below(axes, own, panel_in)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.set_ylabel("Ratio")
+            heading(
+                axes, f"{_TITLES[quantity]}: {'more' if quantity == 'samples_per_s' else 'less'} is better", panel_in
+            )
+        entries = [
+            Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=look.label)
+            for look in looks.values()
+        ]
+        grey = SeriesStyle(label="", color=QUIET, marker="o", filled=True, dash="none")
+        for filled, label in ((True, "resolved"), (False, "not resolved")):
+            entries.append(Line2D([], [], linestyle="none", **marker(replace(grey, filled=filled)), label=label))
+        legend(figure, entries, width_in)
+        return figure
+
+    pairs_of = shown["pairs"]
+    least, most = int(pairs_of.min()), int(pairs_of.max())
+    rest = len(pairs) - len(chosen)
+    caption = (
+        "One way to talk against another, against the number of workers: the value of the first over that of the "
+        "second. Points: geometric mean of the ratios of runs of the same repeat, which ran side by side in one block; "
+        "bars: 95 % intervals (Student's t on logarithms). Filled: resolved (p below 0.05 after Holm over the worker "
+        "counts, and an interval without 1), open: not resolved. Level line: no difference. Dashed, upright: further "
+        f"workers need another node. Pairs per point: {least if least == most else f'{least} to {most}'}."
+        + (f" In the CSV file only: {plural(rest, 'further pair')} of series." if rest else "")
+    )
+    return [
+        Drawing(
+            name=NAME,
+            title=_title(shown),
+            alt="Ratios of throughput and of waiting between two ways to talk, against workers; the values are in the "
+            "table of transports.",
+            caption=caption,
+            data=known,
+            draw=draw,
+        )
+    ]
+
+
+def _title(shown: pd.DataFrame) -> str:
+    used = set(shown["a_transport"]) | set(shown["b_transport"])
+    return "NCCL against MPI" if used == {"nccl", "mpi"} else "One way to talk against another"
+
+
+def _looks(analysis: Analysis, shown: pd.DataFrame, chosen: list[Any]) -> dict[Any, SeriesStyle]:
+    """Return the look of each pair: that of its second series, named after both."""
+    cells = analysis.synchronisation
+    styles, labels = series_styles(cells), series_labels(cells)
+    settings = cells.drop_duplicates("series").set_index("series")["setting"]
+    several = settings[[pair[0] for pair in chosen]].nunique() > 1
+    found = {}
+    for a, b in chosen:
+        words = f"{labels[b]} / {labels[a]}" + (f", {settings[b]}" if several else "")
+        found[a, b] = replace(styles[b], label=words, filled=True, ring=False)
+    return found
+
+
+def _ratios(axes: Any, rows: pd.DataFrame, look: SeriesStyle) -> None:
+    own = rows.sort_values(["workers", "nodes"], kind="stable")
+    if own.empty:
+        return
+    mark(
+        axes.plot(own["workers"], own["ratio"], color=look.color, linestyle=look.dash, linewidth=1.1, zorder=2),
+        series=look.label,
+    )
+    bars = axes.vlines(own["workers"], own["ratio_low"], own["ratio_high"], color=look.color, linewidth=1.1, zorder=3)
+    mark(bars, series=look.label)
+    for resolved, each in own.groupby(own["verdict"] == RESOLVED):
+        dots = axes.plot(
+            each["workers"], each["ratio"], linestyle="none", **marker(replace(look, filled=bool(resolved))), zorder=4
+        )
+        mark(dots, series=look.label, tips=[_tip(row) for row in each.to_dict("records")])
+
+
+def _tip(row: Mapping[Any, Any]) -> str:
+    low, high = row["ratio_low"], row["ratio_high"]
+    text = with_interval(row["ratio"], low, high) if math.isfinite(low) else f"{row['ratio']:.3g}"
+    return f"{plural(row['workers'], 'worker')}: {text}, {row['verdict']}, {plural(row['pairs'], 'pair')}"

@@ -1,0 +1,244 @@
+"""The straight line through the speedups of each partition, and the Karp-Flatt fraction, for readers.
+
+Everything drawn is a column of the analysis.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.panels import grid, heading, left_out, legend, marker, settings_of, spread, workers_below
+from horovod_study.report.kit.style import EXTRAPOLATED_DASH, QUIET, SeriesStyle, series_styles
+from horovod_study.text.numbers import THIN, number, plural, with_interval
+
+NAMES = ("regression", "karp_flatt")
+
+LAW = "linear"
+
+
+def drawings(analysis: Analysis) -> list[Drawing]:
+    """Return the figures that this analysis has data for."""
+    return [each for each in (_regression(analysis), _karp_flatt(analysis)) if each is not None]
+
+
+# ---------------------------------------------------------------------------------------------------- regression line
+
+
+def _regression(analysis: Analysis) -> Drawing | None:
+    kind = analysis.provenance["baseline"]
+    lines = analysis.curves[(analysis.curves["law"] == LAW) & ~analysis.curves["extrapolated"].astype(bool)]
+    points = analysis.points[analysis.points["series"].isin(lines["series"])]
+    points = points[points[f"speedup_{kind}"].notna()]
+    counts = points.groupby("series")["workers"].nunique()
+    points = points[points["series"].isin(counts.index[counts > 2])]  # a line through two points is no finding
+    if points.empty:
+        return None
+    settings = settings_of(points)
+    shown = points[points["setting"].isin(settings)]
+    styles = series_styles(analysis.points)
+    columns = (f"speedup_{kind}", f"speedup_{kind}_min", f"speedup_{kind}_max")
+    slopes = {str(series): _slope(analysis, str(series)) for series in shown["series"].drop_duplicates()}
+    of = shown.drop_duplicates("series").set_index("series")["setting"]
+    several = {series: f", {of[series]}" if len(settings) > 1 else "" for series in slopes}
+    labels = {each: f"{styles[each].label}{several[each]}: {slope} per worker" for each, slope in slopes.items()}
+
+    def draw(width_in: float) -> Figure:
+        figure, axes_of, panel_in = grid(len(settings), width_in, aspect=0.75)
+        for axes, setting in zip(axes_of, settings, strict=True):
+            own = shown[shown["setting"] == setting]
+            last = float(own["workers"].max())
+            mark(axes.plot([0, 2 * last], [0, 2 * last], color=QUIET, linewidth=0.7, zorder=1), series="ideal")
+            top = 1.0
+            for series, each in own.groupby("series", sort=False):
+                look = _named(styles[str(series)], labels[str(series)])
+                line = lines[lines["series"] == series]
+                band = axes.fill_between(
+                    line["workers"], line["low"], line["high"], color=look.color, alpha=0.14, linewidth=0, zorder=1.5
+                )
+                mark(band, series=look.label)
+                drawn = axes.plot(
+                    line["workers"], line["speedup"], color=look.color, linestyle=look.dash, linewidth=1.4, zorder=2
+                )
+                mark(drawn, series=look.label)
+                top = max(
+                    top,
+                    float(line["speedup"].max()),
+                    spread(axes, each, columns, look, line=False, tip=_speedup_tip(kind)),
+                )
+            workers_below(axes, own, panel_in)
+            axes.set_ylim(0, 1.12 * top)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+            axes.set_ylabel("Speedup")
+            if len(settings) > 1:
+                heading(axes, setting, panel_in)
+        looks = {series: styles[series] for series in slopes}
+        entries = [
+            Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.4, **marker(look), label=labels[series])
+            for series, look in looks.items()
+        ]
+        legend(figure, [*entries, Line2D([], [], color=QUIET, linewidth=0.7, label="ideal")], width_in)
+        return figure
+
+    caption = (
+        "Regression lines of the speedup, S(N) = slope N + intercept, fitted by least squares to the runs of each "
+        "series; in the legend the slope with its 95 % interval, the speedup that a further worker brings; bands: 95 % "
+        f"of the line, the baseline taken as exact. Baseline ({kind}): S(N) = X(N) / X(base), X = samples/s of all "
+        "workers. Points: medians over repeats; bars: slowest to fastest repeat. Thin grey: ideal, slope 1. A straight "
+        "line describes the measured counts; whether another law describes them better is said with the speedups. "
+        f"{_repeats(shown)}{left_out(points, settings)}"
+    )
+    return Drawing(
+        name=NAMES[0],
+        title="Regression lines of the speedup",
+        alt="Speedup against workers with a straight line per series; slopes and intervals stand in the legend.",
+        caption=caption,
+        data=pd.concat(
+            [
+                points[["series", "setting", "partition", "workers", "nodes", "repeats", *columns]].assign(
+                    kind="point"
+                ),
+                lines[["series", "law", "workers", "speedup", "low", "high"]].assign(kind="line"),
+            ],
+            ignore_index=True,
+        ),
+        draw=draw,
+    )
+
+
+def _named(look: SeriesStyle, label: str) -> SeriesStyle:
+    return SeriesStyle(
+        label=label, color=look.color, marker=look.marker, filled=look.filled, dash=look.dash, ring=look.ring
+    )
+
+
+def _slope(analysis: Analysis, series: str) -> str:
+    law = analysis.fits["series"][series]["laws"][LAW]
+    low, high = law["ci95"]["slope"]
+    return with_interval(law["params"]["slope"], low, high)
+
+
+def _speedup_tip(kind: str) -> Any:
+    def tip(row: Mapping[Any, Any]) -> str:
+        text = with_interval(row[f"speedup_{kind}"], row[f"speedup_{kind}_low"], row[f"speedup_{kind}_high"])
+        return f"{plural(row['workers'], 'worker')}: {text} times, {plural(row['repeats'], 'repeat')}"
+
+    return tip
+
+
+def _repeats(rows: pd.DataFrame) -> str:
+    """Return how many repeats the points have, as a sentence."""
+    low, high = int(rows["repeats"].min()), int(rows["repeats"].max())
+    return f"Repeats per point: {low if low == high else f'{low} to {high}'}."
+
+
+# ---------------------------------------------------------------------------------------------------- Karp-Flatt
+
+
+def _karp_flatt(analysis: Analysis) -> Drawing | None:
+    points = analysis.points[analysis.points["karp_flatt"].notna() & (analysis.points["workers"] > 1)]
+    if points.empty or points.groupby("series")["workers"].nunique().max() < 2:
+        return None
+    settings = settings_of(points)
+    shown = points[points["setting"].isin(settings)]
+    styles = series_styles(analysis.points)
+    serial = {str(series): _serial(analysis, str(series)) for series in shown["series"].drop_duplicates()}
+
+    def draw(width_in: float) -> Figure:
+        figure, axes_of, panel_in = grid(len(settings), width_in)
+        for axes, setting in zip(axes_of, settings, strict=True):
+            own = shown[shown["setting"] == setting]
+            low, top = 0.0, 0.0
+            columns = ("karp_flatt", "karp_flatt_low", "karp_flatt_high")
+            for series, each in own.groupby("series", sort=False):
+                look = styles[str(series)]
+                top = max(top, spread(axes, each, columns, look, scale=100, tip=_fraction_tip))
+                low = min(low, 100 * float(each[list(columns)].min().min()))
+                _amdahl(axes, serial[str(series)], each, look)
+            axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
+            workers_below(axes, own, panel_in)
+            axes.set_ylim(1.08 * low, 1.12 * top if top > 0 else 1)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.set_ylabel("Karp-Flatt fraction / %")
+            if len(settings) > 1:
+                heading(axes, setting, panel_in)
+        looks = {styles[series].label: styles[series] for series in serial}
+        entries = [
+            Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=label)
+            for label, look in looks.items()
+        ]
+        if any(value is not None for value in serial.values()):
+            entries.append(
+                Line2D([], [], color=QUIET, linewidth=1.0, linestyle=EXTRAPOLATED_DASH, label="Amdahl's s, fitted")
+            )
+        legend(figure, entries, width_in)
+        return figure
+
+    fitted = [f"{styles[series].label}: s = {text}" for series, text in _texts(serial).items()]
+    caption = (
+        "Karp-Flatt fraction e = (1/S - 1/N) / (1 - 1/N) against the number of workers, over the plain baseline: the "
+        "serial fraction that Amdahl's law would need for the speedup measured at N (Karp and Flatt 1990). Level: "
+        "serial work; rising with N: overhead that grows with N; below zero: superlinear. Points: from medians over "
+        "repeats; bars: 95 % intervals, where there are three repeats; lines only guide the eye."
+        + (f" Broken level lines: Amdahl's s of the fit to all counts ({'; '.join(fitted)})." if fitted else "")
+        + f" {_repeats(shown)}{left_out(points, settings)}"
+    )
+    return Drawing(
+        name=NAMES[1],
+        title="Karp-Flatt fraction",
+        alt="Karp-Flatt fraction against workers; the values are in the table of points.",
+        caption=caption,
+        data=points[
+            [
+                "series",
+                "setting",
+                "partition",
+                "workers",
+                "nodes",
+                "repeats",
+                "karp_flatt",
+                "karp_flatt_low",
+                "karp_flatt_high",
+            ]
+        ],
+        draw=draw,
+    )
+
+
+def _serial(analysis: Analysis, series: str) -> tuple[float, float, float] | None:
+    """Return Amdahl's s of the fit of a series with its interval, or None where it has no such fit that applies."""
+    fit = analysis.fits["series"].get(series)
+    law = None if fit is None else fit["laws"].get("amdahl")
+    if law is None or analysis.fits["baseline"] != "plain" or law.get("applies") is False:
+        return None
+    low, high = law["ci95"]["s"]
+    return law["params"]["s"], math.nan if low is None else low, math.nan if high is None else high
+
+
+def _texts(serial: Mapping[str, tuple[float, float, float] | None]) -> dict[str, str]:
+    return {series: with_interval(*each) for series, each in serial.items() if each is not None}
+
+
+def _amdahl(axes: Axes, found: tuple[float, float, float] | None, rows: pd.DataFrame, look: SeriesStyle) -> None:
+    if found is None:
+        return
+    ends = [float(rows["workers"].min()), float(rows["workers"].max())]
+    line = axes.plot(
+        ends, [100 * found[0]] * 2, color=look.color, linewidth=1.0, linestyle=EXTRAPOLATED_DASH, alpha=0.8, zorder=1.8
+    )
+    mark(line, series=look.label)
+
+
+def _fraction_tip(row: Mapping[Any, Any]) -> str:
+    ends = [100 * row[f"karp_flatt{end}"] for end in ("", "_low", "_high")]
+    text = with_interval(*ends) if math.isfinite(ends[1]) else number(ends[0])
+    return f"{plural(row['workers'], 'worker')}: {text}{THIN}%, {plural(row['repeats'], 'repeat')}"

@@ -1,0 +1,406 @@
+"""What training costs, for readers: energy per sample and worker hours against workers, with their laws, and a table.
+
+Everything drawn is a column of the analysis. Nothing is shown of runs on processors without an energy
+counter: their worker hours say what the efficiency says.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.panels import MOST_HEIGHT_IN, boundary_words, legend, marker, node_boundaries, worker_axis
+from horovod_study.report.kit.style import (
+    EXTRAPOLATED_DASH,
+    LAW_NAMES,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    SHADE,
+    SeriesStyle,
+    folded,
+    series_labels,
+    series_styles,
+    small,
+)
+from horovod_study.text.numbers import number, plural, rounded, scientific, with_interval
+
+NAME = "resources"
+NOTHING = "\u2013"
+MOST_ROWS = 3
+
+_SIZES = {
+    "J": ((1.0, "J"), (1e-3, "mJ"), (1e-6, "\u00b5J")),
+    "hours": ((1.0, "hours"), (1 / 60, "minutes"), (1 / 3600, "seconds")),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Panel:
+    """One quantity against workers, with the unit that makes its numbers readable."""
+
+    quantity: str
+    target_mse: float  # NaN where it has none
+    label: str
+    unit: float  # what is shown, in the unit of the table of the analysis
+    unit_name: str
+
+
+def drawings(analysis: Analysis) -> list[Drawing]:
+    """Return the figure of energy and worker hours; none where no energy was recorded and no run used a GPU."""
+    panels = _panels(analysis)
+    if not panels:
+        return []
+    styles = series_styles(analysis.points)
+    rows = analysis.resources
+    parallel = set(rows.loc[rows["workers"] > 1, "setting"])
+    settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:MOST_ROWS]
+    shown = rows[rows["setting"].isin(settings)]
+    curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
+
+    def draw(width_in: float) -> Figure:
+        columns = len(panels) if width_in >= 1.7 * len(panels) and width_in >= NARROW_IN else 1
+        lines = -(-len(panels) // columns)
+        panel_in = width_in / columns
+        tall_in = max(1.75, 0.8 * panel_in if columns > 1 else 0.5 * panel_in)
+        height_in = min(len(settings) * lines * tall_in, MOST_HEIGHT_IN) + 0.45
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        grid = figure.subplots(len(settings) * lines, columns, squeeze=False)
+        for block, setting in enumerate(settings):
+            for place, panel in enumerate(panels):
+                axes = grid[block * lines + place // columns][place % columns]
+                own = shown[shown["setting"] == setting]
+                _draw(axes, panel, own, analysis.crossings, curves, styles, panel_in, 0.6 * height_in / len(grid))
+                if len(settings) > 1 and place == 0:
+                    axes.set_title(folded(setting, 0.8 * panel_in))
+        legend(figure, _handles(shown, analysis, panels, styles), width_in)
+        return figure
+
+    return [
+        Drawing(
+            name=NAME,
+            title="What training costs",
+            alt="Energy per sample and worker hours against the number of workers; the values are in the table.",
+            caption=_caption(analysis, panels, curves, styles),
+            data=_data(shown, curves, analysis.crossings),
+            draw=draw,
+        )
+    ]
+
+
+def table(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return the table of energy and hours: one group of rows per series; empty where there is no figure either."""
+    panels = _panels(analysis)
+    if not panels:
+        return []
+    labels = series_labels(analysis.points)
+    units = {panel.quantity: panel.unit for panel in panels}
+    hours = units.get("worker_hours_per_epoch", 1.0)
+    groups = []
+    for series, rows in analysis.resources.groupby("series", sort=False):
+        lines = [
+            {
+                "workers": f"{row['workers']:.0f}",
+                "repeats": f"{row['repeats']:.0f}",
+                "device": row["device"],
+                "energy_of": _devices(row["energy_of"]) if row["energy_of"] else "",
+                "power": rounded(row["power_w_median"], 3) if _known(row["power_w_median"]) else NOTHING,
+                "energy": _cell(row, "energy_per_sample_j", units.get("energy_per_sample_j", 1.0)),
+                "ratio": _ratio(row),
+                "per_joule": number(row["speedup_per_joule"]) if _known(row["speedup_per_joule"]) else NOTHING,
+                "hours": _cell(row, "worker_hours_per_epoch", hours),
+                "spent": rounded(row["worker_hours_of_run_median"] / hours, 3)
+                if _known(row["worker_hours_of_run_median"])
+                else NOTHING,
+            }
+            for row in rows.to_dict("records")
+        ]
+        groups.append({"label": labels[str(series)], "setting": rows["setting"].iloc[0], "rows": lines})
+    return groups
+
+
+def sentences(analysis: Analysis) -> list[str]:
+    """Return what more workers cost, one sentence per series with energy: energy ratio and speedup per joule."""
+    found = []
+    labels = series_labels(analysis.points)
+    several = analysis.resources["setting"].nunique() > 1
+    for series, rows in analysis.resources.groupby("series", sort=False):
+        known = rows[(rows["workers"] > 1) & rows["energy_ratio"].notna()]
+        if known.empty:
+            continue
+        row = known.sort_values("workers", kind="stable").to_dict("records")[-1]
+        name = labels[str(series)] + (f", {row['setting']}" if several else "")
+        ratio = with_interval(row["energy_ratio"], row["energy_ratio_low"], row["energy_ratio_high"])
+        found.append(
+            f"{name}: {plural(row['workers'], 'worker')} use {ratio} times the energy per sample of one plain worker "
+            f"({_devices(row['energy_of'])}), which makes a speedup per joule of "
+            f"{number(row['speedup_per_joule'])}."
+        )
+    return found
+
+
+def hours_word(analysis: Analysis) -> str:
+    """Return what a worker's hours are: `GPU` where all runs trained on GPUs, else `Worker`."""
+    devices = set(analysis.resources["device"])
+    return "GPU" if devices and not devices & {"", "cpu"} else "Worker"
+
+
+def units(analysis: Analysis) -> dict[str, str]:
+    """Return the units of the table, `energy` and `hours` (`GPU hours`, `Worker seconds`)."""
+    names = {panel.quantity: panel.unit_name for panel in _panels(analysis)}
+    hours = names.get("worker_hours_per_epoch", "hours")
+    return {"energy": names.get("energy_per_sample_j", "J"), "hours": f"{hours_word(analysis)} {hours}"}
+
+
+# ---------------------------------------------------------------------------------------------------- what is shown
+
+
+def _devices(kinds: str) -> str:
+    """Return `GPUs and processors` for the kinds of devices `gpu and package`."""
+    return kinds.replace("gpu", "GPUs").replace("package", "processors") or "the devices that were read"
+
+
+def _panels(analysis: Analysis) -> list[_Panel]:
+    rows, crossings = analysis.resources, analysis.crossings
+    energy = rows["energy_per_sample_j_median"].notna()
+    if not energy.any() and hours_word(analysis) != "GPU":
+        return []
+    if not (rows["workers"] > 1).any():
+        return []
+    word = hours_word(analysis)
+    found = []
+    if energy.any():
+        found.append(_panel("energy_per_sample_j", math.nan, "Energy per sample", "J", rows["energy_per_sample_j_max"]))
+    hours = rows["worker_hours_per_epoch_max"]
+    if hours.notna().any():
+        found.append(_panel("worker_hours_per_epoch", math.nan, f"{word} {{}} per epoch", "hours", hours))
+    met = crossings[crossings["reached"].astype(bool) & (crossings["workers"] > 1)]
+    if len(met):
+        target = float(met["target_mse"].min())
+        own = crossings.loc[crossings["target_mse"] == target, "worker_hours"]
+        found.append(_panel("worker_hours", target, f"{word} {{}} to target", "hours", own))
+    return found
+
+
+def _panel(quantity: str, target: float, words: str, kind: str, values: pd.Series) -> _Panel:
+    largest = float(values.max())
+    size, name = next((each for each in _SIZES[kind] if largest >= 2 * each[0]), _SIZES[kind][-1])
+    label = words.format(name) if kind == "hours" else f"{words} / {name}"
+    return _Panel(quantity=quantity, target_mse=target, label=label, unit=size, unit_name=name)
+
+
+def _data(shown: pd.DataFrame, curves: pd.DataFrame, crossings: pd.DataFrame) -> pd.DataFrame:
+    met = crossings[crossings["series"].isin(shown["series"])]
+    frames = [shown.assign(kind="point"), curves.assign(kind="line"), met.assign(kind="run")]
+    return pd.concat([each for each in frames if len(each)], ignore_index=True)
+
+
+def _caption(
+    analysis: Analysis, panels: Sequence[_Panel], curves: pd.DataFrame, styles: Mapping[str, SeriesStyle]
+) -> str:
+    kinds = [_devices(kind) for kind in analysis.resources["energy_of"].drop_duplicates() if kind]
+    laws = []
+    for panel in panels:
+        own = _of(curves, panel).drop_duplicates("series")
+        named = [
+            f"{styles[row['series']].label} {LAW_NAMES.get(row['law'], row['law'])}" for row in own.to_dict("records")
+        ]
+        if named:
+            laws.append(f"{panel.label}: {', '.join(named)}")
+    texts = ["What training costs, against the number of workers."]
+    if any(panel.quantity == "energy_per_sample_j" for panel in panels):
+        read = f" of {' or '.join(kinds)}" if kinds else ""
+        texts.append(
+            f"Energy{read} in the timed window over its samples; devices count whole, without memory modules, fans, "
+            "power supplies and network."
+        )
+    texts.append("Hours per epoch: workers x training samples / throughput, the timed window only.")
+    texts.append("Points: medians over repeats; bars: lowest to highest repeat.")
+    if any(panel.quantity == "worker_hours" for panel in panels):
+        texts.append(
+            "Hours to a target: workers x wall time, with evaluation; a dot is a run, a hollow triangle one that did "
+            "not meet it (a lower bound)."
+        )
+    if laws:
+        texts.append(
+            f"Lines: the law selected by AICc with its 95 % band, dashed where extrapolated ({'; '.join(laws)})."
+        )
+    texts.append(boundary_words(analysis.resources).strip())
+    return " ".join(text for text in texts if text)
+
+
+# ---------------------------------------------------------------------------------------------------- drawing
+
+
+def _of(curves: pd.DataFrame, panel: _Panel) -> pd.DataFrame:
+    target = curves["target_mse"].astype(float)
+    same = target.isna() if math.isnan(panel.target_mse) else target == panel.target_mse
+    return curves[(curves["quantity"] == panel.quantity) & same]
+
+
+def _draw(
+    axes: Axes,
+    panel: _Panel,
+    rows: pd.DataFrame,
+    crossings: pd.DataFrame,
+    curves: pd.DataFrame,
+    styles: Mapping[str, SeriesStyle],
+    panel_in: float,
+    tall_in: float,
+) -> None:
+    lines = _of(curves[curves["series"].isin(rows["series"])], panel)
+    top = 0.0
+    for series, own in rows.groupby("series", sort=False):
+        look = styles[str(series)]
+        _law(axes, lines[lines["series"] == series], panel.unit, look)
+        if math.isnan(panel.target_mse):
+            top = max(top, _points(axes, own, panel, look))
+        else:
+            met = crossings[(crossings["series"] == series) & (crossings["target_mse"] == panel.target_mse)]
+            top = max(top, _runs(axes, met, panel, look))
+    measured = float(rows["workers"].max())
+    last = max(measured, float(lines["workers"].max()) if len(lines) else measured)
+    if last > measured:
+        axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
+    worker_axis(axes, rows["workers"], last, panel_in)
+    beyond = float(lines["value"].max()) / panel.unit if len(lines) else 0.0
+    axes.set_ylim(0, 1.12 * max(top, min(beyond, 2 * top)) or 1.0)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6 if tall_in > 1 else 3, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_ylabel(folded(panel.label, tall_in))
+    node_boundaries(axes, rows, panel_in)
+    if not math.isnan(panel.target_mse):
+        words = f"test MSE {scientific(panel.target_mse)}"
+        axes.text(0.03, 0.97, words, transform=axes.transAxes, ha="left", va="top", color=QUIET, size=small())
+
+
+def _points(axes: Axes, rows: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> float:
+    """Draw medians and ranges of one series; return how high they reach."""
+    low, middle, high = (rows[f"{panel.quantity}_{name}"] / panel.unit for name in ("min", "median", "max"))
+    spread = axes.vlines(rows["workers"], low, high, color=look.color, linewidth=1.1, zorder=3)
+    dots = axes.plot(rows["workers"], middle, linestyle="none", **marker(look), zorder=4)
+    unit = panel.unit_name
+    mark(spread, series=look.label)
+    mark(dots, series=look.label, tips=tips(rows, f"{panel.quantity}_median", unit=unit, scale=1 / panel.unit))
+    return float(high.max()) if high.notna().any() else 0.0
+
+
+def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> float:
+    """Draw what each run of one series took to the target, lower bounds as hollow triangles."""
+    if met.empty:
+        return 0.0
+    values, reached = met[panel.quantity] / panel.unit, met["reached"].astype(bool)
+    texts = tips(met, panel.quantity, unit=panel.unit_name, scale=1 / panel.unit)
+    dots = axes.plot(met.loc[reached, "workers"], values[reached], linestyle="none", **marker(look), zorder=4)
+    mark(dots, series=look.label, tips=[text for text, here in zip(texts, reached, strict=True) if here])
+    bounds = axes.plot(
+        met.loc[~reached, "workers"],
+        values[~reached],
+        linestyle="none",
+        marker="^",
+        markersize=5,
+        markerfacecolor=PAPER,
+        markeredgecolor=look.color,
+        zorder=4,
+    )
+    missed = [f"{text}, target not met" for text, here in zip(texts, reached, strict=True) if not here]
+    mark(bounds, series=look.label, tips=missed)
+    return float(values.max())
+
+
+def _law(axes: Axes, curve: pd.DataFrame, unit: float, look: SeriesStyle) -> None:
+    for extrapolated, piece in _pieces(curve):
+        band = axes.fill_between(
+            piece["workers"],
+            piece["low"] / unit,
+            piece["high"] / unit,
+            color=look.color,
+            alpha=0.09 if extrapolated else 0.18,
+            linewidth=0,
+            zorder=1.5,
+        )
+        line = axes.plot(
+            piece["workers"],
+            piece["value"] / unit,
+            color=look.color,
+            linewidth=1.2 if extrapolated else 1.5,
+            alpha=0.65 if extrapolated else 1,
+            linestyle=EXTRAPOLATED_DASH if extrapolated else look.dash,
+            dash_capstyle="butt",
+            zorder=2.5,
+        )
+        mark([band, line], series=look.label)
+
+
+def _pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:
+    """Return the parts of a law below, inside and beyond the fitted worker counts; they meet at its ends."""
+    if curve.empty:
+        return []
+    inside = curve[~curve["extrapolated"].astype(bool)]
+    first, last = inside["workers"].min(), inside["workers"].max()
+    parts = [
+        (True, curve[curve["workers"] <= first]),
+        (False, inside),
+        (True, curve[curve["workers"] >= last]),
+    ]
+    return [(outside, piece) for outside, piece in parts if len(piece) > 1]
+
+
+def _handles(
+    shown: pd.DataFrame, analysis: Analysis, panels: Sequence[_Panel], styles: Mapping[str, SeriesStyle]
+) -> list[Any]:
+    handles: dict[tuple[Any, ...], Any] = {}
+    for series in shown["series"].unique():
+        look = styles[series]
+        key = (look.label, look.color, look.marker, look.filled, look.ring)
+        dash: Any = "none" if look.ring else look.dash
+        handles[key] = Line2D([], [], color=look.color, linestyle=dash, linewidth=1.5, **marker(look), label=look.label)
+    found = list(handles.values())
+    for panel in panels:
+        own = analysis.crossings[analysis.crossings["target_mse"] == panel.target_mse]
+        if len(own) and not own["reached"].astype(bool).all():
+            found.append(
+                Line2D(
+                    [], [], linestyle="none", marker="^", markersize=5, markerfacecolor=PAPER, markeredgecolor=QUIET,
+                    label="target not met: at least",
+                )
+            )  # fmt: skip
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- digits
+
+
+def _known(value: float) -> bool:
+    return math.isfinite(value)
+
+
+def _cell(row: Mapping[Any, Any], name: str, unit: float) -> tuple[str, str]:
+    """Return a median and its interval, or its range where there is none."""
+    middle, low, high, least, most = (row[f"{name}_{end}"] / unit for end in ("median", "low", "high", "min", "max"))
+    if not _known(middle):
+        return NOTHING, ""
+    if _known(low):
+        value, _, interval = with_interval(middle, low, high).partition(" ")
+        return value, interval
+    return rounded(middle, 3), f"{rounded(least, 3)} to {rounded(most, 3)}" if most > least else "no interval"
+
+
+def _ratio(row: Mapping[Any, Any]) -> tuple[str, str]:
+    if not _known(row["energy_ratio"]):
+        return NOTHING, ""
+    if row["energy_ratio_low"] == row["energy_ratio_high"]:
+        return f"{row['energy_ratio']:.2f}", "by definition"
+    value, _, interval = with_interval(
+        row["energy_ratio"], row["energy_ratio_low"], row["energy_ratio_high"]
+    ).partition(" ")
+    return value, interval or "no interval"

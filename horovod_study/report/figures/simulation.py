@@ -1,0 +1,401 @@
+"""What a simulation found: a table for the terminal, CSV, JSON, and speedup, efficiency and parts against workers.
+
+It computes nothing: everything shown is a column of the table that analysis/simulation/scaling.py made.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from horovod_study.analysis.simulation.calibration import Calibration
+from horovod_study.analysis.simulation.step import PARTS
+from horovod_study.files import csv_of
+from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.style import (
+    EXTRAPOLATED_DASH,
+    INK,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    SHADE,
+    TEXT,
+    Look,
+    folded,
+    looks_in_order,
+    small,
+    text_in,
+)
+from horovod_study.text.numbers import milliseconds
+
+NAME = "simulation"
+NOTHING = "\u2013"
+PART_NAMES = {
+    "compute": "computing",
+    "slowest": "waiting for the slowest",
+    "cycle": "waiting for the cycle",
+    "runtime": "runtime and negotiation",
+    "latency": "latency of the all-reduce",
+    "transfer": "transfer of the gradients",
+}
+_COLORS = {
+    "compute": "#8fa5b8",
+    "slowest": "#6e8b74",
+    "cycle": "#e69f00",
+    "runtime": "#d4ba6e",
+    "latency": "#cc79a7",
+    "transfer": "#b3305f",
+}
+_DOT = "#0072b2"
+_MOST_BARS = 16
+
+
+# -------------------------------------------------------------------------------------------------------- content
+
+
+def content(table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str]) -> dict[str, Any]:
+    """Return everything as plain values, None for what is not known: constants, scenarios -> rows, doubts."""
+    scenarios: dict[str, list[dict[str, Any]]] = {}
+    for row in table.to_dict("records"):
+        scenarios.setdefault(str(row["scenario"]), []).append(
+            {str(key): _plain(value) for key, value in row.items() if key != "scenario"}
+        )
+    return {
+        "constants": constants(calibration),
+        "sources": dict(calibration.sources),
+        "scenarios": scenarios,
+        "doubts": list(doubts),
+    }
+
+
+def constants(calibration: Calibration) -> dict[str, Any]:
+    """Return the constants of the baseline as plain values."""
+    it = calibration.scenario
+    return {
+        "scaling": it.scaling,
+        "batch": it.batch,
+        "compute_s": it.compute.mean_s,
+        "compute_steps": it.compute.steps,
+        "compute_cv": it.compute.cv
+        if it.compute.times_s is None
+        else float(np.std(it.compute.times_s) / it.compute.mean_s),
+        "beside": it.beside,
+        "crowding": {str(k): factor for k, factor in it.crowding.items()},
+        "compute_fixed_share": it.fixed_share if it.batch_measured else None,
+        "gradient_bytes": it.gradient_bytes,
+        "buckets": it.buckets,
+        "backward_share": it.backward_share,
+        "algorithm": it.algorithm,
+        "workers_per_node": it.network.workers_per_node,
+        **{
+            kind: {"alpha_s": float(link.alpha_s), "bytes_per_s": float(link.bytes_per_s)}
+            for kind, link in (("intra", it.network.intra), ("inter", it.network.inter))
+        },
+        "levels": [
+            {"nodes": each.nodes, "latency_s": each.latency_s, "oversubscription": each.oversubscription}
+            for each in it.network.levels
+        ],
+        "overhead_s": float(it.runtime.overhead_s),
+        "cycle_s": it.runtime.cycle_s,
+        "negotiation": it.runtime.negotiation,
+        "fusion_bytes": _plain(it.runtime.fusion_bytes),
+        "relative_standard_errors": {
+            "compute": it.spread.compute,
+            "alpha": it.spread.alpha,
+            "bandwidth": it.spread.bandwidth,
+        },
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ----------------------------------------------------------------------------------------------------------- text
+
+
+def text(table: pd.DataFrame, calibration: Calibration) -> str:
+    """Return the constants and a table per scenario for a terminal."""
+    blocks = ["\n".join(_constant_lines(calibration))]
+    names = list(dict.fromkeys(table["scenario"]))
+    known = bool(table["step_low_s"].notna().any())
+    for name in names:
+        own = table[table["scenario"] == name]
+        blocks.append("\n".join(_table_lines(str(name), own, baseline=name == names[0], interval=known)))
+    notes = ["ms of a step: parts add up to it; " + "; ".join(f"{part}: {PART_NAMES[part]}" for part in PARTS[1:])]
+    notes.append("efficiency: of one worker that computes alone" + ("; [95 % interval]" if known else ""))
+    if bool((table["hidden_s"] > 0).any()):
+        notes.append("hidden: communication behind backward, not part of the step")
+    blocks.append("\n".join(notes))
+    return "\n\n".join(blocks)
+
+
+def _constant_lines(calibration: Calibration) -> list[str]:
+    it, sources = calibration.scenario, calibration.sources
+    scatter = (
+        "no scatter"
+        if it.compute.times_s is None and it.compute.cv == 0
+        else (f"{it.compute.steps:,} times" if it.compute.steps else f"cv {it.compute.cv:g}")
+    )
+    lines = [
+        f"{it.scaling} scaling, batch {it.batch} per worker"
+        + (" of the smallest count" if it.scaling == "strong" else "")
+        + f", {it.network.workers_per_node} worker{'s' * (it.network.workers_per_node > 1)} per node",
+        f"  computing    {_ms(it.compute.mean_s)} ms ({scatter}); {sources.get('computing', 'as given')}",
+    ]
+    if "crowding" in sources:
+        lines.append(f"  on one node  {sources['crowding']}")
+    if "batch" in sources:
+        lines.append(f"  batch        {sources['batch']}")
+    lines.append(
+        f"  gradients    {_bytes(it.gradient_bytes)} "
+        + ("after backward" if it.buckets == 1 else f"in {it.buckets} buckets during backward")
+        + f", {it.algorithm}; {sources.get('gradients', '')}"
+    )
+    network = it.network
+    same = (network.intra.alpha_s, network.intra.bytes_per_s) == (network.inter.alpha_s, network.inter.bytes_per_s)
+    shown = (("alpha, beta", network.inter),) if same else (("in a node", network.intra), ("between", network.inter))
+    for label, link in shown:
+        lines.append(f"  {label:<12} {float(link.alpha_s) * 1e6:.3g} us, {float(link.bytes_per_s) / 1e9:.3g} GB/s")
+    lines[-1] += f"; {sources.get('network', '')}"
+    runtime = it.runtime
+    if float(runtime.overhead_s) or runtime.cycle_s or runtime.negotiation != "none":
+        lines.append(
+            f"  runtime      {_ms(float(runtime.overhead_s))} ms a message, cycle {runtime.cycle_s * 1e3:g} ms, "
+            f"negotiation {runtime.negotiation}; {sources.get('overhead', 'as given')}"
+        )
+    return lines
+
+
+def _table_lines(name: str, own: pd.DataFrame, *, baseline: bool, interval: bool) -> list[str]:
+    parts = [part for part in PARTS if part in ("compute", "slowest") or bool((own[f"{part}_s"] > 0).any())]
+    hidden = bool((own["hidden_s"] > 0).any())
+    head = ["workers", "nodes", "batch", "step ms", *(["95 %"] if interval else []), "samples/s", "efficiency"]
+    head += [*parts, *(["hidden"] if hidden else [])]
+    head += [] if baseline else ["x baseline", *(["95 %"] if interval else [])]
+    rows = [head]
+    for row in own.to_dict("records"):
+        cells = [f"{row['workers']:,}", f"{row['nodes']:,}", f"{row['batch']:,}", _ms(row["step_s"])]
+        cells += [_range(row["step_low_s"], row["step_high_s"], _ms)] if interval else []
+        cells += [_rate(row["samples_per_s"]), _share(row["efficiency"])]
+        cells += [_ms(row[f"{part}_s"]) for part in parts] + ([_ms(row["hidden_s"])] if hidden else [])
+        if not baseline:
+            cells.append(_times(row["of_baseline"]))
+            cells += [_range(row["of_baseline_low"], row["of_baseline_high"], _times)] if interval else []
+        rows.append(cells)
+    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+    return [name, *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)]
+
+
+def _ms(seconds: float) -> str:
+    value = seconds * 1e3
+    if abs(value) < 1e-6:
+        return "0"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _range(low: float, high: float, write: Any) -> str:
+    return f"[{write(low)}, {write(high)}]" if math.isfinite(low) and math.isfinite(high) else NOTHING
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}" if value >= 0.0995 else f"{100 * value:.2g}%"
+
+
+def _times(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def _bytes(value: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.3g} B"
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+
+
+def write_simulation(
+    table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path, *, look: Look = TEXT
+) -> list[Path]:
+    """Write simulation.csv, .json, .txt and the figure (.pdf, .svg, .png) with its caption; return the paths."""
+    return write_result(
+        directory,
+        figures={NAME: lambda: draw(table, look.width_in)},
+        look=look,
+        texts={
+            f"{NAME}.csv": csv_of(table),
+            f"{NAME}.json": json.dumps(content(table, calibration, doubts), indent=1, allow_nan=False) + "\n",
+            f"{NAME}_table.txt": text(table, calibration) + "\n" + "".join(f"doubt: {each}\n" for each in doubts),
+            f"{NAME}.txt": caption(table, calibration) + "\n",
+        },
+        what="results",
+    )
+
+
+def caption(table: pd.DataFrame, calibration: Calibration) -> str:
+    """Return what a reader of the figure must know."""
+    it = calibration.scenario
+    several = table["scenario"].nunique() > 1
+    known = bool(table["step_low_s"].notna().any())
+    fixed = f"{it.batch} samples per worker" if it.scaling == "weak" else "a fixed global batch"
+    words = [
+        f"Simulated, not measured: {it.scaling} scaling with {fixed}, {it.network.workers_per_node} workers per node, "
+        f"gradients of {it.gradient_bytes:,.0f} bytes.",
+        "Speedup is over one worker that computes alone; dotted: N workers, N times as fast. Efficiency is speedup / N"
+        + (
+            ", with the 95 % interval that the constants leave to the first line; the model's own error is not in it."
+            if known
+            else "."
+        ),
+        "Bars: what the mean step is made of" + (", of the first scenario" if several else "") + ".",
+        f"Computing from {calibration.sources.get('computing', 'given constants')}; network from "
+        f"{calibration.sources.get('network', 'given constants')}.",
+    ]
+    return " ".join(words)
+
+
+def draw(table: pd.DataFrame, width_in: float) -> Figure:
+    """Return speedup, efficiency and the parts of the step against workers; call it inside style()."""
+    names = [str(name) for name in dict.fromkeys(table["scenario"])]
+    looks = looks_in_order(names)
+    narrow = width_in < NARROW_IN
+    few = names if len(names) > 1 else []
+    entry_in = 1.4 * small() / 72
+    broken = sum(folded(name, width_in - 0.6).count("\n") + 1 for name in few)
+    heights = [(2 if narrow else 1) * (0.62 if narrow else 0.45) * width_in + entry_in * broken, 0.48 * width_in + 0.6]
+    figure = Figure(figsize=(width_in, sum(heights)), layout="constrained")
+    halves: Any = figure.subfigures(2, 1, height_ratios=heights)
+    upper, lower = halves
+    left, right = upper.subplots(*((2, 1) if narrow else (1, 2)))
+    counts = sorted(set(table["workers"]))
+    left.plot(counts, counts, color=QUIET, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=1)
+    for place, (name, look) in enumerate(zip(names, looks, strict=True)):
+        own = table[table["scenario"] == name].sort_values("workers")
+        dash = "-" if place == 0 else look.dash if look.dash != "-" else EXTRAPOLATED_DASH
+        for axes, column in ((left, "speedup"), (right, "efficiency")):
+            axes.plot(
+                own["workers"], own[column], color=look.color, linestyle=dash, linewidth=1.3 if place == 0 else 1.0,
+                marker=look.marker, markersize=3.2, markerfacecolor=look.color if look.filled else PAPER, zorder=3,
+            )  # fmt: skip
+        if place == 0 and bool(own["efficiency_low"].notna().all()):
+            right.fill_between(
+                own["workers"], own["efficiency_low"], own["efficiency_high"], color=look.color, alpha=0.18, linewidth=0
+            )
+    left.set_yscale("log")
+    left.set_title("Speedup")
+    right.set_title("Efficiency")
+    right.set_ylim(0, max(1.02, 1.05 * float(table["efficiency"].max())))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    left.yaxis.set_major_locator(LogLocator(base=10, numticks=6))
+    left.yaxis.set_minor_locator(LogLocator(base=10, subs=(1.0,), numticks=6))
+    left.yaxis.set_major_formatter(FuncFormatter(_count))
+    for axes in (left, right):
+        _worker_axis(axes, counts)
+    if len(names) > 1:
+        handles = [
+            Line2D(
+                [], [], color=look.color, marker=look.marker, markersize=3.6, linewidth=1.0,
+                label=folded(name, width_in - 0.6),
+                markerfacecolor=look.color if look.filled else PAPER,
+                linestyle="-" if place == 0 else look.dash if look.dash != "-" else EXTRAPOLATED_DASH,
+            )
+            for place, (name, look) in enumerate(zip(names, looks, strict=True))
+        ]  # fmt: skip
+        widest_in = max(text_in(str(handle.get_label())) for handle in handles) + 0.5
+        upper.legend(handles=handles, loc="outside lower center", ncols=max(1, min(2, int(width_in / widest_in))))
+    _bars(lower, table[table["scenario"] == names[0]].sort_values("workers"), width_in)
+    return figure
+
+
+def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
+    axes: Axes = figure.subplots()
+    widest_in = max(text_in(milliseconds(each)) for each in own["step_s"]) + 0.06
+    most = max(2, min(_MOST_BARS, int(0.85 * width_in / widest_in)))
+    if len(own) > most:  # the first, the last and those between at equal distances
+        own = own.iloc[np.unique(np.linspace(0, len(own) - 1, most).round().astype(int))]
+    places, bottom = np.arange(len(own)), np.zeros(len(own))
+    shown = [part for part in PARTS if part == "compute" or bool((own[f"{part}_s"] > 0).any())]
+    for part in shown:
+        height = 1e3 * own[f"{part}_s"].to_numpy()
+        axes.bar(
+            places, height, bottom=bottom, width=0.72, color=_COLORS[part], edgecolor=PAPER, linewidth=0.4, zorder=2
+        )
+        bottom = bottom + height
+    for place, row, top in zip(places, own.to_dict("records"), bottom, strict=True):
+        axes.annotate(
+            milliseconds(row["step_s"]), (place, top), xytext=(0, 2), textcoords="offset points", ha="center",
+            color=INK, size=small(),
+        )  # fmt: skip
+    axes.set_xticks(places, [_count(each, None) for each in own["workers"]])
+    axes.set_title("Parts of the mean step (ms)")
+    axes.set_xlabel("Workers")
+    axes.set_ylim(0, 1.1 * float(bottom.max()))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    handles = [Patch(facecolor=_COLORS[part], label=PART_NAMES[part]) for part in shown]
+    widest_in = max(text_in(str(handle.get_label())) for handle in handles) + 0.5
+    figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(4, int(width_in / widest_in))))
+
+
+def _worker_axis(axes: Axes, counts: Sequence[int]) -> None:
+    axes.set_xscale("log")
+    axes.set_xlabel("Workers")
+    if len(counts) <= 6:
+        axes.set_xticks(list(counts))
+    else:
+        axes.xaxis.set_major_locator(LogLocator(base=10, numticks=7))
+    axes.xaxis.set_minor_locator(LogLocator(base=10, subs=(1.0,), numticks=7))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(FuncFormatter(_count))
+
+
+def _count(value: float, _: object) -> str:
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:g}{unit}"
+    return f"{value:g}"
+
+
+# ----------------------------------------------------------------------------------------------------- validation
+
+
+def draw_validation(cases: Sequence[Mapping[str, Any]], *, within: float, width_in: float) -> Figure:
+    """Return foretold / measured of each case: single rounds, their median, and a band of +-`within`; inside style().
+
+    A case: "case" (its name) and "ratios" (one per round). Grid lines should be those of x.
+    """
+    figure = Figure(figsize=(width_in, 0.34 * len(cases) + 0.95), layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(1 - within, 1 + within, color=SHADE, zorder=0)
+    axes.axvline(1.0, color=QUIET, linewidth=0.8, zorder=1)
+    lowest, highest = 1 - 1.4 * within, 1 + 1.4 * within
+    for place, case in enumerate(cases):
+        ratios = sorted(case["ratios"])
+        middle = float(np.median(ratios))
+        lowest, highest = min(lowest, ratios[0] - 0.02), max(highest, ratios[-1] + 0.02)
+        axes.plot(ratios, [place] * len(ratios), "o", markersize=3, color=_DOT, alpha=0.55, zorder=2)
+        axes.plot(middle, place, "D", markersize=5.5, color=_DOT, markeredgecolor=PAPER, zorder=3)
+        axes.annotate(
+            f"{middle:.2f}", (middle, place), xytext=(0, 6), textcoords="offset points", ha="center", size=small()
+        )
+    axes.set_yticks(range(len(cases)), [str(case["case"]) for case in cases])
+    axes.set_ylim(len(cases) - 0.4, -0.8)
+    axes.set_xlim(lowest, highest)
+    axes.set_xlabel("Foretold / measured throughput of two workers")
+    return figure

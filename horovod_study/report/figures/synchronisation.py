@@ -1,0 +1,771 @@
+"""What synchronisation costs, for readers: against workers, between transports, against the batch, and Horovod's cycle.
+
+Everything drawn is a column of the analysis. The colour of a series is that of every other figure;
+lines over NCCL are solid and over MPI dashed here, because the transport is what these figures are about.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from horovod_study.analysis.study import Analysis
+from horovod_study.analysis.transports import NOT_RESOLVED, RESOLVED
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.panels import (
+    boundary_words,
+    grid_of,
+    legend,
+    marker,
+    node_boundaries,
+    panel_in,
+    worker_axis,
+)
+from horovod_study.report.kit.style import (
+    EXTRAPOLATED_DASH,
+    GRID,
+    LAW_NAMES,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    SHADE,
+    SeriesStyle,
+    folded,
+    series_labels,
+    series_styles,
+    small,
+)
+from horovod_study.text.numbers import THIN, listed, milliseconds, number, percent, plural, rounded, with_interval
+
+NAMES = ("synchronisation", "transports", "batch_size")
+"""The figures of the section."""
+
+NOTHING = "\u2013"
+MOST_ROWS = 28
+"""Comparisons of one figure; with more, the table says them better."""
+MOST_LINES = 3
+"""Sentences of each kind; the tables have all of it."""
+MOST_PANELS = 4
+"""Settings in one figure, each with two panels."""
+FEWEST_COUNTS = 2
+
+_VARIANTS: tuple[tuple[bool, Any], ...] = (
+    (True, "-"),
+    (False, (0, (6, 2))),
+    (True, (0, (6, 2, 1, 2))),
+    (False, (0, (3, 1.5))),
+)
+_BAND = 0.14
+_BEHIND: Mapping[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
+
+
+def drawings(analysis: Analysis) -> list[Drawing]:
+    """Return the figures that this analysis has data for."""
+    made = [_against_workers(analysis), _between_transports(analysis), _against_batch(analysis)]
+    return [each for each in made if each is not None]
+
+
+def section(analysis: Analysis) -> dict[str, Any]:
+    """Return what the section of the page shows besides its figures: sentences and tables, where there are any.
+
+    `shown` says whether there is a section at all: where some cell of several workers knows its synchronisation, two
+    ways to talk were compared, or one worker count has several batches.
+    """
+    cells = analysis.synchronisation
+    known = bool((cells["sync_s_median"].notna() & (cells["workers"] > 1)).any())
+    return {
+        "shown": known or not analysis.transports.empty or not analysis.knees.empty,
+        "sentences": _sentences(analysis),
+        "cells": _cells(analysis) if known else [],
+        "transports": _transports(analysis),
+        "knees": _knees(analysis),
+        "cycles": _cycles(analysis),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- against workers
+
+
+def _shown(analysis: Analysis) -> pd.DataFrame:
+    """Return the cells of the series that know their synchronisation at several counts of several workers."""
+    cells = analysis.synchronisation
+    known = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
+    counts = known.groupby("series")["workers"].transform("nunique")
+    return known[counts >= FEWEST_COUNTS]
+
+
+def _against_workers(analysis: Analysis) -> Drawing | None:
+    shown = _shown(analysis)
+    settings = list(shown["setting"].drop_duplicates())
+    if not settings:
+        return None
+    left_out, settings = settings[MOST_PANELS:], settings[:MOST_PANELS]
+    shown = shown[shown["setting"].isin(settings)]
+    styles = series_styles(analysis.points)
+    lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
+    epochs = bool(shown["sync_per_epoch_s_median"].notna().any())
+
+    def draw(width_in: float) -> Figure:
+        kinds = 2 if epochs else 1
+        rows, columns, height_in = grid_of(width_in, len(settings) * kinds)
+        wide_in = panel_in(width_in, len(settings) * kinds)
+        figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for spare in grid[len(settings) * kinds :]:
+            spare.remove()
+        for place, setting in enumerate(settings):
+            axes = grid[place * kinds : (place + 1) * kinds]
+            own = shown[shown["setting"] == setting]
+            curves = lines[lines["series"].isin(own["series"])]
+            _panel(axes[0], own, curves, styles, ("sync_s", "sync_s", 1000.0), wide_in)
+            axes[0].set_ylabel("Waiting / ms per step")
+            if epochs:
+                _panel(axes[1], own, curves, styles, ("sync_per_epoch_s", "sync_per_epoch_s", 1.0), wide_in)
+                axes[1].set_ylabel("Waiting / s per epoch")
+                _batches(axes[1], own, extrapolated=bool(curves["extrapolated"].any()))
+            if len(settings) > 1:
+                axes[0].set_title(folded(setting, 0.8 * wide_in))
+        looks = {styles[str(series)].label: styles[str(series)] for series in shown["series"].drop_duplicates()}
+        handles = [_handle(look) for look in looks.values()]
+        if epochs:
+            handles.append(Patch(facecolor=GRID, linewidth=0, label="batches per epoch"))
+        legend(figure, handles, width_in)
+        return figure
+
+    fitted = lines.drop_duplicates("series")
+    laws = [
+        f"{styles[row['series']].label}: {LAW_NAMES.get(row['law'], row['law'])}" for row in fitted.to_dict("records")
+    ]
+    caption = (
+        "Waiting for gradients against workers: per step (left) and, times the batches of an epoch (bars, right "
+        "scale), per epoch. "
+        if epochs
+        else "Waiting for gradients per step against workers. "
+    ) + "Points: medians over repeats of the mean over steps; bars: 95 % intervals, where there are three repeats."
+    if laws:
+        caption += (
+            f" Lines: the law selected by AICc ({'; '.join(dict.fromkeys(laws))}) with its 95 % band; on grey: "
+            "extrapolated."
+        )
+    if len(laws) < shown["series"].nunique():
+        caption += " Where no law is drawn, lines join the points on equal nodes."
+    caption += f" Solid: NCCL, dashed: MPI, dash-dotted: Gloo.{boundary_words(shown)}"
+    if left_out:
+        caption += f" In the table only: {listed(left_out)}."
+    hidden = _hidden(analysis)
+    if hidden:
+        caption += f" Not drawn, because synchronisation is hidden inside their backward pass: {listed(hidden)}."
+    return Drawing(
+        name=NAMES[0],
+        title="Synchronisation against workers",
+        alt="Waiting for gradients per step and per epoch against workers; the values are in the table.",
+        caption=caption,
+        data=pd.concat([shown.assign(kind="point"), lines.assign(kind="line")], ignore_index=True),
+        draw=draw,
+    )
+
+
+def _hidden(analysis: Analysis) -> list[str]:
+    cells = analysis.synchronisation
+    labels = series_labels(cells) if len(cells) else {}
+    names = cells.loc[cells["sync_s_median"].isna() & (cells["workers"] > 1), "series"]
+    return [labels[series] for series in names.drop_duplicates()]
+
+
+def _panel(
+    axes: Axes,
+    cells: pd.DataFrame,
+    curves: pd.DataFrame,
+    styles: Mapping[str, SeriesStyle],
+    what: tuple[str, str, float],
+    wide_in: float,
+) -> None:
+    column, line, scale = what
+    measured = float(cells["workers"].max())
+    last = max(measured, float(curves["workers"].max()) if len(curves) else measured)
+    for series, curve in curves.groupby("series", sort=False):
+        look, x = styles[str(series)], curve["workers"]
+        low, high = (curve[f"{line.removesuffix('_s')}_{end}_s"] * scale for end in ("low", "high"))
+        band = axes.fill_between(x, low, high, color=look.color, alpha=_BAND, linewidth=0, zorder=1.5)
+        seen = cells.loc[cells["series"] == series, "workers"].max()
+        inside, beyond = curve[curve["workers"] <= seen], curve[curve["workers"] >= seen]
+        seen_line = axes.plot(
+            inside["workers"], inside[line] * scale, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2
+        )
+        ahead = axes.plot(
+            beyond["workers"],
+            beyond[line] * scale,
+            color=look.color,
+            linestyle=EXTRAPOLATED_DASH,
+            linewidth=1.0,
+            alpha=0.65,
+            zorder=2,
+        )
+        mark([band, seen_line, ahead], series=look.label)
+    for series, own in cells.groupby("series", sort=False):
+        look = styles[str(series)]
+        own = own.sort_values("workers", kind="stable")
+        y = own[f"{column}_median"] * scale
+        if str(series) not in set(curves["series"]):
+            for _, part in own.groupby("nodes", sort=True, dropna=False):
+                line_y = part[f"{column}_median"] * scale
+                joined = axes.plot(
+                    part["workers"], line_y, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2
+                )
+                mark(joined, series=look.label)
+        spread = axes.vlines(
+            own["workers"],
+            own[f"{column}_low"] * scale,
+            own[f"{column}_high"] * scale,
+            color=look.color,
+            linewidth=1.1,
+            zorder=3,
+        )
+        dots = axes.plot(own["workers"], y, linestyle="none", **marker(look), zorder=4)
+        ends = {"low": f"{column}_low", "high": f"{column}_high", "unit": "ms" if scale == 1000 else "s"}
+        mark(spread, series=look.label)
+        mark(dots, series=look.label, tips=tips(own, f"{column}_median", scale=scale, **ends))
+    worker_axis(axes, cells["workers"], last, wide_in)
+    highest = cells[[f"{column}_median", f"{column}_high"]].max().max()
+    # A wide band must not press the points to the floor.
+    beyond = [curves[line].max(), min(float(curves[f"{line.removesuffix('_s')}_high_s"].max()), 1.5 * highest)]
+    top = np.nanmax([highest, *(beyond if len(curves) else [])]) * scale * 1.1
+    axes.set_ylim(0, top if top > 0 else 1)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    if last > measured and column == "sync_s":
+        axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
+    node_boundaries(axes, cells, wide_in)
+
+
+def _batches(axes: Axes, cells: pd.DataFrame, *, extrapolated: bool) -> None:
+    """Draw the batches per epoch as pale bars on a second scale, and the extrapolated part's grey below them."""
+    own = cells.drop_duplicates("workers").sort_values("workers", kind="stable")
+    twin = axes.twinx()
+    width = 0.3 * float(own["workers"].diff().min()) if len(own) > 1 else 0.6
+    first, last = axes.get_xlim()
+    measured = float(own["workers"].max())
+    if extrapolated:
+        twin.axvspan(measured, last, color=SHADE, linewidth=0, zorder=0)
+        axes.set_xlim(first, last)
+    twin.bar(own["workers"], own["batches_per_epoch"], width=width, color=GRID, linewidth=0, zorder=1)
+    twin.set_ylim(0, own["batches_per_epoch"].max() * 1.1)
+    twin.set_ylabel("Batches per epoch", color=QUIET)
+    twin.tick_params(axis="y", labelcolor=QUIET)
+    twin.grid(False)
+    twin.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
+    axes.set_zorder(twin.get_zorder() + 1)
+    axes.patch.set_visible(False)
+    twin.spines["right"].set_visible(True)
+
+
+def _handle(look: SeriesStyle) -> Any:
+    return Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=look.label)
+
+
+# ---------------------------------------------------------------------------------------------------- transports
+
+_TITLES = {"samples_per_s": "Throughput, difference / %", "sync_s": "Waiting per step, difference / %"}
+
+
+def _between_transports(analysis: Analysis) -> Drawing | None:
+    table = analysis.transports
+    shown = table[table["ratio_low"].notna() & (table["workers"] > 1)]
+    rates = shown[shown["quantity"] == "samples_per_s"]
+    counts = rates.groupby(["a", "b"])["workers"].transform("nunique")
+    if rates.empty or counts.max() < FEWEST_COUNTS or len(rates) > MOST_ROWS:
+        return None
+    keys = ["a", "b", "workers", "nodes", "batch"]
+    places = {key: place for place, key in enumerate(rates[keys].itertuples(index=False, name=None))}
+    quantities = [name for name in _TITLES if (shown["quantity"] == name).any()]
+    labels = _labels(analysis)
+    styles = series_styles(analysis.points)
+    named = rates.drop_duplicates(["a", "b"])
+    groups = list(named[["a", "b"]].itertuples(index=False, name=None))
+    settings = [f", {setting}" if _several(rates) else "" for setting in named["setting"]]
+
+    def draw(width_in: float) -> Figure:
+        narrow = width_in < NARROW_IN
+        heads = [
+            folded(f"{labels[b]} against {labels[a]}{setting}", width_in - 0.6)
+            for (a, b), setting in zip(groups, settings, strict=True)
+        ]
+        lines = [head.count("\n") + 1 for head in heads]
+        above = [sum(lines[: number_ + 1]) for number_ in range(len(groups))]
+        height_in = 0.24 * (len(places) + sum(lines)) + (1.0 if narrow else 0.9)
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        for column, (axes, quantity) in enumerate(
+            zip(figure.subplots(1, len(quantities), squeeze=False)[0], quantities, strict=True)
+        ):
+            own = shown[shown["quantity"] == quantity]
+            ticks, names = [], []
+            for key, place in places.items():
+                y = place + above[groups.index(key[:2])]
+                ticks.append(y)
+                names.append(f"{key[2]}" if narrow else plural(key[2], "worker"))
+                row = own[(own[keys] == pd.Series(dict(zip(keys, key, strict=True)))).all(axis=1)]
+                if row.empty:
+                    axes.text(0, y, "hidden", size=small(), color=QUIET, ha="center", va="center", zorder=4)
+                else:
+                    _difference(axes, row.iloc[0], y, styles[key[1]])
+            for number_, pair in enumerate(groups):
+                first = min(place for key, place in places.items() if key[:2] == pair) + above[number_]
+                if column == 0:
+                    head = axes.text(
+                        0.01,
+                        first - 0.4 - lines[number_] / 2,
+                        heads[number_],
+                        transform=axes.get_yaxis_transform(),
+                        size=small(),
+                        va="center",
+                        zorder=4,
+                        bbox=_BEHIND,
+                    )
+                    head.set_in_layout(False)  # it goes on over the panel beside it
+            axes.axvline(0, color=QUIET, linewidth=0.8, zorder=1)
+            axes.set_ylim(max(ticks) + 0.6, -0.5)
+            axes.grid(axis="x")
+            axes.grid(False, axis="y")
+            axes.set_xlabel(folded(_TITLES[quantity], 0.4 * width_in))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=3 if narrow else 6, steps=[1, 2, 5, 10]))
+            if narrow and column == 0:
+                axes.set_ylabel("Workers")
+            axes.set_yticks(ticks, names if column == 0 else [""] * len(names))
+        return figure
+
+    return Drawing(
+        name=NAMES[1],
+        title="One transport against another",
+        alt="Differences between transports in per cent with 95 % intervals; the values are in the table.",
+        caption=(
+            "The same training over two transports, runs of the same repeat side by side: geometric mean of the ratios "
+            "less one, and 95 % interval. Filled: resolved (p below 0.05 after Holm over the worker counts), open: not "
+            "resolved. For throughput more is better, for waiting less is."
+        ),
+        data=shown,
+        draw=draw,
+    )
+
+
+def _difference(axes: Axes, row: Any, y: float, look: SeriesStyle) -> None:
+    low, middle, high = (100 * (row[name] - 1) for name in ("ratio_low", "ratio", "ratio_high"))
+    filled = row["verdict"] == RESOLVED
+    line = axes.plot([low, high], [y, y], color=look.color, linewidth=1.3, zorder=2)
+    dot = axes.plot([middle], [y], linestyle="none", **marker(replace(look, filled=filled)), zorder=3)
+    text = f"{plural(row['workers'], 'worker')}: {with_interval(middle, low, high)} %, {row['verdict']}"
+    mark(line, series=look.label)
+    mark(dot, series=look.label, tips=[text])
+
+
+def _labels(analysis: Analysis) -> dict[str, str]:
+    cells = analysis.synchronisation
+    return series_labels(cells) if len(cells) else {}
+
+
+# ---------------------------------------------------------------------------------------------------- batches
+
+
+def _against_batch(analysis: Analysis) -> Drawing | None:
+    cells = analysis.batches
+    counts = cells.groupby(["series", "workers", "nodes"], dropna=False)["batch"].transform("nunique")
+    shown = cells[counts >= FEWEST_COUNTS + 1]
+    if shown.empty:
+        return None
+    looks = _batch_looks(analysis.points, shown)
+    curves, knees = analysis.batch_curves, analysis.knees
+    overhead = bool(shown["overhead_median"].notna().any())
+    epochs = bool(shown["epoch_s_median"].notna().any())
+    fitted = [each.assign(kind=kind) for kind, each in (("line", curves), ("knee", knees)) if len(each)]
+
+    def draw(width_in: float) -> Figure:
+        panels = 1 + overhead + epochs
+        rows, columns, height_in = grid_of(width_in, panels, alone=0.4, beside=0.4)
+        figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for spare in grid[panels:]:
+            spare.remove()
+        _batch_panel(grid[0], shown, looks, "samples_per_s", 1 / 1000)
+        _fitted(grid[0], curves, knees, looks)
+        grid[0].set_ylabel("Throughput / 1000 samples/s")
+        place = 1
+        if epochs:
+            _batch_panel(grid[place], shown, looks, "epoch_s", 1.0)
+            grid[place].set_yscale("log")
+            grid[place].yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            grid[place].yaxis.set_minor_locator(NullLocator())
+            grid[place].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            grid[place].set_ylabel("Time per epoch / s")
+            place += 1
+        if overhead:
+            _batch_panel(grid[place], shown, looks, "overhead", 100.0)
+            grid[place].set_ylim(0, None)
+            grid[place].set_ylabel("Waiting / % of the step")
+        legend(figure, [_handle(look) for look in looks.values()], width_in)
+        return figure
+
+    return Drawing(
+        name=NAMES[2],
+        title="What a larger batch gives",
+        alt="Throughput, time per epoch and waiting against the batch of one worker; the knees are in the table.",
+        caption=(
+            "Throughput of all workers, time per epoch and the share of the step that is waiting for gradients, "
+            "against the batch of one worker. Points: medians over repeats; bars: 95 % intervals. Lines of the "
+            "throughput: the form selected by AICc, step = fixed + B per_sample (saturation) or max(fixed, B "
+            "per_sample) (piecewise); triangles at the bottom: the knee, where fixed and per-sample costs are equal, "
+            "with its 95 % interval. Where there is no triangle it is not identifiable."
+        ),
+        data=pd.concat([shown.assign(kind="point"), *fitted], ignore_index=True),
+        draw=draw,
+    )
+
+
+def _batch_looks(points: pd.DataFrame, shown: pd.DataFrame) -> dict[tuple[str, int], SeriesStyle]:
+    """Return the look of each (series, workers): the colour of the series, fill and dash of the worker count."""
+    # A series of this table spans batches and has a name of its own; beside those of the study it gets their colours.
+    base = series_styles(pd.concat([points, shown], ignore_index=True))
+    counts = sorted(set(shown["workers"]))
+    several = shown["setting"].nunique() > 1
+    looks: dict[tuple[str, int], SeriesStyle] = {}
+    for row in shown.drop_duplicates(["series", "workers"]).to_dict("records"):
+        look = base[row["series"]]
+        filled, dash = _VARIANTS[counts.index(row["workers"]) % len(_VARIANTS)]
+        words = f"{look.label}, {plural(row['workers'], 'worker')}" + (f", {row['setting']}" if several else "")
+        looks[row["series"], int(row["workers"])] = replace(look, filled=filled, dash=dash, label=words, ring=False)
+    return looks
+
+
+def _batch_panel(
+    axes: Axes, shown: pd.DataFrame, looks: Mapping[tuple[str, int], SeriesStyle], name: str, scale: float
+) -> None:
+    for (series, workers, _), own in shown.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
+        look = looks[str(series), int(float(f"{workers}"))]
+        known = own[own[f"{name}_median"].notna()].sort_values("batch", kind="stable")
+        if known.empty:
+            continue
+        x = known["batch"]
+        if name != "samples_per_s":
+            line = known[f"{name}_median"] * scale
+            mark(axes.plot(x, line, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2), series=look.label)
+        low, high = (known[f"{name}_{end}"] * scale for end in ("low", "high"))
+        spread = axes.vlines(x, low, high, color=look.color, linewidth=1.1)
+        dots = axes.plot(x, known[f"{name}_median"] * scale, linestyle="none", **marker(look), zorder=4)
+        mark(spread, series=look.label)
+        mark(dots, series=look.label, tips=_batch_tips(known, name))
+    axes.set_xscale("log")
+    batches = sorted(set(shown["batch"]))
+    axes.xaxis.set_major_locator(FixedLocator(_apart(batches)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("Batch of one worker")
+    if name == "samples_per_s":
+        axes.set_ylim(0, shown["samples_per_s_median"].max() * scale * 1.15)
+
+
+_BATCH_UNITS = {
+    "samples_per_s": ("samples/s", 1.0),
+    "epoch_s": ("s per epoch", 1.0),
+    "overhead": ("% of the step", 100.0),
+}
+
+
+def _batch_tips(rows: pd.DataFrame, name: str) -> list[str]:
+    unit, scale = _BATCH_UNITS[name]
+    texts = tips(rows, f"{name}_median", low=f"{name}_low", high=f"{name}_high", unit=unit, scale=scale)
+    return [f"batch {batch:g}, {text}" for batch, text in zip(rows["batch"], texts, strict=True)]
+
+
+def _apart(batches: Sequence[float]) -> list[float]:
+    """Return the batches to be written below an axis: those that stand a factor of 1.7 apart."""
+    kept: list[float] = []
+    for batch in batches:
+        if not kept or batch >= 1.7 * kept[-1]:
+            kept.append(batch)
+    return kept
+
+
+def _fitted(
+    axes: Axes, curves: pd.DataFrame, knees: pd.DataFrame, looks: Mapping[tuple[str, int], SeriesStyle]
+) -> None:
+    for (series, workers, _), own in curves.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
+        look = looks.get((str(series), int(float(f"{workers}"))))
+        if look is not None:
+            rate = own["samples_per_s"] / 1000
+            axes.plot(own["batch"], rate, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
+    foot = axes.get_ylim()[1] * 0.03
+    left, right = axes.get_xlim()
+    for place, row in enumerate(knees[knees["identified"].astype(bool)].to_dict("records")):
+        look = looks.get((row["series"], int(row["workers"])))
+        if look is None:
+            continue
+        y = foot * (1 + place)
+        low, high = max(row["knee_low"], left), min(row["knee_high"], right)
+        axes.plot([low, high], [y, y], color=look.color, linewidth=1.1, zorder=3)
+        axes.plot([row["knee"]], [y], linestyle="none", **marker(replace(look, marker="^")), zorder=4)
+
+
+# ---------------------------------------------------------------------------------------------------- sentences
+
+
+def _sentences(analysis: Analysis) -> list[str]:
+    return [
+        *_sync_sentences(analysis),
+        *_transport_sentences(analysis),
+        *_knee_sentences(analysis),
+        *_cycle_sentences(analysis),
+    ]
+
+
+def _several(frame: pd.DataFrame) -> bool:
+    return bool(frame["setting"].nunique() > 1)
+
+
+def _sync_sentences(analysis: Analysis) -> list[str]:
+    """Return one sentence for the largest worker count of each series, the largest share of the step first."""
+    cells = analysis.synchronisation
+    known = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
+    labels, several = _labels(analysis), _several(cells)
+    largest = known.sort_values("workers", kind="stable").drop_duplicates("series", keep="last").sort_index()
+    found = []
+    for row in largest.sort_values("share_median", ascending=False, kind="stable").to_dict("records"):
+        name = labels[row["series"]] + (f" ({row['setting']})" if several else "")
+        text = (
+            f"{name}, {plural(row['workers'], 'worker')}: waiting for gradients takes "
+            f"{_ms(row, 'sync_s')} of a step, {percent(row['share_median'])}"
+        )
+        if math.isfinite(row["sync_per_epoch_s_median"]):
+            text += (
+                f", and {_seconds(row, 'sync_per_epoch_s')} of an epoch of {row['batches_per_epoch']:.0f} "
+                f"batch{'' if row['batches_per_epoch'] == 1 else 'es'}"
+            )
+        found.append(f"{text}.")
+    return found[:MOST_LINES]
+
+
+def _transport_sentences(analysis: Analysis) -> list[str]:
+    """Return one sentence for each two ways to talk: where they differ in throughput, and where not."""
+    table = analysis.transports
+    table = table[(table["quantity"] == "samples_per_s") & (table["workers"] > 1)]
+    labels, several = _labels(analysis), _several(table)
+    found = []
+    for (a, b), own in table.groupby(["a", "b"], sort=False):
+        words = []
+        for row in own[own["verdict"] == RESOLVED].to_dict("records"):
+            words.append(f"{_change(row)} with {plural(row['workers'], 'worker')}")
+        open_ = own[own["verdict"] == NOT_RESOLVED]
+        if len(open_):
+            counts = listed([f"{each:.0f}" for each in sorted(set(open_["workers"]))])
+            words.append(f"not resolved with {counts} worker{'' if counts == '1' else 's'}")
+        if words:
+            setting = f" ({own['setting'].iloc[0]})" if several else ""
+            found.append(f"{labels[str(b)]} against {labels[str(a)]}{setting}: {'; '.join(words)}.")
+    return found[:MOST_LINES]
+
+
+def _change(row: Mapping[Any, Any]) -> str:
+    """Return `3.0 % more samples/s [2.6, 3.4]`."""
+    sign = 1 if row["ratio"] >= 1 else -1
+    value, *ends = (100.0 * sign * (float(row[name]) - 1) for name in ("ratio", "ratio_low", "ratio_high"))
+    text, _, interval = with_interval(value, min(ends), max(ends)).partition(" ")
+    return f"{text}{THIN}% {'more' if sign > 0 else 'fewer'} samples/s {interval}"
+
+
+def _knee_sentences(analysis: Analysis) -> list[str]:
+    table = analysis.knees
+    several = _several(table)
+    labels = series_labels(table) if len(table) else {}
+    found = []
+    for row in table[table["identified"].astype(bool)].to_dict("records"):
+        name = labels[row["series"]] + (f" ({row['setting']})" if several else "")
+        most = with_interval(row["most_samples_per_s"] / 1e3, row["most_low"] / 1e3, row["most_high"] / 1e3)
+        found.append(
+            f"{name}, {plural(row['workers'], 'worker')}: the knee is at a batch of "
+            f"{with_interval(row['knee'], row['knee_low'], row['knee_high'])} per worker; 90{THIN}% of the most that "
+            f"ever larger batches give ({most} thousand samples/s) need {rounded(row['batch_for_90_percent'], 3)}."
+        )
+    return found[:MOST_LINES]
+
+
+def _cycle_sentences(analysis: Analysis) -> list[str]:
+    labels = series_labels(analysis.cycle) if len(analysis.cycle) else {}
+    found = []
+    for row in analysis.cycle.to_dict("records"):
+        text = (
+            f"{labels[row['series']]}, {plural(row['workers'], 'worker')}, cycles from "
+            f"{milliseconds(row['shortest_cycle_s'])} to {milliseconds(row['longest_cycle_s'])}{THIN}ms: each ms of "
+            f"Horovod's cycle adds {with_interval(row['slope'], row['slope_low'], row['slope_high'])}{THIN}ms of "
+            f"waiting ({_CYCLE_WORDS[row['verdict']]})"
+        )
+        if math.isfinite(row["share_at_default"]):
+            share = with_interval(*(100 * row[name] for name in ("share_at_default", "share_low", "share_high")))
+            text += f"; at Horovod's default of {milliseconds(row['default_cycle_s'])}{THIN}ms that is {share}{THIN}%"
+        found.append(f"{text}.")
+    return found[:MOST_LINES]
+
+
+_CYCLE_WORDS = {
+    "as the cycle explains": "as waiting for its looks explains",
+    "no effect": "no effect",
+    "otherwise": "not what waiting for its looks would give",
+    "not resolved": "not resolved",
+}
+
+
+def _ms(row: Any, name: str) -> str:
+    value, low, high = (1000 * row[f"{name}_{end}"] for end in ("median", "low", "high"))
+    return _with_unit(value, low, high, "ms")
+
+
+def _seconds(row: Any, name: str) -> str:
+    value, low, high = (row[f"{name}_{end}"] for end in ("median", "low", "high"))
+    return _with_unit(value, low, high, "s")
+
+
+def _with_unit(value: float, low: float, high: float, unit: str) -> str:
+    text, _, interval = with_interval(value, low, high).partition(" ")
+    return f"{text}{THIN}{unit}{f' {interval}' if interval else ''}"
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+def _cell(value: float, low: float = math.nan, high: float = math.nan) -> dict[str, str]:
+    """Return a value and its interval as two texts."""
+    if not math.isfinite(value):
+        return {"value": NOTHING, "interval": ""}
+    text, _, interval = with_interval(value, low, high).partition(" ")
+    return {"value": text, "interval": interval or "no interval"}
+
+
+def _of(row: Mapping[Any, Any], name: str, scale: float = 1.0, middle: str = "_median") -> dict[str, str]:
+    return _cell(*(scale * row[f"{name}{end}"] for end in (middle, "_low", "_high")))
+
+
+def _cells(analysis: Analysis) -> list[dict[str, Any]]:
+    labels = _labels(analysis)
+    groups = []
+    for series, rows in analysis.synchronisation.groupby("series", sort=False):
+        lines = [
+            {
+                "workers": f"{row['workers']:.0f}" + (f" on {row['nodes']:.0f} nodes" if row["nodes"] > 1 else ""),
+                "repeats": f"{row['repeats']}",
+                "sync": _of(row, "sync_s", 1000),
+                "share": _of(row, "share", 100),
+                "batches": f"{row['batches_per_epoch']:.0f}" if row["batches_per_epoch"] > 0 else NOTHING,
+                "epoch": _of(row, "sync_per_epoch_s"),
+                "note": row["note"],
+            }
+            for row in rows.to_dict("records")
+        ]
+        groups.append(
+            {
+                "label": labels[str(series)],
+                "setting": rows["setting"].iloc[0],
+                "law": _law(analysis, str(series)),
+                "rows": lines,
+            }
+        )
+    return groups
+
+
+def _law(analysis: Analysis, series: str) -> str:
+    """Return the law of a series with its parameters in ms, in words; empty where none was fitted."""
+    fit = analysis.sync_fits["series"].get(series)
+    if not fit or fit["selected"] is None:
+        return ""
+    law = fit["laws"][fit["selected"]]
+    return f"{LAW_NAMES.get(fit['selected'], fit['selected'])}: {law['formula']}"
+
+
+def _transports(analysis: Analysis) -> list[dict[str, Any]]:
+    labels = _labels(analysis)
+    groups = []
+    for (a, b), rows in analysis.transports.groupby(["a", "b"], sort=False):
+        lines = []
+        for row in rows.to_dict("records"):
+            scale, unit = (1.0, "samples/s") if row["quantity"] == "samples_per_s" else (1000.0, "ms")
+            lines.append(
+                {
+                    "quantity": "throughput" if row["quantity"] == "samples_per_s" else "waiting per step",
+                    "unit": unit,
+                    "workers": f"{row['workers']:.0f}",
+                    "pairs": f"{row['pairs']}",
+                    "a": _value(scale * row["a_value"]),
+                    "b": _value(scale * row["b_value"]),
+                    "ratio": _of(row, "ratio", middle=""),
+                    "p": f"{row['p_holm']:.2g}" if math.isfinite(row["p_holm"]) else NOTHING,
+                    "test": row["test"],
+                    "verdict": _verdict(row, labels),
+                    "needed": f"{row['pairs_needed']:.0f}" if math.isfinite(row["pairs_needed"]) else "",
+                    "note": row["note"],
+                }
+            )
+        groups.append({"a": labels[str(a)], "b": labels[str(b)], "setting": rows["setting"].iloc[0], "rows": lines})
+    return groups
+
+
+def _value(value: float) -> str:
+    return rounded(value) if math.isfinite(value) else NOTHING
+
+
+def _verdict(row: Mapping[Any, Any], labels: Mapping[str, str]) -> str:
+    return f"{labels[row[row['better']]]} is better" if row["better"] else f"{row['verdict']}"
+
+
+def _knees(analysis: Analysis) -> list[dict[str, Any]]:
+    labels = series_labels(analysis.knees) if len(analysis.knees) else {}
+    return [
+        {
+            "label": labels[row["series"]],
+            "setting": row["setting"],
+            "workers": f"{row['workers']:.0f}",
+            "batches": f"{row['batches']:.0f}",
+            "form": row["form"] or NOTHING,
+            "knee": _knee(row),
+            "fixed": _cell(*(1000 * row[name] for name in ("fixed_s", "fixed_low_s", "fixed_high_s"))),
+            "sample": _cell(*(1e6 * row[name] for name in ("per_sample_s", "per_sample_low_s", "per_sample_high_s"))),
+            "most": rounded(row["most_samples_per_s"]) if math.isfinite(row["most_samples_per_s"]) else NOTHING,
+            "ninety": number(row["batch_for_90_percent"]) if math.isfinite(row["batch_for_90_percent"]) else NOTHING,
+            "note": row["note"],
+        }
+        for row in analysis.knees.to_dict("records")
+    ]
+
+
+def _knee(row: Mapping[Any, Any]) -> dict[str, str]:
+    if math.isfinite(row["knee"]):
+        return _cell(row["knee"], row["knee_low"], row["knee_high"])
+    if math.isfinite(row["knee_at_most"]):
+        return {"value": f"<{THIN}{rounded(row['knee_at_most'], 2)}", "interval": ""}
+    if math.isfinite(row["knee_at_least"]):
+        return {"value": f">{THIN}{rounded(row['knee_at_least'], 2)}", "interval": ""}
+    return {"value": NOTHING, "interval": ""}
+
+
+def _cycles(analysis: Analysis) -> list[dict[str, Any]]:
+    labels = series_labels(analysis.cycle) if len(analysis.cycle) else {}
+    return [
+        {
+            "label": labels[row["series"]],
+            "setting": row["setting"],
+            "workers": f"{row['workers']:.0f}",
+            "cycles": f"{milliseconds(row['shortest_cycle_s'])} to {milliseconds(row['longest_cycle_s'])}",
+            "runs": f"{row['runs']:.0f}",
+            "slope": _of(row, "slope", middle=""),
+            "expected": "0"
+            if row["expected_high"] == 0
+            else f"{number(row['expected_low'])} to {number(row['expected_high'])}",
+            "rest": _cell(*(1000 * row[name] for name in ("rest_s", "rest_low_s", "rest_high_s"))),
+            "share": _cell(*(100 * row[name] for name in ("share_at_default", "share_low", "share_high"))),
+            "verdict": row["verdict"],
+            "note": row["note"],
+        }
+        for row in analysis.cycle.to_dict("records")
+    ]

@@ -1,0 +1,192 @@
+"""Figures of what the sensors of a host said over the time of a run, and of power and energy against workers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from horovod_study.analysis.system import PHASES, Panel, panels, phases, summary
+from horovod_study.files import csv_of
+from horovod_study.records import SystemSamples
+from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import legend
+from horovod_study.report.kit.style import (
+    GRID,
+    INK,
+    NARROW_IN,
+    PRINT_WIDTH_IN,
+    QUIET,
+    SHADE,
+    TEXT,
+    Look,
+    looks_in_order,
+    small,
+    text_in,
+)
+
+NAME = "system"
+
+_SHADES = {
+    "start-up": (SHADE, ""),
+    "warm-up": (GRID, ""),
+    "timed steps": ("none", ""),
+    "evaluation": ("#f4e4bf", ""),
+    "break": ("#e9cdd8", ""),
+    "end": (SHADE, "////"),
+}
+_ROW_IN = 0.78
+_LEGEND_ROWS = 5
+
+
+def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = PRINT_WIDTH_IN) -> Figure:
+    """Return the figure of one host over time, phases of the run (`analysis.system.phases`) shaded; inside style()."""
+    drawn = panels(samples)
+    narrow = width_in < NARROW_IN
+    heads_in = [_head_in(panel, width_in) if narrow else 0.0 for panel in drawn]
+    height_in = max(1, len(drawn)) * _ROW_IN + sum(heads_in) + 0.5
+    canvas = Figure(figsize=(width_in, height_in), layout="constrained")
+    rows = canvas.subplots(max(1, len(drawn)), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(rows, drawn, strict=False):
+        _draw(axes, panel, table, width_in)
+    low, high = _span(samples, table)
+    rows[-1].set_xlim(low, high)
+    rows[-1].set_xlabel("Seconds since the first step")
+    present = [phase for phase in PHASES if (table["phase"] == phase).any()]
+    if present:
+        handles = [
+            Patch(facecolor=_SHADES[phase][0], edgecolor=QUIET, linewidth=0.5, hatch=_SHADES[phase][1], label=phase)
+            for phase in present
+        ]
+        legend(canvas, handles, width_in)
+    canvas.align_ylabels(list(rows))
+    return canvas
+
+
+def _span(samples: SystemSamples, table: pd.DataFrame) -> tuple[float, float]:
+    times = [samples.rows["at_s"].min(), samples.rows["at_s"].max(), table["begin_s"].min(), table["end_s"].max()]
+    known = [float(each) for each in times if np.isfinite(each)]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    return low, high if high > low else low + 1.0
+
+
+def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> None:
+    for each in table.to_dict("records"):
+        color, hatch = _SHADES[each["phase"]]
+        if color != "none":
+            axes.axvspan(
+                each["begin_s"], each["end_s"], facecolor=color, edgecolor=GRID, linewidth=0, hatch=hatch, zorder=0
+            )
+    loud = [trace for trace in panel.traces if not trace.quiet]
+    looks = dict(zip((trace.label for trace in loud), looks_in_order([trace.label for trace in loud]), strict=True))
+    for trace in panel.traces:
+        look = looks.get(trace.label)
+        single = int(np.isfinite(trace.values).sum()) == 1
+        axes.plot(
+            trace.at_s,
+            trace.values,
+            drawstyle="steps-pre" if trace.over_interval else "default",
+            color=QUIET if look is None else look.color,
+            linestyle=(0, (1.2, 1.2)) if look is None else look.dash,
+            linewidth=1.0 if look is None else 1.3,
+            marker="." if single else None,
+            label=trace.label,
+            zorder=2 if look is None else 3,
+        )
+    axes.margins(y=0.12)
+    axes.set_ylim(bottom=0)
+    axes.locator_params(axis="y", nbins=3)
+    if width_in < NARROW_IN:  # names and legend above the panel, or they would leave it no room
+        axes.legend(
+            title=panel.label.replace("\n", " "),
+            alignment="left",
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            borderaxespad=0.1,
+            handlelength=1.2,
+            ncols=_columns(panel, width_in),
+            columnspacing=0.8,
+            labelcolor=INK,
+        )
+        return
+    axes.set_ylabel(panel.label, rotation=0, ha="right", va="center")
+    crowd = len(panel.traces) > _LEGEND_ROWS
+    axes.legend(
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        handlelength=1.2 if crowd else 1.6,
+        ncols=1 + (len(panel.traces) - 1) // _LEGEND_ROWS,
+        columnspacing=0.8,
+        labelcolor=INK,
+    )
+
+
+def _columns(panel: Panel, width_in: float) -> int:
+    """Return the columns of a legend above a panel."""
+    wide_in = max((text_in(trace.label) for trace in panel.traces), default=0.0) + 0.32
+    return max(1, min(len(panel.traces), int(0.8 * width_in / wide_in)))
+
+
+def _head_in(panel: Panel, width_in: float) -> float:
+    """Return the height of a panel's name and legend above it."""
+    return 1.4 * small() / 72 * (1 + math.ceil(len(panel.traces) / _columns(panel, width_in)))
+
+
+def caption(samples: SystemSamples) -> str:
+    """Return what a reader of the figure must know: where from, how often, and which sensors are missing and why."""
+    meta = samples.meta
+    ranks, interval_s = len(meta["ranks"]), float(meta["interval_s"])
+    reasons: dict[str, list[str]] = {}
+    for name, reason in meta["missing"].items():
+        reasons.setdefault(str(reason), []).append(_WORDS.get(name, name))
+    missing = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+    devices = ", ".join(f"{part}: {name}" for part, name in meta["devices"].items())
+    return " ".join(
+        [
+            f"Host {samples.host} during the run, sampled every {interval_s:g} s: the process trees of {ranks} "
+            f"rank{'s' * (ranks != 1)} and the host as a whole. CPU is in per cent of one core, MB are 1e6 bytes. "
+            "Stepped lines are means since the sample before, straight ones readings of a moment.",
+            *([f"Devices: {devices}."] if devices else []),
+            *([f"Not shown, for want of a sensor: {missing}."] if missing else []),
+        ]
+    )
+
+
+_WORDS = {
+    "rdma": "InfiniBand traffic",
+    "gpu": "GPU use, memory, power and clocks",
+    "package": "energy and power of the processors",
+    "pss_mb": "proportional memory",
+    "disk": "disk bytes",
+    "children": "child processes",
+}
+
+
+def write_system(
+    directory: Path,
+    samples: Mapping[str, SystemSamples],
+    steps: pd.DataFrame,
+    evaluations: Sequence[Mapping[str, float]],
+    *,
+    first_timed: int,
+    look: Look = TEXT,
+) -> list[Path]:
+    """Write one figure per host (system-HOST.pdf, .svg, .png), its caption (.txt) and the table of all (system.csv)."""
+    paths = []
+    for host, each in samples.items():
+        at_s = each.rows["at_s"]
+        table = phases(steps, evaluations, first_timed=first_timed, first_s=float(at_s.min()), last_s=float(at_s.max()))
+        name = f"{NAME}-{host}"
+        texts = {
+            f"{name}.txt": caption(each) + "\n",
+            f"{name}.csv": csv_of(summary({host: each}, table)),
+        }
+        paths += write_result(
+            directory, figures={name: partial(figure, each, table, look.width_in)}, texts=texts, look=look
+        )
+    return paths

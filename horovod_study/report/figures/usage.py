@@ -1,0 +1,230 @@
+"""What the machine did while it trained, for readers: use and power of GPUs and cores against workers and over time.
+
+Everything drawn is a column of the analysis.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from horovod_study.analysis.study import Analysis
+from horovod_study.analysis.usage import SLICES
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.panels import grid, handles, heading, left_out, legend, settings_of, spread, workers_below
+from horovod_study.report.kit.style import series_styles
+from horovod_study.text.numbers import plural, rounded
+
+NAMES = ("usage", "load")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """One panel: a quantity of the table `usage`, with what a reader must know of it."""
+
+    name: str
+    label: str
+    unit: str  # behind a value
+    words: str
+
+
+ON_GPUS = (
+    Quantity(
+        name="gpu_percent",
+        label="GPU use / %",
+        unit="% GPU use",
+        words="GPU use: share of time in which any kernel ran, mean over the GPUs",
+    ),
+    Quantity(
+        name="gpu_power_w_per_gpu",
+        label="Power of a GPU / W",
+        unit="W",
+        words="power: the GPUs' own reading, mean over them",
+    ),
+    Quantity(
+        name="cpu_percent_per_rank",
+        label="CPU of a rank / %",
+        unit="% of a core",
+        words="CPU: processor time of a rank and all it started, in per cent of one core, mean over the ranks",
+    ),
+    Quantity(
+        name="gpu_memory_mb",
+        label="GPU memory / MB",
+        unit="MB",
+        words="memory: largest of the window, mean over the GPUs",
+    ),
+)
+ON_CORES = (
+    ON_GPUS[2],
+    Quantity(
+        name="rss_mb_per_rank",
+        label="Memory of a rank / MB",
+        unit="MB",
+        words="memory: resident, with pages that ranks share, largest of the window, mean over the ranks",
+    ),
+    Quantity(
+        name="package_power_w",
+        label="Power of processors / W",
+        unit="W",
+        words="power: of all processors, by their counters",
+    ),
+)
+
+
+def drawings(analysis: Analysis) -> list[Drawing]:
+    """Return the figures of use and power; none where no run of several workers was sampled."""
+    made = [_usage(analysis), _load(analysis)]
+    return [each for each in made if each is not None]
+
+
+def _usage(analysis: Analysis) -> Drawing | None:
+    table = analysis.usage
+    gpus = bool(table["gpu_percent_median"].notna().any() or table["gpu_power_w_per_gpu_median"].notna().any())
+    panels = [each for each in (ON_GPUS if gpus else ON_CORES) if table[f"{each.name}_median"].notna().any()]
+    known = table[(table["mode"] != "mixed") & table[[f"{each.name}_median" for each in panels]].notna().any(axis=1)]
+    parallel = known[known["workers"] > 1]
+    if parallel.empty or not panels:
+        return None
+    settings = settings_of(parallel, most=1)
+    shown = known[known["setting"].isin(settings)]
+    styles = series_styles(analysis.points)
+
+    def draw(width_in: float) -> Figure:
+        figure, axes_of, panel_in = grid(len(settings) * len(panels), width_in)
+        for place, (setting, panel) in enumerate((setting, panel) for setting in settings for panel in panels):
+            axes, own = axes_of[place], shown[shown["setting"] == setting]
+            columns = (f"{panel.name}_median", f"{panel.name}_min", f"{panel.name}_max")
+            top = 0.0
+            for series, each in own.groupby("series", sort=False):
+                top = max(top, spread(axes, each, columns, styles[str(series)], tip=_tip(panel)))
+            workers_below(axes, own, panel_in)
+            axes.set_ylim(0, 1.15 * top if top > 0 else 1)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.set_ylabel(panel.label)
+            if len(settings) > 1:
+                heading(axes, setting, panel_in)
+        legend(figure, handles(styles, shown["series"].drop_duplicates()), width_in)
+        return figure
+
+    least, most = int(shown["repeats"].min()), int(shown["repeats"].max())
+    caption = (
+        f"Use of the machine against the number of workers, means over the timed window of each run. "
+        f"{'; '.join(panel.words for panel in panels).capitalize()}. Points: medians over repeats; bars: lowest to "
+        "highest repeat; lines only guide the eye; the ring is one worker without a communication library. Dashed, "
+        "upright: further workers need another node. Repeats per point: "
+        f"{least if least == most else f'{least} to {most}'}." + left_out(parallel, settings)
+    )
+    kept = [f"{panel.name}_{end}" for panel in panels for end in ("repeats", "median", "min", "max", "low", "high")]
+    return Drawing(
+        name=NAMES[0],
+        title="Use and power" if any("power" in panel.name for panel in panels) else "Use of the machine",
+        alt=f"{'; '.join(panel.label for panel in panels)}: against workers; the values are in its CSV file.",
+        caption=caption,
+        data=known[["series", "setting", "partition", "device", "workers", "nodes", "repeats", *kept]],
+        draw=draw,
+    )
+
+
+def _tip(panel: Quantity) -> Any:
+    def tip(row: Mapping[Any, Any]) -> str:
+        middle, low, high = (row[f"{panel.name}_{end}"] for end in ("median", "min", "max"))
+        return (
+            f"{plural(row['workers'], 'worker')}: {rounded(middle, 3)} {panel.unit} "
+            f"({rounded(low, 3)} to {rounded(high, 3)}), {plural(row[f'{panel.name}_repeats'], 'repeat')}"
+        )
+
+    return tip
+
+
+# ---------------------------------------------------------------------------------------------------- over time
+
+
+OVER_TIME = (
+    Quantity(name="step_s", label="Mean step / ms", unit="ms", words="mean step of each stretch"),
+    Quantity(name="gpu_percent", label="GPU use / %", unit="% GPU use", words="GPU use: mean over the GPUs"),
+    Quantity(name="gpu_power_w", label="Power of all GPUs / W", unit="W", words="power: sum over the GPUs"),
+    Quantity(
+        name="cpu_percent_per_rank",
+        label="CPU of a rank / %",
+        unit="% of a core",
+        words="CPU: mean over the ranks",
+    ),
+    Quantity(
+        name="rss_mb_per_rank", label="Memory of a rank / MB", unit="MB", words="memory: resident, mean over the ranks"
+    ),
+)
+MOST_PANELS = 4
+MOST_LINES = 8
+
+
+def _load(analysis: Analysis) -> Drawing | None:
+    table = analysis.load
+    panels = [each for each in OVER_TIME if table[f"{each.name}_median"].notna().any()][:MOST_PANELS]
+    sampled = [each for each in panels if each.name != "step_s"]
+    known = table[(table["mode"] != "mixed") & (table["workers"] > 1)]
+    if known.empty or not sampled:
+        return None
+    (setting,) = settings_of(known, most=1)
+    own = known[known["setting"] == setting]
+    top = own[own["workers"] == own.groupby("series")["workers"].transform("max")]
+    top = top[top["nodes"].fillna(0) == top["nodes"].fillna(0).groupby(top["series"]).transform("max")]
+    names = list(top.sort_values("workers", ascending=False, kind="stable")["series"].drop_duplicates()[:MOST_LINES])
+    shown = top[top["series"].isin(names)]
+    styles = series_styles(analysis.points)
+    counts = shown.drop_duplicates("series").set_index("series")["workers"]
+    looks = {
+        str(series): replace(
+            styles[str(series)], label=f"{styles[str(series)].label}, {plural(counts[series], 'worker')}"
+        )
+        for series in shown["series"].drop_duplicates()
+    }
+
+    def draw(width_in: float) -> Figure:
+        figure, axes_of, _ = grid(len(panels), width_in, aspect=0.6)
+        for axes, panel in zip(axes_of, panels, strict=True):
+            scale, high = (1000.0 if panel.name == "step_s" else 1.0), 0.0
+            for series, each in shown.groupby("series", sort=False):
+                look = looks[str(series)]
+                low, middle, most = (each[f"{panel.name}_{end}"] * scale for end in ("min", "median", "max"))
+                band = axes.fill_between(each["at_s"], low, most, color=look.color, alpha=0.15, linewidth=0, zorder=1.5)
+                mark(band, series=look.label)
+                tips = [
+                    f"{at:.3g} s: {rounded(value, 3)} {panel.unit}"
+                    for at, value in zip(each["at_s"], middle, strict=True)
+                ]
+                line = axes.plot(each["at_s"], middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
+                mark(line, series=look.label, tips=tips)
+                high = max(high, float(most.max()) if most.notna().any() else 0.0)
+            axes.set_xlim(0, 1.02 * float(shown["at_s"].max()) or 1)
+            axes.set_ylim(0, 1.12 * high if high > 0 else 1)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.set_ylabel(panel.label)
+            axes.set_xlabel("Seconds since the timed window began")
+        entries = [
+            Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, label=look.label)
+            for look in looks.values()
+        ]
+        legend(figure, entries, width_in)
+        return figure
+
+    least, most_repeats = int(shown["repeats"].min()), int(shown["repeats"].max())
+    caption = (
+        f"The machine over the timed window, {setting}, at the largest worker count of each series: "
+        f"{'; '.join(panel.words for panel in panels)}. The window is cut into {SLICES} stretches of equal steps. "
+        "Lines: medians over repeats; bands: lowest to highest repeat. Repeats: "
+        f"{least if least == most_repeats else f'{least} to {most_repeats}'}. The other cells stand in the CSV file."
+    )
+    return Drawing(
+        name=NAMES[1],
+        title="The machine over time",
+        alt=f"{'; '.join(panel.label for panel in panels)}: over the timed window; the values are in its CSV file.",
+        caption=caption,
+        data=known,
+        draw=draw,
+    )

@@ -1,0 +1,436 @@
+"""The figures of a study: values that can be drawn at any width, and the files they become.
+
+Everything drawn is a column of the analysis; the rows used are written next to the figure as CSV, and what the reader
+must know to read it (baseline, formula, what the bars mean) as a caption in a text file.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.panels import (
+    MOST_COLUMNS,
+    MOST_PANELS,
+    boundary_words,
+    grid_of,
+    in_table_only,
+    legend,
+    marker,
+    node_boundaries,
+    panel_in,
+    worker_axis,
+)
+from horovod_study.report.kit.style import (
+    EXTRAPOLATED_DASH,
+    LAW_NAMES,
+    QUIET,
+    SHADE,
+    THIN_LAWS,
+    SeriesStyle,
+    folded,
+    series_styles,
+    small,
+)
+from horovod_study.text.numbers import plural
+
+MOST_THIN = 4
+"""Series of a panel that have the lines of Amdahl and Gustafson beside their own."""
+
+
+# ---------------------------------------------------------------------------------------------------- against workers
+
+
+def _baseline_words(analysis: Analysis) -> str:
+    return {
+        "plain": "one plain PyTorch worker without a communication library",
+        "wrapped": "one worker inside the same communication library",
+    }[analysis.provenance["baseline"]]
+
+
+def _drawn(analysis: Analysis) -> pd.DataFrame:
+    """Return the points that a speedup can be drawn of, and the cells without a result beside them."""
+    points = analysis.points
+    shown = points[points["mode"] != "mixed"]
+    known = shown[f"speedup_{analysis.provenance['baseline']}"].notna()
+    series = shown.loc[known, "series"].unique()
+    return shown[known | (shown["missing"] & shown["series"].isin(series))]
+
+
+def speedup(analysis: Analysis) -> Drawing | None:
+    kind = analysis.provenance["baseline"]
+    return _against_workers(
+        analysis,
+        name="speedup",
+        title="Speedup",
+        columns=(f"speedup_{kind}", f"speedup_{kind}_min", f"speedup_{kind}_max"),
+        curves=("speedup", "low", "high"),
+        scale=1.0,
+        ylabel="Speedup",
+        ideal="speedup",
+        formula="S(N) = X(N) / X(base), X = samples/s of all workers, medians over repeats",
+    )
+
+
+def efficiency(analysis: Analysis) -> Drawing | None:
+    kind = analysis.provenance["baseline"]
+    return _against_workers(
+        analysis,
+        name="efficiency",
+        title="Efficiency",
+        columns=(f"efficiency_{kind}", f"efficiency_{kind}_min", f"efficiency_{kind}_max"),
+        curves=("efficiency", "efficiency_low", "efficiency_high"),
+        scale=100.0,
+        ylabel="Efficiency / %",
+        ideal="efficiency",
+        formula="E(N) = S(N) / N = X(N) / (N X(base)), X = samples/s of all workers, medians over repeats",
+    )
+
+
+def throughput(analysis: Analysis) -> Drawing | None:
+    points = analysis.points
+    shown = points[points["mode"] != "mixed"]
+    if shown[~shown["missing"]].empty:
+        return None
+    if (shown["mode"] == "single").all() and shown["setting"].nunique() > MOST_COLUMNS:
+        return None  # a panel for every dot: the table says it better
+    styles = series_styles(points)
+    data = shown[
+        [
+            *("series", "setting", "partition", "workers", "nodes", "repeats", "missing"),
+            *(f"samples_per_s_{name}" for name in ("median", "min", "max")),
+            "base_plain_samples_per_s",
+        ]
+    ]
+
+    def draw(width_in: float) -> Figure:
+        figure, panels = _panels(shown, width_in)
+        for axes, setting in panels:
+            rows = shown[shown["setting"] == setting]
+            for series, own in rows.groupby("series", sort=False):
+                look = styles[str(series)]
+                guide = axes.plot(
+                    own["workers"],
+                    own["samples_per_s_median"] / 1000,  # a cell without a result is NaN and breaks the line
+                    color=look.color,
+                    linestyle=look.dash,
+                    linewidth=1.2,
+                    zorder=2,
+                )
+                mark(guide, series=look.label)
+                texts = tips(
+                    own,
+                    "samples_per_s_median",
+                    low="samples_per_s_ci95_low",
+                    high="samples_per_s_ci95_high",
+                    unit="samples/s",
+                )
+                _dots(axes, own, [f"samples_per_s_{n}" for n in ("median", "min", "max")], look, 1 / 1000, texts)
+            bases = rows["base_plain_samples_per_s"].dropna().unique()
+            for base in bases:
+                axes.axline((0, 0), slope=base / 1000, color=QUIET, linewidth=0.7, zorder=1)
+            worker_axis(axes, rows["workers"], rows["workers"].max(), panel_in(width_in, len(panels)))
+            axes.set_ylim(0, rows["samples_per_s_max"].max() / 1000 * 1.12)
+            node_boundaries(axes, rows, panel_in(width_in, len(panels)))
+            axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.5 * figure.get_figheight() / len(panels)))
+        handles = _series_handles(shown, styles)
+        if shown["base_plain_samples_per_s"].notna().any():
+            handles.append(Line2D([], [], color=QUIET, linewidth=0.7, label="N times the plain worker"))
+        legend(figure, [*handles, *_missing_handle(shown)], width_in)
+        return figure
+
+    caption = (
+        "Throughput of all workers together against the number of workers. Points: medians over repeats; bars: slowest "
+        "to fastest repeat; lines only guide the eye. Thin grey: the throughput of one plain worker times N. "
+        f"{_work_words(shown)}{boundary_words(shown)}{in_table_only(_settings(shown))}"
+    )
+    return Drawing(
+        name="throughput",
+        title="Throughput",
+        alt=f"Throughput against workers for {_names(shown, styles)}.",
+        caption=caption,
+        data=data,
+        draw=draw,
+    )
+
+
+def _against_workers(
+    analysis: Analysis,
+    *,
+    name: str,
+    title: str,
+    columns: tuple[str, str, str],
+    curves: tuple[str, str, str],
+    scale: float,
+    ylabel: str,
+    ideal: str,
+    formula: str,
+) -> Drawing | None:
+    shown = _drawn(analysis)
+    if shown[~shown["missing"] & (shown["backend"] != "serial")].empty:
+        return None
+    styles = series_styles(analysis.points)
+    lines = analysis.curves[analysis.curves["series"].isin(shown["series"])]
+    lines = lines[lines["selected"].astype(bool) | lines["law"].isin(list(THIN_LAWS))]
+    laws = {str(row["series"]): str(row["law"]) for row in lines[lines["selected"].astype(bool)].to_dict("records")}
+
+    def draw(width_in: float) -> Figure:
+        figure, panels = _panels(shown, width_in)
+        last = max(lines["workers"].max() if len(lines) else 1, shown["workers"].max())
+        inside = lines.loc[~lines["extrapolated"].astype(bool), curves[0]].max()
+        top = np.nanmax([shown[columns[2]].max(), inside, 1.0])
+        for axes, setting in panels:
+            rows = shown[shown["setting"] == setting]
+            own = lines[lines["series"].isin(rows["series"])]
+            measured = rows.loc[~rows["missing"], "workers"].max()
+            _ideal(axes, ideal, last, scale)
+            crowded = rows.loc[rows["backend"] != "serial", "series"].nunique() > MOST_THIN
+            for (series, law), curve in own.groupby(["series", "law"], sort=False):
+                look = styles[str(series)]
+                if law == laws.get(str(series)):
+                    _line(axes, curve, curves, scale, look)
+                elif law in THIN_LAWS and not crowded:
+                    _thin_line(axes, curve, curves[0], scale, look, THIN_LAWS[str(law)])
+            for series, points in rows.groupby("series", sort=False):
+                unit = "\u00d7" if ideal == "speedup" else "%"
+                texts = tips(
+                    points, columns[0], low=f"{columns[0]}_low", high=f"{columns[0]}_high", unit=unit, scale=scale
+                )
+                _dots(axes, points, columns, styles[str(series)], scale, texts)
+            if last > measured:
+                axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
+                axes.text(
+                    0.99,
+                    0.015,
+                    "extrapolated",
+                    transform=axes.transAxes,
+                    ha="right",
+                    va="bottom",
+                    color=QUIET,
+                    size=small(),
+                )
+            worker_axis(axes, rows["workers"], last, panel_in(width_in, len(panels)))
+            if ideal == "speedup":
+                axes.set_ylim(0, np.nanmin([1.05 * last, np.nanmax([1.25 * top, lines[curves[0]].max() * 1.12])]))
+                axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+            else:
+                axes.set_ylim(0, scale * max(1.12, 1.05 * top))
+            node_boundaries(axes, rows, panel_in(width_in, len(panels)))
+            axes.set_ylabel(ylabel)
+        legend(figure, _handles(shown, styles, lines, laws), width_in)
+        return figure
+
+    kept = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", *columns]
+    data = pd.concat(
+        [
+            shown[kept].assign(kind="point"),
+            lines[["series", "law", "workers", *curves, "extrapolated"]].assign(kind="line"),
+        ],
+        ignore_index=True,
+    )
+    absent = sorted(set(analysis.points.loc[analysis.points["backend"] != "serial", "series"]) - set(shown["series"]))
+    fitted = "; ".join(f"{styles[series].label}: {LAW_NAMES[law]}" for series, law in laws.items())
+    caption = " ".join(
+        [
+            f"{title} against the number of workers. Baseline ({analysis.provenance['baseline']}): "
+            f"{_baseline_words(analysis)}.",
+            f"{formula}.",
+            "Points: medians over repeats; bars: slowest to fastest repeat over the median baseline.",
+            *(
+                [
+                    f"Thick lines: the law selected by AICc ({fitted}) with its 95 % band (the baseline taken as "
+                    "exact); thin lines: Amdahl and Gustafson, in panels with few series; lighter and dashed on grey: "
+                    "extrapolated beyond the measured worker counts."
+                ]
+                if fitted
+                else []
+            ),
+            "Thin grey: ideal.",
+            f"{_work_words(shown)}{boundary_words(shown)}{in_table_only(_settings(shown))}".strip(),
+            *([f"Not drawn for want of this baseline or of a fixed batch: {', '.join(absent)}."] if absent else []),
+        ]
+    )
+    return Drawing(
+        name=name,
+        title=title,
+        alt=f"{title} against workers for {_names(shown, styles)}; the values are in the table of points.",
+        caption=caption,
+        data=data,
+        draw=draw,
+    )
+
+
+def _names(points: pd.DataFrame, styles: dict[str, SeriesStyle]) -> str:
+    return ", ".join(styles[series].label for series in points["series"].unique())
+
+
+def _work_words(points: pd.DataFrame) -> str:
+    texts = points.loc[points["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
+    return " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in texts.to_dict("records"))
+
+
+def _panels(points: pd.DataFrame, width_in: float) -> tuple[Figure, list[tuple[Axes, str]]]:
+    """Return an empty figure with one panel per setting, in which only worker count and series change."""
+    settings = _settings(points)[:MOST_PANELS]
+    rows, columns, height_in = grid_of(width_in, len(settings))
+    figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for spare in grid.flat[len(settings) :]:
+        spare.remove()
+    panels = list(zip(grid.flat[: len(settings)], settings, strict=True))
+    if len(settings) > 1:
+        for axes, setting in panels:
+            axes.set_title(folded(setting, 0.8 * panel_in(width_in, len(settings))))
+    return figure, panels
+
+
+def _settings(points: pd.DataFrame) -> list[str]:
+    """Return the settings that panels are for: with several workers if there are any such."""
+    parallel = points.loc[(points["mode"] != "single") | (points["workers"] > 1), "setting"].drop_duplicates()
+    return list(parallel) if len(parallel) else list(points["setting"].drop_duplicates())
+
+
+def _ideal(axes: Axes, kind: str, last: float, scale: float) -> None:
+    xy = ([0, 2 * last], [0, 2 * last]) if kind == "speedup" else ([0, 2 * last], [scale, scale])
+    axes.plot(*xy, color=QUIET, linewidth=0.7, zorder=1)
+
+
+def _pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:
+    """Split a curve into measured and extrapolated stretches that share their end points."""
+    beyond = curve["extrapolated"].to_numpy(dtype=bool)
+    inside = np.flatnonzero(~beyond)
+    first, last = inside[0], inside[-1]
+    pieces = [(True, curve.iloc[: first + 1]), (False, curve.iloc[first : last + 1]), (True, curve.iloc[last:])]
+    return [(extrapolated, piece) for extrapolated, piece in pieces if len(piece) > 1]
+
+
+def _line(axes: Axes, curve: pd.DataFrame, names: tuple[str, str, str], scale: float, look: SeriesStyle) -> None:
+    middle, low, high = names
+    for extrapolated, piece in _pieces(curve):
+        band = axes.fill_between(
+            piece["workers"],
+            piece[low] * scale,
+            piece[high] * scale,
+            color=look.color,
+            alpha=0.09 if extrapolated else 0.18,
+            linewidth=0,
+            zorder=1.5,
+        )
+        line = axes.plot(
+            piece["workers"],
+            piece[middle] * scale,
+            color=look.color,
+            linewidth=1.2 if extrapolated else 1.7,
+            alpha=0.65 if extrapolated else 1,
+            linestyle=EXTRAPOLATED_DASH if extrapolated else look.dash,
+            dash_capstyle="butt",
+            zorder=2.5,
+        )
+        mark([band, *line], series=look.label)
+
+
+def _thin_line(axes: Axes, curve: pd.DataFrame, name: str, scale: float, look: SeriesStyle, dash: Any) -> None:
+    for extrapolated, piece in _pieces(curve):
+        line = axes.plot(
+            piece["workers"],
+            piece[name] * scale,
+            color=look.color,
+            linewidth=0.8,
+            alpha=0.5 if extrapolated else 0.9,
+            linestyle=dash,
+            dash_capstyle="butt",
+            zorder=2,
+        )
+        mark(line, series=look.label)
+
+
+def _dots(
+    axes: Axes, points: pd.DataFrame, columns: Sequence[str], look: SeriesStyle, scale: float, texts: Sequence[str]
+) -> None:
+    there = ~points["missing"] & points[columns[0]].notna()
+    known = points[there]
+    spread = axes.vlines(
+        known["workers"],
+        known[columns[1]] * scale,
+        known[columns[2]] * scale,
+        color=look.color,
+        linewidth=1.1,
+        zorder=3,
+    )
+    dots = axes.plot(
+        known["workers"],
+        known[columns[0]] * scale,
+        linestyle="none",
+        **marker(look),
+        zorder=4,
+    )
+    mark(spread, series=look.label)
+    mark(dots, series=look.label, tips=[text for text, here in zip(texts, there, strict=True) if here])
+    lost = points[points["missing"]]
+    if lost.empty:
+        return
+    # A cell without a result leaves a mark at the foot of the plot instead of a gap that nobody notices.
+    crosses = axes.plot(
+        lost["workers"],
+        [0.03] * len(lost),
+        linestyle="none",
+        marker="x",
+        markersize=5,
+        markeredgewidth=1.2,
+        color=look.color,
+        transform=axes.get_xaxis_transform(),
+        clip_on=False,
+        zorder=4,
+    )
+    mark(crosses, series=look.label, tips=[_lost(row) for row in lost.to_dict("records")])
+
+
+def _lost(row: Mapping[Any, Any]) -> str:
+    return f"{plural(row['workers'], 'worker')}: no result"
+
+
+def _series_handles(points: pd.DataFrame, styles: dict[str, SeriesStyle]) -> list[Any]:
+    """Return one legend entry per look, with the label of its series."""
+    handles: dict[tuple[Any, ...], Any] = {}
+    for series in points["series"].unique():
+        look = styles[series]
+        key = (look.label, look.color, look.marker, look.filled, look.ring)
+        handles[key] = Line2D(
+            [],
+            [],
+            color=look.color,
+            linestyle="none" if look.ring else look.dash,
+            linewidth=1.5,
+            **marker(look),
+            label=look.label,
+        )
+    return list(handles.values())
+
+
+def _missing_handle(points: pd.DataFrame) -> list[Any]:
+    if not points["missing"].any():
+        return []
+    return [Line2D([], [], color=QUIET, linestyle="none", marker="x", markersize=5, label="no result")]
+
+
+def _handles(
+    points: pd.DataFrame, styles: dict[str, SeriesStyle], lines: pd.DataFrame, laws: dict[str, str]
+) -> list[Any]:
+    handles = _series_handles(points, styles)
+    for law, dash in THIN_LAWS.items():
+        thin = [series for series in lines.loc[lines["law"] == law, "series"].unique() if laws.get(series) != law]
+        if thin:
+            handles.append(Line2D([], [], color=QUIET, linewidth=0.9, linestyle=dash, label=LAW_NAMES[law]))
+    handles.append(Line2D([], [], color=QUIET, linewidth=0.7, label="ideal"))
+    return [*handles, *_missing_handle(points)]
+
+
+# ---------------------------------------------------------------------------------------------------- breakdown

@@ -1,0 +1,334 @@
+"""What figures share that draw one quantity against workers: a grid that fits the width, points with their spread,
+worker counts on a logarithmic axis, node boundaries.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.style import NARROW_IN, PAPER, QUIET, LapStyle, SeriesStyle, folded, small, text_in
+
+MOST_SETTINGS = 4
+"""Settings of one figure, each with a panel; the others stand in its CSV file and in the tables of the page."""
+
+
+def grid(count: int, width_in: float, *, most: int = 2, aspect: float = 0.66) -> tuple[Figure, list[Axes], float]:
+    """Return a figure with so many panels, and the width of one of them; below one another in a narrow figure."""
+    columns = 1 if width_in < NARROW_IN else min(count, most)
+    rows = math.ceil(count / columns)
+    panel_in = width_in / columns
+    height_in = rows * max(1.75, (aspect if columns > 1 or width_in < NARROW_IN else 0.5) * panel_in) + 0.45
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    made = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in made[count:]:
+        spare.remove()
+    return figure, made[:count], panel_in
+
+
+def settings_of(rows: pd.DataFrame, *, most: int = MOST_SETTINGS) -> list[str]:
+    """Return the settings that a figure shows, in their order: those with most worker counts, at most `most`.
+
+    A setting with half as many counts or fewer has no panel: a sweep of batches at a few counts is another figure.
+    """
+    counts = rows.groupby("setting", sort=False)["workers"].nunique()
+    counts = counts[2 * counts > counts.max()].sort_values(ascending=False, kind="stable")
+    kept = set(counts.index[:most])
+    return [setting for setting in rows["setting"].drop_duplicates() if setting in kept]
+
+
+def left_out(rows: pd.DataFrame, shown: Sequence[str]) -> str:
+    """Return the sentence that names the settings which have no panel; empty where all have one."""
+    rest = [setting for setting in rows["setting"].drop_duplicates() if setting not in set(shown)]
+    return f" In the CSV file only: {', '.join(rest)}." if rest else ""
+
+
+def heading(axes: Axes, text: str, panel_in: float) -> None:
+    """Write a title above a panel, broken where the panel is too narrow for it."""
+    axes.set_title(folded(text, 0.95 * panel_in))
+
+
+def spread(
+    axes: Axes,
+    rows: pd.DataFrame,
+    columns: tuple[str, str, str],
+    look: SeriesStyle,
+    *,
+    scale: float = 1.0,
+    x: str = "workers",
+    line: bool = True,
+    tip: Callable[[Mapping[Any, Any]], str] | None = None,
+) -> float:
+    """Draw medians, their spread and a line through them on equal nodes; return how high they reach.
+
+    `columns`: middle, low and high. `tip` makes the text of a point of its row.
+    """
+    known = rows[rows[columns[0]].notna()].sort_values(x, kind="stable")
+    if known.empty:
+        return 0.0
+    middle, low, high = (known[column] * scale for column in columns)
+    bars = axes.vlines(known[x], low, high, color=look.color, linewidth=1.1, zorder=3)
+    mark(bars, series=look.label)
+    if line and not look.ring:
+        joined = axes.plot(known[x], middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
+        mark(joined, series=look.label)
+    dots = axes.plot(known[x], middle, linestyle="none", **marker(look), zorder=4)
+    mark(dots, series=look.label, tips=[] if tip is None else [tip(row) for row in known.to_dict("records")])
+    return float(pd.concat([middle, high]).max())
+
+
+def handles(styles: Mapping[str, SeriesStyle], series: Iterable[str], *, line: bool = True) -> list[Any]:
+    """Return one legend entry per look of these series."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for name in series:
+        look = styles[str(name)]
+        dash: Any = "none" if look.ring or not line else look.dash
+        found.setdefault(
+            (look.label, look.color, look.marker, look.filled),
+            Line2D([], [], color=look.color, linestyle=dash, linewidth=1.2, **marker(look), label=look.label),
+        )
+    return list(found.values())
+
+
+def workers_below(axes: Axes, rows: pd.DataFrame, panel_in: float, *, log: bool = False) -> None:
+    """Label the worker counts, on a logarithmic axis with `log`, and mark where further ones need another node."""
+    if log:
+        log_counts(axes, [float(count) for count in rows["workers"]], panel_in)
+        axes.set_xlabel("Workers")
+    else:
+        worker_axis(axes, rows["workers"], float(rows["workers"].max()), panel_in)
+    boundaries(axes, rows, panel_in)
+
+
+def log_counts(axes: Axes, counts: Sequence[float], panel_in: float) -> None:
+    """Make a logarithmic axis that names these counts, as far as they fit, the largest and the smallest first."""
+    kinds = sorted(set(counts))
+    axes.set_xscale("log")
+    span = max(math.log(kinds[-1] / kinds[0]), math.log(2))
+    margin = 0.05 * span
+    axes.set_xlim(kinds[0] * math.exp(-margin), kinds[-1] * math.exp(margin))
+    kept: list[float] = []
+    for count in [kinds[-1], kinds[0], *kinds[1:-1][::-1]]:
+        room = (text_in(f"{count:g}") + 0.07) / (0.8 * panel_in) * (span + 2 * margin)
+        if all(abs(math.log(count / other)) >= room for other in kept):
+            kept.append(count)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(kept)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def log_values(axes: Axes, low: float, high: float) -> None:
+    """Make a logarithmic axis of values from `low` to `high`, with round numbers that a reader can use."""
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.25, high * 1.25)
+    steps = (1.0, 2.0, 5.0) if high / low < 200 else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def boundaries(axes: Axes, rows: pd.DataFrame, panel_in: float) -> None:
+    """Draw a thin line where further workers need another node; of several partitions, where each of them does.
+
+    Nothing is drawn where equal workers stand on both sides, or partitions would need more than six lines.
+    """
+    places: dict[float, set[int]] = {}
+    for _, own in rows.dropna(subset=["nodes"]).groupby("partition", sort=False):
+        for fewer, more in pairwise(sorted(set(own["nodes"]))):
+            last = float(own.loc[own["nodes"] <= fewer, "workers"].max())
+            first = float(own.loc[own["nodes"] >= more, "workers"].min())
+            if last < first:
+                places.setdefault(
+                    math.sqrt(last * first) if axes.get_xscale() == "log" else (last + first) / 2, set()
+                ).add(int(more))
+    if len(places) > MOST_BOUNDARIES:
+        return
+    left, right = axes.get_xlim()
+    logarithmic = axes.get_xscale() == "log"
+    free = -math.inf
+    for x, nodes in sorted(places.items()):
+        axes.axvline(x, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        at = math.log(x / left) / math.log(right / left) if logarithmic else (x - left) / (right - left)
+        text = f"{'/'.join(str(each) for each in sorted(nodes))} nodes"
+        room = (text_in(text) + 0.05) / (0.8 * panel_in)
+        side = "left" if at + room <= 1 else "right"
+        begin = at if side == "left" else at - room
+        if begin >= free:
+            axes.text(
+                at + (0.012 if side == "left" else -0.012),
+                0.985,
+                text,
+                transform=axes.transAxes,
+                color=QUIET,
+                size=small(),
+                va="top",
+                ha=side,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+                zorder=1.5,
+            )
+            free = begin + room
+
+
+MOST_BOUNDARIES = 6
+
+
+MOST_COLUMNS = 2
+
+
+PAGE_IN = 9.6
+"""No figure is taller: its panels make room for a long legend."""
+
+
+MOST_PANELS = 6
+"""Settings in one figure."""
+
+
+MOST_HEIGHT_IN = 8.4
+"""Of all panels together: a page has room for them, their legend and a caption."""
+
+
+def grid_of(width_in: float, panels: int, *, alone: float = 0.52, beside: float = 0.42) -> tuple[int, int, float]:
+    """Return rows, columns and height of panels: beside each other where the figure is wide, never taller than a page.
+
+    `alone` and `beside`: height of a panel over the width of the figure.
+    """
+    columns = 1 if width_in < NARROW_IN else min(panels, MOST_COLUMNS)
+    rows = math.ceil(panels / columns)
+    each_in = width_in * (0.64 if width_in < NARROW_IN else alone if columns == 1 else beside)
+    return rows, columns, rows * min(each_in, MOST_HEIGHT_IN / rows)
+
+
+def panel_in(width_in: float, panels: int) -> float:
+    """Return the width of one panel of `grid_of`."""
+    return width_in if width_in < NARROW_IN else width_in / min(panels, MOST_COLUMNS)
+
+
+def marker(look: SeriesStyle) -> dict[str, Any]:
+    """Return how the points of a series look: filled, hollow, or a ring that leaves what lies inside it visible."""
+    if look.ring:
+        return {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgecolor": look.color}
+    if look.filled:
+        face, edge, width = look.color, PAPER, 0.6
+    else:
+        face, edge, width = PAPER, look.color, 1.1
+    size = {"marker": look.marker, "markersize": 5}
+    return {**size, "markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": width}
+
+
+def swatch(look: LapStyle) -> Patch:
+    """Return the entry of a legend that stands for a part of a bar."""
+    edge = QUIET if look.hatch else PAPER
+    return Patch(facecolor=look.color, edgecolor=edge, hatch=look.hatch, linewidth=0.5, label=look.label)
+
+
+def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any) -> None:
+    """Put a legend below the whole figure, in as many columns as fit; what is too long for a line is broken.
+
+    The figure grows by the lines that the legend has beyond two.
+    """
+    size = small()
+    em_in = size / 72
+    lead_in = (mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"]) * em_in
+    gap_in = mpl.rcParams["legend.columnspacing"] * em_in
+    room_in = width_in - 2 * em_in
+    labels = [folded(str(handle.get_label()), room_in - lead_in) for handle in handles]
+    for columns in range(len(handles), 0, -1):
+        parts = [part for part in np.array_split(np.arange(len(handles)), columns) if len(part)]
+        wide_in = sum(max(text_in(labels[place]) for place in part) + lead_in for part in parts)
+        if wide_in + gap_in * (columns - 1) <= room_in:
+            break
+    lines = max(sum(labels[place].count("\n") + 1 for place in part) for part in parts)
+    tall_in = figure.get_figheight()
+    figure.set_figheight(min(tall_in + max(0, lines - 2) * 1.35 * em_in, max(tall_in, PAGE_IN)))
+    figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns, **more)
+
+
+def worker_axis(axes: Axes, workers: pd.Series, last: float, wide_in: float) -> None:
+    """Label whole worker counts only: all of them where they fit in a panel of `wide_in` inches, else measured ones."""
+    right = float(last) + 0.03 * float(last) + 0.1
+    left = 0.0 if last > 8 else 0.6
+    axes.set_xlim(left, right)
+    counts = sorted({int(each) for each in workers})
+    gap = (text_in(f"{counts[-1]}") + 0.07) / (0.85 * wide_in) * (right - left)
+    if last <= 12 and gap <= 1:
+        ticks = list(range(1, int(last) + 1))
+    else:
+        ends = [counts[-1], counts[0], *([] if counts[-1] > 0.8 * last else [int(last)])]
+        ticks = []
+        for count in [*ends, *counts[::-1]]:
+            if all(abs(count - other) >= gap for other in ticks):
+                ticks.append(count)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    axes.set_xlabel("Workers")
+
+
+def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bool = False) -> None:
+    """Mark where further workers need another node: a thin line between the last count before and the first after.
+
+    `rows`: columns workers, nodes and partition, if there are several. `wide_in`: of the panel. Call it when the limits
+    of the axes are set. A partition whose full nodes are seen has its line right after the last full one. `first`: no
+    more than the second node of each partition.
+    """
+    several = "partition" in rows.columns and rows["partition"].nunique() > 1
+    groups = rows.groupby("partition", sort=True) if several else [("", rows)]
+    places: dict[float, list[str]] = {}
+    for partition, own in groups:
+        known = own[own["nodes"].notna() & own["workers"].notna()]
+        found = _boundaries(known, logarithmic=axes.get_xscale() == "log")
+        for x, nodes in found[:1] if first else found:
+            places.setdefault(round(x, 9), []).append(f"{partition}: {nodes}" if several else f"{nodes} nodes")
+    letter = 1.25 * small() / 72 / (0.85 * wide_in)  # of the width of the panel
+    written = -math.inf
+    for x, words in sorted(places.items()):
+        axes.axvline(x, color=QUIET, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+        (at, _) = axes.transLimits.transform(axes.transScale.transform((x, 1.0)))
+        if at - written < letter:
+            continue
+        written = at + letter * (len(words) - 1)
+        axes.annotate(
+            "\n".join(words), (x, 0), xycoords=("data", "axes fraction"), xytext=(2, 3), textcoords="offset points",
+            rotation=90, ha="left", va="bottom", color=QUIET, size=small(), zorder=1.2,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.75},
+        )  # fmt: skip
+
+
+def boundary_words(rows: pd.DataFrame) -> str:
+    """Return the sentence of a caption that says what `node_boundaries` draws, with a blank before it."""
+    known = rows[rows["nodes"].notna()]
+    if known["nodes"].nunique() < 2:
+        return ""
+    several = known["partition"].nunique() > 1 if "partition" in known.columns else False
+    return f" Dashed vertical lines: further workers need another node{' (partition: nodes)' if several else ''}."
+
+
+def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, int]]:
+    """Return the place of each boundary with the nodes behind it; none where counts before and after overlap."""
+    found = []
+    full = (rows["workers"] / rows["nodes"]).max()
+    for fewer, more in pairwise(sorted(set(rows["nodes"]))):
+        last = float(rows.loc[rows["nodes"] <= fewer, "workers"].max())
+        first = float(rows.loc[rows["nodes"] >= more, "workers"].min())
+        if first < last:
+            continue
+        if first > last and last == full * fewer:
+            first, more = last + 1, fewer + 1
+        found.append((math.sqrt(last * first) if logarithmic else (last + first) / 2, int(more)))
+    return found
+
+
+def in_table_only(settings: Sequence[str]) -> str:
+    """Return the sentence of a caption that names the settings without a panel, with a blank before it."""
+    left_out = settings[MOST_PANELS:]
+    return f" In the data only, for want of room: {', '.join(left_out)}." if left_out else ""

@@ -1,0 +1,8 @@
+"""The page a study ends in.
+
+html        report.html, one file that needs nothing else (templates/, static/)
+run_pages   the run explorer of the page
+sentences   the analysis in words: sentences with numbers, rounded to what they are worth
+tables      the tables of a study for print: LaTeX, Markdown and CSV
+check       page, figures and tables held against the raw rows
+"""

@@ -1,0 +1,800 @@
+"""`horovod-study report DIR --check`: everything that DIR holds, made again from the run directories and compared.
+
+Tables, documents, the files of figures and tables, captions and all texts of the page follow one rule
+(`audit.same_text`): numbers are equal within a tolerance, everything else is equal. Pictures are drawn again where
+Matplotlib and everything below is the same as when they were drawn; elsewhere another picture of the same numbers would
+come out, and they are compared with the digests that `report` kept.
+
+No finding hides another one: what --allow accepts are doubts, and every error stays.
+"""
+
+import csv
+import tempfile
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+
+from horovod_study import records
+from horovod_study.analysis import audit
+from horovod_study.analysis.audit import RULES, Finding, Study, versions
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
+from horovod_study.documents import parse_json, read_text, shown
+from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.files import csv_of
+from horovod_study.report.figures.catalogue import drawings
+from horovod_study.report.kit.drawing import FORMATS, write_drawings
+from horovod_study.report.kit.style import TEXT, Look
+from horovod_study.report.page import tables
+from horovod_study.report.page.html import render
+from horovod_study.text.numbers import plural
+
+PICTURES = (".pdf", ".svg", ".png", ".pgf")
+BESIDE = ("evaluations",)
+"""Tables that analyze writes beside those of the analysis."""
+SHOWN = 8
+"""So many findings of one kind are told one by one on the terminal."""
+WIDE = 100
+
+
+NOT_COVERED: Sequence[tuple[str, str]] = (
+    (
+        "a run that was changed before it was analysed, in all of its files alike",
+        "the raw rows are the only witness: a change is found where it contradicts another file, rank or repeat",
+    ),
+    (
+        "earlier evaluations whose test_mse, g0_rmse_mpa and a_rmse were changed together",
+        "the predictions are not kept",
+    ),
+    (
+        "dates of a run that were all moved together",
+        "no file holds a second clock; the times of files are no proof",
+    ),
+    (
+        "the initial parameters of the only run of its seed",
+        "the checkpoint at step 0 is not kept; runs of one seed are compared with each other",
+    ),
+    (
+        "time between the steps of a run on a GPU, of somebody's own script, or with checkpoints or resumes",
+        "device and host keep two clocks, and what stands between two steps is told by no row",
+    ),
+    (
+        "single system samples whose values were changed",
+        "only their number and their maxima stand in the record as well",
+    ),
+    (
+        "data of curves, and trained parameters",
+        "data sets and checkpoints are not read",
+    ),
+)
+"""What no check of this kind can find, and why: part of every answer."""
+
+
+def drawn_by(
+    directory: Path, paths: Iterable[Path], look: Look = TEXT, others: Collection[Path] = ()
+) -> dict[str, Any]:
+    """Return what `report` keeps of what it wrote: with which Matplotlib and look, and a digest of each picture.
+
+    `others`: files among `paths` that cannot be made again either, which get a digest, too.
+    """
+    pictures = {
+        path.relative_to(directory).as_posix(): records.digest_of(path.read_bytes())
+        for path in paths
+        if path.suffix in PICTURES or path in others
+    }
+    return {"matplotlib": matplotlib.__version__, "look": [f"{look.width_in!r}", look.font], "pictures": pictures}
+
+
+def _look(reported: Mapping[str, Any]) -> Look | None:
+    """Return the look with which pictures were drawn; None where it is not known."""
+    try:
+        width, font = reported["look"]
+        return Look(width_in=float(width), font=font)
+    except (KeyError, ValueError, TypeError, StudyError):
+        return None
+
+
+def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
+    """Return records.read_source with `runs` as a path that exists, given or kept, and `networks` as files and names.
+
+    RecordError, which names --runs, where there is neither.
+    """
+    try:
+        source = records.read_source(directory, edited=True)
+    except RecordError:
+        if runs is None or (directory / records.SOURCE).exists():
+            raise
+        source = {}
+    place = directory / source.get("runs", "") if runs is None else runs
+    names = kept_runs(directory) or []
+    if not place.is_dir():
+        why = "no such directory"
+    elif names and not any((place / each / records.MANIFEST).is_file() for each in (*names, ".")):
+        why = f"holds none of the {plural(len(names), 'run')} of this study"
+    else:
+        why = ""
+    if why:
+        hint = "they were there when the study was analysed" if runs is None else "it was given as --runs"
+        raise RecordError(f"{place}: {why} ({hint}); say where the run directories are now with --runs RUNS")
+    networks = [(directory / f"{each.get('path')}", f"{each.get('named')}") for each in source.get("benches") or ()]
+    return {**source, "runs": place, "networks": networks, "whole": not source or records.is_whole(source)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Check:
+    """What a check found and what it looked at."""
+
+    directory: str
+    runs: int
+    findings: tuple[Finding, ...]
+    accepted: tuple[Finding, ...] = ()  # told of, but not counted: --allow
+    compared: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what could not be compared, and how closely the rest was
+    not_covered: tuple[tuple[str, str], ...] = ()  # what this check cannot find, and why
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 where anything was found that is not allowed."""
+        return 1 if self.findings else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "directory": self.directory,
+            "runs": self.runs,
+            "compared": dict(self.compared),
+            "findings": [each.to_dict() for each in self.findings],
+            "accepted": [each.to_dict() for each in self.accepted],
+            "notes": list(self.notes),
+            "not_covered": [{"what": what, "why": why} for what, why in self.not_covered],
+            "exit_code": self.exit_code,
+        }
+
+
+def allowed(names: Sequence[str]) -> frozenset[str]:
+    """Return the names that --allow accepts; ConfigError for one that is no doubt."""
+    doubts = [name for name, rule in RULES.items() if rule.severity == "doubt"]
+    for name in names:
+        if name not in RULES:
+            raise ConfigError(f"--allow {name}: is no finding{nearest(name, doubts)}; allowed: {', '.join(doubts)}")
+        if name not in doubts:
+            raise ConfigError(f"--allow {name}: is an error and cannot be allowed; allowed: {', '.join(doubts)}")
+    return frozenset(names)
+
+
+def kept_runs(directory: Path) -> list[str] | None:
+    """Return the names of the runs that the analysis in `directory` has; None where its table cannot be read."""
+    text, _ = _read(directory / "runs.csv")
+    try:
+        rows = audit.rows_of(text or "")
+    except csv.Error:
+        return None
+    if not rows or "run" not in rows[0]:
+        return None
+    place = rows[0].index("run")
+    return [row[place] for row in rows[1:] if len(row) > place]
+
+
+def check(
+    directory: Path,
+    study: Study,
+    evaluations: pd.DataFrame,
+    source: Mapping[str, Any],
+    *,
+    runs: Mapping[str, str],
+    against: Callable[[Analysis], Any] = lambda _: None,
+    allow: Collection[str] = (),
+    told: Callable[[str], None] = lambda _: None,
+) -> Check:
+    """Compare everything below `directory` with `study`, and look for what makes it weak.
+
+    `study` and `evaluations` are made again from the runs that the analysis has. `runs`: name -> state of all runs that
+    are there. `source` is what analyze and report kept (records.read_source), `against` makes the comparison
+    that the page shows, if any. `told` is called with what comes next. Writes nothing but temporary files.
+    """
+    notes: list[str] = []
+    kept = kept_runs(directory)
+    gone = sorted(set(kept or ()) - set(runs))
+    new = sorted(set(runs) - set(kept)) if kept is not None else []
+    found = [
+        *(_left_out(name, runs[name]) for name in new),
+        *(Finding(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone),
+        *_changed(source),
+    ]
+    compared = {
+        "runs": len(study.runs),
+        "rows": sum(each.rows for each in study.recounts),
+        "totals": sum(each.totals for each in study.recounts),
+    }
+    told("looking for faults")
+    found += audit.lint(study)
+    if gone:
+        notes.append("tables, figures and page were not compared: they count runs that are gone")
+    else:
+        same, texts = _same_libraries(source), _again(study.analysis, evaluations)
+        tolerance = audit.TEXT_TOLERANCE if same else audit.LIBRARY_TOLERANCE
+        if not same:
+            notes.append(
+                f"analysed with {_named(source.get('versions') or {})}, checked with {_named(versions())}: numbers "
+                f"count as equal within {tolerance:g} of their size"
+            )
+        told("comparing tables")
+        made, cells = _tables(directory, texts, tolerance)
+        found += made
+        compared |= {"tables": len(texts), "cells": cells}
+        # Pictures of numbers in which a last digit differs have other bytes; `report` drew those that are kept.
+        analysis = _reloaded(texts) if made else _kept(directory) or _reloaded(texts)
+        told("comparing figures")
+        more, done = _drawn(directory, analysis, source, tolerance, notes)
+        found += more
+        compared |= done
+        told("comparing the page")
+        more, parts = _page(directory, analysis, against, source, tolerance, notes)
+        found += more
+        compared["page"] = parts
+    ordered = audit.in_order(audit.placed(found, study.runs), study.analysis)
+    accepted = tuple(each for each in ordered if each.severity == "doubt" and each.name in allow)
+    return Check(
+        directory=str(directory),
+        runs=len(study.runs),
+        findings=tuple(each for each in ordered if each not in accepted),
+        accepted=accepted,
+        compared=compared,
+        notes=tuple(notes),
+        not_covered=(*NOT_COVERED, *_not_recounted(study), *_not_kept(source)),
+    )
+
+
+def _changed(source: Mapping[str, Any]) -> Iterable[Finding]:
+    """Yield what is not what analyze read, or what it and report wrote down of the study: by digests that they kept."""
+    if not source.get("whole", True):
+        yield Finding(name="source-changed", text="its digest is that of another text", where=records.SOURCE)
+    for name, files in (source.get("run_files") or {}).items():
+        directory = source["runs"] / name
+        if not directory.is_dir() and source["runs"].resolve().name == name:
+            directory = source["runs"]
+        if not (directory / records.MANIFEST).is_file():
+            continue  # it is told as gone, where the tables have it
+        there = records.run_files(directory)
+        for file in sorted({*files, *there}):
+            if files.get(file) != there.get(file):
+                text = "is not there" if file not in there else "is new" if file not in files else "has another digest"
+                yield Finding(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
+
+
+def _left_out(name: str, state: str) -> Finding:
+    return Finding(
+        name="run-left-out", text=f"is {state} and is not in the tables", where="runs.csv", column="run", runs=(name,)
+    )
+
+
+def _not_recounted(study: Study) -> list[tuple[str, str]]:
+    """Return which totals of these runs no kept row tells, and of which runs all."""
+    names = {name for each in study.recounts if each.totals for name in each.not_recounted}
+    without = [each.run for each in study.recounts if not each.totals]
+    return [
+        *([(", ".join(sorted(names)), "no kept row tells it")] if names else []),
+        *(
+            [(f"totals of {plural(len(without), 'run')}: {', '.join(without[:3])}", "have no totals")]
+            if without
+            else []
+        ),
+    ]
+
+
+def _not_kept(source: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what cannot be looked at because analyze or report did not keep by what it is known again."""
+    reported = source.get("report") or {}
+    drawn = reported.get("matplotlib") == matplotlib.__version__ and _same_libraries(source) and _look(reported)
+    return [
+        *([] if source.get("run_files") else [("runs changed after analyze", "source.json holds no digests of them")]),
+        *([] if drawn else [("pictures changed together with source.json", "another program drew them")]),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- files
+
+
+def _same_libraries(source: Mapping[str, Any]) -> bool:
+    return bool((source.get("versions") or {}) == versions())
+
+
+def _named(made_by: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(made_by.items())) or "unknown versions"
+
+
+def _read(path: Path) -> tuple[str | None, str]:
+    """Return the text of a file, or None with the reason."""
+    try:
+        return read_text(path, again="", missing="is not there"), ""
+    except RecordError as error:
+        return None, f"{error}".removeprefix(f"{shown(path)}: ").removesuffix("; ")
+
+
+def _again(analysis: Analysis, evaluations: pd.DataFrame) -> dict[str, str]:
+    """Return the files of the analysis as texts, as records.save_tables writes them."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = {"evaluations": evaluations, **analysis.tables()}
+        paths = records.save_tables(Path(folder), written, analysis.documents())
+        return {path.name: path.read_text(encoding="utf-8") for path in paths}
+
+
+def _reloaded(texts: Mapping[str, str]) -> Analysis:
+    """Return the analysis as `report` reads it back from its files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in texts.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        frames, documents = records.load_tables(Path(folder), TABLES, DOCUMENTS)
+    values: dict[str, Any] = {**frames, **documents}
+    return Analysis(**values)
+
+
+def _kept(directory: Path) -> Analysis | None:
+    """Return the analysis that `report` drew from; None where it would refuse it."""
+    try:
+        frames, documents = records.load_tables(directory, TABLES, DOCUMENTS)
+        values: dict[str, Any] = {**frames, **documents}
+        return Analysis(**values)
+    except StudyError:
+        return None
+
+
+def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tuple[list[Finding], int]:
+    """Compare the tables and documents of the analysis."""
+    found: list[Finding] = []
+    cells = 0
+    for name, again in texts.items():
+        kept, why = _read(directory / name)
+        if kept is None:
+            found.append(Finding(name="file-missing", text=why, where=name))
+            continue
+        if name.endswith(".csv"):
+            made, count = audit.compare_tables(name, kept, again, tolerance)
+        else:
+            try:
+                document = parse_json(kept, source=name, again="")
+            except RecordError as error:
+                text = f"{error}".removeprefix(f"{name}: ").removesuffix("; ")
+                found.append(Finding(name="file-missing", text=text, where=name))
+                continue
+            made, count = audit.compare_documents(name, document, parse_json(again, source=name, again=""), tolerance)
+        found += made
+        cells += count
+    return found, cells
+
+
+def _drawn(
+    directory: Path, analysis: Analysis, source: Mapping[str, Any], tolerance: float, notes: list[str]
+) -> tuple[list[Finding], dict[str, int]]:
+    """Compare the data and the captions of the figures, the tables for print, and the pictures."""
+    reported = source.get("report") or {}
+    folders = [name for name in ("figures", "tables") if (directory / name).is_dir()]
+    found: list[Finding] = []
+    for name in sorted({"figures", "tables"} - set(folders)):
+        if reported:
+            found.append(Finding(name="file-missing", text="is not there", where=f"{name}/"))
+        else:
+            notes.append(f"{name}/ is not there; horovod-study report {directory} makes it")
+    look = _look(reported)
+    again = look if reported.get("matplotlib") == matplotlib.__version__ and _same_libraries(source) else None
+    expected, pictures = _made(analysis, folders, again)
+    done = {"figures": 0, "print_tables": 0, "pictures": 0}
+    for name, text in expected.items():
+        kept, why = _read(directory / name)
+        if kept is None:
+            found.append(Finding(name="file-missing", text=why, where=name))
+        elif name.endswith(".csv"):
+            found += audit.compare_tables(name, kept, text, tolerance)[0]
+        else:
+            found += _compare_lines(name, kept, text, tolerance)
+        done["figures" if name.startswith("figures/") else "print_tables"] += name.endswith(".csv")
+    digests = reported.get("pictures") or {}
+    for name in sorted({*pictures, *digests}):
+        made, count = _picture(directory, name, digests.get(name), pictures.get(name))
+        found += made
+        done["pictures"] += count
+    known = {*expected, *pictures, *digests, *(reported.get("files") or ())}
+    for folder in folders:
+        for path in sorted((directory / folder).rglob("*")):
+            name = path.relative_to(directory).as_posix()
+            if path.is_file() and name not in known and not path.name.startswith("."):
+                text = "belongs to no figure or table of this analysis"
+                found.append(Finding(name="file-left-over", text=text, where=name))
+    return found, done
+
+
+def _made(
+    analysis: Analysis, folders: Sequence[str], look: Look | None
+) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Return the texts of the figures and tables that belong into `folders`, and the digests of the pictures.
+
+    Without `look` pictures are not drawn, and their digests are None.
+    """
+    expected: dict[str, str] = {}
+    pictures: dict[str, str | None] = {}
+    drawn = drawings(analysis) if "figures" in folders else []
+    for each in drawn:
+        expected[f"figures/{each.name}.csv"] = csv_of(each.data)
+        expected[f"figures/{each.name}.txt"] = each.caption + "\n"
+        pictures |= {f"figures/{each.name}.{form}": None for form in FORMATS}
+    with tempfile.TemporaryDirectory() as folder:
+        for path in tables.write_tables(analysis, Path(folder)) if "tables" in folders else ():
+            expected[f"tables/{path.name}"] = path.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        for path in write_drawings(drawn, Path(folder), look=look) if look is not None else ():
+            if path.suffix in PICTURES:
+                pictures[f"figures/{path.name}"] = records.digest_of(path.read_bytes())
+    return expected, pictures
+
+
+def _picture(directory: Path, name: str, kept: str | None, again: str | None) -> tuple[list[Finding], int]:
+    """Compare one picture with the digest that report kept of it, and with that of the one drawn again."""
+    try:
+        content = (directory / name).read_bytes()
+    except OSError:
+        content = b""
+    if not content:
+        return [Finding(name="file-missing", text="is not there", where=name)], 0
+    digest = records.digest_of(content)
+    if kept is not None and digest != kept:
+        text = "was changed after it was drawn"
+    elif again is not None and digest != again:
+        text = "is not the picture that the runs give, though source.json says so"
+    else:
+        return [], int(kept is not None or again is not None)
+    return [Finding(name="picture-changed", text=text, where=name)], 1
+
+
+def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[Finding]:
+    """Compare a text line by line; a row of a LaTeX or Markdown table names its first cells."""
+    if kept == again:
+        return []
+    found = []
+    between = {".tex": "&", ".md": "|"}.get(Path(where).suffix, "")
+    heads: list[str] = []
+    for ours, theirs in _pairs(kept.split("\n"), again.split("\n")):
+        if ours is None or theirs is None:
+            text = f"the line {_short(theirs or '')} is not there" if ours is None else f"nobody wrote {_short(ours)}"
+            found.append(Finding(name="cell-differs", text=text, where=where, kept=ours, again=theirs))
+            continue
+        cells = [[each.strip() for each in line.split(between)] if between else [line] for line in (ours, theirs)]
+        if len(cells[1]) > 2 and not heads:
+            heads = cells[1]
+        if audit.same_text(ours, theirs, tolerance):
+            continue
+        if between and len(cells[0]) == len(cells[1]) > 1:
+            for place, (a, b) in enumerate(zip(*cells, strict=True)):
+                if not audit.same_text(a, b, tolerance):
+                    column = heads[place] if place < len(heads) else ""
+                    row = ", ".join(each for each in cells[1][:3] if each)
+                    text = f"is {a or 'empty'}; the runs give {b or 'nothing'}"
+                    found.append(
+                        Finding(name="cell-differs", text=text, where=where, column=column, row=row, kept=a, again=b)
+                    )
+        else:
+            a, b = _around(ours, theirs)
+            text = f"says {a!r}; the runs give {b!r}"
+            found.append(Finding(name="cell-differs", text=text, where=where, kept=a, again=b))
+    return found
+
+
+def _pairs(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[str | None, str | None]]:
+    """Yield what stands for each other in two lists of texts, None where one has nothing."""
+    if len(old) == len(new):
+        yield from zip(old, new, strict=True)
+        return
+    first = next((place for place, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    last = 0
+    while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
+        last += 1
+    yield from zip(old[:first], new[:first], strict=True)
+    a, b = old[first : len(old) - last], new[first : len(new) - last]
+    for kind, i, j, k, m in SequenceMatcher(None, a, b, autojunk=len(a) * len(b) > 10_000_000).get_opcodes():
+        if kind == "equal" or j - i == m - k:
+            yield from zip(a[i:j], b[k:m], strict=True)
+        else:
+            yield from ((each, None) for each in a[i:j])
+            yield from ((None, each) for each in b[k:m])
+    yield from zip(old[len(old) - last :], new[len(new) - last :], strict=True)
+
+
+def _around(one: str, other: str, room: int = 24) -> tuple[str, str]:
+    """Return the parts of two texts that differ, with some of what stands around them."""
+    first = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    last = 0
+    while last < min(len(one), len(other)) - first and one[-1 - last] == other[-1 - last]:
+        last += 1
+    begin = max(0, first - room)
+    more = last - room if last > room else 0
+    return _short(one[begin : len(one) - more]), _short(other[begin : len(other) - more])
+
+
+def _short(text: str, most: int = 70) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+# -------------------------------------------------------------------------------------------------------- the page
+
+
+def _page(
+    directory: Path,
+    analysis: Analysis,
+    against: Callable[[Analysis], Any],
+    source: Mapping[str, Any],
+    tolerance: float,
+    notes: list[str],
+) -> tuple[list[Finding], int]:
+    """Compare report.html by what a reader sees of it: headings, sentences, cells, and what pointing at a mark says."""
+    path = directory / "report.html"
+    kept, why = _read(path)
+    if kept is None:
+        if path.exists() or source.get("report"):
+            return [Finding(name="file-missing", text=why, where=path.name)], 0
+        notes.append(f"{path.name} is not there; horovod-study report {directory} makes it")
+        return [], 0
+    try:
+        again = render(analysis, against=against(analysis))
+    except RecordError as error:  # the study that it was compared with is not there any more
+        return [Finding(name="file-missing", text=f"cannot be compared ({error})", where=path.name)], 0
+    parts = page_parts(again)
+    if kept == again:
+        return [], len(parts)
+    old = page_parts(kept)
+    found = []
+    for ours, theirs in _pairs([f"{a}\n{b}" for a, b in old], [f"{a}\n{b}" for a, b in parts]):
+        if ours == theirs or (ours and theirs and audit.same_text(ours, theirs, tolerance)):
+            continue
+        (place, a), (_, b) = ((each or "\n").split("\n", 1) if each else ("", "") for each in (ours, theirs))
+        place = place or (theirs or "\n").split("\n", 1)[0]
+        section, _, cell = place.partition(" / ")
+        if ours is None or theirs is None:
+            text = f"{_short(b)!r} is not there" if ours is None else f"nothing in the runs gives {_short(a)!r}"
+        else:
+            one, other = _around(a, b)
+            text = f"says {one!r}; the runs give {other!r}"
+        found.append(
+            Finding(
+                name="cell-differs",
+                text=text,
+                where=path.name,
+                column=cell,
+                row=section,
+                kept=a if ours is not None else None,
+                again=b if theirs is not None else None,
+            )
+        )
+    if (
+        not found
+        and (source.get("report") or {}).get("matplotlib") == matplotlib.__version__
+        and _same_libraries(source)
+    ):
+        text = "its texts and tables are right, its drawings or styles are not those that report makes"
+        found.append(Finding(name="picture-changed", text=text, where=path.name))
+    return found, len(parts)
+
+
+def page_parts(text: str) -> list[tuple[str, str]]:
+    """Return the texts of a page in order, each with where it stands: `Section / column, row` in a table."""
+    reader = _Reader()
+    reader.feed(text)
+    reader.close()
+    reader.flush()
+    return reader.parts
+
+
+_BREAKS = frozenset(
+    "h1 h2 h3 h4 p li dt dd td th figcaption summary caption div section header footer nav title pre ul ol dl table tr "
+    "tbody thead figure details main article button label option small br".split()
+)
+_TIPS = ("tips", "csv")
+
+
+class _Reader(HTMLParser):
+    """Collects the texts of a page by their blocks; cells of a table with the head of their column."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[tuple[str, str]] = []
+        self._text: list[str] = []
+        self._section = self._skip = self._script = ""
+        self._heading = False
+        self._cell: dict[str, Any] | None = None
+        self._heads: list[str] = []
+        self._row: list[str] = []
+        self._open: dict[int, list[Any]] = {}  # column -> [rows to go, text] of a cell that spans rows
+        self._in_head = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if self._skip:
+            return
+        if tag in ("style", "svg"):
+            self.flush()
+            self._skip = tag
+        elif tag == "script":
+            self.flush()
+            kind = values.get("type") or ""
+            self._script = values.get("id") or "data"
+            self._skip = "" if "json" in kind else tag
+            if not self._skip:
+                self._text = []
+        elif tag in _BREAKS:
+            self.flush()
+        if tag == "table":
+            self._heads, self._open = [], {}
+        elif tag == "thead":
+            self._in_head = True
+        elif tag == "tr":
+            self._row = []
+        elif tag in ("td", "th"):
+            self._cell = {"rowspan": _span(values.get("rowspan")), "colspan": _span(values.get("colspan")), "texts": []}
+        elif tag in ("h1", "h2", "h3"):
+            self._heading = True
+        for name in ("aria-label", "alt", "title"):
+            if values.get(name) and tag not in ("svg",):
+                self.parts.append((self._section, f"{name}: {values[name]}"))
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._skip:
+            if tag == self._skip:
+                self._skip = self._script = ""
+            return
+        if tag == "script":
+            self._json("".join(self._text))
+            self._text, self._script = [], ""
+            return
+        if tag in _BREAKS:
+            self.flush()
+        if tag in ("td", "th") and self._cell is not None:
+            self._end_cell()
+        elif tag == "thead":
+            self._in_head = False
+        elif tag in ("h1", "h2", "h3"):
+            self._heading = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._skip:
+            self._text.append(data)
+
+    def flush(self) -> None:
+        """End the block that is open."""
+        text = " ".join("".join(self._text).split())
+        self._text = []
+        if not text or self._script:
+            return
+        if self._cell is not None:
+            self._cell["texts"].append(text)
+            return
+        if self._heading:
+            self._section = text
+        self.parts.append((self._section, text))
+
+    def _end_cell(self) -> None:
+        cell = self._cell or {}
+        self._cell = None
+        text = " ".join(cell["texts"])
+        while len(self._row) in self._open:
+            self._row.append(self._take(len(self._row)))
+        place = len(self._row)
+        self._row += [text] * cell["colspan"]
+        if cell["rowspan"] > 1:
+            for column in range(place, place + cell["colspan"]):
+                self._open[column] = [cell["rowspan"] - 1, text]
+        if self._in_head:
+            for column in range(place, place + cell["colspan"]):
+                while len(self._heads) <= column:
+                    self._heads.append("")
+                self._heads[column] = f"{self._heads[column]} {text}".strip()
+            where = self._section
+        else:
+            head = self._heads[place] if place < len(self._heads) else ""
+            names = ", ".join(each for each in self._row[: min(place, 2)] if each)
+            where = f"{self._section} / {head}{f' ({names})' if names else ''}"
+        self.parts.append((where, text))
+
+    def _take(self, column: int) -> str:
+        rest = self._open[column]
+        rest[0] -= 1
+        if rest[0] == 0:
+            del self._open[column]
+        return str(rest[1])
+
+    def _json(self, text: str) -> None:
+        """Take from the data of the page's script what a reader sees: values of marks, tables behind figures."""
+        try:
+            content = parse_json(text, source="the page", again="")
+        except RecordError:
+            self.parts.append((f"{self._script} / script", text))
+            return
+        drawn = isinstance(content, dict) and "panels" in content  # places in a drawing depend on who draws
+        self._leaves(content, self._script, drawn)
+
+    def _leaves(self, value: Any, path: str, drawn: bool) -> None:
+        if isinstance(value, dict):
+            for name, each in value.items():
+                if not drawn or name in _TIPS:
+                    self._leaves(each, f"{path}.{name}", drawn)
+        elif isinstance(value, list):
+            for number, each in enumerate(value):
+                self._leaves(each, f"{path}[{number}]", drawn)
+        elif not drawn or isinstance(value, str):
+            self.parts.append((f"{self._section} / {path}", f"{value}"))
+
+
+def _span(text: str | None) -> int:
+    return min(1000, int(text)) if text and text.isdecimal() and int(text) > 0 else 1
+
+
+# ----------------------------------------------------------------------------------------------------- terminal
+
+
+def lines(found: Check) -> list[str]:
+    """Return the check for a terminal, at most WIDE columns: what was compared, the findings by kind, the verdict."""
+    done = found.compared
+    what = [
+        f"{plural(found.runs, 'run')}",
+        f"{done.get('rows', 0):,} step rows",
+        f"{done.get('totals', 0):,} totals",
+        *([f"{done['cells']:,} cells of {done['tables']} tables"] if "cells" in done else []),
+        *([f"{done['figures']} figures"] if done.get("figures") else []),
+        *([f"{done['print_tables']} tables for print"] if done.get("print_tables") else []),
+        *([f"a page of {done['page']:,} texts"] if done.get("page") else []),
+    ]
+    told = _wrap(f"{found.directory}: {', '.join(what)} compared with the raw rows.")
+    for title, findings in (("", found.findings), ("accepted: ", found.accepted)):
+        for name in dict.fromkeys(each.name for each in findings):
+            same = [each for each in findings if each.name == name]
+            rule = RULES[name]
+            told += ["", *_wrap(f"{title}{rule.severity} {name}: {rule.title} ({len(same):,})")]
+            for each in same[:SHOWN]:
+                told += _wrap(_line(each), indent="  ")
+            if len(same) > SHOWN:
+                told += _wrap(f"and {len(same) - SHOWN:,} more{_spread(same[SHOWN:])}; --json lists all", indent="  ")
+            told += _wrap(f"-> {rule.remedy}", indent="  ")
+    told.append("")
+    told += [line for note in found.notes for line in _wrap(f"note: {note}")]
+    told += [line for what, why in found.not_covered for line in _wrap(f"not covered: {what} ({why})")]
+    errors = sum(each.severity == "error" for each in found.findings)
+    doubts = len(found.findings) - errors
+    if found.findings:
+        counts = [plural(count, word) for count, word in ((errors, "error"), (doubts, "doubt")) if count]
+        told += _wrap(f"{plural(len(found.findings), 'finding')} ({', '.join(counts)}): the check failed.")
+    else:
+        told += _wrap("0 findings: every number that was compared is what the raw rows give.")
+    return told
+
+
+def _line(each: Finding) -> str:
+    """Return one finding: where, which cell, what, which runs."""
+    cell = [
+        each.series,
+        "" if each.workers is None else plural(each.workers, "worker"),
+        "" if each.nodes in (None, 1) else plural(each.nodes or 0, "node"),
+        each.row,
+    ]
+    place = ", ".join(_plain(text) for text in cell if text)
+    column = f" {_plain(each.column)}" if each.column else ""
+    names = [_plain(name) for name in each.runs]
+    runs = f" [{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}]" if names else ""
+    return f"{_plain(each.where)}{column}{f' ({place})' if place else ''}: {_plain(each.text)}{runs}"
+
+
+def _spread(findings: Sequence[Finding]) -> str:
+    files = list(dict.fromkeys(each.where for each in findings))
+    return f" in {', '.join(files[:4])}{' and others' if len(files) > 4 else ''}"
+
+
+def _plain(text: str) -> str:
+    """Return a text of a run file without what steers a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDE, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
