@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from horovod_study.analysis.study_comparison import FAILED, UNDECIDED, Effect, effect, outcome, verdicts
+from horovod_study.analysis.stats import Interval, log_contrast
+from horovod_study.analysis.study_comparison import FAILED, UNDECIDED, outcome, verdicts
 
 HEADS = ("repeats", "scatter %", "slower %", "in cells", "limit %", "fails %", "found %", "undecided %")
 
@@ -58,7 +59,7 @@ def rates(
         shift = np.zeros(cells) + drift * rng.standard_normal()
         shift[:slow_cells] += math.log(1 - slower)
         before, after = np.exp(scatter * rng.standard_normal((2, cells, repeats)))
-        found = [effect([(1, a * math.exp(s)), (-1, b)]) for a, b, s in zip(after, before, shift, strict=True)]
+        found = [log_contrast([(1, a * math.exp(s)), (-1, b)]) for a, b, s in zip(after, before, shift, strict=True)]
         judged = [verdict for verdict, _ in verdicts("throughput", found)]
         for limit, count in counts.items():
             outcomes = [outcome(_row(each, verdict), limit) for each, verdict in zip(found, judged, strict=True)]
@@ -81,8 +82,8 @@ def rates(
     ]
 
 
-def _row(found: Effect, verdict: str) -> dict[str, object]:
-    ends = {"ratio": found.ratio, "ratio_low": found.low, "ratio_high": found.high}
+def _row(found: Interval, verdict: str) -> dict[str, object]:
+    ends = {"ratio": found.value, "ratio_low": found.low, "ratio_high": found.high}
     return {"metric": "throughput", "verdict": verdict, **ends}
 
 

@@ -28,8 +28,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_study.analysis.simulation.calibration import calibrate, run_times
-from horovod_study.analysis.simulation.network import Link, Network
+from horovod_study.analysis.costs import Link
+from horovod_study.analysis.simulation.calibration import Given, calibrate, run_times
+from horovod_study.analysis.simulation.network import Network
 from horovod_study.analysis.simulation.scaling import Scenario, simulate
 from horovod_study.analysis.simulation.step import Compute, Runtime
 from horovod_study.measure import environment
@@ -119,12 +120,11 @@ def foretell(folder: Path, *, runtime: str, per_host: bool) -> dict[str, Any]:
     known = content["fits"]
     way = next(name for name in (runtime, runtime.partition("/")[2]) if name in known)
     found = calibrate(
+        Given(way=way, workers_per_node=1 if per_host else 2),
         # The hosts share one machine, so a worker on each computes beside the other although they share no node.
         runs=besides if per_host else [alone],
         beside=() if per_host else besides,
         benches=[(content, BENCH)],
-        way=way,
-        workers_per_node=1 if per_host else 2,
     )
     row = simulate({"": found.scenario}, [2]).iloc[0]
     together = read_run(folder / TOGETHER)

@@ -24,7 +24,7 @@ from horovod_study.analysis.network import restored
 from horovod_study.analysis.points_file import parse_points
 from horovod_study.analysis.prediction import Prediction
 from horovod_study.analysis.prediction import predict as predict_points
-from horovod_study.analysis.simulation.calibration import calibrate, run_times
+from horovod_study.analysis.simulation.calibration import Given, calibrate, run_times
 from horovod_study.analysis.simulation.scaling import simulate as simulate_scenarios
 from horovod_study.analysis.simulation.what_if import what_if as scenarios
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, loaded
@@ -147,9 +147,9 @@ def simulate(
     Raises ConfigError for contradictions and for what nobody said.
     """
     known = calibrate(
+        Given(**constants),
         runs=[run_times(records.recorded_run(Path(each))) for each in runs],
         benches=[(bench_of(_text(each, BENCH_JSON), source=str(each)), str(each)) for each in benches],
-        **constants,
     )
     return simulate_scenarios(scenarios(known.scenario, what_if), list(workers), global_batch=global_batch, seed=seed)
 

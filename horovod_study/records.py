@@ -39,7 +39,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required
 
@@ -319,11 +319,20 @@ def step_totals(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Return plain values with None for what is no finite number."""
-    if isinstance(value, dict):
+    """Return a value as JSON takes it: dataclasses by `to_dict` or their fields, tables by rows, numbers of numpy as
+    Python's, None for what is no finite number."""
+    if hasattr(value, "columns"):
+        value = value.to_dict("records")
+    elif hasattr(value, "to_dict"):
+        value = value.to_dict()
+    elif is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
         return {name: finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [finite(each) for each in value]
+    if hasattr(value, "tolist"):
+        return finite(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from horovod_study import records, train
 from horovod_study.analysis import accounting
 from horovod_study.analysis.accounting import Comparison, View, Views, account, account_run, allowed_share, gate
-from horovod_study.analysis.attribution import Estimate
 from horovod_study.analysis.breakdown import PARTS
+from horovod_study.analysis.stats import Interval
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import HostStamps, LapClock, now
@@ -568,8 +568,8 @@ def test_a_clock_with_a_fake_time_and_an_account_agree(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- three views
 
 
-def estimate(value: float, half: float) -> Estimate:
-    return Estimate(value=value / 1e3, low=(value - half) / 1e3, high=(value + half) / 1e3)
+def estimate(value: float, half: float) -> Interval:
+    return Interval(value=value / 1e3, low=(value - half) / 1e3, high=(value + half) / 1e3)
 
 
 def benched(root: Path, *, floor_ms: float, through_ms: float) -> None:
@@ -617,7 +617,7 @@ def test_three_views_that_agree_say_so(tmp_path: Path) -> None:
         benched(root, floor_ms=0.3, through_ms=(parts["sync"].value - parts["skew"].value) * 1e3 + scatter_ms)
         left_out(root, cost_ms=0.8 + scatter_ms, timer_ms=0.8)
     (views,) = accounted(tmp_path).views
-    told = {view.name: view.estimate for view in views.views}
+    told = {view.name: view.seconds for view in views.views}
 
     for name in ("timer", "ablation", "micro-benchmark"):
         assert told[name] is not None and told[name].value == pytest.approx(0.8e-3, rel=0.05), name
@@ -625,7 +625,7 @@ def test_three_views_that_agree_say_so(tmp_path: Path) -> None:
     text = report.agreement(views)
     assert text.startswith("Ablation and timer in the same blocks agree: the first less the second is ")
     assert "Timer and micro-benchmark agree: " in text and "Ablation and micro-benchmark agree: " in text
-    assert views.floor is not None and views.floor.value == pytest.approx(0.3e-3, rel=0.02)
+    assert views.floor_s is not None and views.floor_s.value == pytest.approx(0.3e-3, rel=0.02)
 
 
 def test_views_that_differ_say_by_how_much(tmp_path: Path) -> None:
@@ -636,7 +636,7 @@ def test_views_that_differ_say_by_how_much(tmp_path: Path) -> None:
     found = {(each.first, each.second): each for each in views.comparisons}
 
     assert found["ablation", accounting.IN_BLOCKS].verdict == "differ"
-    assert found["ablation", accounting.IN_BLOCKS].difference.value == pytest.approx(0.4e-3, rel=0.05)
+    assert found["ablation", accounting.IN_BLOCKS].difference_s.value == pytest.approx(0.4e-3, rel=0.05)
     assert found["timer", "micro-benchmark"].verdict == "differ"
     interval = r"\+0\.\d+ \[\+0\.\d+ to \+0\.\d+\] ms"
     words = f"Ablation and timer in the same blocks do not agree: the first less the second is {interval}; "

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 import yaml
 
 from horovod_study.analysis.advice import (
+    Asked,
     Case,
     Layer,
     LayeredModel,
-    Network,
     advise,
     bench_of,
     case_of,
@@ -23,17 +23,22 @@ from horovod_study.analysis.advice import (
     network_of,
     rate_of_step,
 )
+from horovod_study.analysis.costs import Link
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.workload.model import StressCNN, parameter_count
 
-NETWORK = Network(alpha_s=1e-5, bytes_per_s=1e9, source="by hand")
+NETWORK = Link(alpha_s=1e-5, bytes_per_s=1e9, source="by hand")
 # Two equal layers of a thousand parameters: sums that can be done in the head.
 PLAIN = LayeredModel(
     name="plain",
     input=100,
     layers=tuple(Layer(name=name, parameters=1000, activations=50, output=50, flop=2000) for name in ("one", "two")),
 )
+
+
+def cased(*, bench=None, run=None, memory=None, memory_of=None, **asked) -> Case:
+    return case_of(Asked(**asked), bench=bench, run=run, memory=memory, memory_of=memory_of)
 
 
 def case(model: LayeredModel = PLAIN, **changes) -> Case:
@@ -88,12 +93,12 @@ def test_the_usual_network_by_hand() -> None:
 
 def test_message_times_by_hand() -> None:
     # 1 MB takes 1 ms at 1 GB/s; alpha is 10 us.
-    assert NETWORK.all_reduce(1e6, 1) == (0.0, "none")
-    assert NETWORK.all_reduce(1e6, 2) == (pytest.approx(1.010e-3), "recursive doubling")
-    assert NETWORK.all_reduce(1e6, 4) == (pytest.approx(4e-5 + 1.5e-3), "Rabenseifner")
-    assert NETWORK.all_reduce(8, 4)[1] == "recursive doubling", "few bytes: as few messages as possible"
-    assert NETWORK.half(1e6, 4) == pytest.approx(2e-5 + 0.75e-3)
-    assert NETWORK.message(1e6) == pytest.approx(1.010e-3)
+    assert NETWORK.all_reduce_s(1e6, 1) == (0.0, "none")
+    assert NETWORK.all_reduce_s(1e6, 2) == (pytest.approx(1.010e-3), "recursive doubling")
+    assert NETWORK.all_reduce_s(1e6, 4) == (pytest.approx(4e-5 + 1.5e-3), "Rabenseifner")
+    assert NETWORK.all_reduce_s(8, 4)[1] == "recursive doubling", "few bytes: as few messages as possible"
+    assert NETWORK.half_s(1e6, 4) == pytest.approx(2e-5 + 0.75e-3)
+    assert NETWORK.message_s(1e6) == pytest.approx(1.010e-3)
 
 
 def test_constants_from_a_benchmark() -> None:
@@ -105,7 +110,7 @@ def test_constants_from_a_benchmark() -> None:
     four = network_of({"workers": 4, "fits": fits}, source="bench.json", way="quick", size=1e6)
 
     assert (two.alpha_s, two.bytes_per_s) == (4e-5, 1e9)
-    assert two.all_reduce(1e6, 2)[0] == pytest.approx(4e-5 + 1e-3), "what was measured comes out again"
+    assert two.all_reduce_s(1e6, 2)[0] == pytest.approx(4e-5 + 1e-3), "what was measured comes out again"
     assert (four.alpha_s, four.bytes_per_s) == (2e-5, pytest.approx(1.5e9))
     assert "quick, 4 workers, bench.json" in four.source
     with pytest.raises(
@@ -229,7 +234,7 @@ def test_a_model_that_does_not_fit_is_sharded() -> None:
 
 
 def test_ties_go_to_the_simpler_way() -> None:
-    quick = Network(alpha_s=0.0, bytes_per_s=1e15, source="by hand")
+    quick = Link(alpha_s=0.0, bytes_per_s=1e15, source="by hand")
 
     assert advise(case(network=quick)).best == "data"
 
@@ -246,7 +251,7 @@ def test_what_is_not_known_says_what_to_run() -> None:
 
 
 def test_a_network_measured_elsewhere_is_doubted() -> None:
-    within = replace(NETWORK, measured_workers=2)
+    within = replace(NETWORK, workers=2)
 
     assert "take 2 nodes; measure across nodes" in advise(case(network=within, workers_per_node=2)).doubts[0]
     assert "taken to be as good with 4" in advise(case(network=within)).doubts[0]
@@ -308,13 +313,14 @@ RUN = {
 
 
 def test_a_recorded_run_says_what_it_did() -> None:
-    found = case_of(run=(RUN, "runs/x"), alpha_us=20, gb_per_s=2.0)
+    found = cased(run=(RUN, "runs/x"), alpha_us=20, gb_per_s=2.0)
 
     assert (found.batch, found.workers, found.optimizer, found.waited_s) == (50, 2, "sgd", 0.0005)
     assert found.flop_per_s == pytest.approx(cnn("15-38-197").train_flop * 50 / 0.0025)
-    assert found.network == Network(alpha_s=2e-5, bytes_per_s=2e9, source="as given")
+    assert found.network is not None
+    assert (found.network.alpha_s, found.network.bytes_per_s, found.network.source) == (2e-5, 2e9, "as given")
     assert "measured: the run waits 500 us per step for gradients" in " ".join(advise(found).reasons)
-    more = case_of(run=(RUN, "runs/x"), workers=8, batch=100)
+    more = cased(run=(RUN, "runs/x"), workers=8, batch=100)
     assert (more.batch, more.workers, more.waited_s) == (100, 8, None)
 
 
@@ -325,10 +331,10 @@ def test_a_benchmark_brings_its_rate() -> None:
         "roofline": {"flop_per_s": 6e10},
     }
 
-    assert case_of(bench=(bench, "b")).flop_per_s == 6e10
-    assert case_of(bench=(bench, "b"), step_ms=1.0).flop_per_s == rate_of_step(cnn("15-38-197"), batch=75, step_s=1e-3)
-    assert case_of(bench=(bench, "b"), model=PLAIN).flop_per_s is None, "measured with another model"
-    assert case_of(memory_of=lambda here: (8e9 / here, f"of {here}"), workers=8, workers_per_node=4).memory_bytes == 2e9
+    assert cased(bench=(bench, "b")).flop_per_s == 6e10
+    assert cased(bench=(bench, "b"), step_ms=1.0).flop_per_s == rate_of_step(cnn("15-38-197"), batch=75, step_s=1e-3)
+    assert cased(bench=(bench, "b"), model=PLAIN).flop_per_s is None, "measured with another model"
+    assert cased(memory_of=lambda here: (8e9 / here, f"of {here}"), workers=8, workers_per_node=4).memory_bytes == 2e9
 
 
 @pytest.mark.parametrize(
@@ -345,7 +351,7 @@ def test_a_benchmark_brings_its_rate() -> None:
         ({"precision": "int8"}, "--precision is 'int8'; allowed: fp32, tf32, bf16, fp16"),
         ({"memory": (0.0, "")}, "--memory-gb is 0; it must be greater than 0"),
         ({"step_ms": 0.0}, "the step takes 0 ms; it must be greater than 0"),
-        ({"alpha_us": -1.0, "gb_per_s": 1.0}, "alpha must be at least 0"),
+        ({"alpha_us": -1.0, "gb_per_s": 1.0}, "alpha is -1e-06 s; it must be 0 or greater"),
         ({"run": (RUN, "r"), "widths": "4-7-31"}, "but the run trained 153,441; leave --widths out"),
         ({"run": (RUN, "r"), "model": PLAIN}, "--run is of the worked example and says nothing of --model"),
         ({"run": ({**RUN, "status": "running"}, "r")}, "r: the run has not finished"),
@@ -354,7 +360,7 @@ def test_a_benchmark_brings_its_rate() -> None:
 )
 def test_contradictions_are_one_line(values: dict, message: str) -> None:
     with pytest.raises((ConfigError, AnalysisError), match=message):
-        case_of(**values)
+        cased(**values)
 
 
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,6 @@ from horovod_study.analysis.attribution import (
     PARTS,
     Arm,
     Attribution,
-    Estimate,
     Observation,
     attribute,
     cycle_wait,
@@ -27,8 +26,10 @@ from horovod_study.analysis.attribution import (
     parts_of,
     verdict,
 )
+from horovod_study.analysis.stats import Interval
 from horovod_study.cluster.attribute import arms_of, plan
 from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.records import finite
 from horovod_study.report.figures.attribution import caption, result_lines, sentences, table, write_attribution
 
 LAPS = {"residual": 0.05, "data": 0.1, "forward": 0.25, "backward": 0.5, "update": 0.1}
@@ -175,7 +176,7 @@ def test_one_worker_alone_is_the_baseline_where_it_was_run() -> None:
     assert arm.baseline == "one worker alone"
     assert round(arm.efficiency["now"].value, 6) == round(2.4 / 3.3, 6)
     assert round(arm.efficiency["without synchronisation"].value, 6) == round(2.4 / 2.5, 6)
-    assert round(found.base_step_s[75].value * 1e3, 9) == 2.4
+    assert round(found.one_worker_step_s[75].value * 1e3, 9) == 2.4
 
 
 @settings(deadline=None, max_examples=25)
@@ -197,7 +198,7 @@ def test_what_cannot_be_explained_stays_negative() -> None:
     found = attribute([known((2e-3, 2e-3), floor=1e-4, through=5e-4, extra=-2e-4)])
     arm = one(found)
     assert ms(arm, "unexplained") == -0.2
-    assert found.to_dict()["arms"][0]["seconds"]["unexplained"]["value"] == pytest.approx(-2e-4)
+    assert finite(found)["arms"][0]["seconds"]["unexplained"]["value"] == pytest.approx(-2e-4)
     assert "together they exceed it, by 0.2" in sentences(found)[0]
 
 
@@ -353,9 +354,9 @@ def test_a_longer_cycle_that_moves_the_runtime_alone_confirms_the_attribution() 
     (experiment,) = found.experiments
     assert (experiment.short, experiment.long, experiment.factor) == ("cycle 1 ms", "cycle 10 ms", pytest.approx(10))
     # Waits of 0.3 to 1.3 ms against 7.3 to 17.3 ms.
-    assert experiment.expected == pytest.approx((6.0e-3, 17.0e-3), abs=1e-6)
-    assert experiment.moves["runtime"].value == pytest.approx(7.0e-3, abs=1e-5)
-    assert experiment.moves["floor"].value == pytest.approx(0, abs=1e-9)
+    assert experiment.expected_s == pytest.approx((6.0e-3, 17.0e-3), abs=1e-6)
+    assert experiment.moves_s["runtime"].value == pytest.approx(7.0e-3, abs=1e-5)
+    assert experiment.moves_s["floor"].value == pytest.approx(0, abs=1e-9)
     assert experiment.verdict == "confirmed"
     words = sentences(found)[-1]
     assert "10 times the cycle time moves the runtime part by +6.999 [" in words
@@ -364,7 +365,7 @@ def test_a_longer_cycle_that_moves_the_runtime_alone_confirms_the_attribution() 
 
 def test_a_single_pair_of_runs_decides_nothing() -> None:
     (experiment,) = attribute([cycled(1, 0), cycled(10, 0)]).experiments
-    assert experiment.moves["runtime"].value == pytest.approx(7.0e-3, abs=1e-5)
+    assert experiment.moves_s["runtime"].value == pytest.approx(7.0e-3, abs=1e-5)
     assert experiment.verdict == "not resolved"
 
 
@@ -385,8 +386,8 @@ def test_settings_that_differ_in_more_than_the_cycle_are_no_experiment() -> None
         assert attribute([cycled(1, 0), second]).experiments == ()
 
 
-def estimate(value: float, half: float) -> Estimate:
-    return Estimate(value=value, low=value - half, high=value + half)
+def estimate(value: float, half: float) -> Interval:
+    return Interval(value=value, low=value - half, high=value + half)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +402,7 @@ def estimate(value: float, half: float) -> Estimate:
         (estimate(16.0, 0.2), estimate(0.0, 0.1), "confirmed"),  # the threads look far apart
     ],
 )
-def test_the_verdict_needs_both_the_move_and_the_rest(runtime: Estimate, floor: Estimate, said: str) -> None:
+def test_the_verdict_needs_both_the_move_and_the_rest(runtime: Interval, floor: Interval, said: str) -> None:
     assert verdict(runtime, floor, (6.0, 17.0)) == said
 
 
@@ -466,7 +467,7 @@ def test_table_words_json_and_figure_are_written_alike_each_time(tmp_path: Path)
     ]
     write_attribution(found, tmp_path / "b")
     assert all(path.read_bytes() == (tmp_path / "b" / path.name).read_bytes() for path in paths)
-    assert json.loads((tmp_path / "a" / "attribution.json").read_text()) == found.to_dict()
+    assert json.loads((tmp_path / "a" / "attribution.json").read_text()) == json.loads(json.dumps(finite(found)))
     text = (tmp_path / "a" / "attribution.txt").read_text()
     assert all(line in text for line in table(found))
     assert caption(found) in text

@@ -280,7 +280,7 @@ def test_blocks_are_run_and_read_back(tmp_path: Path, capsys: pytest.CaptureFixt
     again = start(tmp_path, workers=(1, 2), blocks=3)  # the same command with more blocks goes on
     assert len((tmp_path / "blocks" / "starts.txt").read_text().split()) == 12
     assert [block for block in again.blocks if block["block"] < 3] == list(found.blocks)
-    assert compare(again.blocks).counts[1].speed.blocks == 3
+    assert compare(again.blocks).counts[1].speed.ratio.n == 3
     with pytest.raises(StudyError, match="holds a comparison in which cycle_time_ms of A is None, not"):
         start(tmp_path, a="horovod/mpi,cycle_time_ms=0.5")
     with pytest.raises(StudyError, match=r"with 20 steps per run \(1 worker\), not 30; choose another --out"):

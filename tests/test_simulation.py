@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_study.analysis.attribution import cycle_wait
+from horovod_study.analysis.costs import Link
 from horovod_study.analysis.simulation.network import (
     CHOICES,
     Level,
-    Link,
     Network,
     allreduce_s,
     costs,

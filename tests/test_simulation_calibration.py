@@ -15,9 +15,17 @@ from bench_document import MODEL, document
 from rank_rows import noise, rows_of
 
 from horovod_study import records
+from horovod_study.analysis.costs import Link
 from horovod_study.analysis.network import analyze
-from horovod_study.analysis.simulation.calibration import RunTimes, calibrate, measured_network, run_times
-from horovod_study.analysis.simulation.network import Link, Network
+from horovod_study.analysis.simulation.calibration import (
+    Calibration,
+    Given,
+    RunTimes,
+    calibrate,
+    measured_network,
+    run_times,
+)
+from horovod_study.analysis.simulation.network import Network
 from horovod_study.analysis.simulation.scaling import all_doubts, doubts, simulate
 from horovod_study.analysis.simulation.what_if import what_if
 from horovod_study.cli import main
@@ -31,6 +39,10 @@ PARAMETERS = MODEL["parameters"]
 BYTES = float(MODEL["flat_bytes"])
 WOKEN = {"HOROVOD_CYCLE_TIME": {"value": "0.05"}, "HOROVOD_IDLE_CYCLE_TIME": {"value": "10"}}
 NETWORKS = Path(__file__).parents[1] / "experiments" / "networks"
+
+
+def calibrated(*, runs=(), beside=(), benches=(), network=None, **given: Any) -> Calibration:
+    return calibrate(Given(**given), runs=runs, beside=beside, benches=benches, network=network)
 
 
 def bench(**changes: Any) -> dict[str, Any]:
@@ -183,7 +195,7 @@ def test_a_damaged_benchmark_is_one_line(change: Mapping[str, Any], message: str
 def test_two_workers_from_one_and_a_benchmark_to_rounding() -> None:
     """Constant times: 3 ms alone, 3.6 ms beside another; the step is that plus the runtime's measured all-reduce."""
     beside = [times(constant(3.6e-3)), times(constant(3.6e-3))]
-    found = calibrate(runs=[times(constant(3e-3))], beside=beside, benches=[(bench(), "b")], way="horovod/mpi")
+    found = calibrated(runs=[times(constant(3e-3))], beside=beside, benches=[(bench(), "b")], way="horovod/mpi")
     table = at(found, 1, 2)
 
     assert table.loc[1, "step_s"] == pytest.approx(3e-3)
@@ -197,7 +209,7 @@ def test_two_workers_from_one_and_a_benchmark_to_rounding() -> None:
 def test_a_run_of_several_workers_is_reproduced() -> None:
     own = noise(3, 2000, 4)
     run = times(own, transfer_s=7e-4)
-    found = calibrate(runs=[run], benches=[(bench(workers=4), "b")])
+    found = calibrated(runs=[run], benches=[(bench(workers=4), "b")])
     table = at(found, 4)
 
     assert run.sync_s is not None
@@ -209,7 +221,7 @@ def test_a_run_of_several_workers_is_reproduced() -> None:
 
 def test_workers_that_are_slow_together_are_doubted() -> None:
     together = np.repeat(noise(3, 500, 1), 4, axis=1)
-    found = calibrate(runs=[times(together)], benches=[(bench(workers=4), "b")])
+    found = calibrated(runs=[times(together)], benches=[(bench(workers=4), "b")])
 
     assert any(
         "they are slow together, and the simulated waiting is too long" in each for each in found.scenario.doubts
@@ -219,7 +231,7 @@ def test_workers_that_are_slow_together_are_doubted() -> None:
 def test_two_batches_give_a_line() -> None:
     """1 ms + 20 us per sample."""
     runs = [times(constant(1e-3 + batch * 20e-6), batch=batch) for batch in (100, 200, 400)]
-    found = calibrate(runs=runs, alpha_us=1, gb_per_s=1, workers_per_node=1)
+    found = calibrated(runs=runs, alpha_us=1, gb_per_s=1, workers_per_node=1)
     scenario = found.scenario
 
     assert scenario.fixed_share == pytest.approx(1 / 3)
@@ -227,7 +239,7 @@ def test_two_batches_give_a_line() -> None:
     assert found.sources["batch"] == "1 ms + 20 us per sample, batches 100, 200, 400"
     eight = simulate(what_if(scenario, ["batch=8x"]), [1]).iloc[-1]
     assert eight["compute_s"] == pytest.approx(17e-3)
-    given = calibrate(runs=runs, alpha_us=1, gb_per_s=1, batch=50).scenario
+    given = calibrated(runs=runs, alpha_us=1, gb_per_s=1, batch=50).scenario
     assert given.compute.mean_s == pytest.approx(2e-3)
     assert given.batch_factor(100) == pytest.approx(1.5)
     assert "proportional" not in " ".join(all_doubts(what_if(scenario, ["batch=8x"]), [1]))
@@ -235,20 +247,20 @@ def test_two_batches_give_a_line() -> None:
 
 def test_links_that_were_not_measured_are_said() -> None:
     one = [times(constant(3e-3))]
-    inside = calibrate(runs=one, benches=[(bench(), "b")])
+    inside = calibrated(runs=one, benches=[(bench(), "b")])
     assert any(each.startswith("links between nodes were not measured") for each in inside.scenario.doubts)
     assert any("were measured with 2 workers; how they hold for more" in each for each in inside.scenario.doubts)
     assert inside.scenario.network.workers_per_node == 2
 
     far = bench()
     far["measured"][0]["conditions"]["ranks"][1]["host"] = "node2"
-    across = calibrate(runs=one, benches=[(far, "far")])
+    across = calibrated(runs=one, benches=[(far, "far")])
     assert any(each.startswith("links within a node were not measured") for each in across.scenario.doubts)
     assert across.scenario.network.workers_per_node == 1
 
     slow = bench(ways={"mpi": (50e-6, 1e8), "horovod/mpi": (90e-6, 1e8)})
     slow["measured"][0]["conditions"]["ranks"][1]["host"] = "node2"
-    both = calibrate(runs=one, benches=[(bench(), "near"), (slow, "far")]).scenario
+    both = calibrated(runs=one, benches=[(bench(), "near"), (slow, "far")]).scenario
     assert float(both.network.intra.bytes_per_s) == pytest.approx(6e9, rel=1e-3)
     assert float(both.network.inter.bytes_per_s) == pytest.approx(1e8, rel=1e-3)
     assert both.network.workers_per_node == 2
@@ -258,7 +270,7 @@ def test_links_that_were_not_measured_are_said() -> None:
 def test_what_was_measured_holds_before_what_is_described() -> None:
     link = Link(alpha_s=1.0, bytes_per_s=1.0)
     described = Network(intra=link, inter=link, workers_per_node=16, source="n.yaml")
-    found = calibrate(runs=[times(constant(3e-3))], benches=[(bench(), "b")], network=described).scenario.network
+    found = calibrated(runs=[times(constant(3e-3))], benches=[(bench(), "b")], network=described).scenario.network
 
     assert float(found.intra.bytes_per_s) == pytest.approx(6e9, rel=1e-3)
     assert found.inter is link
@@ -272,13 +284,13 @@ def test_settings_of_horovod_become_cycle_fusion_and_negotiation() -> None:
         "HOROVOD_FUSION_THRESHOLD": {"value": "1000"},
         "HOROVOD_CACHE_CAPACITY": {"value": "0"},
     }
-    runtime = calibrate(runs=[times(noise(1, 100, 2), settings=settings)], benches=[(bench(), "b")]).scenario.runtime
+    runtime = calibrated(runs=[times(noise(1, 100, 2), settings=settings)], benches=[(bench(), "b")]).scenario.runtime
     assert (runtime.cycle_s, runtime.negotiation, runtime.fusion_bytes) == (5e-3, "full", 1000.0)
 
-    woken = calibrate(runs=[times(noise(1, 100, 2))], benches=[(bench(), "b")]).scenario.runtime
+    woken = calibrated(runs=[times(noise(1, 100, 2))], benches=[(bench(), "b")]).scenario.runtime
     assert (woken.cycle_s, woken.negotiation, woken.fusion_bytes) == (0.0, "cached", 128 * 2**20)
     plain = times(noise(1, 100, 2), backend="mpi", settings={})
-    assert calibrate(runs=[plain], benches=[(bench(), "b")], way="mpi").scenario.runtime.negotiation == "none"
+    assert calibrated(runs=[plain], benches=[(bench(), "b")], way="mpi").scenario.runtime.negotiation == "none"
 
 
 @pytest.mark.parametrize(
@@ -308,7 +320,7 @@ def test_what_contradicts_itself_or_is_missing_is_one_line(options: dict[str, An
         "b": [(bench(), "b")],
     }
     with pytest.raises(StudyError, match=re.escape(message)) as raised:
-        calibrate(**{name: known[value] if isinstance(value, str) else value for name, value in options.items()})
+        calibrated(**{name: known[value] if isinstance(value, str) else value for name, value in options.items()})
 
     assert "\n" not in str(raised.value)
 
@@ -318,7 +330,7 @@ def test_the_networks_that_come_along_can_be_used_and_name_their_sources(path: P
     from horovod_study.analysis.simulation.network import network_from
 
     described = load_yaml(path)
-    found = calibrate(network=network_from(described, source=path.name), compute_ms=10, gradient_mb=100, batch=32)
+    found = calibrated(network=network_from(described, source=path.name), compute_ms=10, gradient_mb=100, batch=32)
 
     assert described["source"] and "check" in described["description"]
     assert np.isfinite(at(found, 1, 8, 64)["step_s"]).all()
@@ -437,7 +449,7 @@ def test_wrong_use_of_the_verb_is_one_line(
 
 
 def test_the_figure_shows_every_scenario_and_every_part() -> None:
-    found = calibrate(compute_ms=10, compute_cv=0.1, gradient_mb=10, alpha_us=5, gb_per_s=1, batch=32, overhead_us=100)
+    found = calibrated(compute_ms=10, compute_cv=0.1, gradient_mb=10, alpha_us=5, gb_per_s=1, batch=32, overhead_us=100)
     scenarios = what_if(found.scenario, ["bandwidth=2x", "slow-node=1.5x"])
     table = simulate(scenarios, [1, 4, 64, 1024])
     with style():

@@ -20,6 +20,7 @@ from horovod_study.analysis.inspection import inspect
 from horovod_study.analysis.rank_steps import align, common_steps
 from horovod_study.analysis.stragglers import Stragglers, find_stragglers, pop, pop_of, waiting
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 from horovod_study.report.figures.inspection import write_inspection
 
 
@@ -277,7 +278,7 @@ def test_nothing_that_is_given_is_changed() -> None:
 
 def test_the_efficiencies_of_the_known_example() -> None:
     seen = pop([1, 1, 1, 0.6], 1.25)
-    assert [round(each, 12) for each in seen.to_dict().values()] == [0.9, 0.8, 0.72]
+    assert [round(each, 12) for each in finite(seen).values()] == [0.9, 0.8, 0.72]
     assert seen.parallel == pytest.approx(seen.load_balance * seen.communication, abs=1e-12)
 
 
@@ -286,7 +287,7 @@ def test_the_efficiencies_of_a_run() -> None:
     rows = align(rows_of(np.tile([1.0, 1.0, 1.0, 0.6], (30, 1)), transfer_s=0.25), workers=4)
     seen = pop_of(rows)
     assert seen is not None
-    assert [round(each, 12) for each in seen.to_dict().values()] == [0.9, 0.8, 0.72]
+    assert [round(each, 12) for each in finite(seen).values()] == [0.9, 0.8, 0.72]
     assert pop_of(align(rows_of(np.ones((30, 2)), visible=False), workers=2)) is None
 
 
@@ -319,7 +320,7 @@ def test_waiting_is_told_rank_by_rank_as_by_all_ranks_side_by_side() -> None:
             pop, skew = pop_of(aligned), find_stragglers(aligned).skew_s
 
             assert pop is not None and skew is not None and seen.pop is not None
-            assert list(seen.pop.to_dict().values()) == pytest.approx(list(pop.to_dict().values()), rel=1e-12), name
+            assert list(finite(seen.pop).values()) == pytest.approx(list(finite(pop).values()), rel=1e-12), name
             assert seen.skew_s == pytest.approx(skew["mean"], rel=1e-9), name
     skews = {name: waiting(rows, common_steps(rows, workers=3)).skew_s for name, rows in every.items()}
     assert len({round(skew, 12) for skew in skews.values()}) >= 6, "each of them counts other steps or laps"

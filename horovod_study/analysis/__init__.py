@@ -1,5 +1,7 @@
 """The analysis wing: frames in, frames or fitted values out.
 
+    stats.py        the one interval, tests and estimates; a kit, which the run wing uses too
+    costs.py        what messages cost, alpha and beta; a kit as well
     points.py       run table -> scaling points: spread over repeats, speedup and efficiency against both baselines
     breakdown.py    where the time of a step goes, and how that changes with the worker count
     boundary.py     synchronisation against workers and nodes, and the jump at each node boundary

@@ -13,15 +13,15 @@ Hesterberg, The American Statistician 69, 2015). docs/ablation.md says how to re
 measure/ablation.py.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from horovod_study.analysis.attribution import BUSY_CORES, Estimate, Floats
+from horovod_study.analysis import stats
+from horovod_study.analysis.attribution import BUSY_CORES, Floats
+from horovod_study.analysis.stats import Interval
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
 
@@ -43,32 +43,19 @@ class Answer:
     reduction: str
     pairs: int
     steps: int  # counted ones of a block
-    step_s: Estimate  # with communication
-    silent_step_s: Estimate  # without
-    ablation_s: Estimate  # step_s - silent_step_s
-    timer_s: Estimate | None  # the sync lap with communication; None where it is not seen, see why_no_timer
-    difference_s: Estimate | None  # ablation_s - timer_s
-    laps_s: Mapping[str, Estimate | None]  # how much longer each of PARTS is with communication; None where not known
-    silent_sync_s: Estimate | None  # what is left of the sync lap without communication: calls that do nothing
-    ranks_s: tuple[Estimate, ...]  # the cost by ablation of each rank
-    outside: tuple[str, ...]  # laps but sync that moved, beyond doubt, the way the difference goes, the largest first
     verdict: str  # agree | differ | not resolved | no timer
     sentence: str  # the verdict with its numbers, for people
     why_no_timer: str
+    step_s: Interval  # with communication
+    silent_step_s: Interval  # without
+    ablation_s: Interval  # step_s - silent_step_s
+    timer_s: Interval | None  # the sync lap with communication; None where it is not seen, see why_no_timer
+    difference_s: Interval | None  # ablation_s - timer_s
+    silent_sync_s: Interval | None  # what is left of the sync lap without communication: calls that do nothing
+    laps_s: Mapping[str, Interval | None]  # how much longer each of PARTS is with communication; None where not known
+    ranks_s: tuple[Interval, ...]  # the cost by ablation of each rank
+    outside: tuple[str, ...]  # laps but sync that moved, beyond doubt, the way the difference goes, the largest first
     doubts: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        estimates = ("step_s", "silent_step_s", "ablation_s", "timer_s", "difference_s", "silent_sync_s")
-        plain = ("workers", "reduction", "pairs", "steps", "verdict", "sentence", "why_no_timer")
-        return {
-            **{name: getattr(self, name) for name in plain},
-            **{name: _plain(getattr(self, name)) for name in estimates},
-            "laps_s": {name: _plain(each) for name, each in self.laps_s.items()},
-            "ranks_s": [each.to_dict() for each in self.ranks_s],
-            "outside": list(self.outside),
-            "doubts": list(self.doubts),
-        }
 
 
 def answer(found: Mapping[str, Any], *, seed: int = 1) -> Answer:
@@ -139,28 +126,21 @@ def _blocks(found: Mapping[str, Any], column: str) -> Floats | None:
     return table
 
 
-def _estimates(columns: Mapping[str, Floats], rng: np.random.Generator) -> dict[str, Estimate]:
+def _estimates(columns: Mapping[str, Floats], rng: np.random.Generator) -> dict[str, Interval]:
     """Return the mean of each column, (P,), with its interval over common resamples of the P rows."""
     table = np.stack(list(columns.values()), axis=1)  # (P, quantities)
-    count = len(table)
-    weights = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count  # (RESAMPLES, P)
-    tail = float(stats.norm.cdf(math.sqrt(count / (count - 1)) * stats.t.ppf(0.025, count - 1)))
-    lows, highs = np.quantile(weights @ table, (tail, 1 - tail), axis=0)
-    return {
-        name: Estimate(value=float(value), low=float(low), high=float(high))
-        for name, value, low, high in zip(columns, table.mean(axis=0), lows, highs, strict=True)
-    }
+    return dict(zip(columns, stats.bootstrap_means(table, rng, RESAMPLES), strict=True))
 
 
-def _verdict(ablation: Estimate, difference: Estimate | None) -> str:
+def _verdict(ablation: Interval, difference: Interval | None) -> str:
     if difference is None:
         return NO_TIMER
-    if difference.low > 0 or difference.high < 0:
+    if difference.excludes(0):
         return DIFFER
-    return UNRESOLVED if difference.high - difference.low > ablation.value else AGREE
+    return UNRESOLVED if difference.width > ablation.value else AGREE
 
 
-def _outside(grown: Mapping[str, Estimate | None], difference: Estimate | None) -> tuple[str, ...]:
+def _outside(grown: Mapping[str, Interval | None], difference: Interval | None) -> tuple[str, ...]:
     """Return the laps but sync whose interval lies on the side of zero to which the difference goes."""
     sign = 1.0 if difference is None or difference.value > 0 else -1.0
     moved = {
@@ -173,15 +153,14 @@ def _outside(grown: Mapping[str, Estimate | None], difference: Estimate | None) 
 
 def _sentence(
     verdict: str,
-    estimates: Mapping[str, Estimate],
-    grown: Mapping[str, Estimate | None],
+    estimates: Mapping[str, Interval],
+    grown: Mapping[str, Interval | None],
     outside: tuple[str, ...],
     why_no_timer: str,
 ) -> str:
     cost = estimates["ablation"]
-    less = Estimate(value=-cost.value, low=-cost.high, high=-cost.low)
     ablation = (
-        f"without communication a step is {_ms(less)} longer"
+        f"without communication a step is {_ms(cost.negated())} longer"
         if cost.value < 0
         else (f"without communication a step is {_ms(cost)} shorter")
     )
@@ -205,7 +184,7 @@ def _sentence(
     return f"{ablation}, {timer}: they differ by {_ms(difference)}: {where}"
 
 
-def _doubts(estimates: Mapping[str, Estimate], found: Mapping[str, Any]) -> tuple[str, ...]:
+def _doubts(estimates: Mapping[str, Interval], found: Mapping[str, Any]) -> tuple[str, ...]:
     doubts = []
     if estimates["ablation"].low <= 0:
         doubts.append(
@@ -221,9 +200,5 @@ def _doubts(estimates: Mapping[str, Estimate], found: Mapping[str, Any]) -> tupl
     return tuple(doubts)
 
 
-def _ms(each: Estimate) -> str:
+def _ms(each: Interval) -> str:
     return f"{each.value * 1e3:.3f} ms [{each.low * 1e3:.3f} to {each.high * 1e3:.3f}]"
-
-
-def _plain(each: Estimate | None) -> dict[str, float | None] | None:
-    return None if each is None else each.to_dict()

@@ -21,16 +21,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
-from horovod_study.analysis import ablation
+from horovod_study.analysis import ablation, stats
 from horovod_study.analysis.attribution import (
     INSIDE_BACKWARD,
-    Estimate,
     Observation,
     Part,
     Taken,
     observe,
+    over_runs,
     parts_of,
     taken_apart,
 )
@@ -38,9 +37,10 @@ from horovod_study.analysis.breakdown import BASES, PARTS, UNEXPLAINED, folded, 
 from horovod_study.analysis.points import CELL, LAP_COLUMNS, measured, with_series, worker_counts
 from horovod_study.analysis.rank_steps import common_steps, where
 from horovod_study.analysis.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile, profile_rows
+from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.stragglers import Pop, Waiting, waiting
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.records import RecordedRun, rows_lost
+from horovod_study.records import RecordedRun, finite, rows_lost
 
 Floats = NDArray[np.float64]
 
@@ -77,10 +77,6 @@ class Shares:
     worst_step: int
     worst_rank: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {name: _plain(getattr(self, name)) for name in self.__slots__}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankAccount:
@@ -93,23 +89,12 @@ class RankAccount:
     steps: int  # in the timed window
     excluded: int  # rows before it, which are kept in the file
     holes: int  # steps between the first and the last that have no row
+    gap_step: int
+    open_steps: int  # steps that are off by more than CLOSES_S
     parts_s: Mapping[str, float]  # PARTS -> mean s; NaN where not known
     residual: Shares | None  # None where not timed
     gap_s: float  # the largest difference between the step and the sum of its parts
-    gap_step: int
-    open_steps: int  # steps that are off by more than CLOSES_S
     partly: Mapping[str, int]  # laps that some steps lack and others have -> how many lack them; they count as 0 there
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; unknown is None."""
-        plain = ("rank", "host", "first", "last", "steps", "excluded", "holes", "gap_step", "open_steps")
-        return {
-            **{name: getattr(self, name) for name in plain},
-            "parts_s": {name: _plain(each) for name, each in self.parts_s.items()},
-            "residual": None if self.residual is None else self.residual.to_dict(),
-            "gap_s": _plain(self.gap_s),
-            "partly": dict(self.partly),
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -164,14 +149,11 @@ class RunAccount:
         """Return the fields as plain values; unknown is None."""
         return {
             **{name: getattr(self, name) for name in ("run", "state", "reason", "repeat", "workers", "why_not")},
-            "parts_s": {name: _plain(each) for name, each in self.parts_s.items()},
-            "residual": None if self.residual is None else self.residual.to_dict(),
+            **{name: finite(getattr(self, name)) for name in ("parts_s", "residual")},
             **{name: getattr(self, name) for name in ("steps", "first_step", "excluded", "excluded_by")},
-            "notes": list(self.notes),
-            "ranks": [rank.to_dict() for rank in self.ranks],
-            "ablation": None if self.left_out is None else self.left_out.to_dict(),
-            "pop": None if self.pop is None else self.pop.to_dict(),
-            "skew_s": _plain(self.skew_s),
+            **{name: finite(getattr(self, name)) for name in ("notes", "ranks")},
+            "ablation": finite(self.left_out),
+            **{name: finite(getattr(self, name)) for name in ("pop", "skew_s")},
         }
 
 
@@ -481,17 +463,8 @@ class View:
 
     name: str  # timer | ablation | micro-benchmark
     words: str  # what it counts
-    estimate: Estimate | None
+    seconds: Interval | None
     why_not: str  # why there is none
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {
-            "name": self.name,
-            "words": self.words,
-            "seconds": None if self.estimate is None else self.estimate.to_dict(),
-            "why_not": self.why_not,
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -500,17 +473,9 @@ class Comparison:
 
     first: str
     second: str
-    difference: Estimate
     verdict: str  # agree | differ | not resolved
+    difference_s: Interval
     laps_s: Mapping[str, float] = field(default_factory=dict)  # the laps that most of the difference lies in
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {
-            **{name: getattr(self, name) for name in ("first", "second", "verdict")},
-            "difference_s": self.difference.to_dict(),
-            "laps_s": dict(self.laps_s),
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -519,25 +484,13 @@ class Views:
 
     series: str
     workers: int
-    nodes: float
     runs: int
+    nodes: float
     views: tuple[View, ...]
-    floor: Estimate | None  # of the micro-benchmark: one raw transfer, which the cost cannot be below without overlap
-    skew: Estimate | None  # waiting for the last rank, from the laps; part of the timer's answer
-    block_timer: Estimate | None  # the timer's answer in the blocks of the ablation, which are steps after the window
+    floor_s: Interval | None  # of the micro-benchmark: one raw transfer, which the cost cannot be below without overlap
+    skew_s: Interval | None  # waiting for the last rank, from the laps; part of the timer's answer
+    block_timer_s: Interval | None  # the timer's answer in the blocks of the ablation, which are steps after the window
     comparisons: tuple[Comparison, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {
-            **{name: getattr(self, name) for name in ("series", "workers", "runs")},
-            "nodes": _plain(self.nodes),
-            "views": [each.to_dict() for each in self.views],
-            "floor_s": None if self.floor is None else self.floor.to_dict(),
-            "skew_s": None if self.skew is None else self.skew.to_dict(),
-            "block_timer_s": None if self.block_timer is None else self.block_timer.to_dict(),
-            "comparisons": [each.to_dict() for each in self.comparisons],
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -555,8 +508,8 @@ class Accounting:
         return {
             "closes_within_s": CLOSES_S,
             "runs": [{"series": self.series[run.run], **run.to_dict()} for run in self.runs],
-            "cells": [{f"{key}": _plain(value) for key, value in row.items()} for row in self.cells.to_dict("records")],
-            "views": [each.to_dict() for each in self.views],
+            "cells": finite(self.cells),
+            "views": finite(self.views),
             "doubts": list(self.doubts),
         }
 
@@ -726,33 +679,33 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
     timer = View(
         name="timer",
         words="the sync lap: from a rank's own gradients to the averaged ones",
-        estimate=None if sync is None else _over_runs(sync),
+        seconds=None if sync is None else over_runs(sync),
         why_not="" if sync is not None else _first([run.why_not_seen for run in runs]) or _why_no_sync(seen),
     )
     blocks = View(
         name="ablation",
         words="steps with communication less steps without",
-        estimate=_over_answers([each.ablation_s for each in left_out]) if left_out else None,
+        seconds=stats.together([each.ablation_s for each in left_out]) if left_out else None,
         why_not="" if left_out else _first([run.why_not_left_out for run in runs]),
     )
     bench = View(
         name="micro-benchmark",
         words="a synchronisation of aligned ranks, and the skew of the laps",
-        estimate=None if alone is None else _over_runs(alone),
+        seconds=None if alone is None else over_runs(alone),
         why_not="" if alone is not None else _why_not_benched(runs, seen, sync),
     )
     comparisons = []
     within = [each.difference_s for each in left_out if each.difference_s is not None]
     timed = [each.timer_s for each in left_out if each.timer_s is not None]
-    if blocks.estimate is not None and len(within) == len(left_out):
-        compared = _compared("ablation", IN_BLOCKS, blocks.estimate, _over_answers(within))
-        comparisons.append(replace(compared, laps_s=_outside(left_out, compared.difference.value)))
-    if sync is not None and alone is not None and bench.estimate is not None:
+    if blocks.seconds is not None and len(within) == len(left_out):
+        compared = _compared("ablation", IN_BLOCKS, blocks.seconds, stats.together(within))
+        comparisons.append(replace(compared, laps_s=_outside(left_out, compared.difference_s.value)))
+    if sync is not None and alone is not None and bench.seconds is not None:
         apart = [Part(value=a.value - b.value, draws=a.draws - b.draws) for a, b in zip(sync, alone, strict=True)]
-        comparisons.append(_compared("timer", "micro-benchmark", bench.estimate, _over_runs(apart)))
-    if blocks.estimate is not None and bench.estimate is not None:
+        comparisons.append(_compared("timer", "micro-benchmark", bench.seconds, over_runs(apart)))
+    if blocks.seconds is not None and bench.seconds is not None:
         comparisons.append(
-            _compared("ablation", "micro-benchmark", blocks.estimate, _less(blocks.estimate, bench.estimate))
+            _compared("ablation", "micro-benchmark", blocks.seconds, stats.difference(blocks.seconds, bench.seconds))
         )
     return Views(
         series=series,
@@ -760,9 +713,9 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
         nodes=nodes,
         runs=len(runs),
         views=(timer, blocks, bench),
-        floor=None if floor is None else _over_runs(floor),
-        skew=None if skew is None else _over_runs(skew),
-        block_timer=_over_answers(timed) if timed and len(timed) == len(left_out) else None,
+        floor_s=None if floor is None else over_runs(floor),
+        skew_s=None if skew is None else over_runs(skew),
+        block_timer_s=stats.together(timed) if timed and len(timed) == len(left_out) else None,
         comparisons=tuple(comparisons),
     )
 
@@ -802,41 +755,13 @@ def _why_no_sync(seen: Sequence[Observation]) -> str:
     return next((each.why_no_sync for each in seen if each.sync_s is None), INSIDE_BACKWARD)
 
 
-def _compared(first: str, second: str, size: Estimate, difference: Estimate) -> Comparison:
+def _compared(first: str, second: str, size: Interval, difference: Interval) -> Comparison:
     """Judge a difference: resolved where its interval has no zero in it, or is narrower than the cost itself."""
-    if difference.low > 0 or difference.high < 0:
+    if difference.excludes(0):
         verdict = DIFFER
     else:
-        verdict = UNRESOLVED if not difference.high - difference.low <= abs(size.value) else AGREE
-    return Comparison(first=first, second=second, difference=difference, verdict=verdict)
-
-
-def _over_runs(parts: Sequence[Part]) -> Estimate:
-    """Return the mean over repeats: the bootstrap of one run's steps, or Student's t between several runs."""
-    if len(parts) > 1:
-        return _student(np.array([part.value for part in parts]))
-    low, high = np.quantile(parts[0].draws, (0.025, 0.975))
-    return Estimate(value=parts[0].value, low=float(low), high=float(high))
-
-
-def _over_answers(estimates: Sequence[Estimate]) -> Estimate:
-    return estimates[0] if len(estimates) == 1 else _student(np.array([each.value for each in estimates]))
-
-
-def _student(values: Floats) -> Estimate:
-    mean = float(values.mean())
-    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    return Estimate(value=mean, low=mean - half, high=mean + half)
-
-
-def _less(a: Estimate, b: Estimate) -> Estimate:
-    """Return a - b of two independent estimates; what their intervals reach to adds like independent errors do."""
-    value = a.value - b.value
-    return Estimate(
-        value=value,
-        low=value - math.hypot(a.value - a.low, b.high - b.value),
-        high=value + math.hypot(a.high - a.value, b.value - b.low),
-    )
+        verdict = UNRESOLVED if not difference.width <= abs(size.value) else AGREE
+    return Comparison(first=first, second=second, difference_s=difference, verdict=verdict)
 
 
 # ------------------------------------------------------------------------------------------------------- the gate
@@ -853,33 +778,21 @@ class Over:
     share: float | None  # of the step, or of T(N) - T(1); 0..1
     text: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
     """What `--max-residual` found."""
 
     allowed: float  # 0..1
-    over: tuple[Over, ...]
     runs: int  # judged
     growths: int
+    over: tuple[Over, ...]
     not_judged: tuple[str, ...]  # in words
 
     @property
     def exit_code(self) -> int:
         """Return 1 where anything is over."""
         return 1 if self.over else 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {
-            **{name: getattr(self, name) for name in ("allowed", "runs", "growths")},
-            "over": [each.to_dict() for each in self.over],
-            "not_judged": list(self.not_judged),
-        }
 
 
 def allowed_share(text: str) -> float:
@@ -984,10 +897,3 @@ def _growths(cells: pd.DataFrame) -> Iterable[dict[str, Any]]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + " %"
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold: NaN is None."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

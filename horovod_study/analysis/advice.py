@@ -5,16 +5,8 @@ when the data are split. Memory is counted, not measured; times follow from the 
 rate of computing. Letters: P parameters, S gradient bytes, A activation bytes per sample, F FLOP, p stages, m
 micro-batches.
 
-Message times, alpha seconds per message and beta bytes per second between two workers (R. Thakur, R. Rabenseifner and
-W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005, 49-66, without the time of
-adding numbers up):
-
-    ring                  2 (n-1) alpha + 2 (n-1)/n S/beta
-    recursive doubling    ceil(log2 n) (alpha + S/beta)
-    Rabenseifner          2 ceil(log2 n) alpha + 2 (n-1)/n S/beta
-    reduce-scatter, all-gather    half of the ring's, or of Rabenseifner's
-
-An all-reduce takes the quickest of the three. What each way sends and keeps:
+Message times follow from alpha and beta of the link between two workers (analysis/costs.py); an all-reduce takes the
+quickest of its algorithms there. What each way sends and keeps:
 
     data parallel     S. Rajbhandari et al., "ZeRO", SC20: weights + gradients + optimiser state everywhere, one
                       all-reduce of the gradients
@@ -33,6 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from horovod_study.analysis.costs import Link, link_of_line, moved_share
+from horovod_study.analysis.network import fits_of
 from horovod_study.config import RUN_FIELDS, check_field, parse_widths
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, ConfigError, nearest
@@ -100,46 +94,6 @@ class LayeredModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Network:
-    """Two constants between two workers, and where they come from."""
-
-    alpha_s: float
-    bytes_per_s: float
-    source: str
-    measured_workers: int | None = None
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha_s) and self.alpha_s >= 0 and self.bytes_per_s > 0):
-            raise ConfigError(
-                f"advise: the network has alpha {self.alpha_s:g} s and {self.bytes_per_s:g} bytes/s; alpha must be at "
-                "least 0 and the bandwidth greater than 0"
-            )
-
-    def all_reduce(self, size: float, n: int) -> tuple[float, str]:
-        """Return the seconds of an all-reduce of `size` bytes over `n` workers and the algorithm that takes them."""
-        if n == 1:
-            return 0.0, "none"
-        rounds, moved = math.ceil(math.log2(n)), 2 * (n - 1) / n * size / self.bytes_per_s
-        times = {
-            "recursive doubling": rounds * (self.alpha_s + size / self.bytes_per_s),
-            "Rabenseifner": 2 * rounds * self.alpha_s + moved,
-            "ring": 2 * (n - 1) * self.alpha_s + moved,
-        }
-        name = min(times, key=lambda name: times[name])
-        return times[name], name
-
-    def half(self, size: float, n: int) -> float:
-        """Return the seconds of a reduce-scatter or an all-gather of `size` bytes in all."""
-        if n == 1:
-            return 0.0
-        return math.ceil(math.log2(n)) * self.alpha_s + (n - 1) / n * size / self.bytes_per_s
-
-    def message(self, size: float) -> float:
-        """Return the seconds of one message between two workers."""
-        return self.alpha_s + size / self.bytes_per_s
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """What is asked: the model, how it is trained, and on what."""
 
@@ -151,7 +105,7 @@ class Case:
     memory_source: str = ""
     optimizer: str = "adam"
     precision: str = "fp32"
-    network: Network | None = None
+    network: Link | None = None
     flop_per_s: float | None = None  # of one worker, in training
     rate_source: str = ""
     waited_s: float | None = None  # measured wait for gradients per step, data parallel with these workers and batch
@@ -459,32 +413,20 @@ def bench_of(text: str, *, source: str) -> dict[str, Any]:
     return content
 
 
-def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size: float) -> Network:
+def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size: float) -> Link:
     """Return the constants between two workers from what `horovod-study bench` wrote as bench.json.
 
     Its line t = alpha + S/beta is of a whole all-reduce on n workers; per message it is alpha / ceil(log2 n) and
     2 (n-1)/n beta, which for two workers are alpha and beta themselves. `way`: one of those measured; default is the
     quickest for `size` bytes. Raises AnalysisError when the file has no fit, or not of this way.
     """
-    fits, workers = content.get("fits"), content.get("workers")
-    if not isinstance(fits, dict) or not fits or type(workers) is not int or workers < 2:
-        raise AnalysisError(
-            f"{source}: holds no fitted all-reduce of two or more workers; make one with `horovod-study bench`"
-        )
-    if way is not None and way not in fits:
-        raise AnalysisError(f"{source}: way {way!r} was not measured{nearest(way, fits)}; there are {', '.join(fits)}")
+    fits, workers = fits_of(content, source=source, way=way)
     try:
         lines = {name: (float(fit["alpha_s"]), float(fit["beta_bytes_per_s"])) for name, fit in fits.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise AnalysisError(f"{source}: a fit is damaged ({error}); measure again with `horovod-study bench`") from None
     chosen = way or min(lines, key=lambda name: lines[name][0] + size / lines[name][1])
-    alpha_s, beta = lines[chosen]
-    return Network(
-        alpha_s=alpha_s / math.ceil(math.log2(workers)),
-        bytes_per_s=beta * 2 * (workers - 1) / workers,
-        source=f"{chosen}, {workers} workers, {source}",
-        measured_workers=workers,
-    )
+    return link_of_line(*lines[chosen], workers, source=f"{chosen}, {workers} workers, {source}")
 
 
 def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:
@@ -494,94 +436,117 @@ def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:
     return model.train_flop * batch / step_s
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What options say; they hold before a recorded run. Names and units are those of the verb."""
+
+    widths: str | None = None
+    model: LayeredModel | None = None
+    batch: int | None = None
+    workers: int | None = None
+    workers_per_node: int | None = None
+    optimizer: str | None = None
+    precision: str | None = None
+    way: str | None = None
+    alpha_us: float | None = None
+    gb_per_s: float | None = None
+    step_ms: float | None = None
+    flops_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.widths is not None and self.model is not None:
+            raise ConfigError("advise: --widths and --model both name a model; give one of them")
+        if (self.alpha_us is None) != (self.gb_per_s is None):
+            raise ConfigError("advise: a network has --alpha-us and --gb-per-s; give both")
+
+
 def case_of(
+    asked: Asked,
     *,
-    widths: str | None = None,
-    model: LayeredModel | None = None,
-    batch: int | None = None,
-    workers: int | None = None,
-    workers_per_node: int | None = None,
+    bench: tuple[Mapping[str, Any], str] | None = None,
+    run: tuple[Mapping[str, Any], str] | None = None,
     memory: tuple[float, str] | None = None,
     memory_of: Callable[[int], tuple[float, str] | None] | None = None,
-    optimizer: str | None = None,
-    precision: str | None = None,
-    bench: tuple[Mapping[str, Any], str] | None = None,
-    way: str | None = None,
-    alpha_us: float | None = None,
-    gb_per_s: float | None = None,
-    step_ms: float | None = None,
-    flops_per_s: float | None = None,
-    run: tuple[Mapping[str, Any], str] | None = None,
 ) -> Case:
-    """Return the case that options, a bench.json and a recorded run describe together; options hold before the run.
+    """Return the case that options, a bench.json and a recorded run describe together.
 
     `memory`: bytes per worker and where the number is from; None asks `memory_of` for that of so many workers on this
-    machine. `bench`, `run`: content of bench.json and of a run.json,
-    each with its path. The rate of computing is that of the run, of --step-ms or --flops-per-s, else the one that
-    bench.json holds of the worked example. Raises ConfigError for contradictions and AnalysisError for files that do
-    not hold what is needed.
+    machine. `bench`, `run`: content of bench.json and of a run.json, each with its path. Raises ConfigError for
+    contradictions and AnalysisError for files that do not hold what is needed.
     """
-    if widths is not None and model is not None:
-        raise ConfigError("advise: --widths and --model both name a model; give one of them")
-    if sum(each is not None for each in (step_ms, flops_per_s, run)) > 1:
-        raise ConfigError(
-            "advise: --step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
-        )
-    if (alpha_us is None) != (gb_per_s is None):
-        raise ConfigError("advise: a network has --alpha-us and --gb-per-s; give both")
-    if bench is not None and alpha_us is not None:
-        raise ConfigError("advise: --network and --alpha-us both describe the network; give one of them")
-    if way is not None and bench is None:
-        raise ConfigError("advise: --way chooses from the file of --network; give that too")
+    _refuse(asked, bench=bench is not None, run=run is not None)
     found = {} if run is None else _measured_run(*run)
-    if model is not None and run is not None:
-        raise ConfigError("advise: --run is of the worked example and says nothing of --model; give --step-ms instead")
-    usual = {name: RUN_FIELDS[name].default for name in ("widths", "batch", "optimizer", "precision")}
-    known: dict[str, Any] = {
-        **usual,
-        "workers": 2,
-        **{name: value for name, value in found.items() if value is not None},
-    }
-    given = {"widths": widths, "batch": batch, "workers": workers, "optimizer": optimizer, "precision": precision}
-    known.update({name: value for name, value in given.items() if value is not None})
-    chosen, b, n = model or cnn(known["widths"]), known["batch"], known["workers"]
-    if b < 1 or n < 1:
-        raise ConfigError(f"advise: --batch is {b} and --workers {n}; both must be at least 1")
-    if found and found["parameters"] != chosen.parameters:
+    fields = ("widths", "batch", "optimizer", "precision")
+    known: dict[str, Any] = {"workers": 2, **{name: RUN_FIELDS[name].default for name in fields}}
+    known |= {name: value for name, value in found.items() if value is not None}
+    known |= {name: getattr(asked, name) for name in (*fields, "workers") if getattr(asked, name) is not None}
+    model, batch, n = asked.model or cnn(known["widths"]), known["batch"], known["workers"]
+    if batch < 1 or n < 1:
+        raise ConfigError(f"advise: --batch is {batch} and --workers {n}; both must be at least 1")
+    if found and found["parameters"] != model.parameters:
         raise ConfigError(
-            f"advise: --widths {widths} has {chosen.parameters:,} parameters, but the run trained "
+            f"advise: --widths {asked.widths} has {model.parameters:,} parameters, but the run trained "
             f"{found['parameters']:,}; leave --widths out"
         )
-    rate, source = flops_per_s, "--flops-per-s"
-    if step_ms is not None:
-        rate, source = rate_of_step(chosen, batch=b, step_s=step_ms / 1e3), f"a step of {step_ms:g} ms"
-    elif found.get("computing_s"):
-        rate = rate_of_step(chosen, batch=found["batch"], step_s=found["computing_s"])
-        source = f"a step of {found['computing_s'] * 1e3:.3g} ms without the wait, {run[1] if run else ''}"
-    elif bench is not None and rate is None and model is None and isinstance(roof := bench[0].get("roofline"), dict):
-        rate, source = float(roof["flop_per_s"]), f"the step measured in {bench[1]}"
     network = None
     if bench is not None:
-        network = network_of(bench[0], source=bench[1], way=way, size=WEIGHT_BYTES * chosen.parameters)
-    elif alpha_us is not None and gb_per_s is not None:
-        network = Network(alpha_s=alpha_us / 1e6, bytes_per_s=gb_per_s * 1e9, source="as given")
+        network = network_of(bench[0], source=bench[1], way=asked.way, size=WEIGHT_BYTES * model.parameters)
+    elif asked.alpha_us is not None and asked.gb_per_s is not None:
+        network = Link(alpha_s=asked.alpha_us / 1e6, bytes_per_s=asked.gb_per_s * 1e9)
     if memory is None and memory_of is not None:
-        memory = memory_of(min(n, workers_per_node or n))
-    same = found.get("workers") == n and found.get("batch") == b
+        memory = memory_of(min(n, asked.workers_per_node or n))
+    rate, source = _rate(asked, model, batch, found, "" if run is None else run[1], bench)
+    same = found.get("workers") == n and found.get("batch") == batch
     return Case(
-        model=chosen,
-        batch=b,
+        model=model,
+        batch=batch,
         workers=n,
-        workers_per_node=workers_per_node,
+        workers_per_node=asked.workers_per_node,
         memory_bytes=None if memory is None else memory[0],
         memory_source="" if memory is None else memory[1],
         optimizer=known["optimizer"],
         precision=known["precision"],
         network=network,
         flop_per_s=rate,
-        rate_source="" if rate is None else source,
+        rate_source=source,
         waited_s=found.get("sync_s") if same and n > 1 else None,
     )
+
+
+def _refuse(asked: Asked, *, bench: bool, run: bool) -> None:
+    """Raise ConfigError where two things say the same, or one belongs to another that is missing."""
+    if sum((asked.step_ms is not None, asked.flops_per_s is not None, run)) > 1:
+        raise ConfigError(
+            "advise: --step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
+        )
+    if bench and asked.alpha_us is not None:
+        raise ConfigError("advise: --network and --alpha-us both describe the network; give one of them")
+    if asked.way is not None and not bench:
+        raise ConfigError("advise: --way chooses from the file of --network; give that too")
+    if asked.model is not None and run:
+        raise ConfigError("advise: --run is of the worked example and says nothing of --model; give --step-ms instead")
+
+
+def _rate(
+    asked: Asked,
+    model: LayeredModel,
+    batch: int,
+    found: Mapping[str, Any],
+    run: str,
+    bench: tuple[Mapping[str, Any], str] | None,
+) -> tuple[float | None, str]:
+    """Return FLOP/s and where they are from: options, the run, else what bench.json holds of the worked example."""
+    if asked.step_ms is not None:
+        rate = rate_of_step(model, batch=batch, step_s=asked.step_ms / 1e3)
+        return rate, f"a step of {asked.step_ms:g} ms"
+    if found.get("computing_s"):
+        rate = rate_of_step(model, batch=found["batch"], step_s=found["computing_s"])
+        return rate, f"a step of {found['computing_s'] * 1e3:.3g} ms without the wait, {run}"
+    if asked.flops_per_s is not None:
+        return asked.flops_per_s, "--flops-per-s"
+    if bench is not None and asked.model is None and isinstance(roof := bench[0].get("roofline"), dict):
+        return float(roof["flop_per_s"]), f"the step measured in {bench[1]}"
+    return None, ""
 
 
 def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -614,11 +579,11 @@ def advise(case: Case) -> Advice:
     ways = [_judged(case, _data(case))]
     if n > 1:
         ways += [_judged(case, way(case)) for way in (_zero1, _zero3, _tensor, _pipeline)]
-    share = 2 * (n - 1) / n
-    moved = sum(_tensor_messages(model)) * ACTIVATION_BYTES[case.precision]  # per sample
-    # Data parallel sends share S, tensor parallel share G moved = share n b moved.
-    crossover = size / (n * moved) if moved and n > 1 else None
-    best, verdict, reasons = _verdict(case, ways, size, moved, share, crossover)
+    share = moved_share(n)
+    per_sample = sum(_tensor_messages(model)) * ACTIVATION_BYTES[case.precision]
+    # Data parallel sends share S, tensor parallel share G per_sample = share n b per_sample.
+    crossover = size / (n * per_sample) if per_sample and n > 1 else None
+    best, verdict, reasons = _verdict(case, ways, size, per_sample, share, crossover)
     return Advice(
         case=case,
         ways=tuple(ways),
@@ -651,14 +616,14 @@ def _data(case: Case) -> Way:
     model, n, b = case.model, case.workers, case.batch
     p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
     a = model.activation_bytes(case.precision)
-    seconds, algorithm = (None, "") if case.network is None else case.network.all_reduce(size, n)
+    seconds, algorithm = (None, "") if case.network is None else case.network.all_reduce_s(size, n)
     return Way(
         name="data parallel",
         short="data",
         memory_bytes=p * (2 * WEIGHT_BYTES + state) + a * b,
         memory_text=f"P (4 + 4 + {state}) + A b = {_bytes(p * (8 + state))} + {_bytes(a * b)}",
-        sent_bytes=2 * (n - 1) / n * size,
-        messages_text=f"one all-reduce of S = {_bytes(size)}: 2 (n-1)/n S = {_bytes(2 * (n - 1) / n * size)} sent"
+        sent_bytes=moved_share(n) * size,
+        messages_text=f"one all-reduce of S = {_bytes(size)}: 2 (n-1)/n S = {_bytes(moved_share(n) * size)} sent"
         + ("" if seconds is None else f", {_time(seconds)} ({algorithm})"),
         communication_s=seconds,
         computing_s=_computing(case, model.train_flop * b),
@@ -672,15 +637,15 @@ def _zero1(case: Case) -> Way:
     model, n, b = case.model, case.workers, case.batch
     p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
     a = model.activation_bytes(case.precision)
-    seconds = None if case.network is None else 2 * case.network.half(size, n)
+    seconds = None if case.network is None else 2 * case.network.half_s(size, n)
     return Way(
         name="data parallel, optimiser state sharded (ZeRO-1)",
         short="ZeRO-1",
         memory_bytes=p * 2 * WEIGHT_BYTES + p * state / n + a * b,
         memory_text=f"P (4 + 4 + {state}/n) + A b = {_bytes(p * (8 + state / n))} + {_bytes(a * b)}",
-        sent_bytes=2 * (n - 1) / n * size,
+        sent_bytes=moved_share(n) * size,
         messages_text=f"reduce-scatter of the gradients, all-gather of the weights: 2 (n-1)/n S = "
-        f"{_bytes(2 * (n - 1) / n * size)} sent" + ("" if seconds is None else f", {_time(seconds)}"),
+        f"{_bytes(moved_share(n) * size)} sent" + ("" if seconds is None else f", {_time(seconds)}"),
         communication_s=seconds,
         computing_s=_computing(case, model.train_flop * b),
     )
@@ -693,7 +658,7 @@ def _zero3(case: Case) -> Way:
     largest = max(layer.parameters for layer in held) * WEIGHT_BYTES
     seconds = None
     if case.network is not None:
-        seconds = sum(3 * case.network.half(WEIGHT_BYTES * layer.parameters, n) for layer in held)
+        seconds = sum(3 * case.network.half_s(WEIGHT_BYTES * layer.parameters, n) for layer in held)
     gathered = 2 * largest if n > 1 else 0
     return Way(
         name="data parallel, everything sharded (ZeRO-3, FSDP)",
@@ -754,8 +719,8 @@ def _tensor(case: Case) -> Way:
     flop_split = sum(model.layers[place].flop for place in split)
     flop = (model.train_flop * (flop_split / n + model.flop - flop_split) / model.flop) * g
     sizes = [numbers * each * g for numbers in _tensor_messages(model)]
-    seconds = None if case.network is None else math.fsum(case.network.all_reduce(size, n)[0] for size in sizes)
-    sent = 2 * (n - 1) / n * math.fsum(sizes)
+    seconds = None if case.network is None else math.fsum(case.network.all_reduce_s(size, n)[0] for size in sizes)
+    sent = moved_share(n) * math.fsum(sizes)
     return Way(
         name=f"tensor parallel of {names}",
         short="tensor",
@@ -817,7 +782,7 @@ def _pipeline(case: Case) -> Way:
     seconds = None
     if case.network is not None:
         # Every micro-batch crosses the widest border forward and its gradient backward; m + p - 1 of them in a row.
-        seconds = (m + n - 1) * 2 * case.network.message(max(borders, default=0) * micro) if n > 1 else 0.0
+        seconds = (m + n - 1) * 2 * float(case.network.message_s(max(borders, default=0) * micro)) if n > 1 else 0.0
     balance = model.flop / (n * heaviest)
     text = " | ".join(
         "-".join(dict.fromkeys((model.layers[first].name, model.layers[end - 1].name))) for first, end in stages[:6]
@@ -946,7 +911,7 @@ def _missing(case: Case) -> list[str]:
 
 def _doubts(case: Case) -> list[str]:
     doubts = []
-    measured = None if case.network is None else case.network.measured_workers
+    measured = None if case.network is None else case.network.workers
     per_node = case.workers_per_node or case.workers
     if measured is not None and case.nodes > 1 and measured <= per_node:
         doubts.append(

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.rank_steps import BEFORE_SYNC, nothing_unmarked
+from horovod_study.analysis.stats import Interval
 from horovod_study.config import COMMUNICATION, RUN_FIELDS
 from horovod_study.errors import AnalysisError
 
@@ -54,19 +55,6 @@ CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
 NO_WORKERS = "one worker synchronises with nobody"
 INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, and cannot be seen"
 INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """A number with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Return the fields as plain values; None for an interval that is not known."""
-        return {name: _finite(each) for name, each in (("value", self.value), ("low", self.low), ("high", self.high))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -294,8 +282,8 @@ class Arm:
     runs: tuple[str, ...]
     hosts: tuple[str, ...]
     settings: Mapping[str, Any]
-    parts: Mapping[str, Estimate]  # see parts_of
-    efficiency: Mapping[str, Estimate]  # now, without runtime, without skew, without unexplained, at the floor
+    parts: Mapping[str, Interval]  # see parts_of
+    efficiency: Mapping[str, Interval]  # now, without runtime, without skew, without unexplained, at the floor
     baseline: str  # what an efficiency of 1 is
     why_not: str = ""  # why parts are missing
     slow_rank: int | None = None  # the rank that is later than the others, beyond doubt
@@ -315,7 +303,7 @@ class Arm:
             "baseline": self.baseline,
             "why_not": self.why_not,
             "slow_rank": self.slow_rank,
-            "leave_spread_s": _finite(self.leave_spread_s),
+            "leave_spread_s": stats.finite_or_none(self.leave_spread_s),
             "cycle_ms": self.cycle_ms,
             "expected_cycle_wait_s": self.expected_cycle_wait and list(self.expected_cycle_wait),
         }
@@ -330,17 +318,9 @@ class Experiment:
     backend: str
     transport: str
     factor: float
-    expected: tuple[float, float]  # s, of the runtime's move: from, to
-    moves: Mapping[str, Estimate]  # sync, floor, skew, runtime, unexplained
     verdict: str  # confirmed | refuted | not resolved
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {
-            **{name: getattr(self, name) for name in ("short", "long", "backend", "transport", "factor", "verdict")},
-            "expected_s": list(self.expected),
-            "moves_s": {name: each.to_dict() for name, each in self.moves.items()},
-        }
+    expected_s: tuple[float, float]  # s, of the runtime's move: from, to
+    moves_s: Mapping[str, Interval]  # sync, floor, skew, runtime, unexplained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,17 +329,8 @@ class Attribution:
 
     arms: tuple[Arm, ...]
     experiments: tuple[Experiment, ...]
-    base_step_s: Mapping[int, Estimate] = field(default_factory=dict)  # batch -> step of one worker alone
+    one_worker_step_s: Mapping[int, Interval] = field(default_factory=dict)  # batch -> step of one worker alone
     doubts: tuple[str, ...] = ()  # what a reader must know before believing it
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {
-            "arms": [arm.to_dict() for arm in self.arms],
-            "experiments": [each.to_dict() for each in self.experiments],
-            "one_worker_step_s": {str(batch): each.to_dict() for batch, each in self.base_step_s.items()},
-            "doubts": list(self.doubts),
-        }
 
 
 def attribute(observations: Iterable[Observation]) -> Attribution:
@@ -383,7 +354,7 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
     return Attribution(
         arms=arms,
         experiments=tuple(_experiments(list(several.values()))),
-        base_step_s={batch: _over_runs([parts["step"] for _, parts in group]) for batch, group in bases.items()},
+        one_worker_step_s={batch: over_runs([parts["step"] for _, parts in group]) for batch, group in bases.items()},
         doubts=tuple(_doubts([seen for group in groups.values() for seen, _ in group], arms)),
     )
 
@@ -415,7 +386,7 @@ def _arm(
 ) -> Arm:
     first = group[0][0]
     names = [name for name in group[0][1] if all(name in parts for _, parts in group)]
-    parts = {name: _over_runs([each[name] for _, each in group]) for name in names}
+    parts = {name: over_runs([each[name] for _, each in group]) for name in names}
     ratios = [_efficiencies(seen, each, base) for seen, each in group]
     why_not = first.why_no_sync if first.sync_s is None else first.why_not_through
     cycle = _cycle_s(first.settings)
@@ -433,7 +404,7 @@ def _arm(
         hosts=first.hosts,
         settings=first.settings,
         parts=parts,
-        efficiency={name: _over_runs([each[name] for each in ratios]) for name in ratios[0]},
+        efficiency={name: over_runs([each[name] for each in ratios]) for name in ratios[0]},
         baseline="one worker alone" if base else "its own step without synchronisation",
         why_not=why_not,
         slow_rank=slowest if slowest is not None and _certain(lag[slowest]) else None,
@@ -472,7 +443,7 @@ def _efficiencies(
     return found
 
 
-def _certain(lag: Estimate) -> bool:
+def _certain(lag: Interval) -> bool:
     """Return whether a lag is above zero by twice the distance of its interval's lower end.
 
     Twice, because the latest of several ranks is looked at, and because neighbouring steps are alike.
@@ -480,17 +451,11 @@ def _certain(lag: Estimate) -> bool:
     return lag.value > 2 * (lag.value - lag.low)
 
 
-def _over_runs(parts: Sequence[Part]) -> Estimate:
+def over_runs(parts: Sequence[Part]) -> Interval:
+    """Return the mean over repeats: the bootstrap of one run's steps, or Student's t between several runs."""
     if len(parts) == 1:
-        low, high = np.quantile(parts[0].draws, (0.025, 0.975))
-        return Estimate(value=parts[0].value, low=float(low), high=float(high))
-    return _student(np.array([part.value for part in parts]))
-
-
-def _student(values: Floats) -> Estimate:
-    mean = float(values.mean())
-    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    return Estimate(value=mean, low=mean - half, high=mean + half)
+        return stats.percentiles(parts[0].value, parts[0].draws)
+    return stats.student([part.value for part in parts])
 
 
 def leave_spread(seen: Observation) -> float:
@@ -525,7 +490,7 @@ class Taken:
     """What one run says of its synchronisation, without the arrays that it comes from."""
 
     arm: str
-    parts: Mapping[str, Estimate]  # those of ROWS that are known
+    parts: Mapping[str, Interval]  # those of ROWS that are known
     why_not: str  # why parts are missing
 
 
@@ -534,7 +499,7 @@ def taken_apart(seen: Observation) -> Taken:
     parts = parts_of(seen)
     return Taken(
         arm=seen.arm,
-        parts={name: _over_runs([parts[name]]) for name in ROWS if name in parts},
+        parts={name: over_runs([parts[name]]) for name in ROWS if name in parts},
         why_not=seen.why_no_sync if seen.sync_s is None else seen.why_not_through,
     )
 
@@ -553,16 +518,12 @@ def arm_rows(runs: pd.DataFrame, taken: Mapping[str, Taken]) -> pd.DataFrame:
         first = cell.iloc[0]
         head = {name: first[name] for name in ARM_COLUMNS[:10]} | {"arm": key[-1]}
         known = {name: [each.parts[name] for each in found if name in each.parts] for name in ROWS}
-        whole = {name: _together(each) for name, each in known.items() if len(each) == len(found)}
+        whole = {name: stats.together(each) for name, each in known.items() if len(each) == len(found)}
         for name, each in whole.items():
             shares = {f"of_{of}": each.value / whole[of].value if of in whole else math.nan for of in ("sync", "step")}
             ends = {"seconds": each.value, "low_s": each.low, "high_s": each.high}
             rows.append({**head, "runs": len(found), "part": name, **ends, **shares, "why_not": found[0].why_not})
     return pd.DataFrame(rows, columns=list(ARM_COLUMNS))
-
-
-def _together(parts: Sequence[Estimate]) -> Estimate:
-    return parts[0] if len(parts) == 1 else _student(np.array([part.value for part in parts]))
 
 
 # -------------------------------------------------------------------------------------------------- the experiment
@@ -627,8 +588,8 @@ def _experiment(
         backend=short[0][0].backend,
         transport=short[0][0].transport,
         factor=long_s / short_s,
-        expected=expected,
-        moves=moves,
+        expected_s=expected,
+        moves_s=moves,
         # The scatter between runs is not in one run: a single pair decides nothing.
         verdict=verdict(moves["runtime"], moves["floor"], expected) if len(short) > 1 < len(long) else "not resolved",
     )
@@ -638,19 +599,18 @@ def _difference(
     short: Sequence[tuple[Observation, dict[str, Part]]],
     long: Sequence[tuple[Observation, dict[str, Part]]],
     name: str,
-) -> Estimate:
+) -> Interval:
     """Return long less short: within repeats where both have the same several, else between independent runs."""
     a = {seen.repeat: parts[name] for seen, parts in short}
     b = {seen.repeat: parts[name] for seen, parts in long}
     if sorted(a) == sorted(b) and 1 < len(a) == len(short) == len(long):
-        return _student(np.array([b[repeat].value - a[repeat].value for repeat in a]))
+        return stats.student([b[repeat].value - a[repeat].value for repeat in a])
     means = [np.mean([each[name].draws for _, each in group], axis=0) for group in (short, long)]
-    low, high = np.quantile(means[1] - means[0], (0.025, 0.975))
     values = [float(np.mean([each[name].value for _, each in group])) for group in (short, long)]
-    return Estimate(value=values[1] - values[0], low=float(low), high=float(high))
+    return stats.percentiles(values[1] - values[0], means[1] - means[0])
 
 
-def verdict(runtime: Estimate, floor: Estimate, expected: tuple[float, float]) -> str:
+def verdict(runtime: Interval, floor: Interval, expected: tuple[float, float]) -> str:
     """Say whether a longer cycle has moved the runtime part as expected, and the floor not at all.
 
     confirmed: the runtime's move, beyond chance, is in the expected range (widened by a tenth of its ends), and the
@@ -663,7 +623,3 @@ def verdict(runtime: Estimate, floor: Estimate, expected: tuple[float, float]) -
         return "refuted"
     still = -allowed <= floor.low and floor.high <= allowed
     return "confirmed" if runtime.low > 0 and low <= runtime.value <= high and still else "not resolved"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

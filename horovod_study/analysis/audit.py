@@ -23,14 +23,14 @@ import numpy as np
 import pandas as pd
 import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from horovod_study import __version__
 from horovod_study.analysis import system
 from horovod_study.analysis.accounting import Accounting, open_words
 from horovod_study.analysis.breakdown import TILING
-from horovod_study.analysis.points import ENVIRONMENT, FEWEST_REPEATS, baseline_place, measured, worker_counts
+from horovod_study.analysis.points import ENVIRONMENT, baseline_place, measured, worker_counts
 from horovod_study.analysis.rank_steps import where
+from horovod_study.analysis.stats import FEWEST_REPEATS, binomial_tail
 from horovod_study.analysis.study import Analysis
 from horovod_study.config import COMMUNICATION, LAPS, RUN_FIELDS
 from horovod_study.documents import MAX_FIELD_CHARS
@@ -1103,8 +1103,8 @@ def _alike(study: Study) -> Iterable[Finding]:
         if len(each.sketch) > MIN_SKETCH and (each.sketch > 0).all() and each.digest:
             lengths.setdefault(len(each.sketch), []).append(each)
     for runs in lengths.values():
-        ranks = stats.rankdata(np.diff(np.log([each.sketch for each in runs]), axis=1), axis=1)
-        ranks -= ranks.mean(axis=1, keepdims=True)
+        ranks = pd.DataFrame(np.diff(np.log([each.sketch for each in runs]), axis=1)).rank(axis=1).to_numpy()
+        ranks = ranks - ranks.mean(axis=1, keepdims=True)
         size = np.sqrt((ranks**2).sum(axis=1, keepdims=True))
         alike = (ranks / np.where(size > 0, size, 1)) @ (ranks / np.where(size > 0, size, 1)).T
         for a, b in np.argwhere(np.triu(alike > SAME_ORDER, 1)):
@@ -1237,7 +1237,7 @@ def _slow_begin(runs: Sequence[Mapping[int, tuple[bool, float]]]) -> tuple[float
         slow = [place for place, each in enumerate(runs) if each.get(blocks, (False, 0.0))[0]]
         if not slow or not all(blocks in each for each in runs):
             continue
-        chance = len(WARM_UP_SCALES) * float(stats.binom.sf(len(slow) - 1, len(runs), 1 / blocks))
+        chance = len(WARM_UP_SCALES) * binomial_tail(len(slow), len(runs), 1 / blocks)
         level = min(runs[place][blocks][1] for place in slow)
         if chance <= WARM_UP_ALARM and level >= WARM_UP_LEVEL and (told is None or chance < told[0]):
             told = (chance, blocks, slow)

@@ -27,15 +27,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.boundary import hidden_note
 from horovod_study.analysis.points import (
     CHOICES,
-    FEWEST_REPEATS,
     KNOBS,
     measured,
-    ratio_interval,
     with_series,
     worker_counts,
 )
@@ -242,13 +240,9 @@ def _intervals(
     means = np.array([each.mean() for each in runs])
     counts = np.array([len(each) for each in runs])
     rows, k = int(counts.sum()), len(batch)
-    repeated = bool(counts.min() >= FEWEST_REPEATS)
+    repeated = bool(counts.min() >= stats.FEWEST_REPEATS)
     spare = rows - k
-    missed = bool(
-        spare > 0
-        and miss > k * _EXACT**2
-        and (within == 0 or stats.f.sf(miss / (k - 2) / (within / spare), k - 2, spare) < MISFIT_P)
-    )
+    missed = bool(spare > 0 and miss > k * _EXACT**2 and stats.lack_of_fit_p(miss, within, (k - 2, spare)) < MISFIT_P)
     doubts = (
         [f"neither form follows the steps within the scatter of the runs; the {form} form is the closer one"]
         if missed
@@ -266,7 +260,7 @@ def _intervals(
         found = _logs(_solve(form, drawn, batch, weight))  # (D, 3)
         ends = []
         for place in range(3):
-            stretch = float(stats.t.ppf(0.975, max(freedom[place], 1.0)) / stats.norm.ppf(0.975))
+            stretch = stats.stretch(max(float(freedom[place]), 1.0))
             low, high = np.quantile(found[:, place], (0.025, 0.975), method="inverted_cdf")
             middle = centre[place]
             if not math.isfinite(middle):
@@ -280,7 +274,7 @@ def _intervals(
     else:
         freedom_, what = rows - 2, f"{rows} runs"
         variances = (within + miss) / freedom_ / counts
-    half = stats.t.ppf(0.975, freedom_) * np.sqrt(slopes**2 @ variances)
+    half = stats.half_width(np.sqrt(slopes**2 @ variances), float(freedom_))
     ends = []
     for middle, width in zip(centre, half, strict=True):
         if not (math.isfinite(middle) and math.isfinite(width)):
@@ -495,9 +489,9 @@ def _batch_row(cell: pd.DataFrame, bases: Mapping[str, Floats]) -> dict[str, Any
     base = next(iter(bases), "")
     lost, lost_low, lost_high = math.nan, math.nan, math.nan
     if base and not (serial and first["workers"] == 1):
-        low, high = ratio_interval(rates, bases[base])
+        gained = stats.median_ratio(rates, bases[base])
         lost = 1 - median(rates) / median(bases[base]) / float(first["workers"])
-        lost_low, lost_high = (1 - end / float(first["workers"]) for end in (high, low))
+        lost_low, lost_high = (1 - end / float(first["workers"]) for end in (gained.high, gained.low))
     return {
         **{name: first[name] for name in ("series", "workers", "nodes", "batch", "train_samples", *_KEPT)},
         "repeats": len(cell),

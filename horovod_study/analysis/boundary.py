@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.breakdown import difference_interval
-from horovod_study.analysis.points import CAPTURED, FEWEST_REPEATS, measured, with_series, worker_counts
+from horovod_study.analysis.points import CAPTURED, measured, with_series, worker_counts
 from horovod_study.errors import AnalysisError
 
 Floats = NDArray[np.float64]
@@ -343,8 +343,8 @@ def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
         notes.append(NOTES["alone" if row["fewer_workers"] == 1 else "workers"])
     if row["fewer_partly"] or row["more_partly"]:
         notes.append(NOTES["partly"])
-    if len(fewer) < FEWEST_REPEATS or len(more) < FEWEST_REPEATS:
-        notes.append(f"fewer than {FEWEST_REPEATS} repeats, so chance cannot be told from a difference")
+    if len(fewer) < stats.FEWEST_REPEATS or len(more) < stats.FEWEST_REPEATS:
+        notes.append(f"fewer than {stats.FEWEST_REPEATS} repeats, so chance cannot be told from a difference")
     row["note"] = "; ".join(notes)
     return row | dict.fromkeys(("beyond_s", "beyond_low_s", "beyond_high_s"), math.nan) | {"beyond_resolved": None}
 
@@ -363,22 +363,19 @@ def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
         return {}
     means = np.array([each.mean() for each in samples])
     sizes = np.array([len(each) for each in samples])
-    repeated = bool(sizes.min() >= FEWEST_REPEATS)
+    repeated = bool(sizes.min() >= stats.FEWEST_REPEATS)
     squares = np.array([each.var(ddof=1) if repeated else math.nan for each in samples]) / sizes
-    values, lows, highs = [], [], []
+    weights = []
     for growth in GROWTHS:
         x = growth(counts)
         aside = (float(growth(np.array([float(_int(more, "workers"))]))[0]) - x.mean()) / np.sum((x - x.mean()) ** 2)
-        weights = np.concatenate([[1.0], -(1 / len(x) + aside * (x - x.mean()))])
-        parts = weights**2 * squares
-        total, freedom = parts.sum(), np.sum(parts**2 / np.maximum(sizes - 1, 1))
-        half = stats.t.ppf(0.975, total**2 / freedom) * math.sqrt(total) if total > 0 else total
-        values.append(float(weights @ means))
-        lows.append(values[-1] - half)
-        highs.append(values[-1] + half)
-    low, high = min(lows), max(highs)
+        weights.append(np.concatenate([[1.0], -(1 / len(x) + aside * (x - x.mean()))]))
+    values = np.array([each @ means for each in weights])
+    variances, freedom = stats.welch(np.stack([each**2 * squares for each in weights], axis=1), sizes)
+    half = stats.half_width(np.sqrt(variances), freedom)
+    low, high = float((values - half).min()), float((values + half).max())
     return {
-        "beyond_s": sum(values) / len(values),
+        "beyond_s": sum(values.tolist()) / len(values),
         "beyond_low_s": low,
         "beyond_high_s": high,
         "beyond_resolved": bool(low > 0 or high < 0) if repeated else None,

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.points import (
     CAPTURED,
     CELL,
-    FEWEST_REPEATS,
     LAP_COLUMNS,
     baseline_place,
     measured,
@@ -212,22 +211,19 @@ def difference_interval(
     ones, Student's t of their differences; else Welch's.
     """
     fewest = min(len(ours), len(theirs))
-    if fewest < FEWEST_REPEATS:
+    if fewest < stats.FEWEST_REPEATS:
         unknown = np.full(ours.shape[1], np.nan)
         one = len(ours) == len(theirs) == 1
-        few = f"{fewest} repeat{'s' if fewest > 1 else ''}, and an interval needs {FEWEST_REPEATS}"
+        few = f"{fewest} repeat{'s' if fewest > 1 else ''}, and an interval needs {stats.FEWEST_REPEATS}"
         return unknown, unknown, f"{'one run each' if one else few}: no interval"
     order = [{name: place for place, name in enumerate(names)} for names in (our_names, their_names)]
     if set(order[0]) == set(order[1]) and len(order[0]) == len(ours) == len(theirs):
         pairs = ours - theirs[[order[1][name] for name in our_names]]
-        mean, error = pairs.mean(axis=0), pairs.std(axis=0, ddof=1) / math.sqrt(len(pairs))
-        half = stats.t.ppf(0.975, len(pairs) - 1) * error
+        mean, half = pairs.mean(axis=0), stats.half_width(stats.standard_error(pairs, axis=0), len(pairs) - 1.0)
         return mean - half, mean + half, f"95 %, Student's t of {len(pairs)} pairs of repeats"
-    squares = [each.var(axis=0, ddof=1) / len(each) for each in (ours, theirs)]
-    variance = squares[0] + squares[1]
-    spread = squares[0] ** 2 / (len(ours) - 1) + squares[1] ** 2 / (len(theirs) - 1)
-    freedom = np.divide(variance**2, spread, out=np.ones_like(variance), where=spread > 0)
-    half = np.where(variance > 0, stats.t.ppf(0.975, freedom) * np.sqrt(variance), np.where(variance == 0, 0.0, np.nan))
+    squares = np.stack([each.var(axis=0, ddof=1) / len(each) for each in (ours, theirs)])
+    variance, freedom = stats.welch(squares, [len(ours), len(theirs)])
+    half = stats.half_width(np.sqrt(variance), freedom)
     mean = ours.mean(axis=0) - theirs.mean(axis=0)
     return mean - half, mean + half, f"95 %, Welch's t of {len(ours)} and {len(theirs)} repeats"
 

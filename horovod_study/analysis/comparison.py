@@ -27,21 +27,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from numpy.typing import NDArray
 
+from horovod_study.analysis.stats import (
+    ALPHA,
+    OF_INTEREST,
+    Interval,
+    PairedRatio,
+    fewest_blocks,
+    finite_or_none,
+    geometric_mean,
+    holm,
+    needed_blocks,
+    normal_deviation,
+    order_interval,
+    paired_ratio,
+    smallest_p,
+    welch_p,
+)
 from horovod_study.errors import AnalysisError
 
 Floats = NDArray[np.float64]
 
-ALPHA = 0.05
-POWER = 0.8
-"""How likely a true difference is resolved with the number of blocks that is advised."""
-EXACT_UP_TO = 16
-PATTERNS = 20_000
-"""Patterns of signs that are drawn when there are too many to try all."""
-OF_INTEREST = 0.01
-"""The difference for which the number of blocks is given when nothing is resolved."""
 ALIKE = 1e-4
 """Losses of the first steps that agree to this part: rounding differs between ways to add, and little else does."""
 ODD_ONE = 5.0
@@ -51,45 +58,20 @@ ODD_LEAST = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ratio:
-    """B/A of one quantity over n blocks, both as geometric means; the interval is None for a single block."""
-
-    ratio: float
-    low: float | None
-    high: float | None
-    p: float
-    blocks: int
-    exact: bool  # every pattern of signs was tried
-    log_sd: float | None  # standard deviation of the log ratios
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            "ratio": self.ratio,
-            "low": self.low,
-            "high": self.high,
-            "p": self.p,
-            "blocks": self.blocks,
-            "exact": self.exact,
-            "log_sd": self.log_sd,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CountResult:
     """The comparison at one worker count."""
 
     workers: int
     samples_per_s: tuple[float, float]  # A, B: geometric means over the blocks
-    speed: Ratio  # of samples/s
-    typical: tuple[float, float | None, float | None]  # median and interval; None with under six blocks
+    speed: PairedRatio  # of samples/s
+    typical: Interval  # median of the ratios; no ends with under six blocks
     odd: tuple[int, ...]  # numbers of the blocks that stand apart
     p_holm: float
     resolved: bool
     ratios: tuple[float, ...]  # of samples/s, one per block, in their order
     block_numbers: tuple[int, ...]
     stability: tuple[float, float]  # A, B: median over the blocks of p90/median of the step
-    spread: Ratio  # of p90/median of the step
+    spread: PairedRatio  # of p90/median of the step
     step_ms: tuple[float, float]  # A, B: median over the blocks of the median step
     unpaired_p: float | None  # Welch's test of the same runs as if they had no partners
     needed: int | None  # blocks that would resolve OF_INTEREST; None when the spread is not known
@@ -97,9 +79,9 @@ class CountResult:
     doubts: tuple[str, ...]
 
     @property
-    def shown(self) -> tuple[float, float | None, float | None]:
+    def shown(self) -> Interval:
         """The ratio to show with its interval: the mean, or what is typical where blocks stand apart."""
-        return self.typical if self.odd else (self.speed.ratio, self.speed.low, self.speed.high)
+        return self.typical if self.odd else self.speed.ratio
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -109,9 +91,9 @@ class CountResult:
             "b_samples_per_s": self.samples_per_s[1],
             **self.speed.to_dict(),
             "p_holm": self.p_holm,
-            "typical_ratio": self.typical[0],
-            "typical_low": self.typical[1],
-            "typical_high": self.typical[2],
+            "typical_ratio": self.typical.value,
+            "typical_low": finite_or_none(self.typical.low),
+            "typical_high": finite_or_none(self.typical.high),
             "odd_blocks": list(self.odd),
             "resolved": self.resolved,
             "b_faster_in": sum(ratio > 1 for ratio in self.ratios),
@@ -173,8 +155,8 @@ class Learning:
             "alike": self.alike,
             "first_steps": self.first_steps,
             "loss_difference": self.loss_difference,
-            "a_test_mse": _finite(self.test_mse[0]),
-            "b_test_mse": _finite(self.test_mse[1]),
+            "a_test_mse": finite_or_none(self.test_mse[0]),
+            "b_test_mse": finite_or_none(self.test_mse[1]),
             "test_mse_difference": self.test_difference,
             "text": self.text,
         }
@@ -207,12 +189,12 @@ class Comparison:
         rows = [
             (
                 f"{each.workers}",
-                f"{each.speed.blocks}",
+                f"{each.speed.ratio.n}",
                 f"{each.samples_per_s[0]:,.0f}",
                 f"{each.samples_per_s[1]:,.0f}",
-                f"{each.speed.ratio:.3f}",
-                "-" if each.speed.low is None else f"{each.speed.low:.3f} - {each.speed.high:.3f}",
-                f"{each.speed.p:.4f}",
+                f"{each.speed.ratio.value:.3f}",
+                f"{each.speed.ratio.low:.3f} - {each.speed.ratio.high:.3f}" if each.speed.ratio.known else "-",
+                f"{each.speed.ratio.p:.4f}",
                 f"{each.p_holm:.4f}",
                 f"{each.stability[0]:.2f}, {each.stability[1]:.2f}",
             )
@@ -227,83 +209,6 @@ class Comparison:
         return [*table, "", *verdicts, self.learning.text, *doubts]
 
 
-# ------------------------------------------------------------------------------------------------------ statistics
-
-
-def sign_flip_p(values: ArrayLike, *, seed: int = 1) -> Floats:
-    """Return the two-sided p of the mean of `values` (..., n) under independent flips of sign, shape (...).
-
-    Up to EXACT_UP_TO values all 2^n patterns are tried; beyond, PATTERNS drawn ones and the observed one, which keeps
-    the test valid (B. Phipson and G. Smyth, Stat. Appl. Genet. Mol. Biol. 9, 2010, article 39).
-    """
-    flat = np.asarray(values, dtype=float)
-    n = flat.shape[-1]
-    observed = np.abs(flat.sum(axis=-1))
-    # Sums that differ in their last bits are equal: the order of the terms differs.
-    limit = observed - 1e-12 * np.abs(flat).sum(axis=-1)
-    signs = _patterns(n, seed)
-    sums = np.abs(flat @ signs.T)  # (..., patterns)
-    reached = (sums >= limit[..., None]).sum(axis=-1)
-    if n <= EXACT_UP_TO:
-        return np.asarray(reached / len(signs), dtype=float)
-    return np.asarray((1 + reached) / (1 + len(signs)), dtype=float)
-
-
-def _patterns(n: int, seed: int) -> Floats:
-    """Return signs (patterns, n). All patterns with the first sign fixed are enough: the others mirror them."""
-    if n <= EXACT_UP_TO:
-        numbers = np.arange(2 ** (n - 1))[:, None]
-        rest = 1.0 - 2.0 * ((numbers >> np.arange(n - 1)) & 1)
-        return np.hstack([np.ones((len(numbers), 1)), rest])
-    return np.asarray(np.random.default_rng(seed).choice([-1.0, 1.0], size=(PATTERNS, n)), dtype=float)
-
-
-def log_interval(values: ArrayLike, *, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Return the ends of Student's interval for the mean of `values` (..., n), n >= 2, each of shape (...)."""
-    flat = np.asarray(values, dtype=float)
-    n = flat.shape[-1]
-    half = stats.t.ppf(0.5 + level / 2, n - 1) * flat.std(axis=-1, ddof=1) / math.sqrt(n)
-    mean = flat.mean(axis=-1)
-    return np.asarray(mean - half, dtype=float), np.asarray(mean + half, dtype=float)
-
-
-def median_interval(values: ArrayLike, *, level: float = 0.95) -> tuple[float, float | None, float | None]:
-    """Return the median of `values` (n,) and the order statistics that enclose the true one with at least `level`.
-
-    The ends are None where n is too small for the level: below six values for 95 %.
-    """
-    ordered = np.sort(np.asarray(values, dtype=float))
-    n, middle = len(ordered), float(np.median(ordered))
-    cut = int(stats.binom.ppf((1 - level) / 2, n, 0.5))
-    if stats.binom.cdf(cut, n, 0.5) > (1 - level) / 2:
-        cut -= 1  # as many may lie outside on either side
-    return (middle, None, None) if cut < 0 else (middle, float(ordered[cut]), float(ordered[n - 1 - cut]))
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p of each of `values`, in their order."""
-    order = sorted(range(len(values)), key=lambda place: values[place])
-    adjusted = [0.0] * len(values)
-    highest = 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(values) - rank) * values[place]))
-        adjusted[place] = highest
-    return adjusted
-
-
-def smallest_p(blocks: int, tests: int = 1) -> float:
-    """Return the smallest p after Holm that so many blocks can reach in the first of so many tests: 2 / 2^n each."""
-    return min(1.0, tests * 2.0 ** (1 - blocks))
-
-
-def fewest_blocks(tests: int) -> int:
-    """Return how many blocks are needed for a p below ALPHA after Holm over so many worker counts."""
-    blocks = 2
-    while smallest_p(blocks, tests) >= ALPHA:
-        blocks += 1
-    return blocks
-
-
 def too_few(blocks: int, tests: int) -> str:
     """Return what must be said before starting when so many blocks cannot resolve anything; empty when they can."""
     least = fewest_blocks(tests)
@@ -314,48 +219,6 @@ def too_few(blocks: int, tests: int) -> str:
         f"{smallest_p(blocks):.3g}"
         + (f", {smallest_p(blocks, tests):.3g} after Holm over {tests} worker counts" if tests > 1 else "")
         + f"; {ALPHA:g} needs at least {least} blocks (--blocks {least})"
-    )
-
-
-def needed_blocks(log_sd: float, difference: float = OF_INTEREST, *, tests: int = 1) -> int:
-    """Return how many blocks resolve a true relative `difference` with the probability POWER.
-
-    The usual count for a paired t test, n = ((t(1 - ALPHA/2/tests, n-1) + t(POWER, n-1)) sd / ln(1 + difference))^2,
-    solved for n; never fewer than the permutation test needs. `log_sd`: standard deviation of the log ratios.
-    """
-    shift = math.log1p(difference)
-    most = 10_000_000
-
-    def enough(n: int) -> bool:
-        t = stats.t.ppf(1 - ALPHA / 2 / tests, n - 1) + stats.t.ppf(POWER, n - 1)
-        return bool(n >= (t * log_sd / shift) ** 2)
-
-    low, high = fewest_blocks(tests), 2
-    while high < most and not enough(high):
-        high *= 2
-    low_end = high // 2
-    while high - low_end > 1:
-        middle = (low_end + high) // 2
-        low_end, high = (low_end, middle) if enough(max(2, middle)) else (middle, high)
-    return max(low, high)
-
-
-def ratio_of(a: ArrayLike, b: ArrayLike, *, seed: int = 1) -> Ratio:
-    """Return B/A over n blocks from the positive values `a` and `b`, both (n,)."""
-    ones, others = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if not ones.size or not all(np.isfinite(each).all() and (each > 0).all() for each in (ones, others)):
-        raise AnalysisError("compare: a block holds a value that is not a positive number; run that block again")
-    logs = np.log(others / ones)
-    several = len(logs) > 1
-    low, high = (float(np.exp(end)) for end in log_interval(logs)) if several else (None, None)
-    return Ratio(
-        ratio=float(np.exp(logs.mean())),
-        low=low,
-        high=high,
-        p=float(sign_flip_p(logs, seed=seed)),
-        blocks=len(logs),
-        exact=len(logs) <= EXACT_UP_TO,
-        log_sd=float(logs.std(ddof=1)) if several else None,
     )
 
 
@@ -375,7 +238,7 @@ def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1) -> Comparison
     for block in sorted(blocks, key=lambda block: (block["workers"], block["block"])):
         by_count.setdefault(int(block["workers"]), []).append(block)
     speeds = {count: _ratio(rows, "samples_per_s", seed) for count, rows in by_count.items()}
-    adjusted = dict(zip(speeds, holm([each.p for each in speeds.values()]), strict=True))
+    adjusted = dict(zip(speeds, holm([each.ratio.p for each in speeds.values()]), strict=True))
     counts = tuple(
         _count(workers, rows, speeds[workers], adjusted[workers], tests=len(by_count), seed=seed)
         for workers, rows in by_count.items()
@@ -387,51 +250,38 @@ def _values(rows: Sequence[Mapping[str, Any]], arm: str, name: str) -> Floats:
     return np.array([math.nan if row[arm][name] is None else float(row[arm][name]) for row in rows])
 
 
-def _ratio(rows: Sequence[Mapping[str, Any]], name: str, seed: int) -> Ratio:
-    return ratio_of(_values(rows, "A", name), _values(rows, "B", name), seed=seed)
+def _ratio(rows: Sequence[Mapping[str, Any]], name: str, seed: int) -> PairedRatio:
+    return paired_ratio(_values(rows, "A", name), _values(rows, "B", name), seed=seed)
 
 
 def _count(
-    workers: int, rows: Sequence[Mapping[str, Any]], speed: Ratio, p_holm: float, *, tests: int, seed: int
+    workers: int, rows: Sequence[Mapping[str, Any]], speed: PairedRatio, p_holm: float, *, tests: int, seed: int
 ) -> CountResult:
     a, b = _values(rows, "A", "samples_per_s"), _values(rows, "B", "samples_per_s")
     unrest_a, unrest_b = (_values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB")
     logs = np.log(b / a)
-    typical = tuple(None if end is None else math.exp(end) for end in median_interval(logs))
+    typical = order_interval(logs).exp()
     odd = tuple(int(rows[place]["block"]) for place in _apart(logs))
-    intervals = ((speed.low, speed.high), (typical[1], typical[2]))
-    outside = any(low is not None and high is not None and not low <= 1 <= high for low, high in intervals)
-    resolved = p_holm < ALPHA and outside
+    resolved = p_holm < ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))
     needed = None if speed.log_sd is None or odd else needed_blocks(speed.log_sd, tests=tests)
     return CountResult(
         workers=workers,
-        samples_per_s=(_mean(a), _mean(b)),
+        samples_per_s=(geometric_mean(a), geometric_mean(b)),
         speed=speed,
-        typical=typical,  # type: ignore[arg-type]
+        typical=typical,
         odd=odd,
         p_holm=p_holm,
         resolved=resolved,
         ratios=tuple(float(each) for each in b / a),
         block_numbers=tuple(int(row["block"]) for row in rows),
         stability=(float(np.median(unrest_a)), float(np.median(unrest_b))),
-        spread=ratio_of(unrest_a, unrest_b, seed=seed),
+        spread=paired_ratio(unrest_a, unrest_b, seed=seed),
         step_ms=tuple(float(np.median(_values(rows, arm, "step_s_median"))) * 1e3 for arm in "AB"),  # type: ignore[arg-type]
-        unpaired_p=_welch(np.log(a), np.log(b)),
+        unpaired_p=finite_or_none(welch_p(np.log(a), np.log(b))),
         needed=needed,
-        verdict=_verdict(speed, typical, odd, p_holm, resolved=resolved, needed=needed, tests=tests),  # type: ignore[arg-type]
+        verdict=_verdict(speed.ratio, typical, odd, p_holm, resolved=resolved, needed=needed, tests=tests),
         doubts=tuple(_doubts(rows, logs, odd, unrest_a, unrest_b)),
     )
-
-
-def _mean(values: Floats) -> float:
-    return float(np.exp(np.log(values).mean()))
-
-
-def _welch(a: Floats, b: Floats) -> float | None:
-    """Return Welch's p, None where it is not defined: fewer than two runs, or no spread at all."""
-    if len(a) < 2 or not (a.std() or b.std()):
-        return None
-    return float(stats.ttest_ind(a, b, equal_var=False).pvalue)
 
 
 def _apart(logs: Floats) -> list[int]:
@@ -439,12 +289,12 @@ def _apart(logs: Floats) -> list[int]:
     if len(logs) < 4:
         return []
     away = np.abs(logs - np.median(logs))
-    return [int(place) for place in np.flatnonzero(away > max(ODD_ONE * 1.4826 * float(np.median(away)), ODD_LEAST))]
+    return [int(place) for place in np.flatnonzero(away > max(ODD_ONE * normal_deviation(away), ODD_LEAST))]
 
 
 def _verdict(
-    speed: Ratio,
-    typical: tuple[float, float | None, float | None],
+    mean: Interval,
+    typical: Interval,
     odd: Sequence[int],
     p_holm: float,
     *,
@@ -453,34 +303,34 @@ def _verdict(
     tests: int,
 ) -> str:
     p = f"p = {p_holm:.2g}{' after Holm' if tests > 1 else ''}"
-    if speed.low is None or speed.high is None:
-        return f"not resolved: one block says B/A = {speed.ratio:.3f}, and nothing says how far that can be trusted"
-    ratio, low, high = typical if odd else (speed.ratio, speed.low, speed.high)
+    if not mean.known:
+        return f"not resolved: one block says B/A = {mean.value:.3f}, and nothing says how far that can be trusted"
+    shown = typical if odd else mean
     usually = "typically " if odd else ""
-    if resolved and low is not None and high is not None and not low <= 1 <= high:
-        word = "faster" if ratio > 1 else "slower"
-        ends = sorted((abs(low - 1), abs(high - 1)))
-        digits = _digits(low, high)
-        change, least, most = (f"{100 * value:.{digits}f}" for value in (abs(ratio - 1), *ends))
-        apart = f", in the mean by a factor of {speed.ratio:.3g} that odd blocks leave uncertain" if odd else ""
+    if resolved and shown.excludes(1):
+        word = "faster" if shown.value > 1 else "slower"
+        ends = sorted((abs(shown.low - 1), abs(shown.high - 1)))
+        digits = _digits(shown)
+        change, least, most = (f"{100 * value:.{digits}f}" for value in (abs(shown.value - 1), *ends))
+        apart = f", in the mean by a factor of {mean.value:.3g} that odd blocks leave uncertain" if odd else ""
         return f"B is {usually}{word} by {change} % ({least} - {most} %), resolved ({p}){apart}"
-    if low is None or high is None:
-        low, high, usually = speed.low, speed.high, ""
-    digits = _digits(low, high)
-    between = f"{_signed(low, digits)} and {_signed(high, digits)}"
+    if not shown.known:
+        shown, usually = mean, ""
+    digits = _digits(shown)
+    between = f"{_signed(shown.low, digits)} and {_signed(shown.high, digits)}"
     text = f"not resolved: the difference lies {usually}between {between} ({p})"
     if odd and needed is None:
         return f"{text}; how many blocks would resolve it cannot be said while some stand apart"
     would = f"about {needed} blocks would resolve {OF_INTEREST * 100:g} %"
-    if speed.blocks < (least_blocks := fewest_blocks(tests)):
+    if mean.n < (least_blocks := fewest_blocks(tests)):
         return f"{text}; no difference can be with fewer than {least_blocks} blocks, and {would}"
-    if max(abs(low - 1), abs(high - 1)) <= OF_INTEREST:
+    if max(abs(shown.low - 1), abs(shown.high - 1)) <= OF_INTEREST:
         return f"{text}: A and B are no more than {OF_INTEREST * 100:g} % apart"
     return f"{text}; {would}"
 
 
-def _digits(low: float, high: float) -> int:
-    width = (high - low) * 100
+def _digits(each: Interval) -> int:
+    width = each.width * 100
     return 0 if width >= 20 else 1 if width >= 0.2 else 2
 
 
@@ -535,10 +385,6 @@ def _learning(blocks: Sequence[Mapping[str, Any]]) -> Learning:
         test_mse=(float(known[:, 0].mean()), float(known[:, 1].mean())) if len(known) else (math.nan, math.nan),
         test_difference=float(np.max(np.abs(np.diff(known, axis=1)[:, 0]) / known.max(axis=1))) if len(known) else None,
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _plural(count: int, noun: str) -> str:

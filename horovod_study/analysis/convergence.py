@@ -13,16 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.points import (
     CELL,
     CHOICES,
-    FEWEST_REPEATS,
-    MEDIAN_VARIANCE,
     baseline_place,
     measured,
-    ratio_interval,
     with_series,
     worker_counts,
 )
@@ -293,11 +290,11 @@ def _learning_row(cell: _Cell) -> dict[str, Any]:
 def _rate(runs: Sequence[_Run], median_run: _Run) -> tuple[float, float, float, str]:
     """Return the rate of convergence, its 95 % interval and where that comes from (repeats, regression, nowhere)."""
     slopes = [slope for slope in (convergence_rate(run.samples, run.test_mse)[0] for run in runs) if slope == slope]
-    if len(slopes) >= FEWEST_REPEATS:
+    if len(slopes) >= stats.FEWEST_REPEATS:
         middle = float(np.median(slopes))
-        spread = math.sqrt(MEDIAN_VARIANCE * float(np.var(slopes, ddof=1)) / len(slopes))
-        half = float(stats.t.ppf(0.975, len(slopes) - 1)) * spread
-        return middle, middle - half, middle + half, "repeats"
+        error = math.sqrt(stats.MEDIAN_VARIANCE * float(np.var(slopes, ddof=1)) / len(slopes))
+        found = stats.around(middle, error, len(slopes) - 1.0)
+        return middle, found.low, found.high, "repeats"
     rate, half = convergence_rate(median_run.samples, median_run.test_mse)
     if math.isnan(half):
         return rate, math.nan, math.nan, ""
@@ -321,7 +318,7 @@ def convergence_rate(samples: Floats, test_mse: Floats) -> tuple[float, float]:
     rest = y - y.mean() - slope * x
     freedom = len(x) - 2
     error = math.sqrt(float((rest**2).sum()) / freedom / squares)
-    return -slope, float(stats.t.ppf(0.975, freedom)) * error
+    return -slope, stats.half_width(error, float(freedom))
 
 
 def _finite(value: float) -> float:
@@ -500,7 +497,8 @@ def _split(met: _Met, own: Crossing | None, base: _Met | None, *, itself: bool) 
         if itself:
             row |= {"speedup_low": 1.0, "speedup_high": 1.0}
         elif times is not None and base_times is not None and min(times.min(), base_times.min()) > 0:
-            row["speedup_low"], row["speedup_high"] = ratio_interval(base_times, times)
+            speedup = stats.median_ratio(base_times, times)
+            row["speedup_low"], row["speedup_high"] = speedup.low, speedup.high
     elif first is not None:
         row["speedup_at_most"] = _over(first.train_s, met.at_least("train_s"))
     elif own is not None:

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
-from horovod_study.analysis import synchronisation
-from horovod_study.analysis.points import FEWEST_REPEATS
+from horovod_study.analysis import stats, synchronisation
+from horovod_study.analysis.stats import FEWEST_REPEATS
 
 Floats = NDArray[np.float64]
 
@@ -120,8 +119,8 @@ def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[Estimat
     blocks = _blocks(cell, cycle, sync)
     if len(blocks) >= FEWEST_REPEATS:
         values = np.array([_three(*block) for block in blocks])  # (R, 3)
-        middle, error = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(values))
-        half = stats.t.ppf(0.975, len(values) - 1) * error
+        middle = values.mean(axis=0)
+        half = stats.half_width(stats.standard_error(values, axis=0), len(values) - 1.0)
         how = f"95 %, Student's t of the lines of {len(values)} repeats"
         slope, rest, share = ((float(m), float(m - h), float(m + h)) for m, h in zip(middle, half, strict=True))
         return slope, rest, share, how
@@ -136,7 +135,7 @@ def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[Estimat
     at = value[1] + value[0] * DEFAULT_CYCLE_S
     toward = np.array([value[1], -value[0]]) * DEFAULT_CYCLE_S / at**2 if at else np.full(2, math.nan)
     errors = np.sqrt([covariance[0, 0], covariance[1, 1], float(toward @ covariance @ toward)])
-    half = stats.t.ppf(0.975, freedom) * errors
+    half = stats.half_width(errors, float(freedom))
     slope, rest, share = ((float(m), float(m - h), float(m + h)) for m, h in zip(value, half, strict=True))
     return slope, rest, share, f"95 %, Student's t of one line through {len(cycle)} runs"
 
@@ -200,4 +199,4 @@ def _bent(cycle: Floats, sync: Floats) -> bool:
     misfit = float(np.sum((sync - rest - slope * cycle) ** 2) - within)
     if misfit <= 1e-18 * float(sync @ sync):
         return False
-    return bool(stats.f.sf(misfit / freedom[0] / (within / freedom[1]), *freedom) < 0.01) if within > 0 else True
+    return stats.lack_of_fit_p(misfit, within, freedom) < 0.01

@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special
+from scipy import optimize
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.laws import (
     LAWS,
     QUANTITY_LAWS,
@@ -55,7 +56,6 @@ __all__ = [
 REPLICATES = 1000
 _TOGETHER = 20  # series whose replicates are fitted in one go
 _CLOSE = 1e-4  # last step of a replicate as a share of the largest speedup; what is left after it is far smaller
-_Z95 = float(special.ndtri(0.975))
 _CLEARLY = 2.0  # in log likelihood
 _EXACT = 1e-10  # residuals below this share of the largest speedup are rounding, not misfit
 _SCALES = frozenset({"gamma", "scale", "level", "base"})  # parameters that say how much, not how it scales
@@ -716,7 +716,7 @@ def _sample(
             (np.bincount(of_run, s[start : start + size]).astype(np.float64), np.bincount(of_run).astype(np.float64))
         )
     means = np.array([sums.sum() / size.sum() for sums, size in per_run])
-    variance = [np.var(sums / size, ddof=1) / len(sums) if len(sums) > 1 else np.nan for sums, size in per_run]
+    variance = [stats.variance_of_mean(sums / size) if len(sums) > 1 else np.nan for sums, size in per_run]
     numbers = tuple(len(sums) for sums, _ in per_run)
     counts = layout[first, 0]
     base = None if scaled_by is None else int(np.flatnonzero(counts == scaled_by)[0])
@@ -1129,8 +1129,8 @@ class _Noise:
         )
         blur = np.sum(share**2 / self.freedom, axis=1)
         degrees = np.divide(1.0, blur, out=np.full(len(contrasts), np.inf), where=blur > 0)
-        t = np.where(np.isinf(degrees), _Z95, special.stdtrit(np.maximum(degrees, 1.0), 0.975))
-        return np.where(known, t * np.sqrt(np.where(known, variance, 0.0)), nothing), t / _Z95
+        t = stats.t_quantile(0.975, np.maximum(degrees, 1.0))
+        return np.where(known, t * np.sqrt(np.where(known, variance, 0.0)), nothing), t / stats.Z95
 
 
 def _from_repeats(sample: _Sample, jacobian: Array) -> _Noise:

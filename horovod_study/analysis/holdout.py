@@ -31,6 +31,7 @@ import pandas as pd
 from horovod_study.analysis.fitting import check_points, fit, off_counts
 from horovod_study.analysis.laws import LAWS, Array, Law
 from horovod_study.analysis.prediction import predict
+from horovod_study.analysis.stats import finite_or_none
 from horovod_study.errors import AnalysisError
 
 COMBINED = "combined"
@@ -81,8 +82,8 @@ class Target:
             "nodes": self.nodes,
             "measured": self.measured,
             "forecast": self.forecast,
-            "low": _number(self.low),
-            "high": _number(self.high),
+            "low": finite_or_none(self.low),
+            "high": finite_or_none(self.high),
             "error": self.error,
             "covered": self.covered,
         }
@@ -469,7 +470,3 @@ def _share(value: float) -> str:
 
 def _signed(value: float) -> str:
     return f"{'+' if value >= 0 else ''}{_share(value)}"
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

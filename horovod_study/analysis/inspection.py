@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,10 +36,6 @@ class RankLaps:
     own_s: float | None = None  # see rank_steps.py
     wait_s: float | None = None  # for the last rank
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Course:
@@ -56,17 +52,6 @@ class Course:
     low_s: Floats  # (B,), shortest step
     high_s: Floats  # (B,), longest step
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain lists."""
-        return {
-            "first": self.first.tolist(),
-            "last": self.last.tolist(),
-            "laps_s": {lap: values.tolist() for lap, values in self.laps_s.items()},
-            "middle_s": self.middle_s.tolist(),
-            "low_s": self.low_s.tolist(),
-            "high_s": self.high_s.tolist(),
-        }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SystemUse:
@@ -74,10 +59,6 @@ class SystemUse:
 
     rows: tuple[Mapping[str, Any], ...] = ()  # of `analysis.system.summary`
     why_not: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {"rows": [dict(row) for row in self.rows], "why_not": self.why_not}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -117,16 +98,12 @@ class Inspection:
                 "steps": self.steps,
             },
             "rows_lost": None if self.rows_lost is None else list(self.rows_lost),
-            "ablation": None if self.ablation is None else self.ablation.to_dict(),
+            "ablation": finite(self.ablation),
             "why_no_ablation": self.why_no_ablation,
-            "system": finite(self.system.to_dict()),
+            "system": finite(self.system),
             "recorded_beside": {kind: list(paths) for kind, paths in self.files.items()},
             "doubts": list(self.doubts),
-            "ranks": [each.to_dict() for each in self.ranks],
-            "stragglers": self.stragglers.to_dict(),
-            "pop": None if self.pop is None else self.pop.to_dict(),
-            "pauses": self.pauses.to_dict(),
-            "course": self.course.to_dict(),
+            **{name: finite(getattr(self, name)) for name in ("ranks", "stragglers", "pop", "pauses", "course")},
         }
 
 

@@ -50,6 +50,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
+from horovod_study.analysis.costs import moved_share, ring_messages, rounds
 from horovod_study.errors import AnalysisError
 
 if TYPE_CHECKING:
@@ -230,14 +231,13 @@ def ring_cost(workers: ArrayLike, alpha: float, beta: float) -> Array:
 
     alpha is the latency of one message, beta the time of the whole buffer through one link (bytes / bandwidth).
     """
-    return np.asarray(
-        _ring_messages(np.asarray(workers, float)) * alpha + _ring_share(np.asarray(workers, float)) * beta
-    )
+    n = np.asarray(workers, dtype=np.float64)
+    return np.asarray(ring_messages(n) * alpha + moved_share(n) * beta)
 
 
 def tree_cost(workers: ArrayLike, hop: float) -> Array:
     """Time of reduce and broadcast along a binomial tree, 2 ceil(log2 n) hop, in the unit of hop."""
-    return np.asarray(_tree_levels(np.asarray(workers, dtype=np.float64)) * hop)
+    return np.asarray(2 * rounds(np.asarray(workers, dtype=np.float64)) * hop)
 
 
 def knee(law: Law, params: Mapping[str, float], *, per_node: float | None = None) -> float:
@@ -366,35 +366,23 @@ def _constant_slopes(n: Any, level: Any) -> tuple[Any, ...]:
     return (1.0,)
 
 
-def _ring_messages(n: Any) -> Any:
-    return 2 * (n - 1)
-
-
-def _ring_share(n: Any) -> Any:
-    return 2 * (n - 1) / n
-
-
-def _tree_levels(n: Any) -> Any:
-    return 2 * np.ceil(np.log2(n) - 1e-9) + 0.0
-
-
 Term: TypeAlias = Callable[[Any, Any, Any], Any]
 """What one parameter costs per unit, at N workers on M nodes with F on the fullest."""
 
 _RING: Mapping[str, Term] = MappingProxyType(
-    {"alpha": lambda n, m, f: _ring_messages(n), "beta": lambda n, m, f: _ring_share(n)}
+    {"alpha": lambda n, m, f: ring_messages(n), "beta": lambda n, m, f: moved_share(n)}
 )
 _RING_ACROSS: Mapping[str, Term] = MappingProxyType(
     {
-        "alpha": lambda n, m, f: _ring_messages(f),
-        "beta": lambda n, m, f: _ring_share(f),
-        "alpha_across": lambda n, m, f: _ring_messages(m),
-        "beta_across": lambda n, m, f: _ring_share(m),
+        "alpha": lambda n, m, f: ring_messages(f),
+        "beta": lambda n, m, f: moved_share(f),
+        "alpha_across": lambda n, m, f: ring_messages(m),
+        "beta_across": lambda n, m, f: moved_share(m),
     }
 )
-_TREE: Mapping[str, Term] = MappingProxyType({"hop": lambda n, m, f: _tree_levels(n)})
+_TREE: Mapping[str, Term] = MappingProxyType({"hop": lambda n, m, f: 2 * rounds(n)})
 _TREE_ACROSS: Mapping[str, Term] = MappingProxyType(
-    {"hop": lambda n, m, f: _tree_levels(f), "hop_across": lambda n, m, f: _tree_levels(m)}
+    {"hop": lambda n, m, f: 2 * rounds(f), "hop_across": lambda n, m, f: 2 * rounds(m)}
 )
 _RING_TEXT = "2(N-1) alpha + 2(N-1)/N beta"
 _RING_ACROSS_TEXT = "2(F-1) alpha + 2(F-1)/F beta + 2(M-1) alpha_across + 2(M-1)/M beta_across"
@@ -472,8 +460,8 @@ def _starts_costs(terms: Mapping[str, Term], *, strong: bool, scaled: bool) -> C
         rows = np.stack([term(n, where.nodes, where.fullest) for term in terms.values()], axis=1) * scale[:, np.newaxis]
         none = (1e-6,) * len(terms)
         if not scaled:
-            return [tuple(_no_less_than_zero(rows, 1 - own * scale)), none]
-        found = _no_less_than_zero(np.column_stack([own * scale, rows]), np.ones_like(n))
+            return [tuple(no_less_than_zero(rows, 1 - own * scale)), none]
+        found = no_less_than_zero(np.column_stack([own * scale, rows]), np.ones_like(n))
         if found[0] <= 0:
             return [(*none, float(np.max(scale)))]
         return [(*(found[1:] / found[0]), 1 / found[0]), (*none, float(np.max(scale)))]
@@ -481,7 +469,7 @@ def _starts_costs(terms: Mapping[str, Term], *, strong: bool, scaled: bool) -> C
     return starts
 
 
-def _no_less_than_zero(rows: Array, target: Array) -> Array:
+def no_less_than_zero(rows: Array, target: Array) -> Array:
     """Least squares with all parameters zero or more; columns are scaled to one."""
     size = np.linalg.norm(rows, axis=0)
     size = np.where(size > 0, size, 1.0)
@@ -618,7 +606,7 @@ def _blend(first: Array, second: Array, g: Array) -> tuple[Array, Array, Array]:
 def _overlap_curve(*, strong: bool) -> Callable[..., Any]:
     def curve(n: Any, alpha: Any, beta: Any, g: Any, gamma: Any = 1.0) -> Any:
         n = np.asarray(n, dtype=np.float64)
-        exchange = alpha * _ring_messages(n) + beta * _ring_share(n)
+        exchange = alpha * ring_messages(n) + beta * moved_share(n)
         step, _, _ = _blend(1 / n if strong else np.ones_like(n), exchange, np.asarray(g))
         return gamma / step if strong else gamma * n / step
 
@@ -627,11 +615,11 @@ def _overlap_curve(*, strong: bool) -> Callable[..., Any]:
 
 def _overlap_slopes(*, strong: bool, scaled: bool) -> Callable[..., tuple[Any, ...]]:
     def slopes(n: Any, alpha: Any, beta: Any, g: Any, gamma: Any = 1.0) -> tuple[Any, ...]:
-        exchange = alpha * _ring_messages(n) + beta * _ring_share(n)
+        exchange = alpha * ring_messages(n) + beta * moved_share(n)
         step, by_exchange, by_g = _blend(1 / n if strong else np.ones_like(n), exchange, g)
         rate = (1.0 if strong else n) / step
         fall = -gamma * rate / step
-        found = (fall * by_exchange * _ring_messages(n), fall * by_exchange * _ring_share(n), fall * by_g)
+        found = (fall * by_exchange * ring_messages(n), fall * by_exchange * moved_share(n), fall * by_g)
         return (*found, rate) if scaled else found
 
     return slopes
@@ -656,8 +644,8 @@ def _starts_overlap(*, strong: bool, scaled: bool) -> Callable[..., list[tuple[f
             late = exchange > 0
             if np.count_nonzero(late) < 2:
                 continue
-            rows = np.stack([_ring_messages(n), _ring_share(n)], axis=1)[late] / step[late, np.newaxis]
-            alpha, beta = _no_less_than_zero(rows, exchange[late] / step[late])
+            rows = np.stack([ring_messages(n), moved_share(n)], axis=1)[late] / step[late, np.newaxis]
+            alpha, beta = no_less_than_zero(rows, exchange[late] / step[late])
             guesses.append((max(alpha, 1e-6), max(beta, 1e-6), g, *((scale,) if scaled else ())))
         guesses.append((*np.maximum(bare(where, s)[0], 1e-6), 1.5, *((scale,) if scaled else ())))
         return guesses

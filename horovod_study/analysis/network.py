@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize
 
-from horovod_study.errors import AnalysisError
+from horovod_study.analysis import stats
+from horovod_study.analysis.costs import Link, moved_share
+from horovod_study.errors import AnalysisError, nearest
+from horovod_study.records import finite
 
 WHOLE_GRADIENT = "all gradients"
 OFF_THE_LINE = 0.25
@@ -43,7 +46,7 @@ def bus_factor(operation: str, workers: int) -> float:
     An all-reduce of S bytes must move at least 2 (n - 1) / n * S over the slowest link of each of n ranks, a broadcast
     S; so busbw can be held against the link, whatever n is.
     """
-    return 2 * (workers - 1) / workers if operation == "allreduce" else 1.0
+    return moved_share(workers) if operation == "allreduce" else 1.0
 
 
 def busbw(size: float, seconds: float, *, workers: int, operation: str = "allreduce") -> float:
@@ -72,7 +75,7 @@ class LineFit:
 
     def time_s(self, size: float) -> float:
         """Return the time of an all-reduce of `size` bytes."""
-        return self.alpha_s + size / self.beta_bytes_per_s
+        return float(Link(alpha_s=self.alpha_s, bytes_per_s=self.beta_bytes_per_s).message_s(size))
 
     @property
     def half_bytes(self) -> float:
@@ -116,7 +119,7 @@ def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> Line
     variance = float(left @ left) / free
     curvature = slopes(found.x).T @ slopes(found.x)
     covariance = variance * np.linalg.pinv(curvature)
-    half = stats.t.ppf(0.975, free) * np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    half = stats.half_width(np.sqrt(np.maximum(np.diag(covariance), 0.0)), float(free))
     # Where one of the two hardly shows in any size, its logarithm is free: an interval without end, not a number.
     spread = np.where(np.diag(curvature) < 1e-6, np.inf, half)
     with np.errstate(over="ignore"):
@@ -138,6 +141,21 @@ def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> Line
         worst_bytes=int(x[worst]),
         worst_relative=math.expm1(-left[worst]),
     )
+
+
+def fits_of(content: Mapping[str, Any], *, source: str, way: str | None) -> tuple[Mapping[str, Any], int]:
+    """Return the fitted lines of a bench.json, one per way, and its workers.
+
+    Raises AnalysisError where it holds no fit of an all-reduce of several workers, or none of the `way` that is asked.
+    """
+    fits, workers = content.get("fits"), content.get("workers")
+    if not isinstance(fits, dict) or not fits or type(workers) is not int or workers < 2:
+        raise AnalysisError(
+            f"{source}: holds no fitted all-reduce of two or more workers; make one with `horovod-study bench`"
+        )
+    if way is not None and way not in fits:
+        raise AnalysisError(f"{source}: way {way!r} was not measured{nearest(way, fits)}; there are {', '.join(fits)}")
+    return fits, workers
 
 
 # ------------------------------------------------------------------------------------------------------ roofline
@@ -202,10 +220,6 @@ class Roofline:
     network_flop_per_byte: float | None  # None of one worker alone, who puts nothing on a network
     networks: tuple[NetworkRoof, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -228,11 +242,7 @@ class Network:
         return {
             "workers": self.workers,
             "model": dict(self.model),
-            "points": _records(self.points),
-            "barriers": _records(self.barriers),
-            "copies": _records(self.copies),
-            "fits": {way: _plain(fit.to_dict()) for way, fit in self.fits.items()},
-            "roofline": None if self.roofline is None else _plain(self.roofline.to_dict()),
+            **{name: finite(getattr(self, name)) for name in ("points", "barriers", "copies", "fits", "roofline")},
             "wrong": self.wrong,
             "doubts": list(self.doubts),
             "launch": self.launch,
@@ -467,18 +477,3 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def _median(values: Sequence[float] | None) -> float | None:
     return None if values is None else float(np.median(values))
-
-
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [_plain(row) for row in table.to_dict("records")]
-
-
-def _plain(value: Any) -> Any:
-    """Return plain values, None for what is no finite number: JSON has no word for it."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,13 +13,14 @@ seconds: a distance T counts when far more of them than by chance have another o
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage, stats
+from scipy import ndimage
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.rank_steps import BEFORE_SYNC, Floats, RankSteps
 
 FEWEST_STEPS = 50
@@ -33,7 +34,6 @@ WORTH = 0.1
 MOST = 20
 """So many pauses are listed, the longest ones; all are counted."""
 
-_NORMAL = 1.4826  # the standard deviation of a normal law over the median of its absolute values
 _FEWEST_TIMES = 4
 _SHORTEST = 10  # steps between regular pauses; what comes more often is no pause
 _COVERED = 0.6  # of the distances that the run has room for
@@ -57,10 +57,6 @@ class Pause:
     ranks: tuple[int, ...]  # that were paused; the others waited for them
     everywhere: bool  # on all ranks at once
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {**asdict(self), "ranks": list(self.ranks)}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Period:
@@ -78,10 +74,6 @@ class Period:
     chance: float  # of so many equal distances among pauses at random
     reason: str = ""  # an innocent one that is known from the record, in words
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {**asdict(self), "ranks": list(self.ranks)}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pauses:
@@ -92,24 +84,11 @@ class Pauses:
     level_s: float = math.nan  # median of a step
     scatter_s: float = math.nan
     threshold_s: float = math.nan  # above the local level; the median of it
-    count: int = 0
     total_s: float = 0.0  # of all pauses
     share: float = 0.0  # of the time of all steps
+    count: int = 0
     longest: tuple[Pause, ...] = ()  # at most MOST, the longest first
     periods: tuple[Period, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; None for what is not known."""
-        names = ("level_s", "scatter_s", "threshold_s", "total_s", "share")
-        numbers = {name: getattr(self, name) for name in names}
-        return {
-            "steps": self.steps,
-            "why_not": self.why_not,
-            **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
-            "count": self.count,
-            "longest": [each.to_dict() for each in self.longest],
-            "periods": [each.to_dict() for each in self.periods],
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +132,7 @@ def find_pauses(rows: RankSteps, habits: Habits | None = None) -> Pauses:
     level = ndimage.median_filter(length, size=min(WINDOW, total - 1 + total % 2), mode="mirror")
     excess = length - level
     above = excess[excess > 0]
-    scatter = float(_NORMAL * np.median(above)) if len(above) else 0.0
+    scatter = stats.normal_deviation(above) if len(above) else 0.0
     floor = WORTH * level
     events = _events(excess, np.maximum(CANDIDATE * scatter, floor))
     pauses = events.some(excess[events.peak] > np.maximum(THRESHOLD * scatter, floor)[events.peak])
@@ -315,7 +294,7 @@ def _best_distance(
         if hits < _FEWEST_TIMES - 1 or hits < _COVERED * room:
             continue
         q = 1 - math.exp(-(2 * allowed + (1 if unit == "steps" else 0)) * count / span)
-        chance = min(1.0, float(stats.binom.sf(hits - 1, count, q)) * len(gaps))
+        chance = min(1.0, stats.binomial_tail(hits, count, q) * len(gaps))
         if best is None or chance < best[0]:
             members = has.copy()
             for first, last in zip(after[has], upto[has], strict=True):

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.laws import karp_flatt
 from horovod_study.config import BACKENDS, COMMUNICATION, LAPS, OPTIONS, OWN_MODEL, RUN_FIELDS, TRANSPORTS, parse_widths
 from horovod_study.errors import AnalysisError
@@ -149,9 +149,6 @@ FLAGS = {
 OF_RANKS = ("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s")
 """What the step rows say of the ranks of each run (`accounting.Accounting.run_rows`), as medians over repeats here."""
 
-MEDIAN_VARIANCE = math.pi / 2
-"""Variance of the median of a normal sample over the variance of its mean, in the limit of many repeats."""
-
 
 def short_rate(value: float) -> str:
     """Return 4.7331e-4 for 0.00047331, and 0.05 as it is."""
@@ -161,7 +158,6 @@ def short_rate(value: float) -> str:
     return f"{float(digits):g}e{int(power)}"
 
 
-FEWEST_REPEATS = 3
 WIDE_SPREAD = 0.10
 UNEQUAL_BASELINES = 0.05
 FEW_STEPS = 100
@@ -547,7 +543,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         "failed": row["failed"] > 0,
         "mixed": mixed,
         **{f"no_{kind}_baseline": not mixed and row[f"base_{kind}_repeats"] == 0 for kind in kinds},
-        "few_repeats": 0 < row["repeats"] < FEWEST_REPEATS,
+        "few_repeats": 0 < row["repeats"] < stats.FEWEST_REPEATS,
         "wide_spread": spread > WIDE_SPREAD,
         "superlinear": resolved,
         "superlinear_unresolved": bool(above) and not resolved,
@@ -573,11 +569,8 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
         "_steps": float(good["steps"].astype(float).min()) if len(good) else math.nan,
     }
     x = row["_samples_per_s"]
-    low, high = ratio_interval(x)
-    row["samples_per_s_median"] = float(np.median(x)) if len(x) else math.nan
-    row["samples_per_s_min"] = float(x[0]) if len(x) else math.nan
-    row["samples_per_s_max"] = float(x[-1]) if len(x) else math.nan
-    row["samples_per_s_ci95_low"], row["samples_per_s_ci95_high"] = low, high
+    names = {"median": "median", "min": "min", "max": "max", "low": "ci95_low", "high": "ci95_high"}
+    row |= {f"samples_per_s_{names[end]}": value for end, value in stats.spread(x).items()}
     row |= _epoch(row)
     row["step_s_median"] = _median(good["step_s_median"])
     row["step_mean_s_median"] = _median(good["step_s"])
@@ -673,34 +666,14 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) ->
     n = row["workers"]
     base_median = math.nan if base is None else float(np.median(base))
     speedup = {name: row[f"samples_per_s_{name}"] / base_median for name in ("median", "min", "max")}
-    low, high = (math.nan, math.nan) if base is None else (1.0, 1.0) if itself else ratio_interval(x, base)
+    ratio = stats.median_ratio(x, () if base is None else base)
+    low, high = (1.0, 1.0) if itself else (ratio.low, ratio.high)
     columns = {f"base_{kind}_samples_per_s": base_median, f"base_{kind}_repeats": 0 if base is None else len(base)}
     values = {"": speedup["median"], "_min": speedup["min"], "_max": speedup["max"], "_low": low, "_high": high}
     columns |= {f"speedup_{kind}{name}": value for name, value in values.items()}
     columns |= {f"efficiency_{kind}{name}": value / n for name, value in values.items()}
     columns[f"ideal_epoch_{kind}_s"] = row["train_samples"] / (n * base_median)
     return columns
-
-
-def ratio_interval(x: Any, base: Any = None) -> tuple[float, float]:
-    """Return the 95 % interval of median(x), or of median(x) / median(base), from repeats, shape (R,) each.
-
-    Student's t on logarithms with Welch's degrees of freedom, around the medians and widened for them by pi/2 in
-    variance; (NaN, NaN) with fewer than three repeats on either side. Resampling three repeats can never leave
-    their range, which holds the true median in only three cases of four: hence no bootstrap here.
-    Over 3 to 20 normally scattered repeats it covers in 96 to 98 % of the cases (tests/test_points.py).
-    """
-    samples = [np.log(np.asarray(each, dtype=float)) for each in ((x,) if base is None else (x, base))]
-    if min(len(each) for each in samples) < FEWEST_REPEATS:
-        return math.nan, math.nan
-    variances = [float(np.var(each, ddof=1)) / len(each) for each in samples]
-    total = sum(variances)
-    centre = float(np.median(samples[0])) - (float(np.median(samples[1])) if base is not None else 0.0)
-    if total == 0.0:
-        return math.exp(centre), math.exp(centre)
-    freedom = total**2 / sum(v**2 / (len(each) - 1) for v, each in zip(variances, samples, strict=True))
-    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(MEDIAN_VARIANCE * total)
-    return math.exp(centre - half), math.exp(centre + half)
 
 
 # ---------------------------------------------------------------------------------------------------- doubts
@@ -801,10 +774,10 @@ def _doubt_shared(points: pd.DataFrame) -> list[str]:
 
 
 def _doubt_repeats(points: pd.DataFrame) -> list[str]:
-    few = points[~points["missing"] & (points["repeats"] < FEWEST_REPEATS)]
+    few = points[~points["missing"] & (points["repeats"] < stats.FEWEST_REPEATS)]
     return [
-        f"{series}: fewer than {FEWEST_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is given "
-        "there and differences cannot be judged."
+        f"{series}: fewer than {stats.FEWEST_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
+        "given there and differences cannot be judged."
         for series, rows in few.groupby("series", sort=False)
     ]
 

@@ -34,6 +34,7 @@ import pandas as pd
 from horovod_study.analysis.advice import network_of
 from horovod_study.analysis.fitting import check_points, off_counts
 from horovod_study.analysis.laws import MOST_WORKERS, Array
+from horovod_study.analysis.stats import normal_deviation
 from horovod_study.analysis.trends import (
     POWER,
     Mixture,
@@ -164,7 +165,7 @@ def _network(bench: Mapping[str, Any]) -> _Network:
             f"{source} is damaged ({error!r} is missing or wrong); give the bench.json of `horovod-study bench`"
         ) from None
     found = network_of(bench, source=source, way=None, size=size)
-    return _Network(seconds=lambda n: found.all_reduce(size, n)[0], hosts=hosts)
+    return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts)
 
 
 def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -220,7 +221,7 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
 def _noise(errors: Array, counts: int) -> float:
     """Relative spread of single runs, from their log distances to their medians; one wild run counts as three sigma."""
     away = np.abs(errors[errors != 0])
-    limit = 3 * max(1.4826 * float(np.median(away)), MIN_NOISE) if len(away) else math.inf
+    limit = 3 * max(normal_deviation(away), MIN_NOISE) if len(away) else math.inf
     freedom = len(errors) - counts
     total = 2 * MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
     return math.sqrt(total / (2 + freedom))

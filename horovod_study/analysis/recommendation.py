@@ -35,8 +35,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import interpolate, optimize, stats
+from scipy import interpolate, optimize
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.fitting import SeriesFit, check_points, fit
 from horovod_study.analysis.laws import LAWS, MOST_WORKERS, Array
 from horovod_study.analysis.prediction import Prediction, predict
@@ -54,7 +55,6 @@ MOST = 1e24
 DRAWS = 1000
 MOST_CANDIDATES = 1024
 KNOTS_PER_DOUBLING = 6
-_Z95 = float(stats.norm.ppf(0.975))
 _ROUNDING = 1e-9
 
 
@@ -219,7 +219,7 @@ def _draw(forecasts: Sequence[Prediction], draws: int, seed: int) -> _Curves:
     strength, modes = np.linalg.eigh(together)
     root = modes * np.sqrt(np.maximum(strength, 0.0))
     z = np.random.default_rng(seed).standard_normal((draws, len(knots))) @ root.T
-    deviation = np.where(z > 0, z * (high - centre), z * (centre - low)) / _Z95
+    deviation = np.where(z > 0, z * (high - centre), z * (centre - low)) / stats.Z95
     return _Curves(knots=knots, rate=np.vstack([centre, centre + deviation]), low=low, high=high)
 
 
@@ -425,7 +425,7 @@ def _samples_needed(given: Mapping[int, float], counts: Array, draws: int, seed:
         spread = 0.0
     else:
         spread = math.sqrt(float(np.sum(np.log(samples / fitted) ** 2)) / freedom)
-        spread *= float(stats.t.ppf(0.975, freedom)) / _Z95
+        spread *= stats.stretch(float(freedom))
     noise = np.random.default_rng([seed, 1]).standard_normal((draws, len(n))) * spread
     every = np.vstack([best, *(solved(fitted * np.exp(each)) for each in noise)])
     if counts[-1] > n[-1]:

@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.boundary import fewest_nodes
 from horovod_study.analysis.fitting import QuantityFit, fit_quantity
-from horovod_study.analysis.points import CELL, baseline_place, measured, ratio_interval, with_series, worker_counts
+from horovod_study.analysis.points import CELL, baseline_place, measured, with_series, worker_counts
 from horovod_study.errors import AnalysisError
 
 Floats = NDArray[np.float64]
@@ -145,11 +146,7 @@ def _median(values: pd.Series) -> float:
 
 def _spread(name: str, values: pd.Series) -> dict[str, float]:
     """Return the median over the repeats that know a value, the least, the most and the 95 % interval."""
-    known = np.sort(values.dropna().to_numpy(dtype=float))
-    low, high = ratio_interval(known)
-    ends = (known[0], known[-1]) if len(known) else (math.nan, math.nan)
-    found = {"median": _median(values), "min": ends[0], "max": ends[1], "low": low, "high": high}
-    return {f"{name}_{end}": float(each) for end, each in found.items()}
+    return {f"{name}_{end}": each for end, each in stats.spread(values.dropna().sort_values()).items()}
 
 
 def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -161,7 +158,8 @@ def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
         return nothing
     base = rows[place]
     ratio = row["energy_per_sample_j_median"] / base["energy_per_sample_j_median"]
-    low, high = (1.0, 1.0) if base is row else ratio_interval(row["_energy"], base["_energy"])
+    ratio_of = stats.median_ratio(row["_energy"], base["_energy"])
+    low, high = (1.0, 1.0) if base is row else (ratio_of.low, ratio_of.high)
     speedup = row["_samples_per_s"] / base["_samples_per_s"]
     return dict(zip(names, (base["energy_per_sample_j_median"], ratio, low, high, speedup / ratio), strict=True))
 

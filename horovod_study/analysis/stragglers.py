@@ -14,13 +14,13 @@ the blocks. A rank is named when its lateness is above zero even after allowing 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.rank_steps import (
     BEFORE_SYNC,
     GAP_S,
@@ -31,6 +31,7 @@ from horovod_study.analysis.rank_steps import (
     gaps_s,
     same_epoch,
 )
+from horovod_study.records import finite
 
 FEWEST_STEPS = 20
 WORTH = 0.01
@@ -70,10 +71,6 @@ class Lateness:
     laps_s: Mapping[str, float]  # what each lap adds to the lateness; they add up to it
     cause: str = ""  # a key of CAUSES, for a named rank
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stragglers:
@@ -108,13 +105,13 @@ class Stragglers:
             **{name: getattr(self, name) for name in ("verdict", "why_not", "steps", "block_steps")},
             "notes": list(self.notes),
             "laps": list(self.laps),
-            "period_s": _finite(self.period_s),
+            "period_s": stats.finite_or_none(self.period_s),
             "skew_s": None if self.skew_s is None else dict(self.skew_s),
-            "skew_share": _finite(self.skew_share),
-            "spread_s": _finite(self.spread_s),
-            "resolution_s": _finite(self.resolution_s),
+            "skew_share": stats.finite_or_none(self.skew_share),
+            "spread_s": stats.finite_or_none(self.spread_s),
+            "resolution_s": stats.finite_or_none(self.resolution_s),
             "slow": list(self.slow),
-            "ranks": [each.to_dict() for each in self.ranks],
+            "ranks": finite(self.ranks),
         }
 
 
@@ -193,9 +190,9 @@ def _lateness(
     total = later.sum(axis=0)
     value = float(total.mean())
     means = np.array([total[block].mean() for block in blocks])
-    error = float(means.std(ddof=1)) / math.sqrt(len(blocks))
-    quantile = float(stats.t.ppf(0.975, len(blocks) - 1))
-    guarded = float(stats.t.ppf(1 - 0.025 / len(rows.ranks), len(blocks) - 1))
+    error, freedom = float(stats.standard_error(means)), len(blocks) - 1.0
+    interval = stats.around(value, error, freedom)
+    guarded = stats.t_quantile(1 - 0.025 / len(rows.ranks), freedom)
     last = waits <= 0  # (F, R)
     share = float((last[:, place] / last.sum(axis=1)).mean())
     count = round(share * len(last))
@@ -205,11 +202,11 @@ def _lateness(
         own_s=float(own[:, place].mean()),
         wait_s=float(waits[:, place].mean()),
         value_s=value,
-        low_s=value - quantile * error,
-        high_s=value + quantile * error,
+        low_s=interval.low,
+        high_s=interval.high,
         certain_s=value - guarded * error,
         last_share=share,
-        last_p=float(stats.binomtest(count, len(last), 1 / len(rows.ranks), alternative="greater").pvalue),
+        last_p=stats.binomial_tail(count, len(last), 1 / len(rows.ranks)),
         laps_s={lap: float(each.mean()) for lap, each in zip(laps, later, strict=True)},
     )
 
@@ -237,10 +234,6 @@ class Pop:
     load_balance: float  # mean useful / max useful
     communication: float  # max useful / runtime
     parallel: float  # mean useful / runtime
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the fields as plain values."""
-        return asdict(self)
 
 
 def pop(useful_s: Sequence[float] | Floats, runtime_s: float) -> Pop:
@@ -324,7 +317,3 @@ def waiting(rows: Mapping[int, Mapping[str, Any]], shared: CommonSteps) -> Waiti
         pop=pop(useful_s, max(runtime_s)) if max(useful_s) > 0 else None,
         skew_s=(float(last.sum()) - math.fsum(useful_s) / len(useful_s)) / steps if steps >= FEWEST_STEPS else math.nan,
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -20,6 +20,7 @@ from horovod_study.analysis import losses as lost
 from horovod_study.analysis import points as scaling
 from horovod_study.analysis import resources as taken
 from horovod_study.analysis import run_profiles as alone
+from horovod_study.analysis import stats
 from horovod_study.analysis import synchronisation as waiting
 from horovod_study.analysis import transports as ways
 from horovod_study.analysis import usage as used
@@ -491,14 +492,14 @@ def _against(row: Any, baseline: str) -> dict[str, Any]:
 def _comparison(table: pd.DataFrame, best: Any, other: Any) -> dict[str, Any]:
     """Return the throughput of `best` over that of `other` at equal workers; resolved is None without an interval."""
     fast, slow = (_throughput(table, row) for row in (best, other))
-    low, high = scaling.ratio_interval(fast, slow)
+    ratio = stats.median_ratio(fast, slow)
     return {
         "faster": best["series"],
         "slower": other["series"],
         "ratio": _number(np.median(fast) / np.median(slow)),
-        "low": _number(low),
-        "high": _number(high),
-        "resolved": None if math.isnan(low) else bool(low > 1 or high < 1),
+        "low": _number(ratio.low),
+        "high": _number(ratio.high),
+        "resolved": ratio.excludes(1) if ratio.known else None,
     }
 
 

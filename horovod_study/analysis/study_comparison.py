@@ -6,14 +6,14 @@ Every number is a ratio AFTER / BEFORE of geometric means over repeats, on logar
     estimate    exp of the sum of the means of ln x, those of AFTER counted +, those of BEFORE -
     interval    Welch's t, 95 %: the variances s^2/n of all parts add, degrees of freedom by Satterthwaite
     p           of the same t
-    Holm        over all cells (and targets) of one metric (comparison.holm)
+    Holm        over all cells (and targets) of one metric (stats.holm)
 
 A throughput has two parts; a speedup has four, because the baselines of both studies were measured with errors of their
 own. Where the runs of both studies took turns (repeat by repeat), a drift of the machine cancels in the ratio of each
 repeat: these ratios are the one part then, and the t is Student's paired one.
 
-A difference is resolved when p after Holm is below comparison.ALPHA and the interval leaves out 1, as in transports.py.
-Fewer than points.FEWEST_REPEATS repeats on any side give neither interval nor verdict.
+A difference is resolved when p after Holm is below stats.ALPHA and the interval leaves out 1, as in transports.py.
+Fewer than stats.FEWEST_REPEATS repeats on any side give neither interval nor verdict.
 """
 
 import math
@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
-from horovod_study.analysis import comparison
-from horovod_study.analysis.points import CELL, ENVIRONMENT, FEWEST_REPEATS, KNOBS, baseline_place, measured
+from horovod_study.analysis import stats
+from horovod_study.analysis.points import CELL, ENVIRONMENT, KNOBS, baseline_place, measured
 from horovod_study.analysis.study import Analysis
 from horovod_study.config import BACKENDS, TRANSPORTS
 from horovod_study.errors import AnalysisError, ConfigError, nearest
+from horovod_study.records import finite
 
 Floats = NDArray[np.float64]
 
@@ -114,16 +114,6 @@ _SAME_MACHINE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Effect:
-    """A ratio with its 95 % interval and p, which are NaN where repeats are too few."""
-
-    ratio: float
-    low: float
-    high: float
-    p: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
     """Something besides the numbers that is not the same in both studies; empty where a study does not know it."""
 
@@ -165,9 +155,9 @@ class StudyComparison:
             "matching": self.matching,
             "matched_by_all_but": list(self.across),
             "interleaved": self.interleaved,
-            "differences": _records(self.differences),
-            "laws": _records(self.laws),
-            "unmatched": _records(self.unmatched),
+            "differences": finite(self.differences),
+            "laws": finite(self.laws),
+            "unmatched": finite(self.unmatched),
             "changes": [{"what": each.what, "before": each.before, "after": each.after} for each in self.changes],
             "doubts": list(self.doubts),
         }
@@ -220,47 +210,24 @@ def compare_studies(
 # ------------------------------------------------------------------------------------------------------ statistics
 
 
-def effect(parts: Sequence[tuple[int, Floats]]) -> Effect:
-    """Return exp(sum of sign x mean ln x) over independent parts, (sign, positive values (n,)) each.
-
-    Two parts of opposite sign: Welch's t test of a ratio of geometric means. One part: Student's of a mean ratio. More:
-    the same for any such sum (B. L. Welch, Biometrika 34, 1947, 28-35; F. E. Satterthwaite, Biometrics Bull. 2, 1946,
-    110-114). Interval and p are NaN where a part has fewer than FEWEST_REPEATS values.
-    """
-    # Sorted, so that the order of runs does not reach the last bits.
-    logs = [(sign, np.log(np.sort(np.asarray(values, dtype=np.float64)))) for sign, values in parts]
-    centre = math.fsum(sign * float(values.mean()) for sign, values in logs)
-    if min(len(values) for _, values in logs) < FEWEST_REPEATS:
-        return Effect(ratio=math.exp(centre), low=math.nan, high=math.nan, p=math.nan)
-    variances = [float(values.var(ddof=1)) / len(values) for _, values in logs]
-    total = math.fsum(variances)
-    if total < 1e-28:  # no scatter at all, but for rounding
-        return Effect(ratio=math.exp(centre), low=math.exp(centre), high=math.exp(centre), p=float(abs(centre) < 1e-12))
-    squares = math.fsum(each**2 / (len(values) - 1) for each, (_, values) in zip(variances, logs, strict=True))
-    freedom, error = total**2 / squares, math.sqrt(total)
-    half = float(stats.t.ppf(0.975, freedom)) * error
-    p = float(2 * stats.t.sf(abs(centre) / error, freedom))
-    return Effect(ratio=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half), p=p)
-
-
-def verdicts(metric: str, effects: Sequence[Effect]) -> list[tuple[str, float]]:
+def verdicts(metric: str, effects: Sequence[stats.Interval]) -> list[tuple[str, float]]:
     """Return verdict and p after Holm of each effect of one of METRICS; all of them are one family."""
     tested = [place for place, each in enumerate(effects) if math.isfinite(each.p)]
-    adjusted = dict(zip(tested, comparison.holm([effects[place].p for place in tested]), strict=True))
+    adjusted = dict(zip(tested, stats.holm([effects[place].p for place in tested]), strict=True))
     found = []
     for place, each in enumerate(effects):
         if place not in adjusted:
-            found.append((TOO_FEW if math.isfinite(each.ratio) else UNKNOWN, math.nan))
+            found.append((TOO_FEW if math.isfinite(each.value) else UNKNOWN, math.nan))
             continue
-        resolved = adjusted[place] < comparison.ALPHA and not each.low <= 1 <= each.high
-        worse = METRICS[metric].worsening(each.ratio) > 0
+        resolved = adjusted[place] < stats.ALPHA and each.excludes(1)
+        worse = METRICS[metric].worsening(each.value) > 0
         found.append((ALIKE if not resolved else WORSE if worse else BETTER, adjusted[place]))
     return found
 
 
 def _judged(metric: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add p after Holm, verdict and what follows from it to all rows of one metric."""
-    effects = [Effect(ratio=r["ratio"], low=r["ratio_low"], high=r["ratio_high"], p=r["p"]) for r in rows]
+    effects = [stats.Interval(value=r["ratio"], low=r["ratio_low"], high=r["ratio_high"], p=r["p"]) for r in rows]
     tests = sum(math.isfinite(each.p) for each in effects)
     words = {BETTER: METRICS[metric].better, WORSE: METRICS[metric].worse}
     for row, each, (verdict, p_holm) in zip(rows, effects, verdicts(metric, effects), strict=True):
@@ -578,14 +545,14 @@ def _found(parts: Sequence[tuple[int, Floats]], *, paired: bool, scale: float = 
     )
     if paired:
         together = np.exp(np.sum([sign * np.log(values) for sign, values in parts], axis=0))
-        found = effect([(1, together)])
+        found = stats.log_contrast([(1, together)])
     else:
-        found = effect(parts)
+        found = stats.log_contrast(parts)
     return {
         "before": before,
         "after": after,
         "test": PAIRED if paired else UNPAIRED,
-        "ratio": found.ratio,
+        "ratio": found.value,
         "ratio_low": found.low,
         "ratio_high": found.high,
         "p": found.p,
@@ -818,8 +785,8 @@ def _doubts(
     if len(few):
         total = (differences["metric"] == "throughput").sum()
         yield (
-            f"{len(few)} of {total} matched cells have fewer than {FEWEST_REPEATS} repeats in one of the studies: no "
-            "interval, and no verdict."
+            f"{len(few)} of {total} matched cells have fewer than {stats.FEWEST_REPEATS} repeats in one of the "
+            "studies: no interval, and no verdict."
         )
     unclear = unmatched[unmatched["kind"] == AMBIGUOUS]
     if len(unclear):
@@ -909,10 +876,10 @@ class Gate:
             "passed": self.passed,
             "unresolved_fails": self.unresolved_fails,
             "checks": [
-                {"word": each.word, "limit": each.limit, "outcome": each.outcome, **_plain(each.row)}
+                {"word": each.word, "limit": each.limit, "outcome": each.outcome, **finite(each.row)}
                 for each in self.checks
             ],
-            "missing": None if self.missing is None else [_plain(each) for each in self.missing],
+            "missing": None if self.missing is None else [finite(each) for each in self.missing],
         }
 
 
@@ -984,18 +951,3 @@ _WHOLE = ("workers", "before_repeats", "after_repeats", "tests", "repeats")
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame([{name: row[name] for name in columns} for row in rows], columns=list(columns))
     return frame.astype({name: "int64" for name in _WHOLE if name in columns})
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [_plain(row) for row in frame.to_dict("records")]
-
-
-def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return values that JSON can hold: NaN as None, numpy's numbers as Python's."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.generic):
-            value = value.item()
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {f"{name}": plain(value) for name, value in row.items()}

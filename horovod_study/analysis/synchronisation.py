@@ -20,9 +20,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from horovod_study.analysis import boundary, breakdown
+from horovod_study.analysis import boundary, breakdown, stats
 from horovod_study.analysis.fitting import QuantityFit, ScalingFit, fit_quantity
-from horovod_study.analysis.points import FEWEST_REPEATS, measured, ratio_interval, with_series, worker_counts
+from horovod_study.analysis.points import measured, with_series, worker_counts
 
 Floats = NDArray[np.float64]
 
@@ -210,10 +210,8 @@ def median(values: Floats) -> float:
 
 def over_repeats(name: str, values: Floats) -> dict[str, float]:
     """Return NAME_median, _low and _high over repeats (R,); NaN where a repeat is unknown, or the interval is."""
-    middle, ends = median(values), (math.nan, math.nan)
-    if len(values) >= FEWEST_REPEATS and math.isfinite(middle) and (values > 0).all():
-        ends = ratio_interval(values)
-    return {f"{name}_median": middle, f"{name}_low": ends[0], f"{name}_high": ends[1]}
+    found = stats.spread(values if np.isfinite(values).all() else ())
+    return {f"{name}_{end}": found[end] for end in ("median", "low", "high")}
 
 
 def _note(cell: pd.DataFrame, sync: Floats, step: Floats, batches: float) -> str:

@@ -6,9 +6,8 @@ direction. The typical ratio is the mean of the logarithms without the smallest 
 would follow the disturbances, a median wastes a third of the rounds when there are none, and whole blocks are compared,
 not medians of steps: what costs little now and then, as collecting garbage does, belongs to the cost.
 
-The 95 % interval is Tukey and McLaughlin's for a trimmed mean (Sankhya A 25 (1963) 331): Student's t with h - 1 degrees
-of freedom, h rounds being left, and the standard error of the winsorised values s_w / ((1 - 2 * 0.2) sqrt(n)). A test
-simulates that it holds the truth as often as it says, with noise that has outliers.
+The 95 % interval is Tukey and McLaughlin's for a trimmed mean (`stats.trimmed_mean`). A test simulates that it holds
+the truth as often as it says, with noise that has outliers.
 
 Writing rows is rare and timed by itself; what it takes per step is added, for mode off as well as for the others.
 """
@@ -19,10 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
-TRIM = 0.2
+from horovod_study.analysis.stats import half_width, trimmed_mean
+
 LIMIT_PERCENT = 0.5
 """What measuring may cost."""
 
@@ -118,24 +116,24 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT)
     every = {name: int(count) for name, count in case["every"].items()}
     blocks = {name: np.asarray(values, dtype=np.float64) / steps[name] for name, values in case["block_s"].items()}
     off = blocks[OFF]
-    base_s = math.exp(trimmed(np.log(off))[0])
-    writing = {name: trimmed(np.array([s / rows for rows, s in found])) for name, found in case["drains"].items()}
-    nothing = (0.0, 0.0)
+    base_s = math.exp(trimmed_mean(np.log(off))[0])
+    writing = {name: trimmed_mean(np.array([s / rows for rows, s in found])) for name, found in case["drains"].items()}
+    nothing = (0.0, 0.0, 0.0)
     around = {name: np.asarray(values, dtype=np.float64) / steps[name] for name, values in case["around_s"].items()}
 
     def overhead(name: str) -> Overhead:
         beside = off[:: every[name]]  # of the same rounds
         logs = np.log(blocks[name] / beside)
-        mean, error = trimmed(logs)
+        mean, error, freedom = trimmed_mean(logs)
         written = [writing.get(each, nothing) for each in (name, OFF)]
         more = (written[0][0] - written[1][0]) / base_s
         center = math.expm1(mean) + more
         # The writing's own scatter is added in square: it is timed apart from the blocks.
         spread = math.hypot(math.exp(mean) * error, *(one[1] / base_s for one in written))
-        half = spread * quantile(len(logs)) if len(logs) >= 5 else None
+        half = half_width(spread, freedom) if len(logs) >= 5 else None
         edges = None
         if name in around:
-            edges = 100 * math.expm1(trimmed(np.log((blocks[name] + around[name]) / beside))[0])
+            edges = 100 * math.expm1(trimmed_mean(np.log((blocks[name] + around[name]) / beside))[0])
         return Overhead(
             way=name,
             step_s=float(np.median(blocks[name])) + written[0][0],
@@ -163,25 +161,6 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT)
         ways=tuple(overhead(name) for name in case["ways"] if name not in (OFF, CONTROL)),
         doubts=_doubts(case, control, limit_percent),
     )
-
-
-def trimmed(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the mean of `values` (n,) without the smallest and largest fifth, and its standard error.
-
-    The error is that of Tukey and McLaughlin, from the winsorised values; 0 for a single value.
-    """
-    ordered = np.sort(values)
-    cut = int(TRIM * len(ordered))
-    mean = float(ordered[cut : len(ordered) - cut].mean())
-    if len(ordered) < 2:
-        return mean, 0.0
-    winsorised = np.clip(ordered, ordered[cut], ordered[-1 - cut])
-    return mean, float(winsorised.std(ddof=1)) / ((1 - 2 * cut / len(ordered)) * math.sqrt(len(ordered)))
-
-
-def quantile(count: int) -> float:
-    """Return how many standard errors of `trimmed` make half of a 95 % interval for `count` values."""
-    return float(stats.t.ppf(0.975, count - 2 * int(TRIM * count) - 1))
 
 
 def _doubts(case: Mapping[str, Any], control: Overhead, limit_percent: float) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ and what disturbed the block disturbed both. The log ratios of the pairs are wha
 
     effect      geometric mean of B/A over the pairs, with Student's 95 % interval
     p           sign-flip permutation test on the log ratios. n pairs cannot reach a p below 2/2^n: where that is not
-                below comparison.ALPHA after Holm, paired t test instead; `test` names the one taken
+                below stats.ALPHA after Holm, paired t test instead; `test` names the one taken
     Holm        over the worker counts of two series, for each quantity on its own
 
 Which test is taken depends on the numbers of pairs and counts alone, never on what they say. A difference is resolved
@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
-from horovod_study.analysis import comparison, synchronisation
+from horovod_study.analysis import stats, synchronisation
 from horovod_study.analysis.points import CAPTURED, SETTINGS
 
 Floats = NDArray[np.float64]
@@ -129,14 +128,13 @@ def _row(quantity: str, key: tuple[Any, ...], a: pd.DataFrame, b: pd.DataFrame) 
     elif not ((ones > 0).all() and (others > 0).all()):
         notes.append("a pair holds a time of 0, which has no ratio")
     else:
-        found = comparison.ratio_of(ones, others)
-        row |= {"ratio": found.ratio, "p": found.p, "_log_sd": found.log_sd if found.log_sd is not None else math.nan}
-        row |= {"a_value": _geometric(ones), "b_value": _geometric(others), "difference": float(np.mean(others - ones))}
-        if found.low is not None and found.high is not None:
-            low, high = comparison.log_interval(others - ones)
-            row |= {"ratio_low": found.low, "ratio_high": found.high}
-            row |= {"difference_low": float(low), "difference_high": float(high)}
-            row["_student_p"] = _student_p(np.log(others / ones))
+        found, difference = stats.paired_ratio(ones, others), stats.student(others - ones)
+        ratio, logs = found.ratio, np.log(others / ones)
+        row |= {"a_value": stats.geometric_mean(ones), "b_value": stats.geometric_mean(others)}
+        row |= {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "p": ratio.p}
+        row |= {"difference": difference.value, "difference_low": difference.low, "difference_high": difference.high}
+        row["_log_sd"] = math.nan if found.log_sd is None else found.log_sd
+        row["_student_p"] = stats.t_p(float(logs.mean()), float(stats.standard_error(logs)), len(logs) - 1.0)
     if first["reduction"] != second["reduction"] and first["workers"] > 1:
         notes.append(f"they also differ in when gradients are reduced ({first['reduction']}, {second['reduction']})")
     if unpaired:
@@ -158,36 +156,24 @@ def _pairs(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> tuple[Floats, Flo
     return ones, others, len(a) + len(b) - 2 * len(common)
 
 
-def _geometric(values: Floats) -> float:
-    return float(np.exp(np.log(values).mean()))
-
-
-def _student_p(logs: Floats) -> float:
-    """Return the two-sided p of Student's t for a mean of 0; without any scatter 0, or 1 where all are 0."""
-    error = logs.std(ddof=1) / math.sqrt(len(logs))
-    if error <= 1e-15 * max(1.0, float(np.abs(logs).max())):
-        return float(np.allclose(logs, 0.0, atol=1e-15))
-    return float(2 * stats.t.sf(abs(logs.mean()) / error, len(logs) - 1))
-
-
 def _judged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add test, p after Holm and verdict to the comparisons of one quantity of two series."""
     tested = [row for row in rows if row["pairs"] > 1 and math.isfinite(row["p"])]
-    least = comparison.fewest_blocks(len(tested)) if tested else 0
+    least = stats.fewest_blocks(len(tested)) if tested else 0
     for row in rows:
         row |= {"p_holm": math.nan, "test": "", "tests": len(tested), "verdict": UNKNOWN, "better": ""}
         row["pairs_needed"] = math.nan
     for row in tested:
         row["test"] = SIGN_FLIP if row["pairs"] >= least else STUDENT
         row["p"] = row["p"] if row["test"] == SIGN_FLIP else row["_student_p"]
-    for row, p in zip(tested, comparison.holm([row["p"] for row in tested]), strict=True):
+    for row, p in zip(tested, stats.holm([row["p"] for row in tested]), strict=True):
         row["p_holm"] = p
         outside = not row["ratio_low"] <= 1 <= row["ratio_high"]
-        row["verdict"] = RESOLVED if p < comparison.ALPHA and outside else NOT_RESOLVED
+        row["verdict"] = RESOLVED if p < stats.ALPHA and outside else NOT_RESOLVED
         if row["verdict"] == RESOLVED:
             row["better"] = "b" if (row["ratio"] > 1) == (row["quantity"] == "samples_per_s") else "a"
         else:
-            row["pairs_needed"] = float(comparison.needed_blocks(row["_log_sd"], tests=len(tested)))
+            row["pairs_needed"] = float(stats.needed_blocks(row["_log_sd"], tests=len(tested)))
     for row in rows:
         if row["pairs"] == 1 and math.isfinite(row["p"]):
             row["p"], row["verdict"] = math.nan, NOT_RESOLVED

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
 
-from horovod_study.analysis.laws import Array
+from horovod_study.analysis.costs import moved_share, ring_messages
+from horovod_study.analysis.laws import Array, no_less_than_zero
 
 LAW_ERROR = 0.08  # log error of a usable law one doubling ahead, where three counts are all that is known
 SHORT = 0.3  # doublings: a step from 15 to 16 workers tells no less than this
@@ -70,14 +70,6 @@ def _per_worker(n: Array) -> Array:
     return np.asarray(1 / n, dtype=np.float64)
 
 
-def _ring(n: Array) -> Array:
-    return np.asarray((n - 1) / n, dtype=np.float64)
-
-
-def _others(n: Array) -> Array:
-    return np.asarray(n - 1, dtype=np.float64)
-
-
 def _pairs(n: Array) -> Array:
     return np.asarray(n * (n - 1), dtype=np.float64)
 
@@ -102,21 +94,21 @@ def trends(*, strong: bool) -> tuple[Trend, ...]:
     """
     fixed_work, levels_off = (1.0, UNLIKELY) if strong else (UNLIKELY, 1.0)
     found = (
-        Trend(name="ring", prior=levels_off, of="time", costs=(_ring,)),
-        Trend(name="ring with latency", prior=UNLIKELY, of="time", costs=(_ring, _others)),
+        Trend(name="ring", prior=levels_off, of="time", costs=(moved_share,)),
+        Trend(name="ring with latency", prior=UNLIKELY, of="time", costs=(moved_share, ring_messages)),
         Trend(name="tree", prior=levels_off, of="time", costs=(_log2,)),
         Trend(name="linear", prior=levels_off, of="rate", costs=(_per_worker,)),
         POWER,
         Trend(name="constant efficiency", prior=levels_off, of="last"),
-        Trend(name="amdahl", prior=fixed_work, of="time", costs=(_others,)),
-        Trend(name="usl", prior=fixed_work, of="time", costs=(_others, _pairs)),
+        Trend(name="amdahl", prior=fixed_work, of="time", costs=(ring_messages,)),
+        Trend(name="usl", prior=fixed_work, of="time", costs=(ring_messages, _pairs)),
     )
     return (*found, Trend(name="tree of fixed work", prior=1.0, of="time", costs=(_n_log2,))) if strong else found
 
 
 def sync_trends(share: Mapping[float, float]) -> tuple[Trend, ...]:
     """Laws of the synchronisation alone; what is left of the step is computing, which more workers do not change."""
-    costs = {"sync ring": _ring, "sync tree": _log2, "sync linear": _others}
+    costs = {"sync ring": moved_share, "sync tree": _log2, "sync linear": ring_messages}
     return tuple(Trend(name=name, prior=1.0, of="sync", costs=(cost,), share=share) for name, cost in costs.items())
 
 
@@ -146,11 +138,11 @@ def fit_trend(trend: Trend, n: Array, rate: Array) -> Curve:
     if trend.of == "sync" and trend.share is not None:
         share = np.array([trend.share[count] for count in n])
         computing = float((1 - share[-1]) / rate[-1])
-        cost = _nonnegative(_columns(trend.costs, n) * rate[:, np.newaxis], share)
+        cost = no_less_than_zero(_columns(trend.costs, n) * rate[:, np.newaxis], share)
         return lambda m: np.asarray(-np.log(computing + _combined(trend.costs, m, cost)), dtype=np.float64)
     value, sign = (rate, 1.0) if trend.of == "rate" else (1 / rate, -1.0)
     costs: tuple[Curve, ...] = (_one, *trend.costs)
-    found = _nonnegative(_columns(costs, n) / value[:, np.newaxis], np.ones_like(n))
+    found = no_less_than_zero(_columns(costs, n) / value[:, np.newaxis], np.ones_like(n))
     return lambda m: np.asarray(sign * np.log(np.maximum(_combined(costs, m, found), 1e-300)), dtype=np.float64)
 
 
@@ -161,13 +153,6 @@ def _columns(costs: Sequence[Curve], n: Array) -> Array:
 def _combined(costs: Sequence[Curve], n: Array, factors: Array) -> Array:
     """Sum of factor x cost at each of `n`."""
     return _summed(factors[:, np.newaxis] * _columns(costs, n).T)
-
-
-def _nonnegative(columns: Array, target: Array) -> Array:
-    """Least squares with coefficients of at least 0; columns of any scale."""
-    size = np.linalg.norm(columns, axis=0)
-    size = np.where(size > 0, size, 1.0)
-    return np.asarray(optimize.nnls(columns / size, target)[0] / size, dtype=np.float64)
 
 
 def forecast(trend: Trend, n: Array, rate: Array, asked: Array) -> Array:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.points import CELL, measured, ratio_interval, with_series
+from horovod_study.analysis import stats
+from horovod_study.analysis.points import CELL, measured, with_series
 
 QUANTITIES = {
     "gpu_percent": "mean over the GPUs",
@@ -58,12 +59,7 @@ def _row(cell: pd.DataFrame) -> dict[str, Any]:
 
 def _spread(known: "np.ndarray") -> dict[str, float]:
     """Return how many values there are, median, least, most and the 95 % interval; NaN for what is not known."""
-    if not len(known):
-        return {"repeats": 0, **dict.fromkeys(("median", "min", "max", "low", "high"), math.nan)}
-    # The interval is of logarithms, in which 0 has no place.
-    low, high = ratio_interval(known) if known[0] > 0 else (math.nan, math.nan)
-    ends = {"median": float(np.median(known)), "min": float(known[0]), "max": float(known[-1])}
-    return {"repeats": len(known), **ends, "low": low, "high": high}
+    return {"repeats": len(known), **stats.spread(known)}
 
 
 # ---------------------------------------------------------------------------------------------------- over time

@@ -241,9 +241,11 @@ def simulate_arguments(parser: Parser) -> None:
 
 def simulate(options: argparse.Namespace) -> int:
     """Simulate a data-parallel step on up to 100,000 workers, from measured or given constants, and what-ifs."""
+    from dataclasses import fields
+
     from horovod_study.analysis.advice import bench_of
     from horovod_study.analysis.simulation import scaling
-    from horovod_study.analysis.simulation.calibration import calibrate, run_times
+    from horovod_study.analysis.simulation.calibration import Given, calibrate, run_times
     from horovod_study.analysis.simulation.network import network_from
     from horovod_study.analysis.simulation.what_if import what_if
     from horovod_study.documents import load_yaml
@@ -252,10 +254,8 @@ def simulate(options: argparse.Namespace) -> int:
 
     wanted = BENCH_JSON
     network = options.network and network_from(load_yaml(options.network), source=str(options.network))
-    names = ("way", "alpha_us", "gb_per_s", "workers_per_node", "compute_ms", "compute_cv", "batch", "gradient_mb")
-    more = ("overhead_us", "cycle_ms", "fusion_mb", "buckets", "algorithm", "scaling")
     calibration = calibrate(
-        **{name: getattr(options, name) for name in (*names, *more)},
+        Given(**{each.name: getattr(options, each.name) for each in fields(Given)}),
         network=network,
         runs=[run_times(recorded_run(each)) for each in options.run],
         beside=[run_times(recorded_run(each)) for each in options.beside],
@@ -299,10 +299,10 @@ def advise_arguments(parser: Parser) -> None:
 
 def advise(options: argparse.Namespace) -> int:
     """Say whether data or model parallel fits a model, with the arithmetic of memory, messages and time."""
-    from dataclasses import asdict
+    from dataclasses import asdict, fields
 
+    from horovod_study.analysis.advice import Asked, bench_of, case_of, layered_model
     from horovod_study.analysis.advice import advise as advise_on
-    from horovod_study.analysis.advice import bench_of, case_of, layered_model
     from horovod_study.documents import load_yaml
     from horovod_study.measure.memory import worker_memory
     from horovod_study.records import read_run
@@ -313,9 +313,9 @@ def advise(options: argparse.Namespace) -> int:
     bench = network and (bench_of(read_input(network, wanted), source=str(network)), str(network))
     recorded = options.run and (asdict(read_run(options.run)), str(options.run))
     memory = None if options.memory_gb is None else (options.memory_gb * 1e9, "--memory-gb")
-    names = ("widths", "batch", "workers", "workers_per_node", "optimizer", "precision", "way")
-    values = {name: getattr(options, name) for name in (*names, "alpha_us", "gb_per_s", "step_ms", "flops_per_s")}
-    case = case_of(**values, model=model, bench=bench, run=recorded, memory=memory, memory_of=worker_memory)
+    names = [each.name for each in fields(Asked) if each.name != "model"]
+    asked = Asked(model=model, **{name: getattr(options, name) for name in names})
+    case = case_of(asked, bench=bench, run=recorded, memory=memory, memory_of=worker_memory)
     advice = advise_on(case)
     if options.json:
         print(json.dumps(advice.to_dict(), allow_nan=False))

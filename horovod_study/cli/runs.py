@@ -224,7 +224,7 @@ def attribute(options: argparse.Namespace) -> int:
     for doubt in found.doubts:
         print(f"doubt: {doubt}", file=sys.stderr)
     if options.json:
-        print(json.dumps({**found.to_dict(), "files": [str(path) for path in paths]}, allow_nan=False))
+        print(json.dumps({**records.finite(found), "files": [str(path) for path in paths]}, allow_nan=False))
     else:
         print(*result_lines(found, paths), sep="\n")
     return 0
@@ -257,8 +257,7 @@ def account(options: argparse.Namespace) -> int:
     look = figure_look(options)
     paths = write_accounting(found, judged, options.out, look=look) if options.out else []
     if options.json:
-        verdict = None if judged is None else judged.to_dict()
-        document = {**found.to_dict(), "gate": verdict, "files": [str(path) for path in paths]}
+        document = {**found.to_dict(), "gate": records.finite(judged), "files": [str(path) for path in paths]}
         print(json.dumps(document, allow_nan=False))
     else:
         print(*result_lines(found, judged, paths), sep="\n")

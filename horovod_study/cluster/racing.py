@@ -20,13 +20,12 @@ import math
 import random
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
+from horovod_study.analysis.stats import Interval, chi2_median, moderated_ratio
 from horovod_study.errors import StudyError
 
 EQUAL = 0.01
@@ -97,46 +96,36 @@ class Trial:
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ratio:
-    """Speed of one candidate over that of another, with its interval."""
+def ratio_words(ratio: Interval) -> str:
+    """Return the verdict on the speed of one candidate over that of another, rounded outwards to what can be told."""
+    if not ratio.known:
+        return "too few launches to tell"
+    if ratio.low > 1:
+        return f"faster by {_span(ratio.low - 1, ratio.high - 1)}"
+    if ratio.high < 1:
+        return f"slower by {_span(1 - ratio.high, 1 - ratio.low)}"
+    if ratio.low >= 1 - EQUAL and ratio.high <= 1 + EQUAL:
+        return f"equal within {EQUAL:.0%}"
+    return "no difference resolved"
 
-    ratio: float
-    low: float
-    high: float
-    blocks: int
 
-    def words(self) -> str:
-        """Return the verdict in words, rounded outwards to what can be told."""
-        if self.blocks < 1 or not math.isfinite(self.low) or not math.isfinite(self.high):
-            return "too few launches to tell"
-        if self.low > 1:
-            return f"faster by {_span(self.low - 1, self.high - 1)}"
-        if self.high < 1:
-            return f"slower by {_span(1 - self.high, 1 - self.low)}"
-        if self.low >= 1 - EQUAL and self.high <= 1 + EQUAL:
-            return f"equal within {EQUAL:.0%}"
-        return "no difference resolved"
+def ratio_text(ratio: Interval) -> str:
+    """Return e.g. 1.052 [1.031, 1.074]."""
+    if not ratio.known:
+        return f"{ratio.value:.3f}" if math.isfinite(ratio.value) else "-"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
-    def text(self) -> str:
-        """Return e.g. 1.052 [1.031, 1.074]."""
-        if not math.isfinite(self.low):
-            return f"{self.ratio:.3f}" if math.isfinite(self.ratio) else "-"
-        return f"{self.ratio:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; None where a number is not known."""
-        numbers = {"ratio": self.ratio, "low": self.low, "high": self.high}
-        return {**{name: v if math.isfinite(v) else None for name, v in numbers.items()}, "blocks": self.blocks}
+def ratio_record(ratio: Interval) -> dict[str, Any]:
+    """Return plain values; None where a number is not known."""
+    ends = ratio.to_dict()
+    return {"ratio": ends["value"], "low": ends["low"], "high": ends["high"], "blocks": ratio.n}
 
 
 def _span(low: float, high: float) -> str:
     digits = 1 if high < 0.1 else 0
     one, other = f"{100 * low:.{digits}f}", f"{100 * high:.{digits}f}"
     return f"{one} %" if one == other else f"{one}-{other} %"
-
-
-UNKNOWN = Ratio(ratio=math.nan, low=-math.inf, high=math.inf, blocks=0)
 
 
 class Book:
@@ -190,13 +179,13 @@ class Book:
         """Return the standard deviation of d between two candidates in one block; NaN when it is not known yet."""
         return math.sqrt(self._table()[2])
 
-    def ratio(self, one: str, other: str, level: float = 0.95) -> Ratio:
+    def ratio(self, one: str, other: str, level: float = 0.95) -> Interval:
         """Return speed of `one` over that of `other` from the blocks that they share, slow launches left out."""
         matrix, rows, pooled = self._table()
         if one not in rows or other not in rows:
-            return UNKNOWN
+            return Interval(value=math.nan, level=level)
         differences = matrix[rows[one]] - matrix[rows[other]]
-        return ratio_of(differences[np.isfinite(differences)], pooled, level)
+        return moderated_ratio(differences[np.isfinite(differences)], pooled, _PRIOR, level)
 
     def _table(self) -> tuple[NDArray[np.float64], dict[str, int], float]:
         """Return ln(speed) as (C, B) with NaN for what is missing or slow, the row of each candidate, and s0."""
@@ -240,36 +229,8 @@ def pooled_variance(logs: NDArray[np.float64]) -> float:
         return math.nan
     mean = np.nanmean(differences, axis=1, keepdims=True)
     variances = np.nansum((differences - mean) ** 2, axis=1) / (counts - 1)
-    middle = np.array([_chi2_median(int(count) - 1) for count in counts])
+    middle = np.array([chi2_median(int(count) - 1) for count in counts])
     return float(np.median(variances * (counts - 1) / middle))
-
-
-@cache
-def _chi2_median(freedom: int) -> float:
-    return float(stats.chi2.ppf(0.5, freedom))
-
-
-@cache
-def _t(level: float, freedom: float) -> float:
-    return float(stats.t.ppf(0.5 + level / 2, freedom))
-
-
-def ratio_of(differences: NDArray[np.float64], pooled: float, level: float = 0.95) -> Ratio:
-    """Return exp of the mean of `differences`, (k,), with its interval; `pooled` is s0, NaN when not known."""
-    k = len(differences)
-    if k == 0:
-        return UNKNOWN
-    centre = float(np.mean(differences))
-    own = float(np.var(differences, ddof=1)) if k > 1 else 0.0
-    if math.isnan(pooled):
-        if k < 2:
-            return Ratio(ratio=math.exp(centre), low=-math.inf, high=math.inf, blocks=k)
-        variance, freedom = own, k - 1.0
-    else:
-        freedom = _PRIOR + k - 1
-        variance = max(own, (_PRIOR * pooled + (k - 1) * own) / freedom)
-    half = _t(level, freedom) * math.sqrt(variance / k)
-    return Ratio(ratio=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half), blocks=k)
 
 
 # ------------------------------------------------------------------------------------------------------ the race
@@ -371,7 +332,7 @@ class _Race:
         """Return the ratio to the reference, -inf when it is not known."""
         if candidate.key == self.reference.key:
             return 1.0
-        ratio = self.book.ratio(candidate.key, self.reference.key).ratio
+        ratio = self.book.ratio(candidate.key, self.reference.key).value
         return -math.inf if math.isnan(ratio) else ratio
 
     def eligible(self) -> list[Candidate]:
@@ -387,9 +348,9 @@ class _Race:
             if each.key == best.key:
                 continue
             ratio, usual = self.book.ratio(best.key, each.key, level), self.book.ratio(best.key, each.key)
-            if ratio.blocks >= FEWEST_BLOCKS and ratio.low > 1:
+            if ratio.n >= FEWEST_BLOCKS and ratio.low > 1:
                 found.worse.append(each)
-            elif usual.blocks >= FEWEST_BLOCKS and usual.low >= 1 / (1 + EQUAL) and usual.high <= 1 + EQUAL:
+            elif usual.n >= FEWEST_BLOCKS and usual.low >= 1 / (1 + EQUAL) and usual.high <= 1 + EQUAL:
                 found.equal.append(each)
             else:
                 found.open.append(each)
@@ -436,7 +397,7 @@ class _Race:
         worse = {each.key for each in self.standing(LOOK_LEVEL).worse}
         kept = math.ceil(len(runners) / 2)
         for place, each in enumerate(runners):
-            behind = self.book.ratio(best.key, each.key).ratio > 1 + EQUAL
+            behind = self.book.ratio(best.key, each.key).value > 1 + EQUAL
             if each.key in worse:
                 self._out(each, f"slower than {best.name}, after round {number}")
             elif place >= kept and behind:
@@ -450,7 +411,7 @@ class _Race:
             for each in self.all:
                 if each.runtime != runtime or each.kind != "effect" or each.key in self.book.failed:
                     continue
-                ratio = self.book.ratio(each.key, shipped.key).ratio
+                ratio = self.book.ratio(each.key, shipped.key).value
                 if self.book.unstable(each.key) or not ratio > max(1 + EQUAL, helpful.get(each.knob, (0.0, each))[0]):
                     continue
                 helpful[each.knob] = ratio, each
@@ -495,7 +456,8 @@ class _Race:
         elif beaten and self.book.unstable(chosen.key):
             why = f"{chosen.name} fell into a slow mode when it was launched again"
         elif beaten and not gain.low > 1 and stop != "equal":
-            why = f"{chosen.name} led, but launched again its gain ({gain.text()} at {LOOK_LEVEL:.0%}) is not resolved"
+            told = f"{ratio_text(gain)} at {LOOK_LEVEL:.0%}"
+            why = f"{chosen.name} led, but launched again its gain ({told}) is not resolved"
         if why:
             chosen, stop = shipped, "budget" if stop == "resolved" else stop
         resolved = stop in ("resolved", "equal") and not why
@@ -506,7 +468,7 @@ class _Race:
             resolved=resolved,
             candidates=tuple(self.all),
             states=dict(self.states),
-            confirmed=not why and self.confirmation.ratio(chosen.key, shipped.key).blocks >= FEWEST_BLOCKS,
+            confirmed=not why and self.confirmation.ratio(chosen.key, shipped.key).n >= FEWEST_BLOCKS,
             book=self.book,
             confirmation=self.confirmation,
         )

@@ -24,19 +24,21 @@ from typing import Any, Protocol
 
 import yaml
 
+from horovod_study.analysis.stats import Interval
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.progress import duration
 from horovod_study.cluster.racing import (
     FIRST_BLOCKS,
-    UNKNOWN,
     Book,
     Candidate,
     Launch,
     Outcome,
-    Ratio,
     Trial,
     plain,
     race,
+    ratio_record,
+    ratio_text,
+    ratio_words,
 )
 from horovod_study.cluster.reason import failure_reason
 from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
@@ -754,15 +756,15 @@ class _Work:
         reference = next(iter(self._shipped.values())).key
         if not book.launches(reference):
             return ""
-        best, ratio = reference, UNKNOWN
+        best, ratio = reference, Interval(value=math.nan)
         for key in self._candidates:
             one = book.ratio(key, reference)
-            if key != reference and key not in book.failed and not book.unstable(key) and one.ratio > 1:
-                if best == reference or one.ratio > ratio.ratio:
+            if key != reference and key not in book.failed and not book.unstable(key) and one.value > 1:
+                if best == reference or one.value > ratio.value:
                     best, ratio = key, one
         if best == reference:
             return "; best: shipped settings"
-        return f"; best: {self._name(self._candidates[best])}, {ratio.text()} of shipped"
+        return f"; best: {self._name(self._candidates[best])}, {ratio_text(ratio)} of shipped"
 
 
 def result_of(
@@ -781,7 +783,7 @@ def result_of(
     for each in outcome.candidates:
         itself = each.kind == "shipped"
         ratio = (
-            Ratio(ratio=1.0, low=1.0, high=1.0, blocks=book.launches(each.key))
+            Interval(value=1.0, low=1.0, high=1.0, n=book.launches(each.key))
             if itself
             else book.ratio(each.key, shipped[each.runtime].key)
         )
@@ -794,7 +796,7 @@ def result_of(
                 f"unstable: {book.slow_launches(each.key)} of {book.launches(each.key)} launches at half the speed"
             )
         else:
-            verdict = "what the others are compared with" if itself else ratio.words()
+            verdict = "what the others are compared with" if itself else ratio_words(ratio)
         rows.append(
             {
                 "runtime": each.runtime,
@@ -803,7 +805,7 @@ def result_of(
                 "knob": each.knob,
                 "value": each.value,
                 "values": dict(each.values),
-                **ratio.to_dict(),
+                **ratio_record(ratio),
                 "samples_per_s": book.samples_per_s(each.key),
                 "step_spread": book.step_spread(each.key),
                 "launches": book.launches(each.key),
@@ -815,12 +817,10 @@ def result_of(
             }
         )
     source = outcome.confirmation if outcome.confirmed else book
-    gains = {
-        name: None
-        if base is None or base.key == chosen.key
-        else source.ratio(chosen.key, base.key).to_dict() | {"words": source.ratio(chosen.key, base.key).words()}
-        for name, base in (("shipped", shipped[chosen.runtime]), ("library", library.get(chosen.runtime)))
-    }
+    gains: dict[str, Any] = {}
+    for name, base in (("shipped", shipped[chosen.runtime]), ("library", library.get(chosen.runtime))):
+        gain = None if base is None or base.key == chosen.key else source.ratio(chosen.key, base.key)
+        gains[name] = None if gain is None else ratio_record(gain) | {"words": ratio_words(gain)}
     facts = ledger.facts[chosen.runtime]
     effective, environment = facts["effective"], facts["environment"]
     backend, _, transport = chosen.runtime.partition("/")

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horovod_study.analysis.costs import moved_share
 from horovod_study.measure.clock import now, sleep
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def must_move(hosts: Sequence[str], host: str, payload_bytes: float) -> Need:
     ranks, count = list(hosts).count(host), len(set(hosts))
     return Need(
         within=2 * (ranks - 1) * payload_bytes,
-        between=2 * (count - 1) / count * payload_bytes,
+        between=moved_share(count) * payload_bytes,
         total=2 * ranks * (len(hosts) - 1) / len(hosts) * payload_bytes,
     )
 

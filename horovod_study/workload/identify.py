@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from horovod_study.errors import DataError, RecordError
+from horovod_study.records import finite
 from horovod_study.workload import floor, material
 from horovod_study.workload.checkpoint import load_model
 from horovod_study.workload.curves import CurveSet, to_channels
@@ -163,10 +164,8 @@ class Identified:
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON takes it, with the doubts in full."""
         doubts = [{"kind": doubt.kind, "text": doubt.text} for doubt in self.doubts]
-        row: dict[str, Any] = {**self.row(), "doubts": doubts}
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
-        }
+        found: dict[str, Any] = finite({**self.row(), "doubts": doubts})
+        return found
 
 
 def open_model(source: Path) -> tuple[Predict, NDArray[np.float64]]:

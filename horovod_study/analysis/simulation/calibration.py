@@ -22,11 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from horovod_study.analysis import stats
+from horovod_study.analysis.costs import Floats, Link, moved_share, rounds
+from horovod_study.analysis.network import fits_of
 from horovod_study.analysis.rank_steps import BEFORE_SYNC, nothing_unmarked
-from horovod_study.analysis.simulation.network import Floats, Link, Network, costs, small_allreduce_s, split
+from horovod_study.analysis.simulation.network import Network, costs, small_allreduce_s, split
 from horovod_study.analysis.simulation.scaling import Scenario, Spread
 from horovod_study.analysis.simulation.step import NEGOTIATIONS, Compute, Runtime, measured
-from horovod_study.errors import AnalysisError, ConfigError, nearest
+from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun
 
 ELEMENT_BYTES = 4
@@ -37,7 +40,6 @@ HALF = 0.5
 """Of computing is backward, where no run says how much it is."""
 BLOCKS = 20
 """Of consecutive steps, whose means say how well the mean over all steps is known."""
-Z95 = 1.959964
 FAR = 4.0
 """Messages that differ from the measured size by more than this factor are doubted."""
 
@@ -165,13 +167,7 @@ def measured_network(content: Mapping[str, Any], *, source: str, way: str | None
 
 
 def _measured_network(content: Mapping[str, Any], *, source: str, way: str | None, size: float | None) -> Measured:
-    fits, n = content.get("fits"), content.get("workers")
-    if not isinstance(fits, dict) or not fits or not isinstance(n, int) or n < 2:
-        raise AnalysisError(
-            f"{source}: holds no fitted all-reduce of two or more workers; make one with `horovod-study bench`"
-        )
-    if way is not None and way not in fits:
-        raise AnalysisError(f"{source}: way {way!r} was not measured{nearest(way, fits)}; there are {', '.join(fits)}")
+    fits, n = fits_of(content, source=source, way=way)
     own = float(content["model"]["flat_bytes"])
     size = own if size is None else size
     times = {name: _time_at(content["points"], name, size) for name in fits}
@@ -189,7 +185,6 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         doubts.append(
             f"{source}: {floor} takes less for {size:,.0f} bytes than its alpha; its fitted bandwidth is used"
         )
-    moved = 2 * (n - 1) / n * size
     (smallest, largest) = int(fits[floor]["low_bytes"]), int(fits[floor]["high_bytes"])
     if not smallest <= size <= largest:
         doubts.append(
@@ -236,9 +231,9 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         workers=n,
         nodes=nodes,
         per_node=per_node,
-        link=Link(alpha_s=alpha / math.ceil(math.log2(n)), bytes_per_s=moved / (second - alpha)),
+        link=Link(alpha_s=alpha / rounds(n), bytes_per_s=moved_share(n) * size / (second - alpha)),
         alpha_spread=alpha_spread,
-        bandwidth_spread=math.log(high / low) / 2 / Z95 if high > low > 0 else None,
+        bandwidth_spread=math.log(high / low) / 2 / stats.Z95 if high > low > 0 else None,
         overhead_s=overhead,
         settings=settings,
         gradient_bytes=own,
@@ -265,7 +260,7 @@ def _spread_of(interval: Any) -> float | None:
     """Return the standard deviation of the logarithm that a 95 % interval means; None where it has no end."""
     if not interval or None in interval or not 0 < interval[0] <= interval[1]:
         return None
-    return math.log(interval[1] / interval[0]) / 2 / Z95
+    return math.log(interval[1] / interval[0]) / 2 / stats.Z95
 
 
 # -------------------------------------------------------------------------------------------------------- runtime
@@ -300,140 +295,155 @@ class Calibration:
     sources: Mapping[str, str]  # constant -> in words
 
 
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """What is found on the way: where constants come from, and doubts."""
+
+    sources: dict[str, str] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What options say; they hold before what was measured. Names and units are those of the verb."""
+
+    way: str | None = None
+    alpha_us: float | None = None
+    gb_per_s: float | None = None
+    workers_per_node: int | None = None
+    compute_ms: float | None = None
+    compute_cv: float | None = None
+    batch: int | None = None
+    gradient_mb: float | None = None
+    overhead_us: float | None = None
+    cycle_ms: float | None = None
+    fusion_mb: float | None = None
+    buckets: int | None = None
+    algorithm: str | None = None
+    scaling: str = "weak"
+
+    def __post_init__(self) -> None:
+        if (self.alpha_us is None) != (self.gb_per_s is None):
+            raise ConfigError("simulate: a network has --alpha-us and --gb-per-s; give both")
+        if self.workers_per_node is not None and self.workers_per_node < 1:
+            raise ConfigError(f"simulate: --workers-per-node is {self.workers_per_node}; it must be at least 1")
+        for name in _IN_RANGE:
+            # Beyond it a product of several is no number any more.
+            value = getattr(self, name)
+            if value is not None and not (value == 0 or SMALLEST <= value <= 1 / SMALLEST):
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"simulate: {option} is {value:g}; allowed: 0, or {SMALLEST:g} to {1 / SMALLEST:g}")
+
+    @property
+    def link(self) -> Link | None:
+        """The link that --alpha-us and --gb-per-s describe."""
+        if self.alpha_us is None or self.gb_per_s is None:
+            return None
+        return Link(alpha_s=self.alpha_us / 1e6, bytes_per_s=self.gb_per_s * 1e9)
+
+
+_IN_RANGE = (
+    *("alpha_us", "gb_per_s", "compute_ms", "compute_cv", "gradient_mb", "overhead_us", "cycle_ms", "fusion_mb"),
+)
+
+
 def calibrate(
+    given: Given,
     *,
     runs: Sequence[RunTimes] = (),
     beside: Sequence[RunTimes] = (),
     benches: Sequence[tuple[Mapping[str, Any], str]] = (),
-    way: str | None = None,
     network: Network | None = None,
-    alpha_us: float | None = None,
-    gb_per_s: float | None = None,
-    workers_per_node: int | None = None,
-    compute_ms: float | None = None,
-    compute_cv: float | None = None,
-    batch: int | None = None,
-    gradient_mb: float | None = None,
-    overhead_us: float | None = None,
-    cycle_ms: float | None = None,
-    fusion_mb: float | None = None,
-    buckets: int | None = None,
-    algorithm: str | None = None,
-    scaling: str = "weak",
 ) -> Calibration:
     """Return the scenario that runs, bench.json files, a described network and options say together.
 
-    Options hold before what was measured, and what was measured before what is described in `network`. `beside`: runs
-    of one worker each, recorded at the same time on one node. The first of `runs` decides batch and model. Raises
-    ConfigError for contradictions and for what nobody said, AnalysisError for runs that cannot be read together.
+    What was measured holds before what is described in `network`. `beside`: runs of one worker each, recorded at the
+    same time on one node. The first of `runs` decides batch and model. Raises ConfigError for contradictions and for
+    what nobody said, AnalysisError for runs that cannot be read together.
     """
-    if (alpha_us is None) != (gb_per_s is None):
-        raise ConfigError("simulate: a network has --alpha-us and --gb-per-s; give both")
-    if alpha_us is not None and (network is not None or benches):
+    _refuse(given, runs=bool(runs or beside), benches=bool(benches), network=network is not None)
+    notes = _Notes()
+    first = (*runs, *beside)[0] if runs or beside else None
+    talking = next((each for each in runs if each.workers > 1), None)
+    way = given.way or _way_of(talking, benches)
+    size = given.gradient_mb * 1e6 if given.gradient_mb is not None else first.gradient_bytes if first else None
+    found = [measured_network(content, source=source, way=way, size=size) for content, source in benches]
+    if size is not None:
+        notes.sources["gradients"] = "--gradient-mb" if first is None or given.gradient_mb is not None else first.source
+    elif found:
+        size, notes.sources["gradients"] = found[0].gradient_bytes, found[0].source
+    else:
+        raise ConfigError("simulate: nothing says how many bytes the gradients have; give --gradient-mb")
+
+    made = _network(found, network, given, notes)
+    if given.compute_ms is not None:
+        compute, facts = Compute(mean_s=given.compute_ms / 1e3, cv=given.compute_cv or 0.0), _Computing()
+        notes.sources["computing"] = "--compute-ms"
+        batch = 1 if given.batch is None else given.batch
+        if given.batch is None:
+            notes.doubts.append("no --batch was given: a step counts as one sample")
+    else:
+        assert first is not None
+        asked = first.batch if given.batch is None else given.batch
+        compute, facts, batch = _computing(runs, beside, asked, notes)
+    runtime = _runtime_of(given, talking, found, made, size, notes)
+    if facts.backward_share is None and runs and (given.buckets or 1) > 1:
+        notes.doubts.append(
+            "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed to make "
+            "buckets"
+        )
+    scenario = Scenario(
+        compute=compute,
+        batch=batch,
+        gradient_bytes=size,
+        network=made,
+        algorithm=given.algorithm or "auto",
+        runtime=runtime,
+        scaling=given.scaling,
+        buckets=1 if given.buckets is None else given.buckets,
+        backward_share=HALF if facts.backward_share is None else facts.backward_share,
+        beside=facts.beside,
+        crowding=facts.crowding,
+        fixed_share=facts.fixed_share,
+        batch_measured=facts.batch_measured,
+        spread=Spread(
+            compute=facts.spread,
+            alpha=_largest(each.alpha_spread for each in found),
+            bandwidth=_largest(each.bandwidth_spread for each in found),
+        ),
+        doubts=tuple(notes.doubts),
+    )
+    return Calibration(scenario=scenario, sources=notes.sources)
+
+
+def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
+    """Raise ConfigError where two things say the same, or nothing says what is needed."""
+    if given.link is not None and (network or benches):
         raise ConfigError("simulate: --alpha-us says what --bench or --network say too; give one of them")
-    if alpha_us is None and network is None and not benches:
+    if given.link is None and not network and not benches:
         raise ConfigError(
             "simulate: nothing says what the network does; give --bench bench.json, --network FILE.yaml, or --alpha-us "
             "and --gb-per-s"
         )
-    if compute_ms is not None and (runs or beside):
+    if given.compute_ms is not None and runs:
         raise ConfigError(
             "simulate: --compute-ms and recorded runs both say how long a worker computes; give one of them"
         )
-    if compute_ms is None and not (runs or beside):
+    if given.compute_ms is None and not runs:
         raise ConfigError("simulate: nothing says how long a worker computes; give --run RUN_DIR or --compute-ms")
-    if compute_cv is not None and compute_ms is None:
+    if given.compute_cv is not None and given.compute_ms is None:
         raise ConfigError("simulate: --compute-cv belongs to --compute-ms; a recorded run has its own scatter")
-    if way is not None and not benches:
+    if given.way is not None and not benches:
         raise ConfigError("simulate: --way names one of those in --bench; give --bench bench.json, or leave it out")
-    _in_range(
-        alpha_us=alpha_us, gb_per_s=gb_per_s, compute_ms=compute_ms, compute_cv=compute_cv, gradient_mb=gradient_mb,
-        overhead_us=overhead_us, cycle_ms=cycle_ms, fusion_mb=fusion_mb,
-    )  # fmt: skip
-    sources: dict[str, str] = {}
-    doubts: list[str] = []
-    first = (*runs, *beside)[0] if runs or beside else None
-
-    talking = next((each for each in runs if each.workers > 1), None)
-    if way is None and talking is not None:
-        # What the run used, where the file has it; plain MPI is measured under the name of its transport.
-        names = (f"{talking.backend}/{talking.transport}", talking.transport)
-        known = [set(content.get("fits") or ()) for content, _ in benches]
-        way = next((name for name in names if all(name in each for each in known)), None)
-    size = gradient_mb * 1e6 if gradient_mb is not None else first.gradient_bytes if first else None
-    found = [measured_network(content, source=source, way=way, size=size) for content, source in benches]
-    if size is None:
-        if not found:
-            raise ConfigError("simulate: nothing says how many bytes the gradients have; give --gradient-mb")
-        size = found[0].gradient_bytes
-    sources["gradients"] = (
-        "--gradient-mb"
-        if gradient_mb is not None
-        else first.source
-        if first and first.gradient_bytes
-        else found[0].source
-    )
-
-    made = _network(found, network, alpha_us, gb_per_s, workers_per_node, sources, doubts)
-    if compute_ms is not None:
-        compute, facts = Compute(mean_s=compute_ms / 1e3, cv=compute_cv or 0.0), _Computing()
-        sources["computing"] = "--compute-ms"
-        b = 1 if batch is None else batch
-        doubts += [] if batch is not None else ["no --batch was given: a step counts as one sample"]
-    else:
-        assert first is not None
-        compute, facts, b = _computing(runs, beside, first.batch if batch is None else batch, sources, doubts)
-
-    runtime = _runtime_of(talking, found, sources)
-    if overhead_us is not None:
-        runtime = replace(runtime, overhead_s=overhead_us / 1e6)
-        sources["overhead"] = "--overhead-us"
-    elif talking is not None:
-        left = _left_over(talking, made, algorithm or "auto", runtime, size, doubts)
-        runtime = replace(runtime, overhead_s=left)
-        sources["overhead"] = f"what is left of the synchronisation of {talking.source}"
-    if cycle_ms is not None:
-        runtime = replace(runtime, cycle_s=cycle_ms / 1e3)
-        sources["cycle"] = "--cycle-ms"
-    if fusion_mb is not None:
-        runtime = replace(runtime, fusion_bytes=fusion_mb * 2**20)
-    if facts.backward_share is None and runs and (buckets or 1) > 1:
-        doubts.append(
-            "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed to make "
-            "buckets"
-        )
-    return Calibration(
-        scenario=Scenario(
-            compute=compute,
-            batch=b,
-            gradient_bytes=size,
-            network=made,
-            algorithm=algorithm or "auto",
-            runtime=runtime,
-            scaling=scaling,
-            buckets=1 if buckets is None else buckets,
-            backward_share=HALF if facts.backward_share is None else facts.backward_share,
-            beside=facts.beside,
-            crowding=facts.crowding,
-            fixed_share=facts.fixed_share,
-            batch_measured=facts.batch_measured,
-            spread=Spread(
-                compute=facts.spread,
-                alpha=_largest(each.alpha_spread for each in found),
-                bandwidth=_largest(each.bandwidth_spread for each in found),
-            ),
-            doubts=tuple(doubts),
-        ),
-        sources=sources,
-    )
 
 
-def _in_range(**options: float | None) -> None:
-    """Raise ConfigError for an option so large or small that a product of several is no number any more."""
-    for name, value in options.items():
-        if value is not None and not (value == 0 or SMALLEST <= value <= 1 / SMALLEST):
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"simulate: {option} is {value:g}; allowed: 0, or {SMALLEST:g} to {1 / SMALLEST:g}")
+def _way_of(talking: RunTimes | None, benches: Sequence[tuple[Mapping[str, Any], str]]) -> str | None:
+    """Return what the run used, where all files have it; plain MPI is measured under the name of its transport."""
+    if talking is None:
+        return None
+    known = [set(content.get("fits") or ()) for content, _ in benches]
+    names = (f"{talking.backend}/{talking.transport}", talking.transport)
+    return next((name for name in names if all(name in each for each in known)), None)
 
 
 def _largest(values: Any) -> float | None:
@@ -443,18 +453,12 @@ def _largest(values: Any) -> float | None:
 def _network(
     found: Sequence[Measured],
     described: Network | None,
-    alpha_us: float | None,
-    gb_per_s: float | None,
-    workers_per_node: int | None,
-    sources: dict[str, str],
-    doubts: list[str],
+    given: Given,
+    notes: _Notes,
 ) -> Network:
-    if workers_per_node is not None and workers_per_node < 1:
-        raise ConfigError(f"simulate: --workers-per-node is {workers_per_node}; it must be at least 1")
-    if alpha_us is not None and gb_per_s is not None:
-        link = Link(alpha_s=alpha_us / 1e6, bytes_per_s=gb_per_s * 1e9)
-        sources["network"] = "--alpha-us and --gb-per-s"
-        return Network(intra=link, inter=link, workers_per_node=workers_per_node or 1)
+    if (link := given.link) is not None:
+        notes.sources["network"] = "--alpha-us and --gb-per-s"
+        return Network(intra=link, inter=link, workers_per_node=given.workers_per_node or 1)
     links: dict[str, Link] = {} if described is None else {"intra": described.intra, "inter": described.inter}
     told = [] if described is None else [described.source]
     for each in found:
@@ -464,32 +468,32 @@ def _network(
             f"{each.raw or each.way}, {each.workers} workers on {each.nodes} node{'s' * (each.nodes > 1)}, "
             f"{each.source}"
         )
-        doubts += each.doubts
-    sources["network"] = "; ".join(told)
+        notes.doubts.extend(each.doubts)
+    notes.sources["network"] = "; ".join(told)
     if "inter" not in links:
         links["inter"] = links["intra"]
-        doubts.append(
+        notes.doubts.append(
             "links between nodes were not measured: those within a node stand in for them, which says little; measure "
             "one worker on each of two nodes, or give --network"
         )
     if "intra" not in links:
         links["intra"] = links["inter"]
-        doubts.append("links within a node were not measured: those between nodes stand in for them")
+        notes.doubts.append("links within a node were not measured: those between nodes stand in for them")
     sizes = [each.workers for each in found]
     if sizes:
-        doubts.append(
+        notes.doubts.append(
             f"alpha and bandwidth were measured with {' and '.join(str(each) for each in sizes)} workers; how they "
             "hold for more is the model's assumption"
         )
     fullest = max((each.per_node for each in found), default=1)
-    per_node = workers_per_node or (described.workers_per_node if described else fullest)
+    per_node = given.workers_per_node or (described.workers_per_node if described else fullest)
     return Network(
         intra=links["intra"],
         inter=links["inter"],
         workers_per_node=per_node,
         levels=described.levels if described else (),
         servers=described.servers if described else 1,
-        source=sources["network"],
+        source=notes.sources["network"],
     )
 
 
@@ -507,8 +511,7 @@ def _computing(
     runs: Sequence[RunTimes],
     beside: Sequence[RunTimes],
     batch: int,
-    sources: dict[str, str],
-    doubts: list[str],
+    notes: _Notes,
 ) -> tuple[Compute, _Computing, int]:
     """Return computing at `batch` as measured with the most workers on a node, and what it depends on."""
     for each in beside:
@@ -534,32 +537,32 @@ def _computing(
     most = counts[-1]
     chosen = [each for each, k in at_base if k == most]
     pooled = np.concatenate([each.own_s.ravel() for each in chosen])
-    sources["computing"] = ", ".join(each.source for each in chosen)
+    notes.sources["computing"] = ", ".join(each.source for each in chosen)
     if counts[0] < most:
-        sources["crowding"] = ", ".join(f"{k} on a node: x {crowding[k]:.3f}" for k in counts)
+        notes.sources["crowding"] = ", ".join(f"{k} on a node: x {crowding[k]:.3f}" for k in counts)
     fixed, line = 0.0, False
     if len(batches) > 1:
         k = max({its for each, its in told if each.batch != base} & set(counts), default=None)
         if k is None:
-            doubts.append("runs of other batches have other numbers of workers on a node and are not used")
+            notes.doubts.append("runs of other batches have other numbers of workers on a node and are not used")
         else:
             sizes = [each.batch for each, its in told if its == k]
             times = [float(each.own_s.mean()) for each, its in told if its == k]
             slope, intercept = np.polyfit(sizes, times, 1)
             fixed = float(np.clip(intercept / (intercept + slope * base), 0.0, 1.0))
             line = True
-            sources["batch"] = (
+            notes.sources["batch"] = (
                 f"{intercept * 1e3:.3g} ms + {slope * 1e6:.3g} us per sample, batches {_listed(sorted(set(sizes)))}"
             )
             if intercept < 0 or slope < 0:
-                doubts.append(
+                notes.doubts.append(
                     "computing does not grow with the batch along a line with a positive start: "
                     + ("no fixed part is assumed" if intercept < 0 else "all of it is taken as fixed")
                 )
     for each in chosen:
-        _check_independence(each, doubts)
+        _check_independence(each, notes)
     if len(chosen) == 1:
-        doubts.append("computing comes from one run: what differs from launch to launch is not in the intervals")
+        notes.doubts.append("computing comes from one run: what differs from launch to launch is not in the intervals")
     compute = measured(pooled)
     shares = [each.backward_share for each in chosen if each.backward_share is not None]
     facts = _Computing(
@@ -574,7 +577,7 @@ def _computing(
         return compute, facts, base
     times_as_long = fixed + (1 - fixed) * batch / base
     if not line:
-        doubts.append(
+        notes.doubts.append(
             f"--batch {batch} was not run: computing is taken as proportional to the batch from {base} on; give "
             "runs with two batch sizes"
         )
@@ -590,48 +593,67 @@ def _spread_of_mean(runs: Sequence[RunTimes]) -> float:
     """Return the relative standard error of the mean: of runs where there are three, else of blocks of steps."""
     means = np.array([each.own_s.mean() for each in runs])
     if len(means) >= 3:
-        return float(means.std(ddof=1) / math.sqrt(len(means)) / means.mean())
+        return float(stats.standard_error(means) / means.mean())
     errors = []
     for each in runs:
         steps = each.own_s.mean(axis=1)
         blocks = np.array([part.mean() for part in np.array_split(steps, min(BLOCKS, len(steps)))])
-        errors.append(blocks.std(ddof=1) / math.sqrt(len(blocks)) / blocks.mean())
+        errors.append(float(stats.standard_error(blocks) / blocks.mean()))
     return float(max(errors))
 
 
-def _check_independence(run: RunTimes, doubts: list[str]) -> None:
+def _check_independence(run: RunTimes, notes: _Notes) -> None:
     """Doubt the assumption that workers are slow independently, where a run of several shows that they are not."""
     if run.workers == 1:
         return
     waited = float((run.own_s.max(axis=1) - run.own_s.mean(axis=1)).mean())
     expected = measured(run.own_s).expected_slowest_s(run.workers) - float(run.own_s.mean())
     if expected > 0 and not 0.5 <= waited / expected <= 2.0:
-        doubts.append(
+        notes.doubts.append(
             f"{run.source}: its workers wait {waited * 1e3:.3g} ms for the slowest, independent ones would wait "
             f"{expected * 1e3:.3g} ms: they are slow {'together' if waited < expected else 'apart'}, and the simulated "
             f"waiting is {'too long' if waited < expected else 'too short'}"
         )
 
 
-def _runtime_of(talking: RunTimes | None, found: Sequence[Measured], sources: dict[str, str]) -> Runtime:
-    if talking is not None:
-        return _runtime(talking.settings, horovod=talking.backend == "horovod")
+def _runtime_of(
+    given: Given, run: RunTimes | None, found: Sequence[Measured], network: Network, size: float, notes: _Notes
+) -> Runtime:
+    """Return the runtime of the run of several workers, or as it was measured; options hold before either."""
+    if run is not None:
+        runtime = _runtime(run.settings, horovod=run.backend == "horovod")
+    else:
+        runtime = _measured_runtime(found, notes)
+    if given.overhead_us is not None:
+        runtime = replace(runtime, overhead_s=given.overhead_us / 1e6)
+        notes.sources["overhead"] = "--overhead-us"
+    elif run is not None:
+        left = _left_over(run, network, given.algorithm or "auto", runtime, size, notes)
+        runtime = replace(runtime, overhead_s=left)
+        notes.sources["overhead"] = f"what is left of the synchronisation of {run.source}"
+    if given.cycle_ms is not None:
+        runtime = replace(runtime, cycle_s=given.cycle_ms / 1e3)
+        notes.sources["cycle"] = "--cycle-ms"
+    if given.fusion_mb is not None:
+        runtime = replace(runtime, fusion_bytes=given.fusion_mb * 2**20)
+    return runtime
+
+
+def _measured_runtime(found: Sequence[Measured], notes: _Notes) -> Runtime:
     # What a runtime adds was measured where no network hides it: on one node, if that was measured.
     with_overhead = [each for each in found if each.overhead_s is not None]
     if not with_overhead:
         return Runtime()
     best = min(with_overhead, key=lambda each: each.nodes)
-    sources["overhead"] = f"{best.way} less {best.raw}, {best.source}"
+    notes.sources["overhead"] = f"{best.way} less {best.raw}, {best.source}"
     runtime = _runtime(best.settings, horovod=best.way.startswith("horovod/"))
     # The measured difference holds the negotiation among its workers already.
-    agreed = NEGOTIATIONS[runtime.negotiation] * math.ceil(math.log2(best.workers)) * float(best.link.alpha_s)
+    agreed = NEGOTIATIONS[runtime.negotiation] * rounds(best.workers) * float(best.link.alpha_s)
     assert best.overhead_s is not None
     return replace(runtime, overhead_s=max(0.0, best.overhead_s - agreed))
 
 
-def _left_over(
-    run: RunTimes, network: Network, algorithm: str, runtime: Runtime, size: float, doubts: list[str]
-) -> float:
+def _left_over(run: RunTimes, network: Network, algorithm: str, runtime: Runtime, size: float, notes: _Notes) -> float:
     """Return what the synchronisation of a run takes beyond waiting for the slowest, the all-reduce and agreeing."""
     assert run.sync_s is not None
     n = run.workers
@@ -641,12 +663,12 @@ def _left_over(
     agreed = NEGOTIATIONS[runtime.negotiation] * small_allreduce_s(here, n)
     left = float(run.sync_s.mean() - waited - latency - transfer - agreed)
     if runtime.cycle_s > 0:
-        doubts.append(
+        notes.doubts.append(
             f"{run.source}: ran with a cycle of {runtime.cycle_s * 1e3:g} ms that new gradients do not end; the waits "
             "for it are simulated and also in the overhead; give --overhead-us"
         )
     if left < 0:
-        doubts.append(
+        notes.doubts.append(
             f"{run.source}: synchronised {-left * 1e3:.3g} ms quicker than the measured all-reduce would allow; the "
             "benchmark was slower than the run"
         )

@@ -10,9 +10,7 @@ Workers fill one node after the other. On one kind of link:
     hierarchical   ring reduce-scatter in each node, ring of the shards between nodes, ring all-gather in each node
     ps             2 a + 2 (N-1)/k S b: k of the workers are servers of S/k each, everybody sends to and gets from all
 
-Sources: R. Thakur, R. Rabenseifner and W. Gropp, IJHPCA 19 (2005) 49-66, without the time of adding numbers up, for
-ring, recursive doubling and recursive halving with doubling (Rabenseifner); P. Patarasuk and X. Yuan, J. Parallel
-Distrib. Comput. 69 (2009) 117-124, for the ring's optimality in bytes. With several kinds of links:
+Sources: those of analysis/costs.py, which has the model of one link. With several kinds of links:
 
     ring           a message crosses each link of the ring twice less one hop, so latencies add up along it; bytes flow
                    at the pace of the slowest link. A node's network card carries one stream in each direction.
@@ -30,46 +28,17 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from horovod_study.analysis.costs import Link, Value, moved_share, ring_messages, rounds
 from horovod_study.errors import ConfigError, nearest
-
-Floats: TypeAlias = NDArray[np.float64]
-Value: TypeAlias = float | Floats
-"""A constant, or draws of it, (K, 1)."""
 
 MOST_PER_NODE = 10_000_000
 """Workers on a node, servers, nodes below a switch."""
 LARGEST = 1e15
 """Of the numbers in a file; larger ones are slips, and their products would be infinite."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Link:
-    """What a message between two workers takes: alpha_s + bytes / bytes_per_s."""
-
-    alpha_s: Value
-    bytes_per_s: Value
-
-    def times(self, *, alpha: Value = 1.0, bandwidth: Value = 1.0) -> "Link":
-        """Return the link with its constants multiplied."""
-        return Link(alpha_s=self.alpha_s * alpha, bytes_per_s=self.bytes_per_s * bandwidth)
-
-    def __post_init__(self) -> None:
-        if not (np.isfinite(self.alpha_s).all() and np.all(np.asarray(self.alpha_s) >= 0)):
-            raise ConfigError(f"network: alpha is {np.ravel(self.alpha_s)[0]:g} s; it must be 0 or greater")
-        if not np.all(np.asarray(self.bytes_per_s) > 0):
-            raise ConfigError(
-                f"network: bandwidth is {np.ravel(self.bytes_per_s)[0]:g} bytes/s; it must be greater than 0"
-            )
-
-    @property
-    def s_per_byte(self) -> Value:
-        """The inverse of the bandwidth."""
-        return 1.0 / self.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,23 +120,23 @@ def _switches(network: Network, nodes: int, hops: int) -> float:
 
 def ring(network: Network, n: int) -> Cost:
     """Return the cost of a ring through all workers, node after node."""
-    nodes, hops = network.nodes(n), 2 * (n - 1)
+    nodes, hops = network.nodes(n), ring_messages(n)
     if nodes == 1:
-        return Cost(latency_s=hops * network.intra.alpha_s, s_per_byte=hops / n * network.intra.s_per_byte)
+        return Cost(latency_s=hops * network.intra.alpha_s, s_per_byte=moved_share(n) * network.intra.s_per_byte)
     between = min(hops, 2 * nodes)
     latency, slowest = _ring_of_nodes(network, nodes, between)
     if network.workers_per_node > 1:
         slowest = np.maximum(slowest, network.intra.s_per_byte)
-    return Cost(latency_s=latency + (hops - between) * network.intra.alpha_s, s_per_byte=hops / n * slowest)
+    return Cost(latency_s=latency + (hops - between) * network.intra.alpha_s, s_per_byte=moved_share(n) * slowest)
 
 
 def doubling(network: Network, n: int) -> Cost:
     """Return the cost of recursive doubling: in each round everybody exchanges everything with a partner."""
     g = min(n, network.workers_per_node)
-    inside, rounds = math.ceil(math.log2(g)), math.ceil(math.log2(n))
+    inside, every = int(rounds(g)), int(rounds(n))
     latency: Value = inside * network.intra.alpha_s
     per_byte: Value = inside * network.intra.s_per_byte
-    for round_ in range(rounds - inside):
+    for round_ in range(every - inside):
         alpha, over = network.crossed(2**round_)
         latency = latency + alpha
         per_byte = per_byte + g * over * network.inter.s_per_byte
@@ -177,10 +146,10 @@ def doubling(network: Network, n: int) -> Cost:
 def halving(network: Network, n: int) -> Cost:
     """Return the cost of a reduce-scatter by recursive halving and an all-gather by recursive doubling."""
     g, nodes = min(n, network.workers_per_node), network.nodes(n)
-    inside, between = math.ceil(math.log2(g)), math.ceil(math.log2(nodes))
+    inside, between = int(rounds(g)), int(rounds(nodes))
     latency: Value = 2 * inside * network.intra.alpha_s
     # Of the bytes, (g-1)/g stay in the node; the rest, S/g per worker and S per node, crosses in halves.
-    per_byte: Value = 2 * (g - 1) / g * network.intra.s_per_byte
+    per_byte: Value = moved_share(g) * network.intra.s_per_byte
     # For a number of nodes that is no power of two the rounds are scaled so that they carry the (M-1)/M that must move.
     scale = ((nodes - 1) / nodes) / (1 - 0.5**between) if between else 1.0
     for round_ in range(between):
@@ -193,13 +162,13 @@ def halving(network: Network, n: int) -> Cost:
 def hierarchical(network: Network, n: int) -> Cost:
     """Return the cost of reducing inside nodes, then between them, then handing out inside; one node is a ring."""
     g, nodes = min(n, network.workers_per_node), network.nodes(n)
-    latency: Value = 2 * (g - 1) * network.intra.alpha_s
-    per_byte: Value = 2 * (g - 1) / g * network.intra.s_per_byte
+    latency: Value = ring_messages(g) * network.intra.alpha_s
+    per_byte: Value = moved_share(g) * network.intra.s_per_byte
     if nodes > 1:
         # Each of the g workers of a node moves its shard of S/g around a ring of nodes; together they share the card.
-        between, slowest = _ring_of_nodes(network, nodes, 2 * (nodes - 1))
+        between, slowest = _ring_of_nodes(network, nodes, ring_messages(nodes))
         latency = latency + between
-        per_byte = per_byte + 2 * (nodes - 1) / nodes * slowest
+        per_byte = per_byte + moved_share(nodes) * slowest
     return Cost(latency_s=latency, s_per_byte=per_byte)
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.simulation.network import CHOICES, Floats, Network, Value, costs, small_allreduce_s
+from horovod_study.analysis.costs import Floats, Value
+from horovod_study.analysis.simulation.network import CHOICES, Network, costs, small_allreduce_s
 from horovod_study.analysis.simulation.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
 from horovod_study.errors import ConfigError, nearest
 

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
-from horovod_study.analysis.simulation.network import Cost, Floats, Value, split
+from horovod_study.analysis.costs import Floats, Value
+from horovod_study.analysis.simulation.network import Cost, split
 from horovod_study.errors import AnalysisError, ConfigError, nearest
 
 PARTS = ("compute", "slowest", "cycle", "runtime", "latency", "transfer")
@@ -78,7 +79,7 @@ class Compute:
             return np.full(np.shape(u), self.mean_s)
         # Through the upper tail: U^(1/N) is too near to 1 for large N to say how near.
         spread = math.sqrt(math.log1p(self.cv**2))
-        deviate = stats.norm.isf(-np.expm1(np.log(u) / n))
+        deviate = -special.ndtri(-np.expm1(np.log(u) / n))
         return np.asarray(self.mean_s * np.exp(spread * deviate - spread**2 / 2))
 
     def drawn_slowest_s(self, n: int, u: Floats) -> Floats:

@@ -23,9 +23,10 @@ from horovod_study.analysis.accounting import (
     RunAccount,
     Views,
 )
-from horovod_study.analysis.attribution import Estimate
 from horovod_study.analysis.breakdown import BASES, HOLDS_SYNC, PARTS, hiding, shown
+from horovod_study.analysis.stats import Interval
 from horovod_study.files import csv_of
+from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import MOST_HEIGHT_IN, legend
 from horovod_study.report.kit.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, Look, folded, small, text_in
@@ -46,7 +47,7 @@ _CELL = 12
 
 def write_accounting(found: Accounting, gate: Gate | None, directory: Path, *, look: Look = TEXT) -> list[Path]:
     """Write accounting.json and .txt, the numbers as .csv (cells, and runs and ranks), and the figure; return paths."""
-    document = {**found.to_dict(), "gate": None if gate is None else gate.to_dict()}
+    document = {**found.to_dict(), "gate": finite(gate)}
     texts = {
         f"{NAME}.json": json.dumps(document, indent=1, allow_nan=False) + "\n",
         f"{NAME}.txt": "\n".join([*text(found, gate), "", *textwrap.wrap(caption(found), 110)]) + "\n",
@@ -196,14 +197,14 @@ def _views_lines(views: Sequence[Views]) -> list[str]:
         where = f"{each.series}, {plural(each.workers, 'worker')}"
         lines.append(f"  {where}, {plural(each.runs, 'run')}")
         for view in each.views:
-            if view.estimate is not None:
-                lines.append(f"    {view.name:<16}{_estimate(view.estimate):>26}  {view.words}")
+            if view.seconds is not None:
+                lines.append(f"    {view.name:<16}{_estimate(view.seconds):>26}  {view.words}")
             else:
                 unknown.setdefault((view.name, view.why_not), []).append(where)
         for name, estimate, words in (
-            ("timer, in blocks", each.block_timer, "the sync lap in the blocks of the ablation, after the window"),
-            ("of it, skew", each.skew, "waiting for the last rank, part of the timer's answer"),
-            ("floor", each.floor, "one raw transfer of the gradients, undisturbed"),
+            ("timer, in blocks", each.block_timer_s, "the sync lap in the blocks of the ablation, after the window"),
+            ("of it, skew", each.skew_s, "waiting for the last rank, part of the timer's answer"),
+            ("floor", each.floor_s, "one raw transfer of the gradients, undisturbed"),
         ):
             if estimate is not None:
                 lines.append(f"    {name:<16}{_estimate(estimate):>26}  {words}")
@@ -221,7 +222,7 @@ def _wrapped(words: str, width: int) -> list[str]:
 def agreement(views: Views) -> str:
     """Return in one or more sentences whether the views of the cost agree, and by how much they do not."""
     if not views.comparisons:
-        told = [view.name for view in views.views if view.estimate is not None]
+        told = [view.name for view in views.views if view.seconds is not None]
         if not told:
             return "No view has an answer."
         return f"There is nothing to compare: only the {told[0]} has an answer."
@@ -229,7 +230,7 @@ def agreement(views: Views) -> str:
 
 
 def _compared(each: Comparison) -> str:
-    apart = f"the first less the second is {_estimate(each.difference, sign=True)} ms"
+    apart = f"the first less the second is {_estimate(each.difference_s, sign=True)} ms"
     both = f"{each.first[0].upper()}{each.first[1:]} and {each.second}"
     if each.verdict == AGREE:
         return f"{both} agree: {apart}, which contains 0."
@@ -279,7 +280,7 @@ def _share(value: float) -> str:
     return f"{100 * value:.2f} %".replace("-", MINUS)
 
 
-def _estimate(each: Estimate, *, sign: bool = False) -> str:
+def _estimate(each: Interval, *, sign: bool = False) -> str:
     low, high = _ms(each.low, sign=sign), _ms(each.high, sign=sign)
     return f"{_ms(each.value, sign=sign)} [{low} to {high}]"
 

@@ -9,7 +9,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from horovod_study.analysis.attribution import PARTS, Arm, Attribution, Estimate, Experiment
+from horovod_study.analysis.attribution import PARTS, Arm, Attribution, Experiment
+from horovod_study.analysis.stats import Interval
+from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend, swatch
 from horovod_study.report.kit.style import (
@@ -61,7 +63,7 @@ def write_attribution(found: Attribution, directory: Path, *, look: Look = TEXT)
     """Write attribution.json, attribution.txt (table and sentences) and the figure; return the paths."""
     doubts = [f"Doubt: {text}." for text in found.doubts]
     texts = {
-        "json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
+        "json": json.dumps(finite(found), indent=1, allow_nan=False) + "\n",
         "txt": "\n".join([*table(found), "", *sentences(found), "", caption(found), *doubts]) + "\n",
     }
     drawn = any(_drawn(arm) for arm in found.arms)
@@ -161,12 +163,12 @@ def _arm_words(arm: Arm) -> str:
     return " ".join(words)
 
 
-def _unexplained_words(part: Estimate) -> str:
+def _unexplained_words(part: Interval) -> str:
     if part.low <= 0 <= part.high:
         return f"what is left, {_ms(part)} ms, is nothing beyond chance"
     if part.value < 0:
         return (
-            f"together they exceed it, by {_ms(_negated(part))} ms: measured apart, they cost more than in training, "
+            f"together they exceed it, by {_ms(part.negated())} ms: measured apart, they cost more than in training, "
             "where they overlap or meet other conditions"
         )
     return f"{_ms(part)} ms stay unexplained"
@@ -189,11 +191,11 @@ def _skew_words(arm: Arm) -> str:
 
 
 def _experiment_words(each: Experiment) -> str:
-    moved = {name: _ms(move, sign=True) for name, move in each.moves.items()}
+    moved = {name: _ms(move, sign=True) for name, move in each.moves_s.items()}
     where = way(each.backend, each.transport)
     by = (
         f"{each.factor:g} times the cycle time moves the runtime part by {moved['runtime']} ms (expected: "
-        f"{_fixed(each.expected[0] * 1e3, 1)} to {_fixed(each.expected[1] * 1e3, 1)} ms) and the floor by "
+        f"{_fixed(each.expected_s[0] * 1e3, 1)} to {_fixed(each.expected_s[1] * 1e3, 1)} ms) and the floor by "
         f"{moved['floor']} ms"
     )
     beside = (
@@ -208,15 +210,15 @@ def _experiment_words(each: Experiment) -> str:
     return f"{where}, {each.short} against {each.long}: {by}; {beside}. {meaning}."
 
 
-def _ms(estimate: Estimate, *, sign: bool = False) -> str:
+def _ms(estimate: Interval, *, sign: bool = False) -> str:
     """Return `0.31 [0.28, 0.34]` in ms: as many decimals as the interval is worth, at most microseconds."""
     decimals = _decimals(estimate)
     value, low, high = (_fixed(each * 1e3, decimals) for each in (estimate.value, estimate.low, estimate.high))
     return f"{'+' if sign and estimate.value > 0 else ''}{value} [{low}, {high}]"
 
 
-def _decimals(estimate: Estimate) -> int:
-    half_ms = (estimate.high - estimate.low) / 2 * 1e3
+def _decimals(estimate: Interval) -> int:
+    half_ms = estimate.width / 2 * 1e3
     return 3 if half_ms < 1e-3 else min(3, max(1, 1 - math.floor(math.log10(half_ms))))
 
 
@@ -225,11 +227,7 @@ def _fixed(value: float, decimals: int) -> str:
     return text.replace("-", "\u2212" if float(text) else "")
 
 
-def _negated(part: Estimate) -> Estimate:
-    return Estimate(value=-part.value, low=-part.high, high=-part.low)
-
-
-def _percents(estimate: Estimate) -> str:
+def _percents(estimate: Interval) -> str:
     value, low, high = (_fixed(100 * each, 1) for each in (estimate.value, estimate.low, estimate.high))
     return f"{value} % [{low}, {high}]"
 

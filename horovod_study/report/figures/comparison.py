@@ -40,7 +40,7 @@ def write_comparison(comparison: Comparison, runs: Mapping[str, Any], directory:
 
 def caption(comparison: Comparison, names: tuple[str, str]) -> str:
     """Return what a reader of the figure must know."""
-    blocks = sorted({each.speed.blocks for each in comparison.counts})
+    blocks = sorted({each.speed.ratio.n for each in comparison.counts})
     count = f"{blocks[0]}" if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
     found = " ".join(f"With {_workers(each)}: {each.verdict}." for each in comparison.counts)
     apart = any(each.odd for each in comparison.counts)
@@ -95,10 +95,10 @@ def _count(axes: Axes, place: int, each: CountResult) -> None:
         _places(place, n), each.ratios, linestyle="none", marker="o", markersize=3.6, color=color, alpha=0.55, zorder=2
     )
     edges = (place - _HALF - 0.06, place + _HALF + 0.06)
-    ratio, low, high = each.shown
-    axes.plot(edges, (ratio, ratio), color=color, linewidth=1.8, zorder=3, solid_capstyle="butt")
-    if low is not None and high is not None:
-        axes.fill_between(edges, low, high, color=color, alpha=0.18, linewidth=0, zorder=1)
+    shown = each.shown
+    axes.plot(edges, (shown.value, shown.value), color=color, linewidth=1.8, zorder=3, solid_capstyle="butt")
+    if shown.known:
+        axes.fill_between(edges, shown.low, shown.high, color=color, alpha=0.18, linewidth=0, zorder=1)
 
 
 def _places(place: int, n: int) -> Any:
@@ -112,10 +112,8 @@ def _range(counts: tuple[CountResult, ...]) -> tuple[float, float, list[tuple[in
         middle = float(np.median(each.ratios))
         reach = 6 * float(np.median(np.abs(np.array(each.ratios) - middle))) + 0.05
         kept += [ratio for ratio in each.ratios if abs(ratio - middle) <= reach]
-        ratio, low_end, high_end = each.shown
-        kept += [ratio] + [
-            min(max(end, middle - reach), middle + reach) for end in (low_end, high_end) if end is not None
-        ]
+        ends = (each.shown.low, each.shown.high) if each.shown.known else ()
+        kept += [each.shown.value, *(min(max(end, middle - reach), middle + reach) for end in ends)]
     room = 0.08 * (max(kept) - min(kept))
     low, high = min(kept) - room, max(kept) + room
     hidden = [
@@ -130,13 +128,13 @@ def _range(counts: tuple[CountResult, ...]) -> tuple[float, float, list[tuple[in
 def _color(each: CountResult) -> str:
     if not each.resolved:
         return QUIET
-    return _FASTER if each.shown[0] > 1 else _SLOWER
+    return _FASTER if each.shown.value > 1 else _SLOWER
 
 
 def _label(each: CountResult) -> str:
-    word = "not resolved" if not each.resolved else "B faster" if each.shown[0] > 1 else "B slower"
+    word = "not resolved" if not each.resolved else "B faster" if each.shown.value > 1 else "B slower"
     if each.resolved:
-        word += f" by {abs(each.shown[0] - 1) * 100:.1f} %"
+        word += f" by {abs(each.shown.value - 1) * 100:.1f} %"
     return f"{_workers(each)}\n{word}"
 
 

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from horovod_study.analysis.simulation.calibration import Calibration
 from horovod_study.analysis.simulation.step import PARTS
 from horovod_study.files import csv_of
+from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
@@ -67,7 +68,7 @@ def content(table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str]
     scenarios: dict[str, list[dict[str, Any]]] = {}
     for row in table.to_dict("records"):
         scenarios.setdefault(str(row["scenario"]), []).append(
-            {str(key): _plain(value) for key, value in row.items() if key != "scenario"}
+            {str(key): finite(value) for key, value in row.items() if key != "scenario"}
         )
     return {
         "constants": constants(calibration),
@@ -107,19 +108,13 @@ def constants(calibration: Calibration) -> dict[str, Any]:
         "overhead_s": float(it.runtime.overhead_s),
         "cycle_s": it.runtime.cycle_s,
         "negotiation": it.runtime.negotiation,
-        "fusion_bytes": _plain(it.runtime.fusion_bytes),
+        "fusion_bytes": finite(it.runtime.fusion_bytes),
         "relative_standard_errors": {
             "compute": it.spread.compute,
             "alpha": it.spread.alpha,
             "bandwidth": it.spread.bandwidth,
         },
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ----------------------------------------------------------------------------------------------------------- text

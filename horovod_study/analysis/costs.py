@@ -1,0 +1,99 @@
+"""What messages cost: the alpha-beta model of an all-reduce, which laws, forecasts, advice and simulation share.
+
+A kit: it imports nothing of this package but the errors, and both wings use it (docs/architecture.md, "The walls").
+A message of S bytes takes alpha + S / beta (R. Hockney, Parallel Computing 20, 1994, 389-398). Letters: n workers,
+S bytes of a buffer that all of them reduce, alpha in s per message, beta in bytes per s of a link.
+
+    ring                2 (n-1) alpha + 2 (n-1)/n S/beta
+    recursive doubling  ceil(log2 n) (alpha + S/beta)
+    Rabenseifner        2 ceil(log2 n) alpha + 2 (n-1)/n S/beta: recursive halving, then recursive doubling
+    tree                2 ceil(log2 n) (alpha + S/beta): reduce, then broadcast
+
+R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19,
+2005, 49-66, without the time of adding numbers up. No all-reduce moves fewer than 2 (n-1)/n S bytes over the link of
+each worker (P. Patarasuk and X. Yuan, J. Parallel Distrib. Comput. 69, 2009, 117-124).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.errors import ConfigError
+
+Floats: TypeAlias = NDArray[np.float64]
+Value: TypeAlias = float | Floats
+"""A constant, or draws of it, (K, 1)."""
+
+
+def ring_messages(n: Any) -> Any:
+    """Return how many messages a ring sends one after the other, 2 (n - 1); any shape."""
+    return 2 * (n - 1)
+
+
+def moved_share(n: Any) -> Any:
+    """Return the bytes over the slowest link of each of `n` workers per byte that is reduced, 2 (n - 1) / n."""
+    return 2 * (n - 1) / n
+
+
+def rounds(n: Any) -> Any:
+    """Return the rounds in which everybody can reach everybody, ceil(log2 n); any shape."""
+    return np.ceil(np.log2(n) - 1e-9) + 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Link:
+    """What a message between two workers takes: alpha_s + bytes / bytes_per_s. ConfigError where that is impossible."""
+
+    alpha_s: Value
+    bytes_per_s: Value
+    source: str = "as given"
+    workers: int | None = None  # that were measured together, where it was
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.alpha_s).all() and np.all(np.asarray(self.alpha_s) >= 0)):
+            raise ConfigError(f"network: alpha is {np.ravel(self.alpha_s)[0]:g} s; it must be 0 or greater")
+        if not np.all(np.asarray(self.bytes_per_s) > 0):
+            raise ConfigError(
+                f"network: bandwidth is {np.ravel(self.bytes_per_s)[0]:g} bytes/s; it must be greater than 0"
+            )
+
+    @property
+    def s_per_byte(self) -> Value:
+        """The inverse of the bandwidth."""
+        return 1.0 / self.bytes_per_s
+
+    def times(self, *, alpha: Value = 1.0, bandwidth: Value = 1.0) -> "Link":
+        """Return the link with its constants multiplied."""
+        return replace(self, alpha_s=self.alpha_s * alpha, bytes_per_s=self.bytes_per_s * bandwidth)
+
+    def message_s(self, size: float) -> Value:
+        """Return the seconds of one message of `size` bytes between two workers."""
+        return self.alpha_s + size / self.bytes_per_s
+
+    def all_reduce_s(self, size: float, n: int) -> tuple[float, str]:
+        """Return the seconds of the quickest all-reduce of `size` bytes over `n` workers, and its algorithm."""
+        if n == 1:
+            return 0.0, "none"
+        transfer = moved_share(n) * size / self.bytes_per_s
+        times = {
+            "recursive doubling": float(rounds(n) * self.message_s(size)),
+            "Rabenseifner": float(2 * rounds(n) * self.alpha_s + transfer),
+            "ring": float(ring_messages(n) * self.alpha_s + transfer),
+        }
+        name = min(times, key=lambda name: times[name])
+        return times[name], name
+
+    def half_s(self, size: float, n: int) -> float:
+        """Return the seconds of a reduce-scatter or an all-gather of `size` bytes in all, half of Rabenseifner's."""
+        return 0.0 if n == 1 else float(rounds(n) * self.alpha_s + (n - 1) / n * size / self.bytes_per_s)
+
+
+def link_of_line(alpha_s: float, bytes_per_s: float, n: int, *, source: str = "as given") -> Link:
+    """Return the link between two workers from the line t = alpha + S/beta of whole all-reduces on n >= 2 workers.
+
+    Per message alpha is that of the line divided by the rounds, and beta 2 (n-1)/n times that of the line: with two
+    workers they are its own.
+    """
+    return Link(alpha_s=alpha_s / rounds(n), bytes_per_s=bytes_per_s * 2 * (n - 1) / n, source=source, workers=n)
