@@ -560,6 +560,17 @@ class Cell:
         return f"{runtime}-{self.placement.workers}w-b{self.config.batch}-r{self.config.repeat}-{digest}"
 
 
+def local_cell(runtime: str, values: Mapping[str, Any], *, workers: int, source: str) -> Cell:
+    """Return the cell of `workers` over `runtime` on this machine; ConfigError when its values do not fit together."""
+    backend, _, transport = runtime.partition("/")
+    config = run_config({**values, "backend": backend, "transport": transport or "none"}, source=source)
+    return Cell(
+        config=config,
+        runtime=runtime,
+        placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
+    )
+
+
 COMMUNICATION = (
     *("reduction", "horovod_defaults", "horovod_build"),
     *("cycle_time_ms", "idle_cycle_time_ms", "fusion_mb", "cache_capacity", "hierarchical", "groups"),

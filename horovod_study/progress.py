@@ -1,6 +1,7 @@
 """What is said while something long goes on: one updating line on a terminal, plain lines in a log."""
 
 import math
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +36,7 @@ class Line:
         """Show `text`, in place of the text before it on a terminal."""
         self._last = now()
         if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
             sys.stderr.flush()
             self._open = True
         else:

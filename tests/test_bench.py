@@ -10,6 +10,7 @@ from bench_document import MODEL, document
 from horovod_study import cli
 from horovod_study.analysis.network import analyze, restored
 from horovod_study.cluster import bench
+from horovod_study.cluster.attempt import ProgramRun
 from horovod_study.cluster.bench import Job, byte_count, message_sizes, plan_jobs, run_bench, worker_count
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure.microbench import step_roofline
@@ -152,9 +153,9 @@ def test_wrong_use_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], wo
 
 
 def fake_ranks(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    def run_ranks(runtime: str, workers: int, module: str, arguments: list[str], **_: Any) -> dict[str, Any]:
-        if runtime == failing:
-            raise StudyError(f"{runtime} with {workers} workers failed: no such library; see output.log")
+    def run_ranks(run: ProgramRun, **_: Any) -> dict[str, Any]:
+        if run.runtime == failing:
+            raise StudyError(f"{run.runtime} with {run.workers} workers failed: no such library; see output.log")
         answered: dict[str, Any] = document()["jobs"][0]
         return answered
 

@@ -19,7 +19,7 @@ from horovod_study import cli
 from horovod_study.cluster.job import EXIT_STOPPED
 from horovod_study.cluster.jobs import JobBook, job_folder, read_job, read_jobs, read_note, write_job
 from horovod_study.cluster.ledger import Ledger, read_ledger
-from horovod_study.cluster.runner import StudyResult, cancel_cells, run_study
+from horovod_study.cluster.runner import RunOptions, StudyResult, cancel_cells, run_study, show_plan
 from horovod_study.cluster.slurm import submit_study
 from horovod_study.cluster.study_file import StudyConfig, load_study
 from horovod_study.errors import StudyError
@@ -122,7 +122,9 @@ def test_a_study_with_a_failing_a_cancelled_and_a_pre_empted_job(cluster: SlurmC
 
     def run(**options: object) -> tuple[StudyResult, str]:
         to = console()
-        result = run_study(study, runs, command="horovod-study run study.yaml", console=to, yes=True, **options)
+        start = show_plan if options.pop("only_plan", False) else run_study
+        how = RunOptions(command="horovod-study run study.yaml", yes=True, **options)
+        result = start(study, runs, how, console=to)
         return result, said(to)
 
     # plan: nothing is written, nothing is submitted

@@ -50,7 +50,7 @@ os.rename(told["made"], told["out"])
 def fake(told: dict[str, str] | None = None):
     """Return a launch function whose runs make 1000 samples/s per worker; B 100 more, and each block 10 more."""
 
-    def launch(cell, config: Path, out: Path, *, resume: bool = False) -> LaunchLine:
+    def launch(cell, config: Path, out: Path, **options) -> LaunchLine:
         place = f"{out.parent.name}/{out.name}"
         act = (told or {}).get(place, (told or {}).get(out.name, ""))
         order = {
@@ -355,7 +355,7 @@ def test_half_a_block_is_run_again_whole(tmp_path: Path) -> None:
     (folder / "B").rename(tmp_path / "gone")
     start(tmp_path, blocks=1)
 
-    assert (folder / ".1-A" / records.MANIFEST).exists(), "kept, not counted"
+    assert (folder / ".attempts" / "A-1" / records.MANIFEST).exists(), "kept, not counted"
     assert len((tmp_path / "blocks" / "starts.txt").read_text().split()) == 4
     assert [path.name for path in records.run_directories(folder)] == ["A", "B"]
 

@@ -83,17 +83,10 @@ def prepare_records(study: StudyConfig, folder: Path) -> None:
 
 def run(runs: Path, folder: Path) -> runner.StudyResult:
     with open(os.devnull, "w") as nowhere:
-        return runner.run_study(
-            make_study(),
-            runs,
-            command="again",
-            console=Console(file=nowhere),
-            launch=shell_launch(folder),
-            cores=1,
-            grace_s=0.2,
-            smoke=False,
-            watch_load_s=0.0,
+        options = runner.RunOptions(
+            command="again", launch=shell_launch(folder), cores=1, grace_s=0.2, smoke=False, watch_load_s=0.0
         )
+        return runner.run_study(make_study(), runs, options, console=Console(file=nowhere))
 
 
 class Killer:

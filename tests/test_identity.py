@@ -16,7 +16,8 @@ from rich.console import Console
 
 import horovod_study
 from horovod_study import records
-from horovod_study.cluster import identity, runner
+from horovod_study.cluster import grid, identity
+from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import RunConfig
@@ -251,13 +252,17 @@ def test_a_study_stops_when_its_source_is_changed_under_it(tmp_path, monkeypatch
     config = RunConfig(study="tiny", seconds=1)
     study = StudyConfig(name="tiny", run=config, workers=(1,), repeats=2, identity={"local": identity.identify()})
     identities = iter(["old", "old", "old", "new"])
-    monkeypatch.setattr(runner, "identify", lambda: next(identities))
+    monkeypatch.setattr(grid, "identify", lambda: next(identities))
     console = Console(file=io.StringIO())
 
     with pytest.raises(StudyError, match=r"the source of horovod_study, .*, was changed while the study ran; run"):
-        runner.run_cells(
-            study, study.cells(), tmp_path, console=console, stop=runner.StopRequest(), launch=fake_launch({})
-        )
+        grid.Grid(
+            study=study,
+            directory=tmp_path,
+            console=console,
+            stop=Interruption(),
+            places=grid.Places(launch=fake_launch({})),
+        ).run(study.cells())
 
     assert 2 == sum(records.read_run(path).status == "done" for path in records.run_directories(tmp_path))
     assert {identity.identify()} == set(identity.remembered(tmp_path)), "so that a later status can name the change"

@@ -346,9 +346,8 @@ def run_inside(made: Job, directory: Path, slurm: Slurm, behaviour: dict[str, st
         return launch(cell, config, out, resume=resume)
 
     environ = {**HERE, **options.pop("environ", {})}
-    code = run_job(
-        made, directory, 0, console=to, environ=environ, ask=slurm, launch=at_any_site, until_killed_s=0.0, **options
-    )
+    around = inside.Inside(console=to, environ=environ, ask=slurm, launch=at_any_site)
+    code = run_job(made, directory, 0, around, until_killed_s=0.0, **options)
     return code, to.file.getvalue()
 
 
@@ -508,26 +507,26 @@ def test_a_cell_survives_the_folder_of_a_job_and_another_one_is_refused():
 # ---------------------------------------------------------------------------------------------------- in an allocation
 
 
-def test_in_an_allocation_of_ones_own_what_fits_is_run(tmp_path: Path, monkeypatch):
+def test_in_an_allocation_of_ones_own_what_fits_is_run(tmp_path: Path):
     study = study_of(workers=(1, 2), repeats=1)
     to = Console(file=StringIO(), soft_wrap=True)
-    launch, real = fake_launch({}), inside.run_cells
+    launch = fake_launch({})
 
     def at_any_site(cell, config, out, *, resume=False, site=None):
         return launch(cell, config, out)
 
-    monkeypatch.setattr(inside, "run_cells", lambda *args, **named: real(*args, **{**named, "launch": at_any_site}))
+    around = inside.Inside(console=to, environ=HERE, ask=Slurm(), launch=at_any_site)
 
-    result = run_here(study, tmp_path, command="again", console=to, environ=HERE, ask=Slurm())
+    result = run_here(study, tmp_path, around, command="again")
 
     assert [entry.state for entry in result.ledger.entries] == ["done", "missing"]
     assert "1 to run here, on n1; 1 do not fit" in to.file.getvalue()
     with pytest.raises(
         StudyError, match="no cell fits into job 7 with 1 node: what is not done needs 2 nodes of there"
     ):
-        run_here(study, tmp_path, command="again", console=to, environ=HERE, ask=Slurm())
+        run_here(study, tmp_path, around, command="again")
     with pytest.raises(StudyError, match="this is not inside a Slurm job"):
-        run_here(study, tmp_path, command="again", console=to, environ={}, ask=Slurm())
+        run_here(study, tmp_path, replace(around, environ={}), command="again")
 
 
 def test_jobs_of_older_versions_are_read(tmp_path: Path):

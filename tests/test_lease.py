@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from horovod_study import alive, lease
-from horovod_study.cluster import jobs, runner
+from horovod_study.cluster import grid, jobs
+from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import RunConfig
 from horovod_study.errors import StudyError
@@ -287,13 +288,17 @@ def test_cell_of_a_job_that_was_killed_is_run_at_once(tmp_path, monkeypatch, sta
     of_job = {"study": "tiny", "partition": "local", "nodes": 1, "time_limit_s": 60.0, "written": "then"}
     jobs.write_job(tmp_path, jobs.Job(name="tiny-1", tasks=(("x",), (cell.key,)), job_id="12", **of_job))
     monkeypatch.setattr(
-        runner, "JobBook", lambda folder: jobs.JobBook(folder, ask=lambda command: f"12_1|12|1|{state}|None|tiny-1|")
+        grid, "JobBook", lambda folder: jobs.JobBook(folder, ask=lambda command: f"12_1|12|1|{state}|None|tiny-1|")
     )
     console = Console(file=io.StringIO(), width=200)
 
-    runner.run_cells(
-        study, [cell], tmp_path, console=console, stop=runner.StopRequest(), launch=fake_launch({}), total=1
-    )
+    grid.Grid(
+        study=study,
+        directory=tmp_path,
+        console=console,
+        stop=Interruption(),
+        places=grid.Places(launch=fake_launch({})),
+    ).run([cell])
 
     assert outcome in console.file.getvalue()
     assert (2 if outcome == "done" else 1) == lease.latest(tmp_path / lease.CLAIMS, cell.key).generation

@@ -256,7 +256,7 @@ else:
 
 
 def fake(told: str):
-    def launch(cell, config: Path, out: Path) -> LaunchLine:
+    def launch(cell, config: Path, out: Path, **options) -> LaunchLine:
         environment = cell_environment(os.environ, path=os.environ["PATH"], out=out)
         return LaunchLine(argv=(sys.executable, "-c", TRAINER, told, str(out)), environment=environment)
 

@@ -3,17 +3,20 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from horovod_study.cluster.answer import ANSWER
+from horovod_study.cluster.attempt import ProgramRun
 from horovod_study.cluster.launch import MARKER
-from horovod_study.cluster.ranks import ANSWER, run_ranks
+from horovod_study.cluster.ranks import run_ranks
 from horovod_study.errors import StudyError
 
 PROGRAM = """
 import os, sys, time
-from horovod_study.cluster.ranks import answer
+from horovod_study.cluster.answer import answer
 what, *words = sys.argv[1:]
 print("words:", *words, flush=True)
 if what == "answer":
@@ -35,12 +38,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "rank_program"
 
 
+def program(module: str, *arguments: str, folder: Path, **changes: Any) -> ProgramRun:
+    log = folder / "output.log"
+    return ProgramRun(runtime="serial", workers=1, module=module, arguments=arguments, out=folder, log=log, **changes)
+
+
 def test_the_answer_of_rank_0_comes_back(module: str, tmp_path: Path) -> None:
     told: list[str] = []
-    found = run_ranks(
-        "serial", 1, module, ["answer", "a b", "c"], folder=tmp_path / "job", environment={"RANKS_TEST": "7"},
-        tell=told.append,
-    )  # fmt: skip
+    asked = program(module, "answer", "a b", "c", folder=tmp_path / "job", environment={"RANKS_TEST": "7"})
+    found = run_ranks(asked, on_progress=told.append)
 
     assert found == {"words": ["a b", "c"], "set": "7"}
     assert set(told) <= {"starting", "words: a b c"}
@@ -49,7 +55,7 @@ def test_the_answer_of_rank_0_comes_back(module: str, tmp_path: Path) -> None:
 def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path) -> None:
     (tmp_path / ANSWER).write_text("{}")
     with pytest.raises(StudyError, match="serial with 1 worker failed: words: "):
-        run_ranks("serial", 1, module, ["silent"], folder=tmp_path)
+        run_ranks(program(module, "silent", folder=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +68,7 @@ def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path) 
 )
 def test_a_failure_is_one_line(module: str, tmp_path: Path, what: str, message: str) -> None:
     with pytest.raises(StudyError, match=message) as caught:
-        run_ranks("serial", 1, module, [what], folder=tmp_path / "job")
+        run_ranks(program(module, what, folder=tmp_path / "job"))
 
     assert "\n" not in str(caught.value)
 
@@ -70,7 +76,7 @@ def test_a_failure_is_one_line(module: str, tmp_path: Path, what: str, message: 
 def test_a_program_that_hangs_is_ended(module: str, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with pytest.raises(StudyError, match=r"serial with 1 worker gave no answer within 0\.5 s; see .*output\.log"):
-        run_ranks("serial", 1, module, ["sleep"], folder=folder, timeout_s=0.5)
+        run_ranks(program(module, "sleep", folder=folder, timeout_s=0.5))
 
     left = [each for each in psutil.Process().children() if each.environ().get(MARKER) == str(folder)]
     assert left == []
@@ -78,4 +84,4 @@ def test_a_program_that_hangs_is_ended(module: str, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(module: str) -> None:
     with pytest.raises(StudyError, match=r"/proc/none: cannot be written .*; choose a writable folder"):
-        run_ranks("serial", 1, module, ["answer"], folder=Path("/proc/none"))
+        run_ranks(program(module, "answer", folder=Path("/proc/none")))

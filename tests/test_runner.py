@@ -19,7 +19,8 @@ from fake_trainer import fake_launch
 from rich.console import Console
 
 from horovod_study import lease, records
-from horovod_study.cluster import ledger, runner
+from horovod_study.cluster import attempt, grid, ledger, runner
+from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.process import marked_processes, stop_marked
 from horovod_study.cluster.progress import Estimate, TimeLeft, duration
 from horovod_study.cluster.reason import failure_reason
@@ -50,7 +51,8 @@ def run(study, runs, behaviour=None, console=None, **options):
     """Run `study` with fake trainers; return the result and what was printed, `tmp_path` written as RUNS."""
     console = console or Console(file=io.StringIO(), force_terminal=False)
     arguments = {"command": COMMAND, "launch": fake_launch(behaviour or {}), "cores": 2, "grace_s": 0.3, **QUICK}
-    result = runner.run_study(study, runs, console=console, **{**arguments, **options})
+    start = runner.show_plan if options.pop("only_plan", False) else runner.run_study
+    result = start(study, runs, runner.RunOptions(**{**arguments, **options}), console=console)
     return result, console.file.getvalue().replace(str(runs), "RUNS")
 
 
@@ -308,7 +310,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_runner import COMMAND, QUICK, make_study
 from fake_trainer import fake_launch
-from horovod_study.cluster import runner
+from horovod_study.cluster import attempt, grid, runner
 from horovod_study.errors import StudyError
 
 def die(*arguments, **options):
@@ -323,12 +325,12 @@ def then_die(call):
 point = {point!r}
 if point:
     when, name = point.split()
-    setattr(runner, name, die if when == "before" else then_die(getattr(runner, name)))
+    module = next(each for each in (runner, grid, attempt) if hasattr(each, name))
+    setattr(module, name, die if when == "before" else then_die(getattr(module, name)))
 try:
     launch = fake_launch({behaviour!r})
-    result = runner.run_study(
-        make_study(**{study!r}), Path({runs!r}), command=COMMAND, launch=launch, cores=2, grace_s=0.3, **QUICK
-    )
+    options = runner.RunOptions(command=COMMAND, launch=launch, cores=2, grace_s=0.3, **QUICK)
+    result = runner.run_study(make_study(**{study!r}), Path({runs!r}), options)
 except StudyError as error:
     sys.exit(f"error: {{error}}")
 sys.exit(result.exit_code)
@@ -510,7 +512,8 @@ def test_a_runner_that_is_killed_at_any_step_of_a_restart_keeps_the_checkpoint(t
     study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
     [cell] = study.cells()
     run(study, tmp_path, {"*": "stopped with checkpoint"})
-    whole = getattr(runner, step)
+    module = attempt if step == "write_file" else grid
+    whole = getattr(module, step)
 
     class Killed(BaseException):
         pass
@@ -521,7 +524,7 @@ def test_a_runner_that_is_killed_at_any_step_of_a_restart_keeps_the_checkpoint(t
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(runner, step, killed)
+        patch.setattr(module, step, killed)
         run(study, tmp_path, {"*": "ended while it starts SIGTERM"})
     assert (tmp_path / "tiny" / cell.key / "checkpoints" / "step-000000005.pt").exists()
 
@@ -661,7 +664,7 @@ def test_claims_are_given_back_with_how_the_cells_ended(tmp_path):
 
 def test_cell_that_somebody_else_took_over_is_ended_and_its_directory_left_to_him(tmp_path, monkeypatch):
     """As when this host was cut off for minutes, and another one has begun the cell meanwhile."""
-    monkeypatch.setattr(runner, "_CHECK_S", 0.1)
+    monkeypatch.setattr(grid, "_CHECK_S", 0.1)
     study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
     [cell] = study.cells()
     launch = fake_launch({"*": "hang"})
@@ -689,16 +692,15 @@ def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path):
     study = make_study(repeats=1)
     console = Console(file=io.StringIO(), force_terminal=False)
 
-    with runner.StopRequest("pre-empted") as stop:
-        broken_off = runner.run_cells(
-            study,
-            study.cells(),
-            tmp_path / "tiny",
+    with Interruption("pre-empted") as stop:
+        broken_off = grid.Grid(
+            study=study,
+            directory=tmp_path / "tiny",
             console=console,
             stop=stop,
-            launch=fake_launch({}),
+            places=grid.Places(launch=fake_launch({})),
             lasts_s=5.0,  # less than the guess for horovod, 7 s, and more than that for serial, 4 s
-        )
+        ).run(study.cells())
 
     assert "" == broken_off
     assert [study.cells()[0].key] == starts(tmp_path)
@@ -710,7 +712,7 @@ def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path):
 def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
     study = make_study(repeats=1)
     cell = study.cells()[0]
-    stop = runner.StopRequest("pre-empted")
+    stop = Interruption("pre-empted")
 
     def launch(*arguments, **options):
         threading.Thread(target=stop_when_ready, daemon=True).start()
@@ -721,8 +723,9 @@ def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
         stop.requested = True
 
     console = Console(file=io.StringIO(), force_terminal=False)
-    broken_off = runner.run_cells(
-        study, study.cells(), tmp_path / "tiny", console=console, stop=stop, launch=launch, grace_s=20
+    places = grid.Places(launch=launch, grace_s=20)
+    broken_off = grid.Grid(study=study, directory=tmp_path / "tiny", console=console, stop=stop, places=places).run(
+        study.cells()
     )
 
     assert "serial, 1 worker, repeat 1" == broken_off
@@ -761,8 +764,8 @@ def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path):
     assert 3 == len(starts(tmp_path)), "whoever cancelled it meant it"
 
     console = Console(file=io.StringIO())
-    options = {"launch": fake_launch({}), "cores": 2, "console": console, **QUICK}
-    result = runner.retry_cells(study, tmp_path, which=[name], command=COMMAND, **options)
+    options = runner.RunOptions(command=COMMAND, launch=fake_launch({}), cores=2, **QUICK)
+    result = runner.retry_cells(study, tmp_path, options, which=[name], console=console)
     assert 0 == result.exit_code
     assert f"{first.key} resumed" == starts(tmp_path)[-1]
 
@@ -821,8 +824,8 @@ def test_retry_takes_up_failed_cells_only_and_refuses_others(tmp_path):
     before = starts(tmp_path)
 
     def retry(*which):
-        options = {"launch": fake_launch({}), "cores": 2, "console": Console(file=io.StringIO()), **QUICK}
-        return runner.retry_cells(study, tmp_path, which=which, command=COMMAND, **options)
+        options = runner.RunOptions(command=COMMAND, launch=fake_launch({}), cores=2, **QUICK)
+        return runner.retry_cells(study, tmp_path, options, which=which, console=Console(file=io.StringIO()))
 
     with pytest.raises(StudyError, match="'serial, 1 worker, repeat 1': is done, but only cells that are failed"):
         retry("serial, 1 worker, repeat 1")
@@ -915,7 +918,7 @@ def test_given_hosts_take_the_place_of_this_machine():
 
 def ranks_on(*hosts) -> records.RunRecord:
     study = make_study(repeats=1)
-    record = runner.record_of(study.cells()[2], "then", "")
+    record = attempt.record_of(study.cells()[2], "then", "")
     return replace(record, effective={**record.effective, "ranks": [{"host": host} for host in hosts]})
 
 
@@ -939,40 +942,32 @@ PLACED = [
 def test_hosts_of_the_ranks_are_compared_with_the_placement(hosts, site, told):
     cell = replace(make_study().cells()[0], placement=Placement(workers=4, workers_per_node=2))
 
-    wrong = runner.misplaced(ranks_on(*hosts), cell, site)
+    wrong = attempt.misplaced(ranks_on(*hosts), cell, site)
 
     assert wrong == (
         told and f"its workers ran on other hosts than asked for: {told}; check the launcher and the hosts"
     )
 
 
-def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path):
+def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path, monkeypatch):
     study = make_study(repeats=1)
     cell = replace(study.cells()[2], placement=Placement(workers=2, workers_per_node=1))
     out = tmp_path / "tiny" / cell.key
     site = Site(hosts=(Host(name=os.uname().nodename, slots=1), Host(name="node2", slots=1)))
-    ended = []
-
-    class Here(runner._Work):  # nothing is asked over ssh in this test
-        def _end_elsewhere(self, *arguments):
-            ended.append(arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_Work", Here)
-        runner.run_cells(
-            study,
-            [cell],
-            tmp_path / "tiny",
-            console=Console(file=io.StringIO()),
-            stop=runner.StopRequest(),
-            launch=fake_launch({"*": "tells its ranks"}),
-            site_of=lambda cell: site,
-        )
+    asked = []
+    monkeypatch.setattr(attempt, "stop_marked_on", lambda *arguments, **_: asked.append(arguments))
+    grid.Grid(
+        study=study,
+        directory=tmp_path / "tiny",
+        console=Console(file=io.StringIO()),
+        stop=Interruption(),
+        places=grid.Places(launch=fake_launch({"*": "tells its ranks"}), site_of=lambda cell: site),
+    ).run([cell])
 
     record = records.read_run(out)
     assert "failed" == record.status
     assert f"its workers ran on other hosts than asked for: {os.uname().nodename}: 2 instead of" in record.reason
-    assert [] == ended, "it ended by itself"
+    assert [] == asked, "it ended by itself"
 
 
 # ---------------------------------------------------------------------------------------------------- on a terminal
@@ -1136,8 +1131,8 @@ def test_reason_from_what_was_printed(log, exit_code, reason):
 
 def test_retry_with_nothing_to_retry_says_so_once(tmp_path):
     output = io.StringIO()
-    options = {"launch": fake_launch({}), "cores": 2, "console": Console(file=output, width=200), **QUICK}
-    result = runner.retry_cells(make_study(), tmp_path, command=COMMAND, **options)
+    options = runner.RunOptions(command=COMMAND, launch=fake_launch({}), cores=2, **QUICK)
+    result = runner.retry_cells(make_study(), tmp_path, options, console=Console(file=output, width=200))
 
     assert 1 == result.exit_code
     assert 1 == output.getvalue().count("study tiny")

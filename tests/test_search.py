@@ -17,6 +17,7 @@ import yaml
 from optuna.trial import TrialState
 
 from horovod_study.cli import main
+from horovod_study.cluster import engine
 from horovod_study.cluster import search as searching
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
@@ -81,7 +82,7 @@ def write(folder: Path, text: str = GOOD) -> Path:
 def fake(told: dict[str, str]):
     """Return a launch function whose trials go as told."""
 
-    def launch(cell, config: Path, out: Path) -> LaunchLine:
+    def launch(cell, config: Path, out: Path, **options) -> LaunchLine:
         environ = {**os.environ, "FAKE": json.dumps({"*": "0.5 0.4 0.3 0.2", **told})}
         argv = (sys.executable, "-c", TRAINER, str(config.absolute()), str(out.absolute()))
         return LaunchLine(argv=argv, environment=cell_environment(environ, path=os.environ["PATH"], out=out))
@@ -341,6 +342,14 @@ def test_a_trial_that_diverges_is_ended_and_the_sampler_knows(tmp_path: Path) ->
     assert result.rows[0].reason == "diverged: test MSE nan after 50% of the budget"
     assert result.rows[0].results["test_mse"] is None
     assert json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_evaluations_of_a_trial_that_ended_between_two_looks_are_reported(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "_WAKE_S", 60.0)
+    search(tmp_path, trials=1)
+
+    [trial] = optuna.load_study(study_name="tiny", storage=f"sqlite:///{tmp_path / 'runs/tiny/search.db'}").trials
+    assert list(trial.intermediate_values.values()) == [0.5, 0.4, 0.3, 0.2]
 
 
 def test_a_failed_trial_has_a_reason_and_the_search_goes_on(tmp_path: Path, capsys) -> None:

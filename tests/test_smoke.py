@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from fake_trainer import fake_launch
@@ -10,7 +11,7 @@ from rich.console import Console
 from test_runner import COMMAND, make_study, starts
 
 from horovod_study import records
-from horovod_study.cluster import doctor, runner, smoke
+from horovod_study.cluster import attempt, doctor, runner, smoke
 from horovod_study.cluster.doctor import Finding
 from horovod_study.cluster.process import marked_processes
 from horovod_study.cluster.site import HERE, Host, Site
@@ -21,7 +22,8 @@ from horovod_study.errors import StudyError
 def run(study, runs, behaviour=None, console=None, **options):
     console = console or Console(file=io.StringIO(), force_terminal=False)
     arguments = {"command": COMMAND, "launch": fake_launch(behaviour or {}), "cores": 2, "grace_s": 0.3}
-    result = runner.run_study(study, runs, console=console, **{**arguments, "watch_load_s": 0.0, **options})
+    how = runner.RunOptions(**{**arguments, "watch_load_s": 0.0, **options})
+    result = runner.run_study(study, runs, how, console=console)
     return result, console.file.getvalue().replace(str(runs), "RUNS")
 
 
@@ -100,7 +102,7 @@ def test_test_that_hangs_ends_and_leaves_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda **options: [])
     console = Console(file=io.StringIO(), force_terminal=False)
 
-    with pytest.raises(StudyError, match=r"failed: it had not ended after 1.5 s \(it was stopped, having printed no"):
+    with pytest.raises(StudyError, match=r"failed: timed out after 1.5 s \(it was stopped, having printed no"):
         run(make_study(), tmp_path, {"horovod/mpi/2/0": "hang before the record"}, console=console)
 
     assert "  nothing that it knows of is wrong\n" in console.file.getvalue()
@@ -114,7 +116,7 @@ def test_workers_of_several_hosts_are_tried_one_on_each_of_two():
     placement = Placement(workers=6, workers_per_node=2)
     hosts = tuple(Host(name=f"node{number}", slots=2) for number in (1, 2, 3))
     spread = Site(hosts=hosts, interface="eth0")
-    cells = [cell, runner.replace(cell, placement=placement)]
+    cells = [cell, replace(cell, placement=placement)]
 
     [(small, site)] = smoke.small_cells(cells, {cell.placement: HERE, placement: spread})
 
@@ -132,7 +134,7 @@ def test_two_real_workers_pass(tmp_path):
 
     def launch(cell, config, out, **options):
         real = cell.config.study == "smoke"
-        return (runner.local_launch if real else plain)(cell, config, out, **options)
+        return (attempt.local_launch if real else plain)(cell, config, out, **options)
 
     result, output = run(study, tmp_path, launch=launch)
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from hypothesis import strategies as st
 
 from horovod_study.analysis.stats import Interval
 from horovod_study.cli import main
+from horovod_study.cluster import tune as tune_module
+from horovod_study.cluster.attempt import Attempt, CellRun, record_of
+from horovod_study.cluster.engine import Lane
+from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.process import marked_processes
 from horovod_study.cluster.racing import (
     EQUAL,
@@ -29,11 +34,8 @@ from horovod_study.cluster.racing import (
     ratio_words,
     without_slow,
 )
-from horovod_study.cluster.runner import StopRequest
 from horovod_study.cluster.settings_file import read_settings
 from horovod_study.cluster.tune import (
-    Launched,
-    LocalTrainer,
     TuneRequest,
     library_values,
     run_tune,
@@ -43,7 +45,7 @@ from horovod_study.cluster.tune import (
 )
 from horovod_study.config import Cell, RunConfig
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.records import read_run
+from horovod_study.records import RunRecord, read_run
 from horovod_study.report.figures.tune import caption, table, write_tune
 
 RUNTIME = "horovod/mpi"
@@ -462,32 +464,44 @@ def test_bad_input_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 class FakeTrainer:
-    """Runs of 7 s on a machine with 1 % of noise; what is fast is told by `speeds` of option=value."""
+    """In the place of the engine: launches of 7 s with 1 % of noise; `speeds` of option=value tell what is fast."""
 
     def __init__(self, speeds: dict[str, float], *, stop_after: int | None = None, fails: str = "") -> None:
         self.speeds, self.stop_after, self.fails = speeds, stop_after, fails
         self.launched: list[str] = []
 
-    def __call__(self, cell: Cell, name: str) -> Launched:
-        if len(self.launched) == self.stop_after:
-            raise KeyboardInterrupt
+    def __call__(self, lanes: Sequence[Lane], stop: Interruption) -> None:
+        (lane,) = lanes
+        attempt = None
+        try:
+            while (run := lane.send(attempt)) is not None and len(self.launched) != self.stop_after:
+                assert isinstance(run, CellRun)
+                attempt = self.launch(run.cell, run.out.name)
+        except StopIteration:
+            return
+        lane.close()
+
+    def launch(self, cell: Cell, name: str) -> Attempt:
         self.launched.append(name)
         speed = 0.4 if cell.config.horovod_defaults else 1.0
         for text, factor in self.speeds.items():
             option, _, value = text.partition("=")
             speed *= factor if str(getattr(cell.config, option)).lower() == value else 1.0
         if self.fails and str(getattr(cell.config, self.fails.partition("=")[0])) == self.fails.partition("=")[2]:
-            return Launched(samples_per_s=None, seconds=3.0, reason="rank 1 ended by signal 11")
+            return ended("failed", 3.0, reason="rank 1 ended by signal 11")
         generator = np.random.default_rng(int(name.rpartition("-")[2]))
         speed *= 40_000 * math.exp(0.01 * generator.standard_normal())
-        return Launched(
-            samples_per_s=speed,
-            seconds=7.0,
-            step_ms_median=150e3 / speed,
-            step_ms_p90=165e3 / speed,
-            effective=EFFECTIVE,
-            environment={"cpu_model": "Some CPU", "torch": "2.13.0", "horovod": "0.28.1", "mpi": "Open MPI 4"},
+        totals = {"samples_per_s": speed, "step_s_median": 150 / speed, "step_s_p90": 165 / speed}
+        environment = {"cpu_model": "Some CPU", "torch": "2.13.0", "horovod": "0.28.1", "mpi": "Open MPI 4"}
+        record = replace(
+            record_of(cell, "now", ""), status="done", totals=totals, effective=EFFECTIVE, environment=environment
         )
+        return ended("done", 7.0, record=record)
+
+
+def ended(state: str, seconds: float, *, reason: str = "", record: RunRecord | None = None) -> Attempt:
+    log = Path("launch.log")
+    return Attempt(state=state, reason=reason, record=record, exit_code=0, log=log, started="now", seconds=seconds)
 
 
 KNOBS = ["cycle_time_ms", "yield_when_idle", "cache_capacity", "groups"]
@@ -495,7 +509,7 @@ SPEEDS = {"cycle_time_ms=0.2": 1.1, "cycle_time_ms=5.0": 0.4, "yield_when_idle=f
 
 
 def tune(out: Path, trainer: FakeTrainer, **changes: Any) -> Any:
-    return run_tune(request(knobs=KNOBS, **changes), out, command="horovod-study tune", trainer=trainer, cores=2)
+    return run_tune(request(knobs=KNOBS, **changes), out, command="horovod-study tune", sweep=trainer, cores=2)
 
 
 def test_a_tune_ends_with_a_settings_file_that_train_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -531,7 +545,7 @@ def test_a_tune_ends_with_a_settings_file_that_train_reads(tmp_path: Path, capsy
     assert 1.1 < document["gain_over_shipped"]["low"] and document["gain_over_shipped"]["blocks"] == 5
     assert document["gain_over_library"]["ratio"] == pytest.approx(1.1 * 1.05 / 0.4, rel=0.03)
     failed = next(row for row in document["candidates"] if row["name"] == "groups=4 with hooks")
-    assert failed["verdict"] == "failed: rank 1 ended by signal 11" and failed["launches"] == 0
+    assert failed["verdict"] == "failed: rank 1 ended by signal 11; see launch.log" and failed["launches"] == 0
     assert json.loads((tmp_path / "result.json").read_text()) == document
     assert told[0] == "tuning horovod/mpi with 2 workers, batch 75, 2 s per launch, at most 10 min"
     assert told[1].startswith("[  1] first look: shipped settings  ") and told[1].endswith("; at most 9 min 53 s left")
@@ -617,12 +631,14 @@ def test_shipped_settings_that_do_not_run_are_an_error_at_once(tmp_path: Path) -
     with pytest.raises(StudyError) as error:
         tune(tmp_path, FakeTrainer({}, fails="cycle_time_ms=None"))
 
-    assert str(error.value) == ("tune: horovod/mpi does not run with its shipped settings: rank 1 ended by signal 11")
+    assert str(error.value) == (
+        "tune: horovod/mpi does not run with its shipped settings: rank 1 ended by signal 11; see launch.log"
+    )
 
 
 def test_nothing_to_vary_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="there is nothing to vary: threads has no other value that fits the cores"):
-        run_tune(request(knobs=["threads"]), tmp_path, command="tune", trainer=FakeTrainer({}), cores=2)
+        run_tune(request(knobs=["threads"]), tmp_path, command="tune", sweep=FakeTrainer({}), cores=2)
 
 
 def test_a_setting_in_the_environment_is_told(
@@ -637,13 +653,12 @@ def test_a_setting_in_the_environment_is_told(
 # -------------------------------------------------------------------------------------------------------- the launches
 
 
-def attempt(directory: Path, told: str, **changes: Any) -> Launched:
-    """Launch the stand-in for the trainer, told to behave in some way."""
-    wanted = request(given={"seconds": 0.01})
-    cell = wanted.cell(Candidate(name="shipped settings", runtime=RUNTIME, kind="shipped"))
-    with StopRequest() as stop:
-        trainer = LocalTrainer(directory, stop, launch=fake_launch({"*": told}), grace_s=0.5, **changes)
-        return trainer(cell, "launch-0001")
+def first_look(directory: Path, told: str, **changes: Any) -> Any:
+    """Begin a tune whose trainers behave as `told`; return what its only launch came to."""
+    wanted = request(given={"seconds": 0.01}, knobs=["threads"])
+    with pytest.raises(StudyError) as error:
+        run_tune(wanted, directory, command="tune", launch=fake_launch({"*": told}), cores=2)
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -656,28 +671,26 @@ def attempt(directory: Path, told: str, **changes: Any) -> Launched:
     ],
 )
 def test_a_failed_launch_has_a_reason(tmp_path: Path, told: str, reason: str) -> None:
-    if told == "no launcher":
-        with pytest.raises(StudyError, match=reason):
-            attempt(tmp_path, told)
-        return
-    launched = attempt(tmp_path, told)
+    said = first_look(tmp_path, told)
 
-    assert launched.samples_per_s is None and reason in launched.reason
-    assert launched.reason.endswith(f"see {tmp_path}/logs/launch-0001.log")
+    assert "does not run with its shipped settings: " in said and reason in said
+    assert said.endswith(f"see {tmp_path}/logs/launch-0001.log")
+    assert read_run(tmp_path / "runs" / "launch-0001").status == "failed"
 
 
-def test_a_launch_that_hangs_is_ended(tmp_path: Path) -> None:
-    launched = attempt(tmp_path, "hang", start_up_s=1.0)
+def test_a_launch_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_module, "_START_UP_S", 1.0)
+    said = first_look(tmp_path, "hang")
 
-    assert launched.samples_per_s is None and launched.reason.startswith("no end within 1.1 s; see ")
+    assert "timed out after 1.1 s; see " in said
     assert not marked_processes(str(tmp_path))
 
 
 def test_a_launch_that_was_interrupted_before_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "runs" / "launch-0001").mkdir(parents=True)
-    launched = attempt(tmp_path, "done")
+    said = first_look(tmp_path, "done")
 
-    assert (launched.samples_per_s, launched.reason) == (2000.0, "")
+    assert "there is nothing to vary" in said, "the first look has ended well"
     assert read_run(tmp_path / "runs" / "launch-0001-2").status == "done"
 
 

@@ -48,14 +48,20 @@ def run(options: argparse.Namespace) -> int:
         return plan(options)
     study, command = _study(options), _command(options)
     if options.here:
-        from horovod_study.cluster.job import run_here
+        from rich.console import Console
 
-        result = run_here(study, options.runs, command=command + " --here", retry=options.retry)
+        from horovod_study.cluster.job import Inside, run_here
+
+        inside = Inside(console=Console())
+        result = run_here(study, options.runs, inside, command=command + " --here", retry=options.retry)
     else:
-        from horovod_study.cluster.runner import run_study
+        from horovod_study.cluster.runner import run_study, show_plan
 
-        how = _how_to_run(options)
-        result = run_study(study, options.runs, command=command, retry=options.retry, dry_run=options.dry_run, **how)
+        how = _how_to_run(options, command, retry=options.retry)
+        if options.dry_run:
+            result = show_plan(study, options.runs, how, dry_run=True)
+        else:
+            result = run_study(study, options.runs, how)
     return _conclude(options, study, command, result)
 
 
@@ -69,7 +75,7 @@ def retry(options: argparse.Namespace) -> int:
     from horovod_study.cluster.runner import retry_cells
 
     study, command = _study(options), _command(options)
-    result = retry_cells(study, options.runs, command=command, which=options.cells, **_how_to_run(options))
+    result = retry_cells(study, options.runs, _how_to_run(options, command), which=options.cells)
     return _conclude(options, study, command, result)
 
 
@@ -80,8 +86,11 @@ def _command(options: argparse.Namespace) -> str:
     return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts])
 
 
-def _how_to_run(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("yes", "oversubscribe", "smoke", "pin", "wait")}
+def _how_to_run(options: argparse.Namespace, command: str, *, retry: bool = True) -> Any:
+    from horovod_study.cluster.runner import RunOptions
+
+    told = {name: getattr(options, name) for name in ("yes", "oversubscribe", "smoke", "pin", "wait")}
+    return RunOptions(command=command, retry=retry, **told)
 
 
 def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:

@@ -14,7 +14,12 @@
     reason      why a cell failed, in one line, from what it printed
     progress    the display of a running study
     pinning     which cores a cell gets, and who else uses them
-    runner      runs what is missing, here or over ssh, records what went wrong; retries and cancels
+    attempt     one attempt at a cell or a program: started, waited for, ended, explained
+    engine      runs what the lanes of a policy ask for; the policies are
+                grid (run), compare, tune, search, attribute, range_run, smoke, ranks (programs that train nothing)
+    interruption    Ctrl-C and SIGTERM as a wish to stop
+    grid        the missing cells of a study, each under its claim
+    runner      what a study still needs: found, said, run; retries and cancels
     smoke       two workers for a few steps, before a sweep
     slurm       the script of a job as pure text, and what gives jobs to sbatch and takes them back
     jobs        submitted jobs: what each was asked to run, and where it stands

@@ -15,24 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from horovod_study.cluster.process import GRACE_S, CellProcess
-from horovod_study.cluster.reason import failure_reason
-from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
+from horovod_study.cluster.attempt import Attempt, CellRun, Launcher, local_launch
+from horovod_study.cluster.engine import Lane, set_aside_unless_done, sweep, working_in
+from horovod_study.cluster.interruption import Interruption
+from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import (
     COMMUNICATION,
     RUN_FIELDS,
     RUNTIMES,
     Cell,
-    Placement,
     RunConfig,
     available_cores,
+    local_cell,
     matters,
     run_config,
 )
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
-from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_ATTRIBUTION
 from horovod_study.progress import Line, say
@@ -45,7 +43,6 @@ CYCLE_MS = (1.0, 10.0)
 """The two cycle times of the experiment: Horovod's default, and ten times that."""
 
 _TIMEOUT_S = 900.0
-_WAKE_S = 0.25
 
 
 def refuse_options(given: Mapping[str, Any], *, recorded: bool) -> None:
@@ -123,15 +120,9 @@ def plan(
 
 
 def _cell(base: RunConfig, runtime: str, workers: int, arm: Mapping[str, Any]) -> Cell:
-    backend, _, transport = runtime.partition("/")
     if runtime == "serial":  # alone, what says how workers talk means nothing, and would be refused
         arm = {name: RUN_FIELDS[name].default for name in COMMUNICATION}
-    values = {**base.to_dict(), **arm, "backend": backend, "transport": transport or "none"}
-    return Cell(
-        config=run_config(values, source="attribute"),
-        runtime=runtime,
-        placement=Placement(partition=base.partition, workers=workers, workers_per_node=workers),
-    )
+    return local_cell(runtime, {**base.to_dict(), **arm}, workers=workers, source="attribute")
 
 
 def run_experiment(
@@ -153,19 +144,10 @@ def run_experiment(
     order = plan(given, runtimes=runtimes, workers=workers or cores, rounds=rounds, cores=cores)
     cells = [each for turn in order for each in turn]
     say(f"attribution: {len(cells)} runs of {cells[0][1].config.steps} steps, {rounds} rounds; records in {out}")
-    began, ran = now(), 0
-    line = Line()
-    with StopRequest() as stop:
-        for place, (name, cell) in enumerate(cells):
-            if _done(out / "runs" / name, cell):
-                continue
-            left = f", about {(now() - began) / ran * (len(cells) - place) / 60:.0f} min left" if ran else ""
-            line.show(f"  {place + 1} of {len(cells)}: {name}{left}")
-            try:
-                _run(name, cell, out, stop, launch, grace_s)
-            finally:
-                line.close()
-            ran += 1
+    with working_in(out, "attribution", grace_s=grace_s) as stop:
+        sweep([_lane(cells, out, launch, grace_s, stop)], stop)
+        if stop.requested:
+            raise KeyboardInterrupt
     in_order = sorted(
         cells,
         key=lambda each: (
@@ -178,52 +160,41 @@ def run_experiment(
     return [out / "runs" / name for name, _ in in_order]
 
 
-def _done(directory: Path, cell: Cell) -> bool:
-    """Return whether the run was done by an earlier start.
+def _lane(cells: Sequence[tuple[str, Cell]], out: Path, launch: Launcher, grace_s: float, stop: Interruption) -> Lane:
+    line, began, ran = Line(), now(), 0
+    for place, (name, cell) in enumerate(cells):
+        directory = out / "runs" / name
+        _require_same(directory, cell)
+        if set_aside_unless_done(directory):
+            continue
+        left = f", about {(now() - began) / ran * (len(cells) - place) / 60:.0f} min left" if ran else ""
+        line.show(f"  {place + 1} of {len(cells)}: {name}{left}")
+        try:
+            attempt: Attempt = yield CellRun(
+                cell=cell,
+                out=directory,
+                config=out / "cells" / f"{name}.yaml",
+                log=out / "logs" / f"{name}.log",
+                launch=launch,
+                timeout_s=_TIMEOUT_S,
+                grace_s=grace_s,
+            )
+        finally:
+            line.close()
+        if stop.requested:
+            return
+        if not attempt.done:
+            raise StudyError(f"{name} failed: {attempt.reason}; see {attempt.log}")
+        ran += 1
 
-    One that failed or was interrupted is set aside in `.attempts`. RecordError for what is another run.
-    """
+
+def _require_same(directory: Path, cell: Cell) -> None:
+    """Raise RecordError when a run directory holds another run than that of `cell`."""
     if not (directory / MANIFEST).exists():
-        return False
-    record = read_run(directory)
-    wanted = cell.config.to_dict()
-    other = next((name for name, value in wanted.items() if record.requested.get(name) != value), None)
-    if other is None and record.requested.get("workers") != cell.placement.workers:
-        other = "workers"
-    if other:
+        return
+    requested = read_run(directory).requested
+    wanted = {**cell.config.to_dict(), "workers": cell.placement.workers}
+    if other := next((name for name, value in wanted.items() if requested.get(name) != value), ""):
         raise RecordError(
             f"{directory}: was run with another {other.replace('_', ' ')}; choose another --out, or move it away"
         )
-    if record.state() == "running":
-        raise RecordError(f"{directory}: is running; wait for its end, or choose another --out")
-    if record.state() == "done":
-        return True
-    kept = directory.parent / ".attempts"
-    try:
-        kept.mkdir(exist_ok=True)
-        number = sum(1 for each in kept.iterdir() if each.name.startswith(f"{directory.name}-try-"))
-        directory.rename(kept / f"{directory.name}-try-{number + 1}")
-    except OSError as error:
-        raise RecordError(f"{directory}: cannot be set aside ({error.strerror}); move it away") from None
-    return False
-
-
-def _run(name: str, cell: Cell, out: Path, stop: StopRequest, launch: Launcher, grace_s: float) -> None:
-    config, log, directory = out / "cells" / f"{name}.yaml", out / "logs" / f"{name}.log", out / "runs" / name
-    try:
-        for folder in (config.parent, log.parent, directory.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
-        began = now()
-        with CellProcess(launch(cell, config, directory), log, grace_s) as process:
-            while (exit_code := process.wait(_WAKE_S)) is None:
-                if stop.requested:
-                    raise KeyboardInterrupt
-                if now() - began > _TIMEOUT_S:
-                    raise StudyError(f"{name}: took longer than {_TIMEOUT_S:g} s; see {log}")
-    except OSError as error:
-        raise StudyError(not_written(out, error, "choose a writable --out")) from None
-    record = read_run(directory) if (directory / MANIFEST).exists() else None
-    if record is None or record.status != "done":
-        reason = record.reason if record and record.reason else failure_reason(log_tail(log), exit_code)
-        raise StudyError(f"{name} failed: {reason}; see {log}")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
+from horovod_study.cluster.attempt import ProgramRun
 from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, RunConfig, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
@@ -35,7 +36,6 @@ MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("horo
 """Runtimes with an all-reduce of their own; mpi/mpi is the raw one as the trainer calls it."""
 MAX_BYTES = 256 * 1024 * 1024
 _MPI_JOBS = ("horovod/mpi", "mpi/mpi", "ddp/mpi")  # whose ranks MPI knows
-_MARK = re.compile(r"\[\d+(?:,\d+)?\](?:<\w+>)?: ?")  # of launchers
 _LAUNCHED_BY = {"horovodrun --gloo": ("horovod/gloo",), "torchrun": ("ddp/gloo", "ddp/nccl", "ddp/mpi")}
 
 
@@ -214,14 +214,17 @@ def _run(job: Job, plan: Mapping[str, Any], folder: Path, workers: int, tell: Ca
     except OSError as error:
         raise RecordError(not_written(folder, error, "choose a writable --out")) from None
     return run_ranks(
-        job.runtime,
-        workers,
-        RANK_PROGRAM,
-        [str(path.absolute())],
-        folder=folder,
-        environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-        timeout_s=600.0 + 10 * plan["seconds"],
-        tell=lambda text: tell(_MARK.sub("", text)),
+        ProgramRun(
+            runtime=job.runtime,
+            workers=workers,
+            module=RANK_PROGRAM,
+            arguments=(str(path.absolute()),),
+            out=folder,
+            log=folder / "output.log",
+            environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            timeout_s=600.0 + 10 * plan["seconds"],
+        ),
+        on_progress=tell,
     )
 
 

@@ -8,7 +8,7 @@ interleaved. A comparison lives in a folder OUT:
     blocks/2w-03/A/         the run directory of A in block 3 with 2 workers (records.py knows its format)
     blocks/2w-03/A.yaml     what it was asked to do
     blocks/2w-03/A.log      what it printed
-    blocks/2w-03/.1-A/      a run that failed, or whose block was broken off: kept, not counted
+    blocks/2w-03/.attempts/A-1/     a run that failed, or whose block was broken off: kept, not counted
 
 What `analysis/comparison.py` says about the blocks is written beside them by the command line.
 """
@@ -17,18 +17,18 @@ import json
 import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from horovod_study.cluster.process import GRACE_S, CellProcess, stop_marked
+from horovod_study.cluster.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
+from horovod_study.cluster.engine import Lane, set_aside, sweep, working_in
+from horovod_study.cluster.interruption import Interruption
+from horovod_study.cluster.process import GRACE_S
 from horovod_study.cluster.progress import duration
-from horovod_study.cluster.reason import failure_reason, is_follow_on
-from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
 from horovod_study.cluster.settings_file import read_settings
 from horovod_study.config import (
     COMMUNICATION,
@@ -44,9 +44,7 @@ from horovod_study.config import (
 )
 from horovod_study.documents import load_yaml, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
-from horovod_study.files import not_written, write_file
-from horovod_study.lease import hold_study
-from horovod_study.measure.clock import now
+from horovod_study.files import write_file
 from horovod_study.options import SET_BY_COMPARE
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
@@ -69,7 +67,6 @@ MAY_DIFFER = (
 """How the work is done. Whatever else an option says is what is done, and must be the same on both sides."""
 
 _TIMEOUT_S = 900.0
-_WAKE_S = 0.2
 _HOPELESS = 2
 """So many blocks of a worker count dropped and none good: the comparison ends instead of failing to the end."""
 
@@ -415,54 +412,34 @@ def run_compare(
     cores = available_cores() if cores is None else cores
     asked = check_configs(*arms)
     _check_numbers(arms, workers, blocks, cores)
-    for arm in arms:
-        for count in workers:
-            launch(_cell(arm, count, 1, FEWEST_STEPS), out, out)  # for its complaint about a missing launcher
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StudyError(not_written(out, error, "choose a writable --out")) from None
+    require_launchers([_cell(arm, count, 1, FEWEST_STEPS) for arm in arms for count in workers], launch)
     load = os.getloadavg()[0]
     if load > cores / 2:
         say(
             f"warning: the load of this machine is {load:.1f} on {cores} cores before the first run; what both sides "
             "of a block suffer alike cancels, but intervals will be wide"
         )
-    with StopRequest() as stop, hold_study(out):
-        left = stop_marked(str(out.resolve()), grace_s=grace_s)
-        if left:
-            say(f"stopped what an interrupted comparison left behind ({left} processes)")
-        work = _Work(arms, out, launch, stop, grace_s, seconds, total=2 * blocks * len(set(workers)))
+    with working_in(out, "comparison", command=command, grace_s=grace_s) as stop:
+        pairs = _Pairs(arms, out, launch, stop, grace_s, seconds, total=2 * blocks * len(set(workers)))
         try:
-            work.take_up_plan()
-            for count in sorted(set(workers)):
-                work.choose_steps(count)
-            for turn in schedule(workers, blocks, arms[0].config.seed):
-                if stop.requested:
-                    break
-                work.block(turn)
-        except OSError as error:
-            raise StudyError(
-                f"{error.filename or out}: {error.strerror or error}; make room there or choose another --out, and "
-                f"continue with: {command}"
-            ) from error
+            sweep([pairs.lane(sorted(set(workers)), blocks)], stop)
         finally:
-            work.close()
+            pairs.close()
         interrupted = stop.requested
     if interrupted:
-        say(f"interrupted after {len(work.finished)} whole blocks; continue with: {command}")
-        if not work.finished:
+        say(f"interrupted after {len(pairs.finished)} whole blocks; continue with: {command}")
+        if not pairs.finished:
             raise KeyboardInterrupt
-    if not work.finished:
-        raise StudyError(f"compare: no block has both its runs: {work.dropped[0]}; mend that and run again: {command}")
+    if not pairs.finished:
+        raise StudyError(f"compare: no block has both its runs: {pairs.dropped[0]}; mend that and run again: {command}")
     return CompareResult(
         arms=arms,
         directory=out,
-        steps={count: work.steps[count] for count in sorted(set(workers))},
+        steps={count: pairs.steps[count] for count in sorted(set(workers))},
         wanted=blocks,
-        blocks=tuple(work.finished),
-        differs={**asked, **work.differs},
-        dropped=tuple(work.dropped),
+        blocks=tuple(pairs.finished),
+        differs={**asked, **pairs.differs},
+        dropped=tuple(pairs.dropped),
         interrupted=interrupted,
     )
 
@@ -510,7 +487,7 @@ def _cell(arm: Arm, workers: int, block: int, steps: int | None, *, seconds: flo
     return Cell(config=config, runtime=arm.runtime, placement=placement)
 
 
-class _Work:
+class _Pairs:
     """The runs of one comparison, with what they need at hand."""
 
     def __init__(
@@ -518,7 +495,7 @@ class _Work:
         arms: tuple[Arm, Arm],
         out: Path,
         launch: Launcher,
-        stop: StopRequest,
+        stop: Interruption,
         grace_s: float,
         seconds: float,
         *,
@@ -528,7 +505,7 @@ class _Work:
         self._out, self._launch, self._stop, self._grace_s, self._seconds = out, launch, stop, grace_s, seconds
         self._line = Line()
         self._total, self._ended = total, 0
-        self._took: dict[tuple[int, str], list[float]] = {}
+        self._took: list[float] = []
         self._first: dict[int, tuple[str, RunRecord]] = {}  # per worker count, what the others must agree with
         self._new_steps = arms[0].config.steps
         self.steps: dict[int, int] = {}
@@ -539,6 +516,16 @@ class _Work:
     def close(self) -> None:
         """Remove the line of progress."""
         self._line.close()
+
+    def lane(self, workers: Sequence[int], blocks: int) -> Lane:
+        """Find the steps of each worker count, then run the blocks that are missing."""
+        self.take_up_plan()
+        for count in workers:
+            yield from self._choose_steps(count)
+        for turn in schedule(workers, blocks, self._arms["A"].config.seed):
+            yield from self._block(turn)
+            if self._stop.requested:
+                return
 
     # ------------------------------------------------------------------------------------------------ the plan
 
@@ -588,16 +575,16 @@ class _Work:
         content = {**self._meaning(), "steps": {str(count): number for count, number in self.steps.items()}}
         write_file(self._out / PLAN, json.dumps(content, indent=1) + "\n")
 
-    def choose_steps(self, workers: int) -> None:
+    def _choose_steps(self, workers: int) -> Generator[CellRun, Any, None]:
         """Find how many steps a run of `workers` makes: as told, as in the plan, or from a short run of each arm."""
-        if workers not in self.steps and not self._stop.requested:
+        if workers not in self.steps:
             if self._new_steps is not None:
                 self.steps[workers] = self._new_steps
             else:
-                self._pilot(workers)
+                yield from self._pilot(workers)
             self._keep_plan()
 
-    def _pilot(self, workers: int) -> None:
+    def _pilot(self, workers: int) -> Generator[CellRun, Any, None]:
         rates = []
         seconds = min(self._seconds, max(0.3, self._seconds / 3))
         records: list[tuple[str, RunRecord]] = []
@@ -605,7 +592,7 @@ class _Work:
             folder = self._out / "pilot" / f"{workers}w"
             cell = _cell(arm, workers, 1, None, seconds=seconds)
             what = f"pilot, {_workers(workers)}, {letter}"
-            record, problem = self._run(cell, folder, letter, what)
+            record, problem = yield from self._run(cell, folder / letter, what)
             if self._stop.requested:
                 raise KeyboardInterrupt
             if record is None:
@@ -621,7 +608,7 @@ class _Work:
 
     # ---------------------------------------------------------------------------------------------- the blocks
 
-    def block(self, turn: Turn) -> None:
+    def _block(self, turn: Turn) -> Generator[CellRun, Any, None]:
         """Run one block, or read it when it is whole; a block whose runs fail twice is dropped."""
         folder = self._out / "blocks" / f"{turn.workers}w-{turn.block:02d}"
         cells = {
@@ -631,11 +618,11 @@ class _Work:
         records = {letter: record for letter, record in found.items() if record is not None}
         if len(records) < 2:
             for letter in LETTERS:  # half a block: its partner would run at another time
-                _set_aside(folder, letter)
+                set_aside(folder / letter)
             records = {}
             for place, letter in enumerate(turn.order):
                 what = f"block {turn.block}, {_workers(turn.workers)}, {letter}"
-                record, problem = self._run(cells[letter], folder, letter, what)
+                record, problem = yield from self._run(cells[letter], folder / letter, what)
                 if self._stop.requested:
                     return
                 if record is None:
@@ -675,48 +662,40 @@ class _Work:
         if not good and len(lost) >= _HOPELESS:
             raise StudyError(f"compare: the first {_HOPELESS} blocks with {_workers(workers)} failed: {lost[-1]}")
 
-    def _run(self, cell: Cell, folder: Path, letter: str, what: str) -> tuple[RunRecord | None, str]:
+    def _run(self, cell: Cell, out: Path, what: str) -> Generator[CellRun, Any, tuple[RunRecord | None, str]]:
         """Run one side once, and once more when it fails; return its record, or None and why it failed."""
         problem = ""
         for _ in range(2):
-            _set_aside(folder, letter)
-            began = now()
-            problem = self._attempt(cell, folder, letter, what)
+            set_aside(out)
+            attempt: Attempt = yield CellRun(
+                cell=cell,
+                out=out,
+                config=out.with_name(f"{out.name}.yaml"),
+                log=out.with_name(f"{out.name}.log"),
+                launch=self._launch,
+                timeout_s=_TIMEOUT_S,
+                grace_s=self._grace_s,
+                watch=self._watch(what),
+            )
             if self._stop.requested:
                 return None, "interrupted"
-            record = None if problem else _read_done(folder / letter)
-            if record is not None:
-                self._took.setdefault((cell.placement.workers, letter), []).append(now() - began)
-                return record, ""
-            problem = problem or "it ended without a finished record"
-            say(f"  {what} failed: {problem}; see {folder / f'{letter}.log'}")
+            if attempt.done and attempt.record is not None and attempt.record.totals.get("samples_per_s"):
+                self._took.append(attempt.seconds)
+                return attempt.record, ""
+            problem = attempt.reason or "it ended without a finished record"
+            say(f"  {what} failed: {problem}; see {attempt.log}")
         return None, problem
 
-    def _attempt(self, cell: Cell, folder: Path, letter: str, what: str) -> str:
-        """Start a run and wait for its end; return why it failed, or ""."""
-        folder.mkdir(parents=True, exist_ok=True)
-        config, run, log = folder / f"{letter}.yaml", folder.resolve() / letter, folder / f"{letter}.log"
-        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
-        began = now()
-        with CellProcess(self._launch(cell, config, run), log, self._grace_s) as process:
-            while (exit_code := process.wait(_WAKE_S)) is None:
-                if self._stop.requested:
-                    return "interrupted"
-                if now() - began > _TIMEOUT_S:
-                    return f"timed out after {_TIMEOUT_S:g} s"
-                if self._line.due():
-                    self._line.show(f"  {what}: running for {now() - began:.0f} s{self._left()}")
-        if exit_code == 0:
-            return ""
-        told = read_run(run) if (run / MANIFEST).exists() else None
-        if told is not None and told.status == "failed" and not is_follow_on(told.reason):
-            return told.reason
-        return failure_reason(log_tail(log), exit_code)
+    def _watch(self, what: str) -> Callable[[Running], None]:
+        def watch(running: Running) -> None:
+            if self._line.due():
+                self._line.show(f"  {what}: running for {running.seconds:.0f} s{self._left()}")
+
+        return watch
 
     def _left(self) -> str:
-        known = [seconds for times in self._took.values() for seconds in times]
-        left = self._total - self._ended
-        return f"; about {duration(left * sum(known) / len(known))} left" if known and left else ""
+        left, took = self._total - self._ended, self._took
+        return f"; about {duration(left * sum(took) / len(took))} left" if took and left else ""
 
 
 def _read_done(directory: Path) -> RunRecord | None:
@@ -724,13 +703,6 @@ def _read_done(directory: Path) -> RunRecord | None:
         return None
     record = read_run(directory)
     return record if record.status == "done" and record.totals.get("samples_per_s") else None
-
-
-def _set_aside(folder: Path, letter: str) -> None:
-    """Move what is left of an earlier try of one side to a hidden folder beside it."""
-    if (folder / letter).exists():
-        number = next(number for number in range(1, 10**6) if not (folder / f".{number}-{letter}").exists())
-        (folder / letter).rename(folder / f".{number}-{letter}")
 
 
 def figures(directory: Path, record: RunRecord) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -33,21 +33,17 @@ from typing import Any
 
 from rich.console import Console
 
+from horovod_study.cluster import process
+from horovod_study.cluster.attempt import CANCELLED, Launcher, local_launch, record_of
 from horovod_study.cluster.estimate import Estimate, duration
+from horovod_study.cluster.grid import Grid, Places
 from horovod_study.cluster.identity import Known, changes, environment, identify
+from horovod_study.cluster.interruption import INTERRUPTED, Interruption
 from horovod_study.cluster.jobs import Ask, Job, JobBook, Note, ask, cell_of, note_path, read_job, write_note
 from horovod_study.cluster.ledger import blocks, cell_name, past_durations, read_ledger, set_aside
 from horovod_study.cluster.partitions import Partition, this_machine
 from horovod_study.cluster.progress import say
-from horovod_study.cluster.runner import (
-    INTERRUPTED,
-    Launcher,
-    StopRequest,
-    StudyResult,
-    local_launch,
-    record_of,
-    run_cells,
-)
+from horovod_study.cluster.runner import StudyResult
 from horovod_study.cluster.site import hosts_of_allocation, site_of
 from horovod_study.cluster.slurm import partition_of
 from horovod_study.cluster.study_file import StudyConfig
@@ -59,7 +55,7 @@ from horovod_study.records import MANIFEST, create_run, read_run
 from horovod_study.variables import whole_number
 
 EXIT_STOPPED = 75
-PRE_EMPTED, CANCELLED = "pre-empted", "cancelled"
+PRE_EMPTED = "pre-empted"
 GRACE_S = 20.0
 """How long workers get to write a checkpoint and end; Slurm waits 30 s (KillWait) unless a site says otherwise."""
 _REFRESH_S = 30.0
@@ -67,7 +63,7 @@ _END_S = 90.0  # less than this before its end, a job is taken to be ended by it
 _UNTIL_KILLED_S = 120.0
 
 
-class JobSignals(StopRequest):
+class JobSignals(Interruption):
     """Slurm's signals as a request to stop; `state` asks Slurm what it means when somebody wants to know."""
 
     def __init__(self, job_id: str, *, restarts: int, ends: float | None, ask: Ask) -> None:
@@ -118,9 +114,41 @@ def told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inside:
+    """What is around this process: its environment, who answers for Slurm, where things are said, what starts cells."""
+
+    console: Console
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    ask: Ask = ask
+    launch: Launcher = local_launch
+
+    @property
+    def job_id(self) -> str:
+        """The number of the job, or of the one task of it that this is."""
+        return self.environ.get("SLURM_JOB_ID", "")
+
+    @property
+    def node(self) -> str:
+        """The name of this node."""
+        return self.environ.get("SLURMD_NODENAME") or platform.node()
+
+    def told(self) -> dict[str, str]:
+        """Return what Slurm says about the job."""
+        return told_by_slurm(self.ask, self.job_id)
+
+    def places(self, partition_of: Callable[[Cell], Partition], grace_s: float) -> Places:
+        """Return where and how cells are started here."""
+        return Places(
+            launch=self.launch,
+            site_of=lambda cell: site_of(partition_of(cell), cell.placement, environ=self.environ),
+            grace_s=grace_s,
+        )
+
+
 def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> int:
     """Run the job in the folder named on the command line; return the exit code."""
-    console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
+    inside = Inside(console=Console(file=sys.stdout, soft_wrap=True, highlight=False), environ=environ, ask=ask)
     if len(arguments) != 1:
         print("usage: python -m horovod_study.cluster.job FOLDER", file=sys.stderr)
         return 2
@@ -132,36 +160,26 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ, a
             raise StudyError(
                 f"{folder}: task {task} is asked for, but the job has {len(job.tasks)}; submit it as it is"
             )
-        return run_job(job, folder.resolve().parents[1], task, console=console, environ=environ, ask=ask)
+        return run_job(job, folder.resolve().parents[1], task, inside)
     except StudyError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def run_job(
-    job: Job,
-    directory: Path,
-    task: int,
-    *,
-    console: Console,
-    environ: Mapping[str, str] = os.environ,
-    ask: Ask = ask,
-    launch: Launcher = local_launch,
-    until_killed_s: float = _UNTIL_KILLED_S,
-) -> int:
+def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_killed_s: float = _UNTIL_KILLED_S) -> int:
     """Run the cells of one task of `job`, of the study in `directory`; return the exit code.
 
     StudyError: the job cannot run at all; its note says so too.
     """
-    began = now()
+    environ, console = inside.environ, inside.console
     restarts = whole_number("SLURM_RESTART_COUNT", environ) or 0
-    number = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID", "")
-    note = Note(job_id=number, host=_node(environ), state="running", restarts=restarts, started=utc_now())
+    number = environ.get("SLURM_ARRAY_JOB_ID") or inside.job_id
+    note = Note(job_id=number, host=inside.node, state="running", restarts=restarts, started=utc_now())
     lasts_s = seconds_left(environ, job.time_limit_s)
-    ends = datetime.now(UTC).timestamp() + lasts_s
+    ends, until = datetime.now(UTC).timestamp() + lasts_s, now() + lasts_s
     write_note(directory, job.name, task, note)
     with (
-        JobSignals(environ.get("SLURM_JOB_ID", ""), restarts=restarts, ends=ends, ask=ask) as stop,
+        JobSignals(inside.job_id, restarts=restarts, ends=ends, ask=inside.ask) as stop,
         _Refreshed(note_path(directory, job.name, task)),
     ):
         try:
@@ -170,28 +188,16 @@ def run_job(
             count = f"{len(cells)} cell{'' if len(cells) == 1 else 's'}"
             say(
                 console,
-                f"job {environ.get('SLURM_JOB_ID', '?')} of study {study.name} on "
+                f"job {inside.job_id or '?'} of study {study.name} on "
                 f"{environ.get('SLURM_JOB_NODELIST', platform.node())}{told}: {count}, "
                 f"{duration(lasts_s)} left",
             )
-            problem = unlike(job, cells, partition, environ)
-            if problem:
+            if problem := unlike(job, cells, partition, inside):
                 raise StudyError(problem)
-            note = _run(
-                job,
-                study,
-                cells,
-                partition,
-                directory,
-                task,
-                note,
-                stop,
-                console,
-                began + lasts_s,
-                environ,
-                ask,
-                launch,
-            )
+            places = inside.places(lambda cell: partition, GRACE_S)
+            planned = job.inside["planned"]
+            grid = Grid(study=study, directory=directory, console=console, stop=stop, places=places, planned=planned)
+            note = _run(grid, cells, note, lambda note: write_note(directory, job.name, task, note), until, inside)
         except StudyError as error:
             for cell in contents(job, task)[1]:
                 fail(directory, cell, str(error))
@@ -202,29 +208,18 @@ def run_job(
         write_note(directory, job.name, task, note)
     say(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
     if pre_empted and stop.number == 0 and job.requeue:
-        hand_back(environ.get("SLURM_JOB_ID", ""), console, ask, until_killed_s)
+        hand_back(inside, until_killed_s)
     if early:
         return EXIT_STOPPED
     return 0 if note.state == "completed" and not note.reason else 1
 
 
 def _run(
-    job: Job,
-    study: StudyConfig,
-    cells: Sequence[Cell],
-    partition: Partition,
-    directory: Path,
-    task: int,
-    note: Note,
-    stop: JobSignals,
-    console: Console,
-    until: float,
-    environ: Mapping[str, str],
-    ask: Ask,
-    launch: Launcher,
+    grid: Grid, cells: Sequence[Cell], note: Note, keep: Callable[[Note], None], until: float, inside: Inside
 ) -> Note:
-    """Run the cells one after the other; return the last note."""
-    estimate = Estimate(past_durations(directory))
+    """Run the cells one after the other, and `keep` a note of each; return the last note."""
+    stop = grid.stop
+    estimate = Estimate(past_durations(grid.directory))
     left_out: list[str] = []
     not_done = 0
     for position, cell in enumerate(cells):
@@ -234,35 +229,21 @@ def _run(
         # The first is begun in any case: one that never fits into a job goes on from its checkpoint in the next.
         if position and expected_s is not None and now() + expected_s > until:
             left_out.append(cell.key)
-            say(
-                console, f"not begun: {cell_name(study, cell)} takes {duration(expected_s)}, which is more than is left"
-            )
+            name = cell_name(grid.study, cell)
+            say(inside.console, f"not begun: {name} takes {duration(expected_s)}, which is more than is left")
             continue
         note = replace(note, cell=cell.key, left_out=tuple(left_out))
-        write_note(directory, job.name, task, note)
-        run_cells(
-            study,
-            [cell],
-            directory,
-            console=console,
-            stop=stop,
-            launch=launch,
-            site_of=lambda cell: site_of(partition, cell.placement, environ=environ),
-            planned=job.inside["planned"],
-            total=len(cells),
-            ended=position,
-            grace_s=GRACE_S,
-        )
-        status = status_of(directory, cell)
+        keep(note)
+        grid.run([cell], total=len(cells), ended=position)
+        status = status_of(grid.directory, cell)
         not_done += status != "done"
-        if status not in ("", "done") and not stop.requested and is_pre_empted(ask, environ):
+        if status not in ("", "done") and not stop.requested and is_pre_empted(inside):
             stop.state, stop.requested = PRE_EMPTED, True
     note = replace(note, cell="", left_out=tuple(left_out))
     if stop.requested:
         reasons = {PRE_EMPTED: "Slurm takes the nodes away", CANCELLED: "it was cancelled"}
-        reason = reasons.get(
-            stop.state, "its time limit is near" if stop.number == signal.SIGUSR1 else "it was stopped"
-        )
+        near = isinstance(stop, JobSignals) and stop.number == signal.SIGUSR1
+        reason = reasons.get(stop.state, "its time limit is near" if near else "it was stopped")
         state = stop.state if stop.state in reasons else "timed out"
         return replace(note, state=state, reason=reason)
     told = [f"{not_done} of {len(cells)} cell{'' if len(cells) == 1 else 's'} not done"] if not_done else []
@@ -275,48 +256,42 @@ def status_of(directory: Path, cell: Cell) -> str:
     return read_run(directory / cell.key).status if (directory / cell.key / MANIFEST).exists() else ""
 
 
-def is_pre_empted(ask: Ask, environ: Mapping[str, str]) -> bool:
+def is_pre_empted(inside: Inside) -> bool:
     """Return whether Slurm is about to take the nodes away from this job."""
-    told = told_by_slurm(ask, environ.get("SLURM_JOB_ID", ""))
-    return told.get("PreemptTime", "None") not in ("None", "Unknown", "")
+    return inside.told().get("PreemptTime", "None") not in ("None", "Unknown", "")
 
 
-def hand_back(job_id: str, console: Console, ask: Ask, until_killed_s: float) -> None:
+def hand_back(inside: Inside, until_killed_s: float) -> None:
     """Requeue this job, and wait for the end: a job that ends by itself in its grace time is not queued again."""
-    if ask(("scontrol", "requeue", job_id)) is None:
-        say(console, f"scontrol requeue {job_id} failed; Slurm requeues the job itself when its grace time is over")
+    job_id = inside.job_id
+    if inside.ask(("scontrol", "requeue", job_id)) is None:
+        say(
+            inside.console,
+            f"scontrol requeue {job_id} failed; Slurm requeues the job itself when its grace time is over",
+        )
     sleep(until_killed_s)
 
 
 # ---------------------------------------------------------------------------------------------------- by hand
 
 
-def run_here(
-    study: StudyConfig,
-    runs_dir: Path,
-    *,
-    command: str,
-    retry: bool = True,
-    console: Console | None = None,
-    environ: Mapping[str, str] = os.environ,
-    ask: Ask = ask,
-) -> StudyResult:
+def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str, retry: bool = True) -> StudyResult:
     """Run the cells of `study` that are not done and fit into the allocation this is called in (salloc, or a job).
 
     A cell fits when its partition is of scheduler slurm and the allocation has the nodes for it. Cells of jobs that
     wait or run are left to these. Raises StudyError outside of an allocation, or when no cell fits.
     """
-    console = console or Console()
+    environ, console = inside.environ, inside.console
     hosts = hosts_of_allocation(environ)
     directory = runs_dir / study.name
-    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory, ask=ask))
+    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory, ask=inside.ask))
     wanted = ledger.to_do(retry=retry)
     cells = [cell for block in blocks(wanted, study.seed) for cell in block if _fits(study, cell, len(hosts), environ)]
     if wanted and not cells:
         nodes = ", ".join(str(count) for count in sorted({cell.placement.nodes for cell in wanted}))
         where = ", ".join(sorted({cell.placement.partition for cell in wanted}))
         raise StudyError(
-            f"no cell fits into job {environ.get('SLURM_JOB_ID', '?')} with {len(hosts)} "
+            f"no cell fits into job {inside.job_id or '?'} with {len(hosts)} "
             f"node{'' if len(hosts) == 1 else 's'}: what is not done needs {nodes} nodes of {where}; allocate these, "
             "or submit it with `run`"
         )
@@ -328,19 +303,18 @@ def run_here(
         + (f"; {len(wanted) - len(cells)} do not fit" if len(wanted) > len(cells) else "")
         + (f"; {left_to_jobs} are left to submitted jobs" if left_to_jobs else ""),
     )
-    lasts_s = _left_of_allocation(environ, ask)
-    with StopRequest() as stop:
-        broken_off = run_cells(
-            study,
-            cells,
-            directory,
+    with Interruption() as stop:
+        grid = Grid(
+            study=study,
+            directory=directory,
             console=console,
             stop=stop,
-            site_of=lambda cell: site_of(study.partitions[cell.placement.partition], cell.placement, environ=environ),
+            places=inside.places(lambda cell: study.partitions[cell.placement.partition], process.GRACE_S),
             planned={entry.key: entry.state for entry in ledger.entries},
-            lasts_s=lasts_s,
+            lasts_s=_left_of_allocation(inside),
         )
-    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory, ask=ask))
+        broken_off = grid.run(cells)
+    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory, ask=inside.ask))
     say(console, ledger.summary())
     if stop.requested:
         say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
@@ -354,10 +328,10 @@ def _fits(study: StudyConfig, cell: Cell, nodes: int, environ: Mapping[str, str]
     return partition.scheduler == "slurm" and same and cell.placement.nodes <= nodes
 
 
-def _left_of_allocation(environ: Mapping[str, str], ask: Ask) -> float:
+def _left_of_allocation(inside: Inside) -> float:
     """Return the seconds left, infinite where that is not known."""
-    left = seconds_left(environ, math.inf)
-    if left == math.inf and (end := told_by_slurm(ask, environ.get("SLURM_JOB_ID", "")).get("EndTime", "")):
+    left = seconds_left(inside.environ, math.inf)
+    if left == math.inf and (end := inside.told().get("EndTime", "")):
         with suppress(ValueError):  # Unknown; Slurm tells local time
             left = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
     return left
@@ -390,10 +364,9 @@ def contents(job: Job, task: int) -> tuple[StudyConfig, list[Cell], Partition]:
     return study, cells, partition
 
 
-def unlike(job: Job, cells: Sequence[Cell], partition: Partition, environ: Mapping[str, str]) -> str:
+def unlike(job: Job, cells: Sequence[Cell], partition: Partition, inside: Inside) -> str:
     """Return in one line how this place differs from what was asked for at submission, or ""."""
-    host = _node(environ)
-    hosts = hosts_of_allocation(environ)
+    host, hosts = inside.node, hosts_of_allocation(inside.environ)
     if len(hosts) != job.nodes:
         names = ", ".join(each.name for each in hosts)
         return f"the job has {len(hosts)} nodes ({names}), but {job.nodes} were asked for; submit the study again"
@@ -421,10 +394,6 @@ def seconds_left(environ: Mapping[str, str], limit_s: float, *, present: Callabl
     end = whole_number("SLURM_JOB_END_TIME", environ)
     seconds = datetime.now(UTC).timestamp() if present is None else present()
     return max(0.0, end - seconds) if end else limit_s
-
-
-def _node(environ: Mapping[str, str]) -> str:
-    return environ.get("SLURMD_NODENAME") or platform.node()
 
 
 class _Refreshed:

@@ -13,8 +13,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from horovod_study.cluster.launch import MARKER, LaunchLine
 from horovod_study.cluster.pinning import pinned
@@ -30,7 +28,7 @@ _KILL_ROUNDS = 100
 
 
 class CellProcess:
-    """A running cell whose output goes to a log; leaving its `with` block ends whatever is left of it."""
+    """A running cell whose output goes to a log, until `end` ends whatever is left of it."""
 
     def __init__(
         self,
@@ -87,16 +85,11 @@ class CellProcess:
         except KeyboardInterrupt:
             self._grace_s = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._grace_s = 0.0
+    def end(self, grace_s: float) -> None:
+        """End whatever is left of it; without grace after a second Ctrl-C."""
+        self._grace_s = min(grace_s, self._grace_s)
         group = self._process.pid if self._waiter.is_alive() else None
-        with suppress(KeyboardInterrupt):  # a second Ctrl-C: no more grace
+        with suppress(KeyboardInterrupt):
             stop_marked(self._marker, group=group, grace_s=self._grace_s)
         self._waiter.join(self._grace_s)
 

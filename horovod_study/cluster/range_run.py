@@ -5,33 +5,27 @@ trainer printed.
 """
 
 import math
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from horovod_study.cluster.process import GRACE_S, CellProcess
-from horovod_study.cluster.reason import failure_reason
-from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
-from horovod_study.config import RUNTIMES, Cell, Placement, RunConfig, available_cores, run_config
+from horovod_study.cluster.attempt import CellRun, Launcher, Running, local_launch
+from horovod_study.cluster.engine import attempt, set_aside_unless_done, working_in
+from horovod_study.cluster.process import GRACE_S
+from horovod_study.config import RUNTIMES, RunConfig, available_cores, local_cell, run_config
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
-from horovod_study.files import not_written, write_file
 from horovod_study.options import SET_BY_RANGE_TEST
 from horovod_study.progress import Line, say
-from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
+from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.workload.schedule import lr_factor
 
 STEPS = 1000
 _FEWEST_STEPS = 50  # what the analysis can read
 _BUDGETS = ("epochs", "seconds", "steps")
-_TAG = re.compile(r"\[\d+(?:,\d+)?\](?:<\w+>)?:")  # of launchers
-_WAKE_S = 0.25
 
 
 def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, high: float) -> RunConfig:
@@ -96,56 +90,51 @@ def run_range(
         raise ConfigError(
             f"lr-range: --workers is {workers} and --runtime {runtime}; serial has one worker, the others at least one"
         )
-    backend, _, transport = runtime.partition("/")
-    cell = Cell(
-        config=run_config({**config.to_dict(), "backend": backend, "transport": transport or "none"}),
-        runtime=runtime,
-        placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
-    )
+    cell = local_cell(runtime, config.to_dict(), workers=workers, source="lr-range")
     cores = available_cores() if cores is None else cores
     if workers > cores:
         raise ConfigError(
             f"lr-range: --workers is {workers}, but this machine offers {cores} core{'s' * (cores > 1)}; "
             "lower --workers"
         )
-    run, log = out / "run", out / "output.log"
-    if (run / MANIFEST).exists():
-        raise RecordError(f"{run}: already holds a run; nothing was overwritten, choose another --out or move it away")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_file(out / "config.yaml", yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
-    except OSError as error:
-        raise StudyError(not_written(out, error, "choose a writable --out")) from None
+    run = out / "run"
     length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
-    say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}; records in {out}")
     line = Line()
-    with StopRequest() as stop, CellProcess(launch(cell, out / "config.yaml", run), log, grace_s) as process:
-        while (exit_code := process.wait(_WAKE_S)) is None:
-            if stop.requested:
-                line.close()
-                raise KeyboardInterrupt
-            if line.due():
-                line.show(_last_line(log))
-    line.close()
-    if not (run / MANIFEST).exists() or not step_ranks(run):
-        raise StudyError(f"the range test failed: {failure_reason(log_tail(log), exit_code)}; see {log}")
-    record = read_run(run)
+
+    def watch(running: Running) -> None:
+        if line.due():
+            line.show(running.last_line() or "  starting")
+
+    with working_in(out, "range test", grace_s=grace_s) as stop:
+        if set_aside_unless_done(run):
+            raise RecordError(
+                f"{run}: already holds a run; nothing was overwritten, choose another --out or move it away"
+            )
+        say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}; records in {out}")
+        try:
+            ended = attempt(
+                CellRun(
+                    cell=cell,
+                    out=run,
+                    config=out / "config.yaml",
+                    log=out / "output.log",
+                    launch=launch,
+                    grace_s=grace_s,
+                    watch=watch,
+                ),
+                stop,
+            )
+        finally:
+            line.close()
+    if ended.record is None or not step_ranks(run):
+        raise StudyError(f"the range test failed: {ended.reason}; see {ended.log}")
+    record = ended.record
     tables = [read_steps(run, rank) for rank in step_ranks(run)]
     rows = min(table.num_rows for table in tables)  # a rank that was ended first has fewer
     losses = np.mean([table.column("loss").to_numpy()[:rows].astype(np.float64) for table in tables], axis=0)
-    if record.status != "done" and (not rows or np.isfinite(losses[-1])):
-        reason = record.reason or failure_reason(log_tail(log), exit_code)
-        raise StudyError(f"the range test failed: {reason}; see {log}")
+    if not ended.done and (not rows or np.isfinite(losses[-1])):
+        raise StudyError(f"the range test failed: {ended.reason}; see {ended.log}")
     total = config.steps or (config.epochs or 1) * int(record.effective["steps_per_epoch"])
     steps = tables[0].column("step").to_numpy()[:rows]
     rates = np.array([config.lr * lr_factor(cell.config, int(step), step / total) for step in steps])
     return rates, losses, record
-
-
-def _last_line(log: Path) -> str:
-    lines = [_TAG.sub("", line).rstrip() for line in log_tail(log).splitlines() if not line.startswith("$ ")]
-    text = next((line for line in reversed(lines) if line.strip()), "  starting")
-    try:
-        return text[: os.get_terminal_size(2).columns - 1]
-    except OSError:
-        return text

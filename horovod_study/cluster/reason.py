@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 
 _TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\]<(?:stdout|stderr)>:|\[rank\d+\]:) ?")  # mpirun, horovodrun; torchrun
+_ANY_TAG = re.compile(r"\[\d+(?:,\d+)?\](?:<\w+>)?: ?")
 _USER_ERROR = re.compile(r"^(?:[\w.-]+(?: \w+)?: )?error: (?P<text>.+)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FOLLOW_ON = re.compile(  # of a worker that lost its peer or was told to end, and of a launcher that lost a worker
@@ -80,6 +81,11 @@ def failure_reason(log: str, exit_code: int | None) -> str:
 def is_follow_on(reason: str) -> bool:
     """Return whether `reason` only says that something else had gone wrong before."""
     return _FOLLOW_ON.search(reason) is not None
+
+
+def without_tags(line: str) -> str:
+    """Return a line without what launchers write before those of their ranks."""
+    return _ANY_TAG.sub("", line)
 
 
 def told_to_end(reason: str, exit_code: int | None, *, begun: bool) -> bool:

@@ -24,7 +24,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -38,25 +38,27 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from horovod_study import alive
-from horovod_study.cluster.launch import LaunchLine
-from horovod_study.cluster.process import GRACE_S, CellProcess, stop_marked
+from horovod_study.cluster.attempt import (
+    PRUNED,
+    Attempt,
+    CellRun,
+    Launcher,
+    Running,
+    Verdict,
+    local_launch,
+    require_launchers,
+)
+from horovod_study.cluster.engine import Lane, sweep
+from horovod_study.cluster.interruption import Interruption
+from horovod_study.cluster.process import GRACE_S, stop_marked
 from horovod_study.cluster.progress import duration
-from horovod_study.cluster.reason import failure_reason, is_follow_on
-from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail, record_of
 from horovod_study.cluster.search_file import PARTS, Choice, SearchConfig, budget_done
-from horovod_study.config import Cell, available_cores
+from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.files import csv_rows, not_written, write_file
-from horovod_study.measure.clock import now, utc_now
+from horovod_study.measure.clock import now
 from horovod_study.progress import Line, say
-from horovod_study.records import (
-    MANIFEST,
-    RunRecord,
-    create_run,
-    epoch_rows,
-    finish_run,
-    read_run,
-)
+from horovod_study.records import MANIFEST, epoch_rows
 
 SIGN_OF_LIFE_S = 10
 SILENT_S = 60
@@ -66,7 +68,6 @@ HOPELESS = 5
 """So many failed trials and not one good: the search ends instead of failing to the end."""
 
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")
-_WAKE_S = 0.25
 _LOOK_S = 5.0  # between two looks at what other commands on this search have done
 _TERMINAL_EVERY_S, _LOG_EVERY_S = 0.5, 60.0
 
@@ -204,17 +205,16 @@ def run_search(
             "lower --jobs, or workers and threads in the file"
         )
     directory = runs_dir / search.name
-    launch(search.example(), directory, directory)  # for its complaint about a missing launcher
+    require_launchers([search.example()], launch)
     try:
-        for folder in ("configs", "logs"):
-            (directory / folder).mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StudyError(not_written(directory, error, "choose a writable folder with --runs")) from None
-    with StopRequest() as stop, _quiet():
+    with Interruption() as stop, _quiet():
         database = _Database(search, directory, storage, grace_s)
-        work = _Work(search, directory, database, jobs, launch, stop, grace_s)
+        trials = _Trials(search, directory, database, stop, launch, grace_s)
         try:
-            broken_off = work.run()
+            broken_off = trials.run(jobs)
             importance, note = importance_of(database.study)
             result = replace(
                 result_of(search, directory, database.study),
@@ -438,63 +438,51 @@ def _short(value: Any) -> str:
 # ------------------------------------------------------------------------------------------------------ running trials
 
 
-class _Running:
-    """A trial whose trainer is running."""
+class _Open:
+    """A trial that was taken up, and what its evaluations have told so far."""
 
-    def __init__(self, trial: optuna.Trial, cell: Cell, directory: Path, launch: Launcher, grace_s: float) -> None:
-        name = trial_name(trial.number)
-        self.trial, self.cell = trial, cell
-        self.out, self.log = directory.resolve() / name, directory / "logs" / f"{name}.log"
-        self.started, self.began = utc_now(), now()
+    def __init__(self, trial: optuna.Trial, run: CellRun) -> None:
+        self.trial, self.run = trial, run
+        self.began = self.signed = now()
         self.seen = 0  # rows of epochs.csv
         self.part = -1  # of the budget, the last that Optuna knows of
         self.done = 0.0  # share of the budget at the last evaluation
         self.test_mse: float | None = None
-        self._stack = ExitStack()
-        config = directory / "configs" / f"{name}.yaml"
-        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
-        line: LaunchLine = launch(cell, config, self.out)
-        self.process = self._stack.enter_context(CellProcess(line, self.log, grace_s))
-
-    def end(self) -> None:
-        """End whatever is left of it."""
-        self._stack.close()
 
     def new_evaluations(self) -> list[dict[str, float]]:
         """Return the rows of epochs.csv that were added since the last call."""
-        rows = epoch_rows(self.out)
+        rows = epoch_rows(self.run.out)
         new, self.seen = rows[self.seen :], len(rows)
         return new
 
 
-class _Work:
-    """The loop: start trials, watch them, tell Optuna how they end."""
+class _Trials:
+    """The lanes of a search: each takes up one trial after the other, and tells Optuna how they end."""
 
     def __init__(
         self,
         search: SearchConfig,
         directory: Path,
         database: _Database,
-        jobs: int,
+        stop: Interruption,
         launch: Launcher,
-        stop: StopRequest,
         grace_s: float,
     ) -> None:
-        self._search, self._directory, self._database, self._jobs = search, directory, database, jobs
-        self._launch, self._stop, self._grace_s = launch, stop, grace_s
-        self._running: list[_Running] = []
-        self._failures = 0
+        self._search, self._directory, self._database = search, directory, database
+        self._stop, self._launch, self._grace_s = stop, launch, grace_s
+        self._open: list[_Open] = []
+        self._failures, self._jobs = 0, 1
         self._line = Line()
-        self._shown = self._signed = now()
+        self._shown = now()
         self._looked = -math.inf
         self._result = result_of(search, directory, database.study)
         self._reported: set[int] = {row.trial for row in self._result.rows if row.state not in ("running", "waiting")}
         self._said = self._result.ended  # of the trials that count, how many the user knows of
         self._best = self._result.best
 
-    def run(self) -> str:
+    def run(self, jobs: int) -> str:
         """Run until enough trials have ended or a stop is requested; return why it was broken off otherwise."""
-        result = self._result
+        result, self._jobs = self._result, jobs
         say(
             f"search {self._search.name}: {result.ended} of {self._search.trials} trials have ended; records in "
             f"{self._directory}, trials kept in {self._database.url}"
@@ -502,28 +490,10 @@ class _Work:
         if result.best is not None:
             say(f"best so far: {_trial_text(result.best).removeprefix('done').strip()}")
         try:
-            while not self._stop.requested:
-                hopeless = self._hopeless()
-                if hopeless:
-                    return hopeless
-                self._fill()
-                if not self._running:
-                    break
-                self._watch()
-                self._show()
+            sweep([self._lane() for _ in range(jobs)], self._stop)
         finally:
             self._line.close()
-            for each in self._running:
-                each.end()
-                self._settle(each, None, "interrupted")
-                with suppress(
-                    ValueError, UpdateFinishedTrialError
-                ):  # another command took it for abandoned and put it back itself
-                    self._database.put_back(each.trial, "the command was stopped")
-        return ""
-
-    def _hopeless(self) -> str:
-        if self._running or not self._all_failed():
+        if self._stop.requested or not self._all_failed():
             return ""
         failed = [row for row in self._result.rows if row.state == "failed"]
         return f"{self._failures} trials have failed and none has ended well; the last one: {failed[-1].reason}"
@@ -532,87 +502,107 @@ class _Work:
         ended_well = any(row.state in ("done", "pruned") for row in self._result.rows)
         return self._failures >= HOPELESS and not ended_well
 
-    def _fill(self) -> None:
-        """Start trials while there is room and some are wanted."""
-        if self._all_failed() or len(self._running) >= self._jobs or (self._running and now() - self._looked < _LOOK_S):
-            return
-        self._looked = now()
-        while len(self._running) < self._jobs and not self._stop.requested:
-            trial = self._database.next_trial(self._directory)
+    def _lane(self) -> Lane:
+        while not (self._stop.requested or self._all_failed()):
+            trial = self._next()
             if trial is None:
-                return
+                yield None
+                continue
             try:
-                cell = self._search.cell(trial.params)
-                self._running.append(_Running(trial, cell, self._directory, self._launch, self._grace_s))
-            except StudyError as error:  # values that do not fit together, or a launcher that cannot be executed
+                run = self._run(trial)
+            except StudyError as error:  # values that do not fit together
                 self._failed(trial, str(error), log=None)
-
-    def _watch(self) -> None:
-        """Wait a moment for the running trials; deal with evaluations, ends and time limits."""
-        wake_s = _WAKE_S / len(self._running)
-        sign = now() - self._signed >= SIGN_OF_LIFE_S
-        if sign:
-            self._signed = now()
-        for each in list(self._running):
-            exit_code = each.process.wait(wake_s)
+                continue
+            each = _Open(trial, replace(run, watch=self._watch))
+            self._open.append(each)
+            told = False
             try:
-                if sign:
-                    self._database.alive(each.trial)
-                hopeless = self._judge(each)
-                if exit_code is not None:
-                    self._ended(each, exit_code, "")
-                elif hopeless:
-                    self._ended(each, None, hopeless, pruned=True)
-                elif now() - each.began > self._search.timeout_s:
-                    self._ended(each, None, f"timed out after {self._search.timeout_s:g} s")
+                attempt: Attempt = yield each.run
+                self._open.remove(each)
+                told = attempt.done or not self._stop.requested
+                if told:
+                    self._ended(each, attempt)
             except UpdateFinishedTrialError:
                 # This command stood still for so long (a suspended laptop) that another one put the trial back.
-                self._running = [other for other in self._running if other is not each]
-                each.end()
-                self._line.keep(f"trial {each.trial.number} was given to another command meanwhile; dropped here")
+                told = True
+                self._line.keep(f"trial {trial.number} was given to another command meanwhile; dropped here")
+            finally:
+                self._open = [other for other in self._open if other is not each]
+                if not told:
+                    with suppress(ValueError, UpdateFinishedTrialError):  # another command has put it back itself
+                        self._database.put_back(trial, "the command was stopped")
 
-    def _judge(self, each: _Running) -> str:
+    def _next(self) -> "optuna.Trial | None":
+        """Return a trial to be run, None when none is wanted now."""
+        if self._open and now() - self._looked < _LOOK_S:
+            return None
+        trial = self._database.next_trial(self._directory)
+        if trial is None:
+            self._looked = now()
+        return trial
+
+    def _run(self, trial: optuna.Trial) -> CellRun:
+        name = trial_name(trial.number)
+        return CellRun(
+            cell=self._search.cell(trial.params),
+            out=self._directory.resolve() / name,
+            config=self._directory / "configs" / f"{name}.yaml",
+            log=self._directory / "logs" / f"{name}.log",
+            launch=self._launch,
+            timeout_s=self._search.timeout_s,
+            grace_s=self._grace_s,
+        )
+
+    def _watch(self, running: Running) -> Verdict | None:
+        """Leave a sign of life, deal with new evaluations and show how things stand."""
+        each = next(each for each in self._open if each.run is running.run)
+        if now() - each.signed >= SIGN_OF_LIFE_S:
+            each.signed = now()
+            self._database.alive(each.trial)
+        self._show()
+        hopeless = self._judge(each)
+        return Verdict(PRUNED, f"pruned: {hopeless}") if hopeless else None
+
+    def _judge(self, each: _Open) -> str:
         """Report new evaluations to Optuna; return why the trial should end early, or ""."""
+        hopeless = ""
         for row in each.new_evaluations():
-            each.done, each.test_mse = budget_done(each.cell.config, row), row["test_mse"]
+            each.done, each.test_mse = budget_done(each.run.cell.config, row), row["test_mse"]
             part = math.floor(each.done * PARTS + 1e-9)
             finite = math.isfinite(each.test_mse)
-            if part == each.part and finite:
+            if hopeless or (part == each.part and finite):
                 continue  # of several evaluations in one part the first is compared, with the first of other trials
             each.part = max(part, each.part + 1)
             each.trial.report(each.test_mse, each.part)
             if not finite:
-                return f"diverged: test MSE {each.test_mse} after {each.done:.0%} of the budget"
-            if part < PARTS and each.trial.should_prune():
-                return f"test MSE {each.test_mse:.3e} after {each.done:.0%} of the budget"
-        return ""
+                hopeless = f"diverged: test MSE {each.test_mse} after {each.done:.0%} of the budget"
+            elif part < PARTS and each.trial.should_prune():
+                hopeless = f"test MSE {each.test_mse:.3e} after {each.done:.0%} of the budget"
+        return hopeless
 
-    def _ended(self, each: _Running, exit_code: int | None, problem: str, *, pruned: bool = False) -> None:
-        """Record how a trial ended, in its run directory and in the database, and say so."""
-        self._running.remove(each)
+    def _ended(self, each: _Open, attempt: Attempt) -> None:
+        """Record in the database how a trial ended, and say so."""
         self._looked = -math.inf  # there is room for another one
-        each.end()
-        for row in each.new_evaluations():
-            each.test_mse = row["test_mse"]
-        record = self._settle(each, exit_code, f"pruned: {problem}" if pruned else problem)
-        trial, test_mse = each.trial, record.totals.get("test_mse")
-        floor = record.effective.get("floor_mse")
+        self._judge(each)  # other trials are compared with these evaluations, too late for this one as they are
+        trial, record = each.trial, attempt.record
+        test_mse = record.totals.get("test_mse") if record is not None else None
+        floor = record.effective.get("floor_mse") if record is not None else None
         if floor is not None:
             trial.set_user_attr("floor_mse", floor)
-        if pruned:
-            trial.set_user_attr("pruned", problem)
+        if attempt.state == PRUNED:
+            trial.set_user_attr("pruned", attempt.reason.removeprefix("pruned: "))
             trial.set_user_attr("last_test_mse", each.test_mse)
             self._database.study.tell(trial, state=TrialState.PRUNED)
-        elif record.status == "done" and test_mse is not None and math.isfinite(test_mse):
+        elif attempt.done and record is not None and test_mse is not None and math.isfinite(test_mse):
             trial.set_user_attr("results", {name: record.totals.get(name) for name in RESULTS})
             self._database.study.tell(trial, test_mse)
-        elif record.status == "done" or (each.test_mse is not None and not math.isfinite(each.test_mse)):
+        elif attempt.done or (each.test_mse is not None and not math.isfinite(each.test_mse)):
             # Not a failure: the values were tried and are bad, which the sampler should know.
             trial.report(math.nan, max(PARTS, each.part + 1))
             trial.set_user_attr("pruned", "diverged: the test MSE is not finite")
             self._database.study.tell(trial, state=TrialState.PRUNED)
         else:
-            self._failed(trial, record.reason, log=each.log)
+            self._failed(trial, attempt.reason, log=attempt.log)
             return
         self._report()
 
@@ -621,26 +611,6 @@ class _Work:
         self._database.study.tell(trial, state=TrialState.FAIL)
         self._failures += 1
         self._report()
-
-    def _settle(self, each: _Running, exit_code: int | None, problem: str) -> RunRecord:
-        """Write into the run directory how a trial ended whose trainer could not do so; return the record."""
-        record = read_run(each.out) if (each.out / MANIFEST).exists() else None
-        if record is not None and record.status == "done":
-            return record
-        broken_off = problem == "interrupted" or problem.startswith("pruned")
-        if record is not None and record.status == "failed" and not problem and not is_follow_on(record.reason):
-            return record
-        reason = problem or failure_reason(log_tail(each.log), exit_code)
-        if record is None:
-            record = record_of(each.cell, each.started, reason)
-            record = replace(record, key=each.out.name)
-            if broken_off:
-                return record
-            create_run(each.out, record)
-        # Broken off is neither done nor failed: stopped with a checkpoint, or without one "running", which reads as
-        # incomplete when the process is gone.
-        status = ("stopped" if record.status == "stopped" else "running") if broken_off else "failed"
-        return finish_run(each.out, record, status=status, finished=utc_now(), totals=record.totals, reason=reason)
 
     # -------------------------------------------------------------------------------------------------- what is said
 
@@ -668,17 +638,16 @@ class _Work:
             return
         self._shown = now()
         parts = []
-        for each in self._running:
+        for each in self._open:
             text = f"trial {each.trial.number} for {duration(now() - each.began)}"
             parts.append(text if each.test_mse is None else f"{text} ({each.done:.0%}, test MSE {each.test_mse:.2e})")
         text = f"  {self._result.ended} of {self._search.trials} ended; running {', '.join(parts)}"
         seconds = [row.seconds for row in self._result.rows if row.seconds and row.state in ("done", "pruned")]
         if seconds:
-            open_s = sum(max(0.0, median(seconds) - (now() - each.began)) for each in self._running)
-            ahead = max(0, self._search.trials - self._result.ended - len(self._running))
+            open_s = sum(max(0.0, median(seconds) - (now() - each.began)) for each in self._open)
+            ahead = max(0, self._search.trials - self._result.ended - len(self._open))
             text += f"; about {duration((open_s + ahead * median(seconds)) / self._jobs)} left"
-        columns = os.get_terminal_size(2).columns if sys.stderr.isatty() else 1000
-        self._line.show(text[: columns - 1])
+        self._line.show(text)
 
 
 # ------------------------------------------------------------------------------------------------------------ results

@@ -14,9 +14,9 @@ from horovod_study.config import (
     RUN_FIELDS,
     RUNTIMES,
     Cell,
-    Placement,
     RunConfig,
     check_field,
+    local_cell,
     run_config,
 )
 from horovod_study.documents import load_yaml
@@ -99,13 +99,8 @@ class SearchConfig:
 
     def cell(self, values: Mapping[str, Any]) -> Cell:
         """Return the run with the varied options set to `values`; ConfigError: they do not fit together."""
-        backend, _, transport = self.runtime.partition("/")
-        fixed = {**self.run.to_dict(), "backend": backend, "transport": transport or "none"}
-        return Cell(
-            config=run_config({**fixed, **values}, source=f"search {self.name}"),
-            runtime=self.runtime,
-            placement=Placement(partition=self.run.partition, workers=self.workers, workers_per_node=self.workers),
-        )
+        values = {**self.run.to_dict(), **values}
+        return local_cell(self.runtime, values, workers=self.workers, source=f"search {self.name}")
 
     def example(self) -> Cell:
         """Return one valid cell; all are launched alike."""

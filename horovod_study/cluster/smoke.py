@@ -12,22 +12,21 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 
+from horovod_study.cluster.attempt import TIMED_OUT, Attempt, CellRun
+from horovod_study.cluster.engine import Lane, sweep
+from horovod_study.cluster.grid import Places
+from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.process import CellProcess
 from horovod_study.cluster.progress import duration, say
-from horovod_study.cluster.reason import failure_reason
-from horovod_study.cluster.remote import other_hosts, run_on, stop_marked_on
-from horovod_study.cluster.runner import Launcher, StopRequest, log_tail, misplaced
+from horovod_study.cluster.remote import other_hosts, run_on
 from horovod_study.cluster.site import Host, Site
 from horovod_study.config import COMMUNICATION, Cell, Placement, RunConfig
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import not_written, write_file
-from horovod_study.measure.clock import now, utc_stamp
-from horovod_study.records import MANIFEST, read_run
+from horovod_study.measure.clock import utc_stamp
 
 FOLDER = ".smoke"
 LIMIT_S = 90.0
@@ -35,47 +34,80 @@ LIMIT_S = 90.0
 CURVES = "400"
 STEPS = 5
 _PASSED = "passed.json"
-_WAKE_S = 0.25
 _REACH_S = 15.0  # a host may take so long to let us in
 
 
 def smoke_test(
     cells: Sequence[Cell],
     directory: Path,
-    *,
-    launch: Launcher,
+    places: Places,
     sites: Mapping[Placement, Site],
     partitions: Mapping[str, Partition],
+    *,
     console: Console,
-    stop: StopRequest,
-    grace_s: float,
+    stop: Interruption,
 ) -> None:
     """Train two workers for a few steps over each runtime of `cells` that has several, where they will run.
 
     Nothing is done for what has passed before. StudyError: they cannot; what `doctor` finds is printed first.
     """
     _refuse_unreachable(cells, sites, partitions, directory, console)
+    try:
+        sweep([_lane(cells, directory, places, sites, partitions, console, stop)], stop)
+    except OSError as error:
+        raise StudyError(not_written(directory / FOLDER, error, "choose another folder with --runs")) from None
+
+
+def _lane(
+    cells: Sequence[Cell],
+    directory: Path,
+    places: Places,
+    sites: Mapping[Placement, Site],
+    partitions: Mapping[str, Partition],
+    console: Console,
+    stop: Interruption,
+) -> Lane:
     for cell, site in small_cells(cells, sites):
-        if stop.requested:
-            return
         told = f"{cell.runtime}, {_where(site, cell)}"
         if told in (passed := _read(directory)).get(cell.identity, []):
             continue
-        began = now()
         say(console, f"smoke test: {told}")
-        reason, log = _try(cell, site, directory, launch, stop, grace_s, console)
+        attempt: Attempt = yield _run(cell, site, directory / FOLDER, places)
+        if attempt.unreached:
+            say(console, f"warning: {attempt.unreached}")
         if stop.requested:
             return
-        if reason:
+        if not attempt.done:
             diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
+            reason = f"{attempt.reason} ({attempt.said})" if attempt.state == TIMED_OUT else attempt.reason
             raise StudyError(
-                f"smoke test of {told} failed: {reason}; see {log}, mend it, or start without this test (--no-smoke)"
+                f"smoke test of {told} failed: {reason}; see {attempt.log}, mend it, or start without this test "
+                "(--no-smoke)"
             )
-        say(console, f"  passed after {duration(now() - began)}")
+        say(console, f"  passed after {duration(attempt.seconds)}")
         write_file(
             directory / FOLDER / _PASSED,
             json.dumps({**passed, cell.identity: [*passed.get(cell.identity, []), told]}, indent=1) + "\n",
         )
+
+
+def _run(cell: Cell, site: Site, folder: Path, places: Places) -> CellRun:
+    out = folder.resolve() / f"{cell.runtime.replace('/', '-')}-{utc_stamp()}"
+    number = 1
+    while out.exists():
+        number += 1
+        out = out.with_name(f"{out.name.partition('+')[0]}+{number}")
+    log, config = (folder / f"{out.name}{ending}" for ending in (".log", ".yaml"))
+    return CellRun(
+        cell=cell,
+        out=out,
+        config=config,
+        log=log,
+        site=site,
+        launch=places.launch,
+        timeout_s=LIMIT_S,
+        grace_s=places.grace_s,
+    )
 
 
 def _refuse_unreachable(
@@ -142,50 +174,6 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
             replace(site, hosts=hosts),
         )
     return list(found.values())
-
-
-def _try(
-    cell: Cell,
-    site: Site,
-    directory: Path,
-    launch: Launcher,
-    stop: StopRequest,
-    grace_s: float,
-    console: Console,
-) -> tuple[str, Path]:
-    """Run one small cell; return why it failed ("" when it did not) and its log."""
-    folder = directory / FOLDER
-    out = folder.resolve() / f"{cell.runtime.replace('/', '-')}-{utc_stamp()}"
-    number = 1
-    while out.exists():
-        number += 1
-        out = out.with_name(f"{out.name.partition('+')[0]}+{number}")
-    log, config = out.with_suffix(".log"), out.with_suffix(".yaml")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
-    except OSError as error:
-        raise StudyError(not_written(folder, error, "choose another folder with --runs")) from None
-    began, exit_code, problem = now(), None, ""
-    line = launch(cell, config, out, site=site)
-    try:
-        with CellProcess(line, log, grace_s) as process:
-            while (exit_code := process.wait(_WAKE_S)) is None and not problem:
-                if stop.requested:
-                    problem = "interrupted"
-                elif now() - began > LIMIT_S:
-                    problem = f"it had not ended after {LIMIT_S:g} s"
-    finally:
-        if exit_code != 0 and line.remote:
-            unreached = stop_marked_on(line.remote, str(out), grace_s=grace_s, allocation=line.allocation).problem
-            if unreached:
-                say(console, f"warning: {unreached}")
-    record = read_run(out) if (out / MANIFEST).exists() else None
-    if record is not None and record.status == "done":
-        return misplaced(record, cell, site), log
-    told = record.reason if record is not None and record.status == "failed" and record.reason else ""
-    reason = told or failure_reason(log_tail(log), exit_code)
-    return (f"{problem} ({reason})" if problem else reason), log
 
 
 def diagnose(hosts: Sequence[Host], partition: Partition | None, directory: Path, console: Console) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from horovod_study.cluster.attempt import ProgramRun
 from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, nearest
@@ -93,14 +94,17 @@ def measure_timers(
             raise RecordError(not_written(folder, error, "choose a writable --out")) from None
         text = f"batch {config.batch}, {count} worker{'s' * (count > 1)}"
         answered = run_ranks(
-            runtime,
-            count,
-            RANK_PROGRAM,
-            [str((folder / "plan.json").absolute())],
-            folder=folder,
-            environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), **_SILENT_PROFILER},
-            timeout_s=600.0 + 10 * seconds,
-            tell=lambda last, text=text: tell(f"{text}: {last}"),  # type: ignore[misc]
+            ProgramRun(
+                runtime=runtime,
+                workers=count,
+                module=RANK_PROGRAM,
+                arguments=(str((folder / "plan.json").absolute()),),
+                out=folder,
+                log=folder / "output.log",
+                environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), **_SILENT_PROFILER},
+                timeout_s=600.0 + 10 * seconds,
+            ),
+            on_progress=lambda last, text=text: tell(f"{text}: {last}"),  # type: ignore[misc]
         )
         shutil.rmtree(folder / ROWS, ignore_errors=True)  # they were written to see what that takes
         found.append({"runtime": runtime, **answered})

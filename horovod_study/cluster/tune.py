@@ -15,17 +15,18 @@ few seconds, without checkpoint, evaluated once at its end. `racing.py` decides 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
-
-import yaml
+from typing import Any
 
 from horovod_study.analysis.stats import Interval
-from horovod_study.cluster.process import GRACE_S, CellProcess
+from horovod_study.cluster import engine
+from horovod_study.cluster.attempt import Attempt, CellRun, Launcher, local_launch
+from horovod_study.cluster.engine import Lane, working_in
+from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.progress import duration
 from horovod_study.cluster.racing import (
     FIRST_BLOCKS,
@@ -40,29 +41,26 @@ from horovod_study.cluster.racing import (
     ratio_text,
     ratio_words,
 )
-from horovod_study.cluster.reason import failure_reason
-from horovod_study.cluster.runner import Launcher, StopRequest, local_launch, log_tail
 from horovod_study.cluster.settings_file import write_settings
 from horovod_study.config import (
     COMMUNICATION,
     RUN_FIELDS,
     RUNTIMES,
     Cell,
-    Placement,
     RunConfig,
     available_cores,
     check_field,
+    local_cell,
     matters,
     run_config,
 )
 from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
-from horovod_study.lease import hold_study
-from horovod_study.measure.clock import now, utc_now
+from horovod_study.measure.clock import utc_now
 from horovod_study.options import SET_BY_TUNE
 from horovod_study.progress import Line, say
-from horovod_study.records import MANIFEST, read_run
+from horovod_study.records import RunRecord
 
 SECONDS = 2.0
 MINUTES = 10.0
@@ -71,7 +69,6 @@ ROUNDS = 6
 
 _START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs
 _RESERVED = 0.25  # of the time, at most, is kept for confirming the winner
-_WAKE_S = 0.1
 _HOOKS = ("fusion_mb", "groups", "bucket_mb", "broadcast_buffers", "bucket_view", "static_graph")
 """Knobs that do something only when gradients are reduced from hooks."""
 _SEVERAL_HOSTS = ("hierarchical",)
@@ -122,11 +119,8 @@ class TuneRequest:
 
     def cell(self, candidate: Candidate) -> Cell:
         """Return the run that tries a candidate; ConfigError when its values do not fit together."""
-        backend, _, transport = candidate.runtime.partition("/")
-        values = {**self.config.to_dict(), **candidate.values, "backend": backend, "transport": transport}
-        config = run_config(values, source=candidate.name)
-        placement = Placement(partition=config.partition, workers=self.workers, workers_per_node=self.workers)
-        return Cell(config=config, runtime=candidate.runtime, placement=placement)
+        values = {**self.config.to_dict(), **candidate.values}
+        return local_cell(candidate.runtime, values, workers=self.workers, source=candidate.name)
 
 
 def tune_request(
@@ -368,81 +362,6 @@ def _set_by_user(runtimes: Sequence[str]) -> list[str]:
     return [name for name in used if name in os.environ]
 
 
-# ------------------------------------------------------------------------------------------------------ launching
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launched:
-    """What one launch told; `samples_per_s` is None where it failed, with the `reason`."""
-
-    samples_per_s: float | None
-    seconds: float
-    step_ms_median: float | None = None
-    step_ms_p90: float | None = None
-    reason: str = ""
-    effective: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Trainer(Protocol):
-    """Launches a run and waits for its end; KeyboardInterrupt when the user wants to stop."""
-
-    def __call__(self, cell: Cell, name: str) -> Launched:
-        """Return what came of the run `name`."""
-
-
-class LocalTrainer:
-    """Launches runs on this machine, below the folder of a tune."""
-
-    def __init__(
-        self,
-        directory: Path,
-        stop: StopRequest,
-        *,
-        launch: Launcher = local_launch,
-        grace_s: float = GRACE_S,
-        start_up_s: float = _START_UP_S,
-    ) -> None:
-        self._directory, self._stop, self._launch = directory, stop, launch
-        self._grace_s, self._start_up_s = grace_s, start_up_s
-
-    def __call__(self, cell: Cell, name: str) -> Launched:
-        for folder in ("runs", "configs", "logs"):
-            (self._directory / folder).mkdir(parents=True, exist_ok=True)
-        run, attempt = self._directory.resolve() / "runs" / name, 1
-        while run.exists():  # of a command that was interrupted
-            attempt += 1
-            run = run.with_name(f"{name}-{attempt}")
-        config, log = self._directory / "configs" / f"{run.name}.yaml", self._directory / "logs" / f"{run.name}.log"
-        write_file(config, yaml.safe_dump(cell.config.to_dict(), sort_keys=False))
-        timeout_s, began = self._start_up_s + 10 * (cell.config.seconds or SECONDS), now()
-        problem, exit_code = "", None
-        with CellProcess(self._launch(cell, config, run), log, self._grace_s) as process:
-            while (exit_code := process.wait(_WAKE_S)) is None:
-                if self._stop.requested:
-                    raise KeyboardInterrupt
-                if now() - began > timeout_s:
-                    problem = f"no end within {timeout_s:g} s"
-                    break
-        seconds = now() - began
-        if self._stop.requested:
-            raise KeyboardInterrupt
-        record = read_run(run) if (run / MANIFEST).exists() else None
-        if record is None or record.status != "done" or problem:
-            told = record.reason if record is not None and record.status == "failed" else ""
-            reason = problem or told or failure_reason(log_tail(log), exit_code)
-            return Launched(samples_per_s=None, seconds=seconds, reason=f"{reason}; see {log}")
-        totals = record.totals
-        return Launched(
-            samples_per_s=totals["samples_per_s"],
-            seconds=seconds,
-            step_ms_median=_ms(totals.get("step_s_median")),
-            step_ms_p90=_ms(totals.get("step_s_p90")),
-            effective=record.effective,
-            environment=record.environment,
-        )
-
-
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
@@ -598,9 +517,9 @@ def run_tune(
     directory: Path,
     *,
     command: str,
-    trainer: Trainer | None = None,
+    launch: Launcher = local_launch,
     cores: int | None = None,
-    grace_s: float = GRACE_S,
+    sweep: Callable[[Sequence[Lane], Interruption], None] = engine.sweep,
 ) -> TuneResult:
     """Race settings against each other until the best is known or the time is used up; write settings.yaml.
 
@@ -608,22 +527,19 @@ def run_tune(
     typed; it is repeated where typing it again continues. StudyError when the shipped settings do not run.
     """
     cores = available_cores() if cores is None else cores
-    with StopRequest() as stop, hold_study(directory):
+    with working_in(directory, "tune", command=command) as stop:
         ledger = _Ledger(directory, request)
-        work = _Work(request, ledger, trainer or LocalTrainer(directory, stop, grace_s=grace_s), cores)
+        tuning = _Tuning(request, directory, ledger, launch, cores, stop)
         try:
-            outcome = work.run()
+            sweep([tuning.lane()], stop)
+            if tuning.outcome is None:
+                raise KeyboardInterrupt
         except KeyboardInterrupt:
             say(f"interrupted; {len(ledger.order)} launches are kept, continue with: {command}")
             return TuneResult(directory=directory, document={}, interrupted=True)
-        except OSError as error:
-            raise StudyError(
-                f"{error.filename or directory}: {error.strerror or error}; make room there, and continue with: "
-                f"{command}"
-            ) from error
         finally:
-            work.line.close()
-        document = result_of(request, outcome, ledger, work.left_out, command=command)
+            tuning.line.close()
+        document = result_of(request, tuning.outcome, ledger, tuning.left_out, command=command)
         settings = directory / "settings.yaml"
         write_settings(
             settings,
@@ -636,16 +552,27 @@ def run_tune(
     return TuneResult(directory=directory, document=document)
 
 
-class _Work:
-    def __init__(self, request: TuneRequest, ledger: _Ledger, trainer: Trainer, cores: int) -> None:
-        self._request, self._ledger, self._trainer, self._cores = request, ledger, trainer, cores
+class _Tuning:
+    def __init__(
+        self,
+        request: TuneRequest,
+        directory: Path,
+        ledger: _Ledger,
+        launch: Launcher,
+        cores: int,
+        stop: Interruption,
+    ) -> None:
+        self._request, self._directory, self._ledger = request, directory, ledger
+        self._start, self._cores, self._stop = launch, cores, stop
         self.left_out: dict[str, dict[str, str]] = {}
         self.line = Line()
+        self.outcome: Outcome | None = None
         self._book = Book()
         self._candidates: dict[str, Candidate] = {}
         self._shipped: dict[str, Candidate] = {}
 
-    def run(self) -> Outcome:
+    def lane(self) -> Lane:
+        """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a wish to stop."""
         request = self._request
         kept = len(self._ledger.order)
         say(
@@ -655,7 +582,9 @@ class _Work:
         )
         for name in _set_by_user(request.runtimes):
             say(f"warning: {name} is set in the environment, and holds for the shipped settings as well; unset it")
-        candidates = [each for runtime in request.runtimes for each in self._space(runtime)]
+        candidates: list[Candidate] = []
+        for runtime in request.runtimes:
+            candidates += yield from self._space(runtime)
         if all(each.baseline for each in candidates):
             reasons = "; ".join(f"{knob} {why}" for each in self.left_out.values() for knob, why in each.items())
             raise StudyError(f"tune: there is nothing to vary: {reasons}; name other --knobs, or values with --knob")
@@ -666,32 +595,34 @@ class _Work:
                 f"settings alone takes {duration(first_s)}; give more --minutes, or fewer --knobs"
             )
         # The shipped settings of the first runtime come first: they are what is to be beaten.
-        runner = race(candidates, seed=request.config.seed, rounds=request.rounds)
+        contest = race(candidates, seed=request.config.seed, rounds=request.rounds)
         reply: Trial | None = None
-        try:
-            launch = next(runner)
-            while True:
-                self._candidates.setdefault(launch.candidate.key, launch.candidate)
-                reply = self._ledger.trials.get(launch.key)
-                if reply is None and self._time_for(launch):
-                    reply = self._try(launch)
-                if reply is not None:
-                    self._book.add(reply)
-                launch = runner.send(reply)
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            return outcome
+        while True:
+            try:
+                launch = contest.send(reply)
+            except StopIteration as end:
+                self.outcome = end.value
+                return
+            self._candidates.setdefault(launch.candidate.key, launch.candidate)
+            reply = self._ledger.trials.get(launch.key)
+            if reply is None and self._time_for(launch):
+                yield from self._launch(launch)
+                reply = self._ledger.order[-1]
+                self._tell(launch, reply)
+            if reply is not None:
+                self._book.add(reply)
 
-    def _space(self, runtime: str) -> list[Candidate]:
+    def _space(self, runtime: str) -> Generator[CellRun, Any, list[Candidate]]:
         """Launch the shipped settings once, outside the race, and return what can be varied."""
         shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
         self._shipped[runtime] = shipped
         if runtime not in self._ledger.facts:
             launch = Launch(stage="pilot", block=0, candidate=shipped)
-            launched = self._launch(launch)
-            if launched.samples_per_s is None:
-                raise StudyError(f"tune: {runtime} does not run with its shipped settings: {launched.reason}")
-            facts = {"effective": dict(launched.effective), "environment": dict(launched.environment)}
+            record = yield from self._launch(launch)
+            if record is None:
+                why = self._ledger.order[-1].reason
+                raise StudyError(f"tune: {runtime} does not run with its shipped settings: {why}")
+            facts = {"effective": dict(record.effective), "environment": dict(record.environment)}
             self._ledger.facts[runtime] = json.loads(json.dumps(facts, default=str))
             self._ledger.save()
             self._tell(launch, self._ledger.order[-1])
@@ -706,33 +637,49 @@ class _Work:
             budget_s -= min(15 * launch_s, _RESERVED * budget_s)
         return self._ledger.used_s + launch_s <= budget_s
 
-    def _try(self, launch: Launch) -> Trial:
-        self._launch(launch)
-        trial = self._ledger.order[-1]
-        self._tell(launch, trial)
-        return trial
-
-    def _launch(self, launch: Launch) -> Launched:
-        candidate = launch.candidate
+    def _launch(self, launch: Launch) -> Generator[CellRun, Any, RunRecord | None]:
+        """Try a candidate and keep what came of it; return its record, None when it failed."""
+        candidate, record, seconds = launch.candidate, None, 0.0
         number = len(self._ledger.order) + 1
         if self.line.due():
             self.line.show(f"  launch {number}: {self._name(candidate)}")
         try:
-            launched = self._trainer(self._request.cell(candidate), f"launch-{number:04d}")
-        except StudyError as error:  # values that do not go together, or a launcher that is missing
-            launched = Launched(samples_per_s=None, seconds=0.0, reason=str(error))
+            cell = self._request.cell(candidate)
+        except StudyError as error:  # values that do not go together
+            reason = str(error)
+        else:
+            attempt: Attempt = yield self._run(cell, f"launch-{number:04d}")
+            if self._stop.requested:
+                raise KeyboardInterrupt
+            record, seconds = attempt.record if attempt.done else None, attempt.seconds
+            reason = "" if attempt.done else f"{attempt.reason}; see {attempt.log}"
+        totals = {} if record is None else record.totals
         trial = Trial(
             stage=launch.stage,
             block=launch.block,
             candidate=candidate.key,
-            samples_per_s=launched.samples_per_s,
-            step_ms_median=launched.step_ms_median,
-            step_ms_p90=launched.step_ms_p90,
-            seconds=launched.seconds,
-            reason=launched.reason,
+            samples_per_s=totals.get("samples_per_s"),
+            step_ms_median=_ms(totals.get("step_s_median")),
+            step_ms_p90=_ms(totals.get("step_s_p90")),
+            seconds=seconds,
+            reason=reason,
         )
         self._ledger.add(trial, candidate)
-        return launched
+        return record
+
+    def _run(self, cell: Cell, name: str) -> CellRun:
+        out, number = self._directory / "runs" / name, 1
+        while out.exists():  # of a command that was interrupted
+            number += 1
+            out = out.with_name(f"{name}-{number}")
+        return CellRun(
+            cell=cell,
+            out=out,
+            config=self._directory / "configs" / f"{out.name}.yaml",
+            log=self._directory / "logs" / f"{out.name}.log",
+            launch=self._start,
+            timeout_s=_START_UP_S + 10 * (cell.config.seconds or SECONDS),
+        )
 
     def _name(self, candidate: Candidate) -> str:
         return candidate.name if len(self._request.runtimes) == 1 else candidate.key

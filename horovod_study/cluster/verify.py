@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from horovod_study.cluster.attempt import ProgramRun
 from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, RunConfig, available_cores
 from horovod_study.errors import ConfigError, StudyError, nearest
@@ -283,13 +284,16 @@ def _launched(runtime: str, workers: int, job: Mapping[str, Any], scratch: Path,
     write_file(path, json.dumps({**job, "runtime": runtime}))
     runs = len(job["trials"]) * len(job["reductions"]) * job["steps"]
     answered = run_ranks(
-        runtime,
-        workers,
-        PROGRAM,
-        ["--job", str(path)],
-        folder=logs / name,
-        environment={"OMP_NUM_THREADS": "1"},
-        timeout_s=_LAUNCH_S + _STEP_S * runs,
+        ProgramRun(
+            runtime=runtime,
+            workers=workers,
+            module=PROGRAM,
+            arguments=("--job", str(path)),
+            out=logs / name,
+            log=logs / name / "output.log",
+            environment={"OMP_NUM_THREADS": "1"},
+            timeout_s=_LAUNCH_S + _STEP_S * runs,
+        )
     )
     result: dict[str, Any] = json.loads(Path(answered["file"]).read_text(encoding="utf-8"))
     return result

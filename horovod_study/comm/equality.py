@@ -29,7 +29,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.cluster.ranks import answer
+from horovod_study.cluster.answer import answer
 from horovod_study.comm import Backend, Launch, agreed, builds, detect, open_backend
 from horovod_study.comm.base import LastGradient, Optimizer
 from horovod_study.comm.watchdog import StartWatchdog

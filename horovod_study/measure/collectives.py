@@ -25,8 +25,8 @@ import psutil
 import torch
 import torch.nn.functional as F
 
+from horovod_study.cluster.answer import answer
 from horovod_study.cluster.bench import leave
-from horovod_study.cluster.ranks import answer
 from horovod_study.comm import Backend, agreed, detect, open_backend
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing

@@ -39,8 +39,8 @@ import torch
 from torch import nn
 
 from horovod_study import records
+from horovod_study.cluster.answer import answer
 from horovod_study.cluster.bench import leave
-from horovod_study.cluster.ranks import answer
 from horovod_study.cluster.timers import ROWS
 from horovod_study.comm import Backend, agreed, detect, open_backend
 from horovod_study.config import ORDINARY_LAPS, TIMER_MODES, RunConfig, parse_widths, run_config

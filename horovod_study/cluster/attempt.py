@@ -1,0 +1,436 @@
+"""One attempt at a cell or a program: started, waited for, ended to its last process, and how it ended in one value.
+
+Nobody else starts ranks, reads from what they printed why they failed, or finishes a record for a trainer that could
+not do so itself (killed, launcher error, never started). Whatever happens to a cell, its run directory tells.
+"""
+
+import ipaddress
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import yaml
+
+from horovod_study.cluster.interruption import INTERRUPTED, Interruption
+from horovod_study.cluster.launch import MARKER, LaunchLine, launch_line, program_line
+from horovod_study.cluster.ledger import require_free
+from horovod_study.cluster.process import GRACE_S, CellProcess
+from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
+from horovod_study.cluster.remote import run_on, stop_marked_on
+from horovod_study.cluster.site import HERE, Site
+from horovod_study.config import Cell, Placement
+from horovod_study.errors import StudyError
+from horovod_study.files import write_file
+from horovod_study.lease import end_run_claim
+from horovod_study.measure.clock import now, utc_now
+from horovod_study.records import (
+    MANIFEST,
+    RunRecord,
+    checkpoint_paths,
+    checkpoint_step,
+    create_run,
+    finish_run,
+    read_run,
+    resume_run,
+)
+
+CANCELLED = "cancelled"
+FAILED = "failed"
+PRUNED = "pruned"
+TIMED_OUT = "timed out"
+TAKEN_OVER = "taken over"
+"""How an attempt ended whose run directory is another one's now."""
+
+_LOG_TAIL_BYTES = 200_000
+_LOOK_S = 1.0  # between two looks whether the ranks have written that the run failed
+_LAUNCHER_S = 5.0  # a launcher may take to end, once the record says why the cell failed
+_ASK_S = 10.0  # for a command on another host
+
+
+class Launcher(Protocol):
+    """Says how to start a cell."""
+
+    def __call__(self, cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site = HERE) -> LaunchLine:
+        """Return how to start `cell` at `site`, given its configuration file and run directory, or to resume it."""
+
+
+def local_launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site = HERE) -> LaunchLine:
+    """Return how to start `cell` from this machine with the Python that runs this program."""
+    return launch_line(
+        cell,
+        python=Path(sys.executable),
+        config=config,
+        out=out,
+        environ=os.environ,
+        root=_is_root(),
+        resume=resume,
+        site=site,
+    )
+
+
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+class Verdict(NamedTuple):
+    """Why an attempt is not left to end by itself: what it is called then, and the reason in one line."""
+
+    state: str
+    reason: str
+
+
+Watch = Callable[["Running"], Verdict | None]
+"""Looks at an attempt about four times a second while it runs; it is ended when a verdict is returned."""
+
+
+def _leave(running: "Running") -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What is to be started, where it writes, and for how long it may run."""
+
+    out: Path  # the run directory of a cell, the folder of a program
+    log: Path
+    site: Site = HERE
+    cores: Sequence[int] | None = None  # of this machine, for its processes; None: any
+    timeout_s: float = math.inf
+    grace_s: float = GRACE_S  # for launchers and workers, to end by themselves
+    watch: Watch = _leave
+
+    def line(self) -> LaunchLine:
+        """Write what the ranks are to read, and return how to start them."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellRun(Run):
+    """A cell that is to be trained."""
+
+    cell: Cell
+    config: Path  # what it is asked to do; written when it is started
+    launch: Launcher = local_launch
+    resume: bool = False
+    checkpoint: bool = False  # its ranks are asked to write one before they are ended
+
+    def line(self) -> LaunchLine:
+        """Write the configuration of the cell, and return how to start it."""
+        for path in (self.config, self.log, self.out):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self.config, yaml.safe_dump(self.cell.config.to_dict(), sort_keys=False))
+        return self.launch(self.cell, self.config, self.out, resume=self.resume, site=self.site)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramRun(Run):
+    """A program of several ranks that trains no cell."""
+
+    runtime: str
+    workers: int
+    module: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's
+
+    def line(self) -> LaunchLine:
+        """Return how to start the program."""
+        return program_line(
+            self.runtime,
+            self.workers,
+            ("-m", self.module, *self.arguments),
+            python=Path(sys.executable),
+            out=self.out,
+            environ={**os.environ, **self.environment},
+            root=_is_root(),
+            site=self.site,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """How an attempt ended."""
+
+    state: str  # done | failed | timed out | stopped, or that of the verdict that ended it
+    reason: str  # in one line; "" when it is done
+    record: RunRecord | None  # None: a program, or a cell that was broken off before it began
+    exit_code: int | None  # None: it did not end by itself
+    log: Path
+    started: str  # UTC
+    seconds: float
+    said: str = ""  # what its log says of the end; "" of a cell that is done
+    unreached: str = ""  # hosts on which processes may be left, in one line
+
+    @property
+    def done(self) -> bool:
+        """Whether it did what it was asked to do."""
+        return self.state == "done"
+
+
+class Running:
+    """An attempt that is under way, until `poll` returns how it ended or `end` ends it."""
+
+    def __init__(self, run: Run) -> None:
+        """Start it. OSError: a file cannot be written. A launcher that cannot be executed ends the attempt."""
+        self.run, self.started = run, utc_now()
+        self.exit_code: int | None = None
+        self._began = now()
+        self._looked, self._failed_at = self._began, math.inf
+        self._before = len(record.attempts) if (record := _record(run)) is not None and _resumes(run) else 0
+        self._process: CellProcess | None = None
+        self._problem = ""
+        try:
+            self._line = run.line()
+            self._process = CellProcess(self._line, run.log, run.grace_s, cores=run.cores)
+        except StudyError as error:  # the launcher is missing, or cannot be executed
+            self._problem = str(error)
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has been running."""
+        return now() - self._began
+
+    def last_line(self) -> str:
+        """Return the last line that it printed, "" before there is one."""
+        if not self.run.log.exists():
+            return ""
+        lines = [line for line in log_tail(self.run.log).splitlines() if line.strip() and not line.startswith("$ ")]
+        return without_tags(lines[-1]).rstrip() if lines else ""
+
+    def poll(self, wait_s: float, stop: Interruption) -> Attempt | None:
+        """Wait for `wait_s` at most; return how it ended, None while it runs. Held: see `end`."""
+        if self._process is None:
+            return self.end(FAILED, self._problem)
+        verdict = self.run.watch(self)
+        self.exit_code = self._process.wait(wait_s if verdict is None else 0.0)
+        if self.exit_code is not None:
+            # A batch system signals the launcher at the same time.
+            return self.end(*((stop.state, stop.state) if self.exit_code and stop.requested else ()))
+        if verdict is None and stop.requested:
+            verdict = self.run.watch(self) or Verdict(stop.state, stop.state)
+        if verdict is not None:
+            if isinstance(self.run, CellRun) and self.run.checkpoint and verdict.state != TAKEN_OVER:
+                self._ask_to_stop(self._process)
+            return self.end(*verdict)
+        if self.seconds > self.run.timeout_s:
+            return self.end(TIMED_OUT, f"timed out after {self.run.timeout_s:g} s")
+        return self.end() if self._lingers() else None
+
+    def end(self, state: str = "", reason: str = "", *, grace_s: float | None = None) -> Attempt:
+        """End what is left of it, here and on its other hosts, and return how it ended.
+
+        `state` and `reason`: why it is broken off, "" when it has ended by itself. Held: somebody trains in its run
+        directory who is not of this attempt.
+        """
+        seconds = self.seconds
+        unreached = self.abandon(grace_s=grace_s)
+        record = None
+        if isinstance(self.run, CellRun) and state != TAKEN_OVER:
+            require_free(self.run.out)
+            record = self._settle(self.run, state, reason)
+        state, reason = self._outcome(record, state, reason)
+        return Attempt(
+            state=state,
+            reason=reason,
+            record=record,
+            exit_code=self.exit_code,
+            log=self.run.log,
+            started=self.started,
+            seconds=seconds,
+            said="" if record is not None and state == "done" else self._said(),
+            unreached=unreached,
+        )
+
+    def abandon(self, *, grace_s: float | None = None) -> str:
+        """End its processes and leave its record alone; return in one line what could not be reached."""
+        if self._process is None:
+            return ""
+        process, self._process = self._process, None
+        process.end(self.run.grace_s if grace_s is None else grace_s)
+        if self.exit_code == 0 or not self._line.remote:
+            return ""
+        line, marker = self._line, self._line.environment[MARKER]
+        stopped = stop_marked_on(line.remote, marker, grace_s=self.run.grace_s, allocation=line.allocation)
+        if not stopped.problem and isinstance(self.run, CellRun):
+            end_run_claim(self.run.out)
+        return stopped.problem
+
+    def _lingers(self) -> bool:
+        """Return whether a launcher does not end although the ranks have written that the run failed.
+
+        It waits for hosts that it does not reach.
+        """
+        if now() - self._looked >= _LOOK_S:
+            self._looked = now()
+            if self._failed_at == math.inf and (record := _record(self.run)) is not None and record.status == FAILED:
+                self._failed_at = now()
+        return now() - self._failed_at > _LAUNCHER_S
+
+    def _ask_to_stop(self, process: CellProcess) -> None:
+        """Ask the trainer for a checkpoint and give it time to write one."""
+        record, site = _record(self.run), self.run.site
+        if record is None or record.status != "running":
+            return
+        if record.host == platform.node():
+            process.ask_to_stop(record.pid)
+        elif name := next((host.name for host in site.hosts if _same_name(record.host, host.name)), ""):
+            run_on(name, ("kill", "-USR1", str(record.pid)), timeout_s=_ASK_S, allocation=site.allocation)
+            process.give_grace()
+
+    def _said(self) -> str:
+        return failure_reason(log_tail(self.run.log), self.exit_code) if self.run.log.exists() else ""
+
+    def _settle(self, run: CellRun, state: str, problem: str) -> RunRecord | None:
+        """Write into the record how a cell ended whose trainer could not do so itself, and return it."""
+        out, record = run.out, _record(run)
+        begun = record is not None and len(record.attempts) > self._before  # else it ended before it got that far
+        if record is not None and record.status == "done":
+            if not (wrong := misplaced(record, run.cell, run.site)):
+                return record
+            return finish_run(out, record, status=FAILED, finished=utc_now(), totals=record.totals, reason=wrong)
+        broken_off = state not in ("", FAILED, TIMED_OUT)
+        if begun and record is not None and record.status == "stopped" and state not in (TIMED_OUT, PRUNED):
+            return record
+        if broken_off:
+            # Neither done nor failed: still "running" in the record, of a process that is gone, reads as incomplete.
+            if record is None or not begun:
+                return record
+            status = "stopped" if record.status == "stopped" else "running"
+            return finish_run(out, record, status=status, finished=utc_now(), totals=record.totals, reason=problem)
+        told = begun and record is not None and record.status == FAILED and not is_follow_on(record.reason)
+        if told and not problem:
+            return record
+        reason = problem or self._said()
+        if record is not None and not problem and checkpoint_paths(out):
+            if told_to_end(reason, self.exit_code, begun=begun):
+                # By a signal that nobody told us of: what is there goes on from its newest checkpoint.
+                if not begun:
+                    return record
+                finished = utc_now()
+                return finish_run(out, record, status="running", finished=finished, totals=record.totals, reason=reason)
+        if record is None:
+            record = record_of(run.cell, self.started, reason, key=out.name)
+            create_run(out, record)
+        elif not begun:
+            newest = checkpoint_paths(out)
+            from_step = checkpoint_step(newest[0]) if newest else 0
+            record = resume_run(out, record, from_step=from_step, began=self.started)
+        return finish_run(out, record, status=FAILED, finished=utc_now(), totals=record.totals, reason=reason)
+
+    def _outcome(self, record: RunRecord | None, state: str, problem: str) -> tuple[str, str]:
+        """Return state and reason, from the record and from why it was broken off, if it was."""
+        if record is None:
+            if isinstance(self.run, ProgramRun) and not state:
+                return ("failed", self._said()) if self.exit_code else ("done", "")
+            return state or FAILED, problem
+        if record.status == "done":
+            return "done", ""
+        reason = " ".join(record.reason.split())
+        if record.status == "stopped" and state in ("", INTERRUPTED):
+            return "stopped", reason
+        if record.status == "running" and state == "":
+            return INTERRUPTED, reason
+        return state or record.status, reason
+
+
+def _record(run: Run) -> RunRecord | None:
+    return read_run(run.out) if isinstance(run, CellRun) and (run.out / MANIFEST).exists() else None
+
+
+def _resumes(run: Run) -> bool:
+    return isinstance(run, CellRun) and run.resume
+
+
+def require_launchers(cells: Iterable[Cell], launch: Launcher, sites: Mapping[Placement, Site] | None = None) -> None:
+    """Raise what the launch of any cell would: a launcher that is missing is found before anything runs."""
+    nowhere = Path("/nowhere/cell/run")
+    for cell in {(cell.runtime, cell.placement): cell for cell in cells}.values():
+        launch(cell, nowhere, nowhere, site=HERE if sites is None else sites[cell.placement])
+
+
+def log_tail(log: Path) -> str:
+    """Return the end of what a cell printed."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+        return stream.read().decode("utf-8", errors="replace")
+
+
+def misplaced(record: RunRecord, cell: Cell, site: Site) -> str:
+    """Return in one line how the hosts that the ranks had differ from the placement that was asked for, or "".
+
+    Hosts may be known to ssh by other names than their own, so what is compared is how many ranks each had; names are
+    compared where at least one of them is known. Nodes of a batch system that are all one machine (for tests) cannot be
+    told apart.
+    """
+    ranks = record.effective.get("ranks") or []
+    if not site.hosts or not ranks:
+        return ""
+    counts: dict[str, int] = {}
+    for rank in ranks:
+        counts[rank["host"]] = counts.get(rank["host"], 0) + 1
+    used = [host.name for host in site.hosts][: cell.placement.nodes]
+    known = [name for name in counts if any(_same_name(name, each) for each in used)]
+    if site.allocation and not known:
+        return ""
+    wanted = dict(zip(used, cell.placement.per_node, strict=False))
+    same = list(counts.values()) == list(cell.placement.per_node)
+    if same and known:
+        same = all(_same_name(had, name) for had, name in zip(counts, used, strict=True))
+    if same:
+        return ""
+    had = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    asked = ", ".join(f"{name}: {count}" for name, count in wanted.items())
+    return f"its workers ran on other hosts than asked for: {had} instead of {asked}; check the launcher and the hosts"
+
+
+def _same_name(one: str, other: str) -> bool:
+    """Return whether two names of hosts are the same, with or without the domain; a number is no name."""
+    one, other = one.rpartition("@")[2], other.rpartition("@")[2]
+    for name in (one, other):
+        with suppress(ValueError):
+            ipaddress.ip_address(name)
+            return one == other
+    return one.partition(".")[0].lower() == other.partition(".")[0].lower()
+
+
+def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRecord:
+    """Return the record of a cell whose trainer wrote none: what was asked for stands in for what was in effect.
+
+    `key`: the name of its run directory, where that is not the cell's own.
+    """
+    config, workers = cell.config, cell.placement.workers
+    reduction = config.reduction
+    if workers == 1:
+        reduction = "none"
+    elif reduction == "auto":  # as the backends in comm/ decide
+        reduction = "hooks" if config.backend == "ddp" else "flat"
+    effective: dict[str, Any] = {
+        "backend": config.backend,
+        "transport": config.transport,
+        "workers": workers,
+        "nodes": cell.placement.nodes,
+        "batch": config.batch,
+        "global_batch": config.batch * workers,
+        "precision": config.precision,
+        "reduction": reduction,
+        "source": "as asked for; the run ended before it could tell",
+    }
+    return RunRecord(
+        study=config.study,
+        key=key or cell.key,
+        repeat=config.repeat,
+        partition=cell.placement.partition,
+        status="failed",
+        started=started,
+        host=platform.node(),
+        pid=os.getpid(),
+        requested={**config.to_dict(), "workers": workers},
+        effective=effective,
+        environment={},
+        reason=reason,
+    )

@@ -1,0 +1,279 @@
+"""The grid: the missing cells of a study one after the other, each under its claim, wherever its site is.
+
+Who runs a cell holds its claim (lease.py), so that no cell ever runs twice, and releases the claim with how the cell
+ended. What is killed together with the runner is found by the next one: its claim is stale, what is left of its
+processes is ended, and it is run again unless it has finished meanwhile.
+"""
+
+import math
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from horovod_study.cluster.attempt import (
+    CANCELLED,
+    TAKEN_OVER,
+    Attempt,
+    CellRun,
+    Launcher,
+    Running,
+    Verdict,
+    local_launch,
+)
+from horovod_study.cluster.engine import Lane, sweep
+from horovod_study.cluster.estimate import Estimate, TimeLeft
+from horovod_study.cluster.identity import identify, remember
+from horovod_study.cluster.interruption import INTERRUPTED, Interruption
+from horovod_study.cluster.jobs import JobBook
+from horovod_study.cluster.ledger import (
+    cell_name,
+    foreign,
+    keep_log,
+    log_path,
+    note_attempt,
+    past_durations,
+    read_entry,
+    require_free,
+    set_aside,
+)
+from horovod_study.cluster.pinning import OtherPrograms, disturbance
+from horovod_study.cluster.process import GRACE_S, stop_marked
+from horovod_study.cluster.progress import Display
+from horovod_study.cluster.site import HERE, Site
+from horovod_study.cluster.study_file import StudyConfig
+from horovod_study.config import Cell
+from horovod_study.errors import StudyError
+from horovod_study.files import not_written
+from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest
+from horovod_study.measure.clock import now
+from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run
+
+REQUESTS = ".requests"
+_REQUEST_S = 1.0  # how soon a wish to cancel is noticed
+_CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
+_REDRAW_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where the cells of a study are started, and how."""
+
+    launch: Launcher = local_launch
+    site_of: Callable[[Cell], Site] = lambda cell: HERE
+    cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
+    grace_s: float = GRACE_S
+    notice_load: bool = True  # warn once when other programs used the cores while a cell ran
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _End:
+    """How a cell's turn ended: what its claim is released with."""
+
+    state: str
+    reason: str = ""
+    attempt: Attempt | None = None  # None: it was done by then
+    resumed: bool = False
+
+
+@dataclass(kw_only=True)
+class Grid:
+    """Runs cells of `study` in the folder `directory`, and says on `console` how they fare."""
+
+    study: StudyConfig
+    directory: Path
+    console: Console
+    stop: Interruption
+    places: Places = field(default_factory=Places)
+    planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
+    held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
+    lasts_s: float = math.inf  # no cell is begun that would probably not end by then, where its time is known
+    broken_off: str = ""  # name of the cell that a wish to stop has broken off
+
+    def __post_init__(self) -> None:
+        self._until = now() + self.lasts_s
+        self._claims = self.directory / CLAIMS
+        self._estimate = Estimate(past_durations(self.directory))
+        self._began, self._drawn = now(), -math.inf
+        self._warned = False
+        self._source = identify()
+
+    def run(self, cells: Sequence[Cell], *, total: int | None = None, ended: int = 0) -> str:
+        """Run `cells` in their order until all have ended or a stop is requested; return the one broken off, or "".
+
+        A cell that somebody else holds is left alone, one that is done by now is not run again, one that was cancelled
+        since it was `planned` is left out. `total` and `ended` count the cells of the whole study, for the display.
+        StudyError: there is no room for the records.
+        """
+        if any(cell.identity for cell in cells):
+            remember(self.directory, self.study.partitions.values())
+        try:
+            (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+            with Display(self.console, total=len(cells) if total is None else total, ended=ended) as display:
+                sweep([self._lane(cells, display)], self.stop)
+        except BrokenPipeError:  # the reader of the output left; that is no matter of the run folder
+            raise
+        except OSError as error:
+            raise StudyError(
+                f"{error.filename or self.directory}: {error.strerror or error}; make room there or choose another "
+                "folder with --runs, and run the study again"
+            ) from error
+        return self.broken_off
+
+    def _lane(self, cells: Sequence[Cell], display: Display) -> Lane:
+        for position, cell in enumerate(cells):
+            if self.stop.requested:
+                return
+            if cell.identity and identify() != self._source:
+                raise StudyError(
+                    "the source of horovod_study, or what is installed, was changed while the study ran; run it "
+                    "again: what is done with the old one stays as it is, and the cells ahead are new ones"
+                )
+            name = cell_name(self.study, cell)
+            if now() + (self._estimate.of(cell).seconds or 0.0) > self._until:
+                display.note(f"not begun: {name} would not end in the time that is left here")
+                continue
+            end = yield from self._turn(cell, cells[position:], display)
+            if end is None:
+                continue
+            seconds = end.attempt.seconds if end.attempt is not None else 0.0
+            if end.state == "done" and end.attempt is not None and not end.resumed:  # a part says nothing about a whole
+                self._estimate.add(cell, seconds)
+            if self.stop.requested and end.state in (self.stop.state, "stopped", CANCELLED):
+                self.broken_off = name
+                return
+            ahead = cells[position + 1 :]
+            left: TimeLeft | None = self._estimate.left(ahead) if ahead else None
+            entry = read_entry(self.study, self.directory, cell)
+            display.ended(entry, seconds=seconds, left=left, log=str(log_path(self.directory, cell)))
+
+    def _turn(self, cell: Cell, ahead: Sequence[Cell], display: Display) -> Generator[CellRun, Any, _End | None]:
+        """Run one cell under its claim and release it with how it ended; None when it was not for us to run."""
+        name, site = cell_name(self.study, cell), self.places.site_of(cell)
+        before = latest(self._claims, cell.key)
+        if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
+            display.note(f"left out: {name} was cancelled")
+            return None
+        end = _End(state=INTERRUPTED)
+        try:
+            # A job that was killed could not give it back; Slurm is asked only where there is such a holder.
+            lease = acquire(
+                self._claims, cell.key, what=name, ended=lambda number: JobBook(self.directory).has_ended(number)
+            )
+            try:
+                end = yield from self._under_claim(cell, site, lease, ahead, display)
+            except Held as held:  # somebody trains in its directory who is no runner
+                end = replace(end, reason=f"left to {held.claim}")
+                raise
+            finally:
+                lease.release(end.state, end.reason)
+        except Held as held:
+            display.note(f"left alone: {name} is being run by {held.claim}")
+            return None
+        return end
+
+    def _under_claim(
+        self, cell: Cell, site: Site, lease: Lease, ahead: Sequence[Cell], display: Display
+    ) -> Generator[CellRun, Any, _End]:
+        """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
+        out = self.directory.resolve() / cell.key
+        stop_marked(str(out), grace_s=self.places.grace_s)  # of an attempt whose runner was killed
+        require_free(out)
+        record = record_in(out)
+        wrong = record is not None and foreign(record, self.study, cell) != ""
+        if record is not None and record.status == "done" and not wrong:
+            return _End(state="done")
+        going_on = not wrong and record is not None and record.status in ("running", "stopped")
+        resume = going_on and bool(checkpoint_paths(out))
+        if resume:
+            keep_log(self.directory, cell)
+        else:
+            set_aside(self.directory, cell)
+        others = OtherPrograms(sorted(os.sched_getaffinity(0))) if self.places.notice_load and site.alone else None
+        attempt: Attempt = yield CellRun(
+            cell=cell,
+            out=out,
+            config=self.directory / "cells" / f"{cell.key}.yaml",
+            log=log_path(self.directory, cell),
+            launch=self.places.launch,
+            site=site,
+            cores=self.places.cores_of(cell),
+            resume=resume,
+            checkpoint=True,
+            timeout_s=self.study.timeout_s,
+            grace_s=self.places.grace_s,
+            watch=self._watch(cell_name(self.study, cell), lease, ahead, display),
+        )
+        if attempt.unreached:
+            display.note(f"warning: {attempt.unreached}")
+        if attempt.state == TAKEN_OVER:  # the run directory is another's now
+            return _End(state=INTERRUPTED, reason=attempt.reason, attempt=attempt)
+        note_attempt(
+            self.directory,
+            cell,
+            started=attempt.started,
+            state=f"{attempt.state}, resumed" if resume else attempt.state,
+            seconds=attempt.seconds,
+            exit_code=attempt.exit_code,
+            reason=attempt.reason,
+        )
+        if attempt.done and others is not None:
+            self._notice(others, display)
+        return _End(state=attempt.state, reason=attempt.reason, attempt=attempt, resumed=resume)
+
+    def _notice(self, others: OtherPrograms, display: Display) -> None:
+        """Warn once when other programs have used the cores while a cell ran."""
+        cores = len(os.sched_getaffinity(0))
+        if not self._warned and (told := disturbance(others, cores)):
+            self._warned = True
+            display.note(f"warning: {told} while that cell ran; its times are not those of a quiet machine")
+
+    def _watch(
+        self, name: str, lease: Lease, ahead: Sequence[Cell], display: Display
+    ) -> Callable[[Running], Verdict | None]:
+        """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over."""
+        checked, asked, drawn = now(), -math.inf, -math.inf
+
+        def watch(running: Running) -> Verdict | None:
+            nonlocal checked, asked, drawn
+            if now() - drawn >= _REDRAW_S:
+                drawn = now()
+                left = self._estimate.left(ahead, running_s=running.seconds)
+                display.running(name, elapsed_s=now() - self._began, left=left)
+            if self.stop.requested or now() - asked >= _REQUEST_S:
+                asked = now()
+                if any(request(self.directory, each.claim).exists() for each in self.held):
+                    self.stop.requested, self.stop.state = True, CANCELLED
+                    return Verdict(CANCELLED, CANCELLED)
+                if request(self.directory, lease.claim).exists():
+                    return Verdict(CANCELLED, CANCELLED)
+            if now() - checked >= _CHECK_S:
+                checked = now()
+                if not lease.refresh():
+                    return Verdict(TAKEN_OVER, "another runner took it over, because nothing was heard from this one")
+            return None
+
+        return watch
+
+
+def record_in(out: Path) -> RunRecord | None:
+    """Return the record in a run directory, None where there is none."""
+    return read_run(out) if (out / MANIFEST).exists() else None
+
+
+def request(directory: Path, claim: Claim) -> Path:
+    """Return the file that asks the holder of `claim`, and nobody after him, to end."""
+    return directory / REQUESTS / claim.path.name
+
+
+def ask_to_end(directory: Path, claim: Claim) -> None:
+    """Ask the holder of `claim` to end what he runs."""
+    path = request(directory, claim)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise StudyError(not_written(path, error, "make room there")) from None

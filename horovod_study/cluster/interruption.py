@@ -1,0 +1,35 @@
+"""Ctrl-C, SIGTERM and a lost terminal as a wish to stop that whoever runs cells looks at."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+INTERRUPTED = "interrupted"
+
+
+class Interruption:
+    """Remembers the first Ctrl-C, SIGTERM or lost terminal, for a good moment to act on; a second one breaks off."""
+
+    def __init__(self, state: str = INTERRUPTED) -> None:
+        """`state`: what the attempt that is broken off is called, such as "pre-empted"."""
+        self.requested = False
+        self.state = state
+
+    def __enter__(self) -> Self:
+        main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
+        heeded = [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
+        self._previous = {number: signal.signal(number, self._remember) for number in heeded}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
