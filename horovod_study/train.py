@@ -61,6 +61,7 @@ from horovod_study.measure.recorder import Recorder
 from horovod_study.measure.scratch import Scratch
 from horovod_study.options import Parser, add_train_options, run_values
 from horovod_study.progress import Progress, say
+from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload import checkpoint
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
@@ -1190,10 +1191,8 @@ def _lap_lines(shares: Mapping[str, float | None], *, workers: int) -> list[str]
     shares = {lap: share for lap, share in shares.items() if share is not None or (lap == "sync" and workers > 1)}
     names = {**{lap: lap for lap in LAPS}, "residual": "unexplained"}
     cells = [(names[name], "not known" if value is None else f"{value:.1%}") for name, value in shares.items()]
-    width = [max(len(head), len(text)) for head, text in cells]
-    heads = "  ".join(head.rjust(w) for (head, _), w in zip(cells, width, strict=True))
-    texts = "  ".join(text.rjust(w) for (_, text), w in zip(cells, width, strict=True))
-    return [f"  share of the step   {heads}", f"                      {texts}", ""]
+    heads, texts = zip(("share of the step", ""), *cells, strict=True)
+    return [*to_lines(table_of(heads, [texts]), indent=2), ""]
 
 
 def _lost_lines(rows_lost: Sequence[int]) -> list[str]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from horovod_study.cli import main
 from horovod_study.errors import DataError
+from horovod_study.text.numbers import amount
 from horovod_study.workload import dataset, floor, material, room
 
 
@@ -374,7 +375,7 @@ def test_noise_levels_that_print_alike_have_places_of_their_own() -> None:
     ("count", "text"), [(2_420_000_000, "2.42 GB"), (80_000_000, "80 MB"), (1500, "1.5 kB"), (7, "7 bytes")]
 )
 def test_amounts_of_bytes(count: int, text: str) -> None:
-    assert room.amount(count) == text
+    assert amount(count) == text
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells proportional memory")

@@ -17,7 +17,7 @@ from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.report.figures import catalogue
 from horovod_study.report.kit import interactive, style
 from horovod_study.report.page import html, sentences
-from horovod_study.text import numbers
+from horovod_study.text import numbers, words
 
 LAPTOP = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
 EVIL = "<script>alert('x')</script> & $\\frac{$"
@@ -460,8 +460,8 @@ def test_numbers_have_the_digits_that_their_interval_is_worth(value, low, high, 
         (numbers.milliseconds(1.2345), "1\u202f234"),
         (numbers.rounded(165383.2), "165\u202f400"),
         (numbers.rounded(0.0), "0"),
-        (numbers.plural(1, "worker"), "1 worker"),
-        (numbers.listed(["a", "b", "c"]), "a, b and c"),
+        (words.plural(1, "worker"), "1 worker"),
+        (words.listed(["a", "b", "c"]), "a, b and c"),
     ],
 )
 def test_small_words(text, expected):

@@ -17,11 +17,33 @@ from synthetic_runs import run_table
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import RecordError
 from horovod_study.report.kit import typeset
-from horovod_study.report.kit.typeset import Column, Group, Table, latex, to_csv, to_latex, to_markdown
+from horovod_study.report.kit.typeset import latex, to_csv, to_latex, to_markdown
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text import numbers
+from horovod_study.text.tables import Column, Group, Table, table_of, to_lines
 
 EVIL = "\\input{/etc/passwd} $x_1$ 50% & #1 {~^} [t] *b* | `c` <b>'\"\n=cmd()"
+
+
+def test_a_table_in_a_terminal_is_aligned_by_what_is_seen():
+    heads = ("state", "cell", "rate\n/s", "reason")
+    rows = [("done", "a", "1,234", ""), ("failed", "b\u00e9\u65e5\u672c", "12", f"[red]{'no' * 70}[/]")]
+    lines = to_lines(table_of(heads, rows, texts=(0, 1, 3)), indent=1)
+
+    assert lines == [
+        "                  rate",
+        " state   cell       /s  reason",
+        " done    a       1,234",
+        f" failed  b\u00e9\u65e5\u672c     12  [red]{'no' * 70}[/]",
+    ]
+
+
+def test_groups_share_the_widths_of_their_columns():
+    columns = (Column(head="", number=False), Column(head="time", unit="s"))
+    groups = (Group(title="one\nmore", rows=(("a", "1"),)), Group(title="two", rows=(("bcd", "12.345"),)))
+
+    told = ["       time", "        (s)", "one", "more", "a         1", "two", "bcd  12.345"]
+    assert told == to_lines(Table(columns=columns, groups=groups))
 
 
 @pytest.fixture(scope="module")

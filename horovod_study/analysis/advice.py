@@ -30,6 +30,8 @@ from horovod_study.analysis.network import fits_of
 from horovod_study.config import RUN_FIELDS, check_field, parse_widths
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, ConfigError, nearest
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 
 WEIGHT_BYTES = 4
 INDEX_BYTES = 8  # of the places of the maxima that pooling keeps
@@ -247,7 +249,7 @@ class Advice:
         case, model = self.case, self.case.model
         a = model.activation_bytes(case.precision)
         lines = [f"{self.verdict}", *(f"  {reason}" for reason in self.reasons), ""]
-        lines += [f"the model: {model.name}", *_table(_layer_rows(model)), ""]
+        lines += [f"the model: {model.name}", *to_lines(table_of(_LAYER_HEADS, _layer_rows(model)), indent=2), ""]
         lines += [
             f"  P = {model.parameters:,} parameters; gradients S = {WEIGHT_BYTES} P = {self.gradient_bytes:,} B "
             f"= {_bytes(self.gradient_bytes)}",
@@ -267,13 +269,13 @@ class Advice:
             )
         lines += [
             "",
-            f"the machine: {_plural(case.workers, 'worker')} on {_plural(case.nodes, 'node')}",
+            f"the machine: {plural(case.workers, 'worker')} on {plural(case.nodes, 'node')}",
             f"  memory per worker  {memory}",
             f"  network            {wire}",
             f"  computing          {rate}",
             "",
             f"the ways, for a step of G = {case.global_batch} samples with n = {case.workers}; nothing overlaps",
-            *_table(_way_rows(self.ways)),
+            *to_lines(table_of(_WAY_HEADS, _way_rows(self.ways)), indent=2),
         ]
         for way in self.ways:
             lines += ["", f"  {way.name}"]
@@ -794,7 +796,7 @@ def _pipeline(case: Case) -> Way:
         memory_bytes=memory,
         memory_text=f"the fullest stage, P_stage (4 + 4 + {state}) + activations of all G samples = {_bytes(memory)}",
         sent_bytes=sent,
-        messages_text=f"{m} micro-batches of {micro:.3g} samples over {_plural(len(borders), 'border')}, "
+        messages_text=f"{m} micro-batches of {micro:.3g} samples over {plural(len(borders), 'border')}, "
         "there and back: "
         f"{_bytes(sent)} over the widest" + ("" if seconds is None else f", {_time(seconds)}"),
         communication_s=seconds,
@@ -935,8 +937,12 @@ def _doubts(case: Case) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ the words
 
 
+_LAYER_HEADS = ("layer", "parameters", "kept per sample", "handed on", "FLOP forward")
+_WAY_HEADS = ("way", "memory", "fits", "sent", "communicates", "computes", "efficiency")
+
+
 def _layer_rows(model: LayeredModel) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("layer", "parameters", "kept per sample", "handed on", "FLOP forward")]
+    rows: list[tuple[str, ...]] = []
     shown = model.layers if len(model.layers) <= 12 else (*model.layers[:6], None, *model.layers[-3:])
     for layer in shown:
         if layer is None:
@@ -948,7 +954,7 @@ def _layer_rows(model: LayeredModel) -> list[tuple[str, ...]]:
 
 
 def _way_rows(ways: Sequence[Way]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("way", "memory", "fits", "sent", "communicates", "computes", "efficiency")]
+    rows: list[tuple[str, ...]] = []
     for way in ways:
         if way.possible:
             rows.append((way.short, "-", "-", "-", "-", "-", "not possible"))
@@ -965,22 +971,6 @@ def _way_rows(ways: Sequence[Way]) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            f"{cell:<{width}}" if not place else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _si(value: float) -> str:

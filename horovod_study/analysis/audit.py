@@ -35,6 +35,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.config import COMMUNICATION, LAPS, RUN_FIELDS
 from horovod_study.documents import MAX_FIELD_CHARS
 from horovod_study.records import RecordedBeside, RecordedRun, RunRecord, max_over_ranks, mean_over_ranks, rows_lost
+from horovod_study.text.words import cut
 
 Floats = NDArray[np.float64]
 
@@ -1461,5 +1462,4 @@ def compare_documents(
 
 
 def _short(value: Any) -> str:
-    text = " ".join(_told(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cut(" ".join(_told(value).split()), 60)

@@ -46,6 +46,8 @@ from horovod_study.analysis.stats import (
     welch_p,
 )
 from horovod_study.errors import AnalysisError
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 
 Floats = NDArray[np.float64]
 
@@ -200,12 +202,9 @@ class Comparison:
             )
             for each in self.counts
         ]
-        widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
-        table = [
-            "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)
-        ]
-        verdicts = [f"{_plural(each.workers, 'worker')}: {each.verdict}" for each in self.counts]
-        doubts = [f"doubt, {_plural(each.workers, 'worker')}: {doubt}" for each in self.counts for doubt in each.doubts]
+        table = to_lines(table_of(heads, rows, texts=()))
+        verdicts = [f"{plural(each.workers, 'worker')}: {each.verdict}" for each in self.counts]
+        doubts = [f"doubt, {plural(each.workers, 'worker')}: {doubt}" for each in self.counts for doubt in each.doubts]
         return [*table, "", *verdicts, self.learning.text, *doubts]
 
 
@@ -215,7 +214,7 @@ def too_few(blocks: int, tests: int) -> str:
     if blocks >= least:
         return ""
     return (
-        f"{_plural(blocks, 'block')} cannot resolve any difference: the smallest possible p is "
+        f"{plural(blocks, 'block')} cannot resolve any difference: the smallest possible p is "
         f"{smallest_p(blocks):.3g}"
         + (f", {smallest_p(blocks, tests):.3g} after Holm over {tests} worker counts" if tests > 1 else "")
         + f"; {ALPHA:g} needs at least {least} blocks (--blocks {least})"
@@ -385,7 +384,3 @@ def _learning(blocks: Sequence[Mapping[str, Any]]) -> Learning:
         test_mse=(float(known[:, 0].mean()), float(known[:, 1].mean())) if len(known) else (math.nan, math.nan),
         test_difference=float(np.max(np.abs(np.diff(known, axis=1)[:, 0]) / known.max(axis=1))) if len(known) else None,
     )
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

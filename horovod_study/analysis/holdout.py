@@ -33,6 +33,7 @@ from horovod_study.analysis.laws import LAWS, Array, Law
 from horovod_study.analysis.prediction import predict
 from horovod_study.analysis.stats import finite_or_none
 from horovod_study.errors import AnalysisError
+from horovod_study.text.tables import table_of, to_lines
 
 COMBINED = "combined"
 """The name of `prediction.predict` among the laws."""
@@ -391,11 +392,15 @@ def lines(one: HoldoutScore) -> list[str]:
     text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws.values())]
     own = [target for target in one.forecasts if target.law == COMBINED]
     text.append("  what the combination foretold, samples/s with 95 % interval:")
-    for target in own:
-        text.append(
-            f"  {target.workers:>8,} workers from {target.known_to:,}: {target.forecast:,.5g} "
-            f"[{target.low:,.5g}, {target.high:,.5g}], measured {target.measured:,.5g}, {_signed(target.error)}"
+    rows = [
+        (
+            f"{target.workers:,} workers from {target.known_to:,}:",
+            f"{target.forecast:,.5g} [{target.low:,.5g}, {target.high:,.5g}], measured {target.measured:,.5g}, "
+            f"{_signed(target.error)}",
         )
+        for target in own
+    ]
+    text += to_lines(table_of(("", ""), rows, texts=(1,)), indent=4, gap=1)
     for doubt in one.doubts:
         text += textwrap.wrap(f"  doubt: {doubt}", 100, subsequent_indent=" " * 9)
     return text
@@ -428,22 +433,28 @@ def _against_best(found: Mapping[str, Summary]) -> list[str]:
     return [f"median error: combination {_share(combined.median_ape)}, best single law ({law}) {_share(error)}"]
 
 
-_HEAD = f"  {'law':<12}{'targets':>8}{'median':>10}{'worst':>10}{'bias':>10}{'in 95 %':>10}{'width':>10}"
+_HEADS = ("law", "targets", "median", "worst", "bias", "in 95 %", "width")
 
 
 def _table(scores: Iterable[LawScore]) -> list[str]:
-    text = [_HEAD]
+    scores, rows = list(scores), []
     for one in scores:
         if one.median_ape is None or one.worst_ape is None or one.bias is None:
-            text += _wrapped(f"  {one.law:<12}{one.targets:>8}  {one.fails}")
+            rows.append((one.law, f"{one.targets}", *[""] * 5))
             continue
         coverage = "-" if one.coverage is None else _share(one.coverage)
         width = "-" if one.median_width is None else _share(one.median_width)
         numbers = (_share(one.median_ape), _share(one.worst_ape), _signed(one.bias), coverage, width)
-        text.append(f"  {one.law:<12}{one.targets:>8}{''.join(f'{number:>10}' for number in numbers)}")
-        if one.fails:
-            text += _wrapped(f"  {'':<12}  fails: {one.fails}")
+        rows.append((one.law, f"{one.targets}", *numbers))
+    head, *told = to_lines(table_of(_HEADS, rows), indent=2)
+    text = [head]
+    for one, line in zip(scores, told, strict=True):
+        fails = textwrap.wrap(f"fails: {one.fails}", 100, initial_indent=_BELOW, subsequent_indent=_BELOW)
+        text += [line, *(fails if one.fails else [])]
     return text
+
+
+_BELOW = " " * 16
 
 
 def _wrapped(text: str) -> list[str]:

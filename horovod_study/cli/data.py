@@ -10,6 +10,7 @@ from horovod_study.cli.verbs import Verb, curves_told
 from horovod_study.config import available_cores
 from horovod_study.errors import DataError
 from horovod_study.options import Parser, add_read_options, read_values
+from horovod_study.text.tables import table_of, to_lines
 
 
 def generate_arguments(parser: Parser) -> None:
@@ -59,8 +60,8 @@ def check_arguments(parser: Parser) -> None:
 
 def check(options: argparse.Namespace) -> int:
     """Read a whole data set, verify it against its side-car and print its statistical floor."""
+    from horovod_study.text.numbers import amount
     from horovod_study.workload import dataset
-    from horovod_study.workload.room import amount
 
     path = dataset.path_of(options.dataset, seed=options.seed, noise_max_mpa=_noise_max_mpa(options))
     with curves_told() as tell:
@@ -98,7 +99,7 @@ def check(options: argparse.Namespace) -> int:
             ("", f"  a  {floor['a_mse']:.3e}, root {floor['a_rmse']:.3f}"),
         ]
     rows.append(("digest", facts["digest"]))
-    print("\n".join([f"{facts['path']}: good", *(f"  {name:<8} {text}" for name, text in rows)]))
+    print(f"{facts['path']}: good", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2), sep="\n")
     return 0
 
 

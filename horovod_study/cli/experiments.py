@@ -223,10 +223,10 @@ def verify_arguments(parser: Parser) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     """Prove that parallel training equals sequential training: the relative error of every weight and bias."""
-    from horovod_study import records
     from horovod_study.cluster.verify import Question
     from horovod_study.cluster.verify import verify as prove
     from horovod_study.progress import say
+    from horovod_study.records import finite
     from horovod_study.report.equality import text, write
 
     question = Question(
@@ -243,7 +243,7 @@ def verify(options: argparse.Namespace) -> int:
         seed=options.seed,
         broken=options.wrong,
     )
-    result = records.finite(prove(question, options.out).to_dict())
+    result = finite(prove(question, options.out).to_dict())
     paths = write(result, options.out) if options.out else []
     print(json.dumps(result, allow_nan=False) if options.json else text(result))
     for path in paths:

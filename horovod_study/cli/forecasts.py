@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.verbs import BENCH_JSON, Verb, add_figure_arguments, figure_look, one_line, read_input
+from horovod_study.cli.verbs import BENCH_JSON, Verb, add_figure_arguments, figure_look, read_input
 from horovod_study.errors import AnalysisError
 from horovod_study.options import Parser
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import cut, printable
 
 
 def fit_arguments(parser: Parser) -> None:
@@ -44,7 +46,7 @@ def fit(options: argparse.Namespace) -> int:
 
 def _fit_text(name: str, one: dict[str, Any]) -> str:
     """One series for the eye: the laws that fit, then the names of those that do not, then the doubts."""
-    lines = [f"{one_line(name) or 'all points'}: speedup relative to {one['baseline']}"]
+    lines = [f"{cut(printable(name), 60) or 'all points'}: speedup relative to {one['baseline']}"]
     if one["assumed"]:
         lines.append(f"  assumed: {one['assumed']}")
     unknown, refused, told = [], [], set()
@@ -161,10 +163,17 @@ def predict(options: argparse.Namespace) -> int:
         print(json.dumps({**parts[first], **{name: parts[name] for name in others}}, allow_nan=False))
         return 0
     for name, each in forecasts.items():
-        print(f"{one_line(name) or 'all points'}: samples/s with 95 % interval")
-        for one in each:
-            interval = f"[{one.low:,.6g}, {one.high:,.6g}]"
-            print(f"  {one.workers:>8,} workers  {one.samples_per_s:>14,.6g}  {interval}  {one.law}")
+        print(f"{cut(printable(name), 60) or 'all points'}: samples/s with 95 % interval")
+        rows = [
+            (
+                f"{one.workers:,} workers",
+                f"{one.samples_per_s:,.6g}",
+                f"[{one.low:,.6g}, {one.high:,.6g}]",
+                one.law,
+            )
+            for one in each
+        ]
+        print(*to_lines(table_of(("",) * 4, rows, texts=(2, 3)), indent=2), sep="\n")
         for doubt in dict.fromkeys(doubt for one in each for doubt in one.doubts):
             print(f"  doubt: {doubt}")
     for scored in scores.values():

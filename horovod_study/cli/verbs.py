@@ -81,12 +81,6 @@ def readable_runs(root: Path) -> list[Path]:
     return found
 
 
-def one_line(name: str) -> str:
-    """A name from a file, safe to print: no control characters, at most 60 of the others."""
-    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name[:61])
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 @contextmanager
 def curves_told() -> Iterator[Callable[[int, int], None]]:
     """Give a function of (curves done, curves in all) that shows a bar, the rate and the time left."""

@@ -48,6 +48,8 @@ from horovod_study.files import write_file
 from horovod_study.options import SET_BY_COMPARE
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import cut
 
 LETTERS = ("A", "B")
 SECONDS = 2.0
@@ -141,11 +143,8 @@ def differs_lines(differs: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return what differs between A and B, one line each; that nothing does is a finding too."""
     if not differs:
         return ["nothing differs: an A/A comparison, which shows what this machine and this method call a difference"]
-    width = max(len(name) for name in differs)
-    return [
-        "what differs (A | B):",
-        *(f"  {name:<{width}}  {_word(a)} | {_word(b)}" for name, (a, b) in differs.items()),
-    ]
+    rows = [(name, f"{_word(a)} | {_word(b)}") for name, (a, b) in differs.items()]
+    return ["what differs (A | B):", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
 
 
 def _word(value: Any) -> str:
@@ -367,14 +366,9 @@ def require_same_work(one: tuple[str, RunRecord], other: tuple[str, RunRecord], 
     for name, value in facts.items():
         if name not in but and value != others[name]:
             raise StudyError(
-                f"compare: {one[0]} and {other[0]} did not do the same work: {name} is {_short(value)} there and "
-                f"{_short(others[name])} here; nothing can be concluded, compare again with another --out"
+                f"compare: {one[0]} and {other[0]} did not do the same work: {name} is {cut(str(value), 24)} there and "
+                f"{cut(str(others[name]), 24)} here; nothing can be concluded, compare again with another --out"
             )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 24 else f"{text[:16]}..."
 
 
 def effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:

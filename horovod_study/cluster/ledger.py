@@ -49,6 +49,7 @@ from horovod_study.documents import parse_csv, read_bytes, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run, silent_s
+from horovod_study.text.tables import table_of, to_lines
 
 STATES = (
     *("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled"),
@@ -250,9 +251,8 @@ class Ledger:
             rest = Counter(row[0] for row in listed)
             rest.subtract(row[0] for row in worth)
             listed = worth
-        rows = [("state", "cell", "samples/s", "reason"), *listed] if listed else []
-        state, cell, rate = (max((len(row[column]) for row in rows), default=0) for column in range(3))
-        lines = [f"{row[0]:<{state}}  {row[1]:<{cell}}  {row[2]:>{rate}}  {row[3]}".rstrip() for row in rows]
+        heads = ("state", "cell", "samples/s", "reason")
+        lines = to_lines(table_of(heads, listed, texts=(0, 1, 3))) if listed else []
         counts = ", ".join(f"{rest[each]} {each}" for each in STATES if rest[each])
         return [*lines, f"not listed: {counts}; `status --json` has every cell"] if counts else lines
 

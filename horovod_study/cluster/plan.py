@@ -12,6 +12,7 @@ from horovod_study.cluster.ledger import Ledger, blocks
 from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.study_file import StudyConfig, shown
 from horovod_study.config import COMMUNICATION, RUNTIMES, Cell, Placement, matters
+from horovod_study.text.tables import table_of, to_lines
 
 _MOST_ROWS = 40  # of a table; the rest is counted
 _MOST_VALUES = 8  # of an option
@@ -121,18 +122,18 @@ class Plan:
             every[entry.cell.runtime] += 1
             done[entry.cell.runtime] += entry.state == "done"
         runtimes = list(dict.fromkeys(entry.cell.runtime for entry in entries))
-        rows = [("workers", *runtimes)]
+        rows = []
         for text, (_, every, done) in sorted(shapes.items(), key=lambda shape: (sum(shape[1][0]), len(shape[1][0]))):
             rows.append((text, *(f"{done[each]}/{every[each]}" if every[each] else "" for each in runtimes)))
-        more = len(rows) - 1 - _MOST_ROWS
-        rows = rows if more <= 0 else rows[: _MOST_ROWS + 1]
+        more = len(rows) - _MOST_ROWS
         per_worker = partition.cores_per_worker
         head = f"partition {name}, {_SCHEDULERS[partition.scheduler]}: {partition.node()} per node, "
         head += f"{per_worker} core{'' if per_worker == 1 else 's'} per worker; cells done/all:"
-        return [head, *_aligned(rows), *([f"  and {more} more placements"] if more > 0 else [])]
+        shown = to_lines(table_of(("workers", *runtimes), rows[:_MOST_ROWS]), indent=2)
+        return [head, *shown, *([f"  and {more} more placements"] if more > 0 else [])]
 
     def _jobs(self) -> list[str]:
-        rows = [("job", "cells", "expected", "time limit")]
+        rows = []
         for each in self.allocations:
             tasks = f", {len(each.tasks)} tasks" if len(each.tasks) > 1 else ""
             limit = duration(each.time_limit_s) + (" each" if tasks else "")
@@ -150,7 +151,7 @@ class Plan:
             )
         count = len(self.allocations)
         head = f"{count} job{'' if count == 1 else 's'}, one per placement; all runtimes and repeats take turns in it:"
-        return [head, *_aligned(rows)]
+        return [head, *to_lines(table_of(("job", "cells", "expected", "time limit"), rows), indent=2)]
 
     def _totals(self) -> list[str]:
         count = len(self.cells)
@@ -305,16 +306,3 @@ def _varied(study: StudyConfig) -> list[str]:
 
 def _hours(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines: the first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            f"{text:<{width}}" if not at else f"{text:>{width}}"
-            for at, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

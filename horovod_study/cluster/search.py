@@ -59,6 +59,8 @@ from horovod_study.files import csv_rows, not_written, write_file
 from horovod_study.measure.clock import now
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, epoch_rows
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import cut
 
 SIGN_OF_LIFE_S = 10
 SILENT_S = 60
@@ -317,8 +319,9 @@ class _Database:
             if isinstance(old, dict):
                 changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
                 old, new = ({key: each.get(key) for key in changed} for each in (old, new))
+            told = [cut(json.dumps(each), 100) for each in (old, new)]
             raise StudyError(
-                f"search {self._search.name} was begun with another {part} ({_short(old)}, now {_short(new)}), so its "
+                f"search {self._search.name} was begun with another {part} ({told[0]}, now {told[1]}), so its "
                 "trials cannot be compared with new ones; give the search another name in its file, or undo the change"
             )
 
@@ -428,11 +431,6 @@ def _storage_error(url: str, error: Exception) -> StudyError:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 100 else text[:97] + "..."
 
 
 # ------------------------------------------------------------------------------------------------------ running trials
@@ -742,10 +740,8 @@ def result_lines(result: SearchResult, *, most: int = 10) -> list[str]:
     )
     if done:
         head = ["trial", "test MSE", "G0 / MPa", "a", "seconds", *result.search.space]
-        table = [head, *(_cells(row, result.search.space) for row in done[:most])]
-        widths = [max(len(line[column]) for line in table) for column in range(len(head))]
-        lines.append("")
-        lines += ["  " + "  ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in table]
+        rows = [_cells(row, result.search.space) for row in done[:most]]
+        lines += ["", *to_lines(table_of(head, rows, texts=()), indent=2)]
         if len(done) > most:
             lines.append(f"  ... and {len(done) - most} more in {result.directory / 'trials.csv'}")
         floor = done[0].floor_mse

@@ -24,6 +24,7 @@ from horovod_study.errors import ConfigError, RecordError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.measure import environment
 from horovod_study.measure.clock import DeviceStamps, LapClock, now, utc_now
+from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.loaders import Batch, Loader, open_loader
@@ -140,24 +141,16 @@ class Comparison:
         """Return a table and the verdicts for people."""
         heads = ("loader", "loading alone", "one cached batch", "both together", "waiting", "first batch", "next epoch",
                  "bound by")  # fmt: skip
-        rows: list[tuple[str, ...]] = [heads]
+        rows = []
         for each in self.loaders:
             speeds = [_thousands(speed) for speed in (each.loading, each.cached, each.together)]
             times = [_duration(each.start_s.median), _duration(each.restart_s.median)]
             rows.append((each.loader, *speeds, f"{each.waiting.median:.1%}", *times, each.bound))
-        widths = [max(len(row[k]) for row in rows) for k in range(len(heads))]
-        table = [
-            "   ".join(
-                cell.ljust(width) if k in (0, len(heads) - 1) else cell.rjust(width)
-                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
         return [
             f"batch {self.batch}, {self.device}, {self.threads} thread{'s' * (self.threads > 1)}, {self.curves:,} "
             f"curves; thousand samples/s, median of {self.rounds} rounds of {self.seconds:g} s (smallest - largest)",
             "",
-            *(f"  {line}" for line in table),
+            *to_lines(table_of(heads, rows, texts=(0, len(heads) - 1)), indent=2, gap=3),
             "",
             *(f"  {each.loader}: {each.verdict}" for each in self.loaders),
             *(f"  {each.loader}: {each.note}" for each in self.loaders if each.note),

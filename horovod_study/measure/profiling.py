@@ -38,7 +38,7 @@ from horovod_study.measure import ranges
 from horovod_study.measure.clock import DeviceStamps, LapClock, now, sleep
 from horovod_study.measure.scratch import Scratch
 from horovod_study.measure.sync_points import Finder, NotInData
-from horovod_study.workload.room import amount
+from horovod_study.text.numbers import amount
 
 SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""

@@ -12,6 +12,8 @@ from typing import Any
 from horovod_study.errors import RecordError
 from horovod_study.files import csv_rows, not_written, write_file
 from horovod_study.records import finite
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 
 Case = Mapping[str, Any]
 _LONGEST_LIST = 8
@@ -40,7 +42,7 @@ def summary(result: Mapping[str, Any]) -> str:
         judged = [case for case in cases if case["dtype"] == dtype and case["judged"] and case["tensors"]]
         if judged:
             case = max(judged, key=_worst)
-            where = f"{case['worst']}, {case['runtime']}, {_count(case['workers'], 'worker')}"
+            where = f"{case['worst']}, {case['runtime']}, {plural(case['workers'], 'worker', ',')}"
             worst.append(f"worst in {dtype} {_number(_worst(case))} ({where}; bound {bound:g})")
     verdict = "equal" if result["passed"] else "NOT EQUAL"
     return f"{verdict}: {good} of {len(cases)} cases passed" + "".join(f"; {each}" for each in worst)
@@ -65,9 +67,9 @@ def write(result: Mapping[str, Any], out: Path) -> list[Path]:
 def _head(result: Mapping[str, Any]) -> str:
     wrong = f"\nWrong on purpose: --break {result['broken']}." if result["broken"] else ""
     return (
-        f"Parallel against sequential training, {_count(result['steps'], 'step')} of at most "
-        f"{_count(result['batch'], 'curve')}: relative error ||p - q|| / ||q|| of every\nweight and bias p against the "
-        f"sequential q, the worst of all ranks, of even and uneven shards and of the optimisers.{wrong}"
+        f"Parallel against sequential training, {plural(result['steps'], 'step', ',')} of at most "
+        f"{plural(result['batch'], 'curve', ',')}: relative error ||p - q|| / ||q|| of every\nweight and bias p "
+        f"against the sequential q, the worst of all ranks, of even and uneven shards and of the optimisers.{wrong}"
     )
 
 
@@ -81,8 +83,8 @@ def _tables(cases: Sequence[Case], bounds: Mapping[str, float]) -> list[str]:
         judged = [case for case in here if case["judged"]]
         groups = _grouped(judged or here, lambda case: (case["runtime"], case["workers"], case["reduction"]))
         names = [tensor["name"] for tensor in here[0]["tensors"]]
-        heads = [("", "runtime"), ("", "workers"), ("", "reduction"), *(name.split(".", 1) for name in names)]
-        rows = [[head[0] for head in heads] + [""], [head[-1] for head in heads] + ["verdict"]]
+        heads = ("runtime", "workers", "reduction", *(name.replace(".", "\n", 1) for name in names), "verdict")
+        rows = []
         verdicts = _grouped(here, lambda case: (case["runtime"], case["workers"], case["reduction"]))
         for key, group in groups.items():
             errors = [max((_tensor(case, place) for case in group), key=_order) for place in range(len(names))]
@@ -91,16 +93,18 @@ def _tables(cases: Sequence[Case], bounds: Mapping[str, float]) -> list[str]:
             rows.append([*map(str, key), *map(_number, errors), verdict])
         optimizers = " and ".join(dict.fromkeys(case["optimizer"] for case in judged or here))
         what = f"bound {bound:g}" if judged else "no bound"
-        tables.append(f"{dtype}, {optimizers}, {what}\n{_aligned(rows, left=(0, 2))}")
+        tables += [f"{dtype}, {optimizers}, {what}"]
+        tables += to_lines(table_of(heads, rows, texts=(0, 2, len(heads) - 1)))
     return tables
 
 
 def _kinds(cases: Sequence[Case], moved: Mapping[str, Mapping[str, float]]) -> str:
     """Return what else was measured, the worst of all cases of a precision and an optimiser."""
-    rows = [
-        ["", "parameters", "largest", "gradient", "gradient", "float32 rounding", "moved by", ""],
-        ["", "||p-q||/||q||", "element", "in step 1", "later", "of the gradient", "at least", ""],
-    ]
+    heads = (
+        *("", "parameters\n||p-q||/||q||", "largest\nelement", "gradient\nin step 1", "gradient\nlater"),
+        *("float32 rounding\nof the gradient", "moved by\nat least", ""),
+    )
+    rows = []
     for (dtype, optimizer), group in _grouped(cases, lambda case: (case["dtype"], case["optimizer"])).items():
         columns = ("relative_error", "max_error", "gradient_error", "gradient_error_later")
         tensors = [tensor for case in group for tensor in case["tensors"]]
@@ -108,7 +112,7 @@ def _kinds(cases: Sequence[Case], moved: Mapping[str, Mapping[str, float]]) -> s
         rounding = "-" if group[0]["float32_rounding"] is None else _number(_rounding(group))
         way = _number(min(moved[f"{dtype} {optimizer}"].values()))
         rows.append([f"{dtype} {optimizer}", *errors, rounding, way, "judged" if group[0]["judged"] else "reported"])
-    return _aligned(rows, left=(0, 7))
+    return "\n".join(to_lines(table_of(heads, rows, texts=(0, 7))))
 
 
 def _conditions(cases: Sequence[Case]) -> str:
@@ -135,7 +139,7 @@ def _failures(cases: Sequence[Case]) -> str:
     lines = []
     for (why, worst), group in list(failed.items())[:_LONGEST_LIST]:
         first = group[0]
-        what = [first["runtime"], _count(first["workers"], "worker")]
+        what = [first["runtime"], plural(first["workers"], "worker", ",")]
         what += [str(first[name]) for name in ("reduction", "dtype", "optimizer", "shards") if first[name]]
         error = f"; worst is {worst}, {_number(_worst(first))}" if worst else ""
         more = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
@@ -189,20 +193,3 @@ def _number(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value:.1e}" if math.isfinite(value) else "no number"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def _aligned(rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> str:
-    """Return rows of cells in columns, those in `left` and the last one flush left."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    flush = {*left, len(widths) - 1}
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place in flush else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )

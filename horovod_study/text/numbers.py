@@ -8,7 +8,6 @@ these that differences and ratios are judged against.
 """
 
 import math
-from collections.abc import Sequence
 
 THIN = "\u202f"
 """A narrow space that does not break: between a number and its unit, and between thousands."""
@@ -137,11 +136,22 @@ def milliseconds(seconds: float | None, digits: int = 3) -> str:
     return fixed(seconds * 1000, min(decimals, 2))
 
 
-def plural(count: float, noun: str) -> str:
-    """Return `1 worker` or `2 workers`."""
-    return f"{count:.0f} {noun}{'' if count == 1 else 's'}"
+def signed(text: str) -> str:
+    """Return the text of a difference with its sign: `+0.3`, `\u22120.3`, and 0 without one."""
+    return f"+{text}" if not text.startswith(MINUS) and any(digit in text for digit in "123456789") else text
 
 
-def listed(words: Sequence[str]) -> str:
-    """Return `a`, `a and b` or `a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+def amount(size: float) -> str:
+    """Return a number of bytes for people: '2.42 GB', '80 MB'."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.3g} bytes"
+
+
+def prefixed(value: float, gap: str = " ") -> str:
+    """Return 1.5 M for 1,500,000 and 300 k for 300,000."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:g}{gap}{letter}"
+    return f"{value:g}"

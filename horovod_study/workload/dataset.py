@@ -35,6 +35,7 @@ from horovod_study.config import available_cores
 from horovod_study.documents import read_json
 from horovod_study.errors import DataError
 from horovod_study.files import not_written, write_file
+from horovod_study.text.numbers import amount
 from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
 
@@ -326,7 +327,7 @@ def page_cache_doubt(size: int) -> str | None:
     if available is None or needed <= available:
         return None
     return (
-        f"{size:,} curves are {room.amount(needed)}, {room.amount(available)} of memory are free: workers on this "
+        f"{size:,} curves are {amount(needed)}, {amount(available)} of memory are free: workers on this "
         "machine will read from disk again in every epoch; use a smaller size, or a machine with more memory"
     )
 
@@ -335,7 +336,7 @@ def _require_disk(folder: Path, size: int) -> None:
     needed, free = int(size * _BYTES_PER_CURVE * 1.02), shutil.disk_usage(folder).free
     if free < needed:
         raise DataError(
-            f"{folder}: {size:,} curves need {room.amount(needed)} of disk, {room.amount(free)} are free; "
+            f"{folder}: {size:,} curves need {amount(needed)} of disk, {amount(free)} are free; "
             "choose a smaller size or a folder on another disk (--out, or HOROVOD_STUDY_DATA)"
         )
 
@@ -344,7 +345,7 @@ def _require_memory(processes: int) -> None:
     needed, available = processes * _BYTES_PER_PROCESS, room.available_bytes()
     if available is not None and available < needed:
         raise DataError(
-            f"{processes} generating processes need {room.amount(needed)} of memory, {room.amount(available)} are "
+            f"{processes} generating processes need {amount(needed)} of memory, {amount(available)} are "
             "free; use fewer --processes, or end other programs"
         )
 

@@ -8,14 +8,6 @@ from horovod_study.errors import DataError
 MEMINFO = Path("/proc/meminfo")
 
 
-def amount(count: int) -> str:
-    """Return a number of bytes for people: '2.42 GB', '80.0 MB'."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} bytes"
-
-
 def available_bytes() -> int | None:
     """Return the bytes of memory this process may still fill, None if unknown.
 

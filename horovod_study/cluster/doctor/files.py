@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from horovod_study.cluster.doctor.finding import Area, Here
-from horovod_study.workload import room
+from horovod_study.text.numbers import amount
 
 A_RUN_BYTES = 50 * 10**6
 """Records and two checkpoints of a run of the shipped model, generously."""
@@ -99,7 +99,7 @@ def space(area: Area, runs: Path) -> None:
     """Is there room for runs."""
     place = nearest_folder(runs)
     free = shutil.disk_usage(place).free
-    text = f"{room.amount(free)} free at {place}; a run takes up to about {room.amount(A_RUN_BYTES)}"
+    text = f"{amount(free)} free at {place}; a run takes up to about {amount(A_RUN_BYTES)}"
     remedy = "make room, or give a folder on another disk with --runs"
     if free < _NONE_BYTES:
         area.fail("space", text, remedy)

@@ -12,6 +12,7 @@ from horovod_study.cluster.doctor.finding import Area, Here, count
 from horovod_study.cluster.launch import MARKER
 from horovod_study.config import available_cores
 from horovod_study.measure.clock import now, sleep
+from horovod_study.text.numbers import amount
 from horovod_study.workload import dataset, room
 
 LOAD_OVER_S = 0.3
@@ -138,11 +139,11 @@ def memory(area: Area) -> None:
     elif free < _LEAST_MEMORY:
         area.warning(
             "memory",
-            f"{room.amount(free)} are free for this process, a worker takes about {room.amount(_LEAST_MEMORY)}",
+            f"{amount(free)} are free for this process, a worker takes about {amount(_LEAST_MEMORY)}",
             "end other programs, or ask the batch system for more memory (--mem)",
         )
     else:
-        area.ok("memory", f"{room.amount(free)} free for this process")
+        area.ok("memory", f"{amount(free)} free for this process")
 
 
 def shared_memory(area: Area, here: Here) -> None:
@@ -156,7 +157,7 @@ def shared_memory(area: Area, here: Here) -> None:
         return
     there = os.statvfs(place)
     size, free = there.f_blocks * there.f_frsize, there.f_bavail * there.f_frsize
-    text = f"{place}: {room.amount(free)} of {room.amount(size)} free"
+    text = f"{place}: {amount(free)} of {amount(size)} free"
     if not os.access(place, os.W_OK):
         area.fail(
             "shared memory", f"{place} cannot be written", f"chmod 1777 {place}: MPI and NCCL exchange through it"
@@ -183,7 +184,7 @@ def limits(area: Area, here: Here) -> None:
     if devices and locked != resource.RLIM_INFINITY:
         area.warning(
             "locked memory",
-            f"at most {room.amount(locked)} per process, and there is InfiniBand ({', '.join(devices)}): MPI and NCCL "
+            f"at most {amount(locked)} per process, and there is InfiniBand ({', '.join(devices)}): MPI and NCCL "
             "cannot register buffers and fall back to TCP, or fail",
             "ulimit -l unlimited; on a cluster ask the administrator (LimitMEMLOCK of sshd and slurmd)",
         )
@@ -259,7 +260,7 @@ def data_cache(area: Area) -> None:
         )
         return
     space = os.statvfs(there)
-    text = f"{folder}: {room.amount(space.f_bavail * space.f_frsize)} free"
+    text = f"{folder}: {amount(space.f_bavail * space.f_frsize)} free"
     if space.f_bavail * space.f_frsize < 3 * 10**9:
         area.warning(
             "data cache",

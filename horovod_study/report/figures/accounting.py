@@ -30,7 +30,9 @@ from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import MOST_HEIGHT_IN, legend
 from horovod_study.report.kit.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, Look, folded, small, text_in
-from horovod_study.text.numbers import plural, rounded
+from horovod_study.text.numbers import rounded
+from horovod_study.text.tables import Group, Table, table_of, to_lines
+from horovod_study.text.words import plural
 
 NAME = "accounting"
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
@@ -41,8 +43,7 @@ MINUS = "\u2212"
 _FEWEST_BARS = 3
 """A panel has room for so many: a single bar is no wall."""
 
-_LABEL = 34
-_CELL = 12
+_LONGEST_NAME = 29
 
 
 def write_accounting(found: Accounting, gate: Gate | None, directory: Path, *, look: Look = TEXT) -> list[Path]:
@@ -83,25 +84,26 @@ def text(found: Accounting, gate: Gate | None) -> list[str]:
 def _step_lines(found: Accounting) -> list[str]:
     """Return ms per step and shares of every run, and of every worker count."""
     parts = shown(found.cells, PARTS)
-    lines = [f"{'ms per step, and share of it':<{_LABEL}}{''.join(HEADS[part].rjust(_CELL) for part in parts)}"]
+    rows: list[tuple[str, ...]] = []
     alone, before = len(found.runs) == 1, ""
     for series, cell in _cells(found.cells):
         step = cell["step"]
         if series != before:
-            lines.append(series)
+            rows.append(_line(series, parts))
             before = series
         over = f" on {plural(step['nodes'], 'node')}" if step["nodes"] > 1 else ""
-        lines.append(f"  {plural(step['workers'], 'worker')}{over}")
+        rows.append(_line(f"  {plural(step['workers'], 'worker')}{over}", parts))
         runs = [run for run in found.runs if found.series[run.run] == series and run.workers == step["workers"]]
         for run in runs:
-            lines += _two_lines(f"    {_short(run.run)}", run, parts)
+            rows += _two_lines(f"    {_short(run.run)}", run, parts)
             for rank in run.ranks if alone and len(run.ranks) > 1 else ():
-                lines += _two_lines(f"      rank {rank.rank} on {rank.host}", rank, parts)
+                rows += _two_lines(f"      rank {rank.rank} on {rank.host}", rank, parts)
         if step["repeats"] > 1:
-            lines.append(_line(f"    mean of {step['repeats']} repeats", [_ms(cell[part]["mean_s"]) for part in parts]))
-            lines.append(_line("", [_share(cell[part]["share"]) for part in parts]))
-            medians = [_ms(cell[part]["median_s"]) for part in parts]
-            lines.append(_line(f"    median of {step['repeats']} (no sum)", medians))
+            rows.append((f"    mean of {step['repeats']} repeats", *(_ms(cell[part]["mean_s"]) for part in parts)))
+            rows.append(("", *(_share(cell[part]["share"]) for part in parts)))
+            medians = (_ms(cell[part]["median_s"]) for part in parts)
+            rows.append((f"    median of {step['repeats']} (no sum)", *medians))
+    lines = to_lines(table_of(("ms per step, and share of it", *(HEADS[part] for part in parts)), rows))
     for run in found.runs:
         if run.why_not:
             lines += _wrapped(f"{run.run}: no account: {run.why_not}", 110)
@@ -116,18 +118,22 @@ def _cells(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
     return [(str(key[0]), rows) for key, rows in grouped.items()]
 
 
-def _two_lines(label: str, each: RunAccount | RankAccount, parts: Sequence[str]) -> list[str]:
+def _line(words: str, parts: Sequence[str]) -> tuple[str, ...]:
+    return (words, *("" for _ in parts))
+
+
+def _two_lines(label: str, each: RunAccount | RankAccount, parts: Sequence[str]) -> list[tuple[str, ...]]:
     whole = each.parts_s["step"]
     return [
-        _line(label, [_ms(each.parts_s[part]) for part in parts]),
-        _line("", [_share(each.parts_s[part] / whole if whole > 0 else math.nan) for part in parts]),
+        (label, *(_ms(each.parts_s[part]) for part in parts)),
+        ("", *(_share(each.parts_s[part] / whole if whole > 0 else math.nan) for part in parts)),
     ]
 
 
 def _residual_lines(found: Accounting) -> list[str]:
     """Return the table of what no part covers, and whether the steps close."""
     heads = ("mean", "median", "p99", "worst", "in step", "of rank", "steps", "not closed")
-    lines = [f"{'unexplained, share of the step':<{_LABEL}}{''.join(head.rjust(_CELL) for head in heads)}"]
+    rows = []
     for run in found.runs:
         shares = run.residual
         if shares is None:
@@ -135,14 +141,17 @@ def _residual_lines(found: Accounting) -> list[str]:
         cells = [_share(each) for each in (shares.mean, shares.median, shares.p99, shares.worst)]
         cells += [f"{shares.worst_step:,}", f"{shares.worst_rank}"]
         cells += [f"{sum(rank.steps for rank in run.ranks):,}", f"{sum(rank.open_steps for rank in run.ranks):,}"]
-        lines.append(_line(f"  {_short(run.run)}", cells))
+        rows.append((f"  {_short(run.run)}", *cells))
+    if not rows:
+        return []
+    lines = to_lines(table_of(("unexplained, share of the step", *heads), rows))
     gaps = [rank.gap_s for run in found.runs if not run.why_not for rank in run.ranks]
     if gaps:
         lines.append(
             f"the parts of a step miss it by at most {max(gaps) * 1e6:.3g} us; more than {CLOSES_S * 1e6:g} us counts "
             "as not closed"
         )
-    return lines if len(lines) > 1 else []
+    return lines
 
 
 def _excluded_lines(found: Accounting) -> list[str]:
@@ -168,23 +177,28 @@ def _growth_lines(cells: pd.DataFrame) -> list[str]:
         grown = [(name, cell) for name, cell in _cells(cells) if cell["step"]["workers"] > 1 and _known(cell, kind)]
         if not grown:
             continue
-        head = f"T(N) {MINUS} T(1) in ms, T(1): {kind}"
-        lines += [f"{head:<{_LABEL}}{''.join(HEADS[part].rjust(_CELL) for part in parts)}"]
-        for series, cell in grown:
-            step = cell["step"]
-            lines.append(f"  {series}, {plural(step['workers'], 'worker')}")
-            lines.append(_line("    difference", [_ms(cell[part][f"minus_{kind}_s"], sign=True) for part in parts]))
-            lines.append(_line("    share of it", [_share(cell[part][f"growth_{kind}"]) for part in parts]))
-            if math.isfinite(step[f"minus_{kind}_low_s"]):
-                for words, end in (("    95 % from", "low"), ("    95 % to", "high")):
-                    ends = [_ms(cell[part][f"minus_{kind}_{end}_s"], sign=True) for part in parts]
-                    lines.append(_line(words, ends))
-            lines.append(f"    {step[f'interval_{kind}']}")
-            noted = [(part, cell[part]["note"]) for part in parts if cell[part]["note"]]
-            for note in dict.fromkeys(note for _, note in noted):
-                lines.append(f"    {', '.join(HEADS[part] for part, each in noted if each == note)}: {note}")
-        lines.append("")
+        lines += [*to_lines(_growth_table(grown, parts, kind)), ""]
     return lines[:-1]
+
+
+def _growth_table(grown: Sequence[tuple[str, dict[str, Any]]], parts: Sequence[str], kind: str) -> Table:
+    groups = []
+    for series, cell in grown:
+        step = cell["step"]
+        title = f"  {series}, {plural(step['workers'], 'worker')}\n    {step[f'interval_{kind}']}"
+        noted = [(part, cell[part]["note"]) for part in parts if cell[part]["note"]]
+        for note in dict.fromkeys(note for _, note in noted):
+            title += f"\n    {', '.join(HEADS[part] for part, each in noted if each == note)}: {note}"
+        rows = [
+            ("    difference", *(_ms(cell[part][f"minus_{kind}_s"], sign=True) for part in parts)),
+            ("    share of it", *(_share(cell[part][f"growth_{kind}"]) for part in parts)),
+        ]
+        if math.isfinite(step[f"minus_{kind}_low_s"]):
+            for words, end in (("    95 % from", "low"), ("    95 % to", "high")):
+                rows.append((words, *(_ms(cell[part][f"minus_{kind}_{end}_s"], sign=True) for part in parts)))
+        groups.append(Group(title=title, rows=tuple(rows)))
+    heads = (f"T(N) {MINUS} T(1) in ms, T(1): {kind}", *(HEADS[part] for part in parts))
+    return Table(columns=table_of(heads, ()).columns, groups=tuple(groups))
 
 
 def _views_lines(views: Sequence[Views]) -> list[str]:
@@ -196,9 +210,10 @@ def _views_lines(views: Sequence[Views]) -> list[str]:
     for each in views:
         where = f"{each.series}, {plural(each.workers, 'worker')}"
         lines.append(f"  {where}, {plural(each.runs, 'run')}")
+        rows = []
         for view in each.views:
             if view.seconds is not None:
-                lines.append(f"    {view.name:<16}{_estimate(view.seconds):>26}  {view.words}")
+                rows.append((view.name, _estimate(view.seconds), view.words))
             else:
                 unknown.setdefault((view.name, view.why_not), []).append(where)
         for name, estimate, words in (
@@ -207,7 +222,8 @@ def _views_lines(views: Sequence[Views]) -> list[str]:
             ("floor", each.floor_s, "one raw transfer of the gradients, undisturbed"),
         ):
             if estimate is not None:
-                lines.append(f"    {name:<16}{_estimate(estimate):>26}  {words}")
+                rows.append((name, _estimate(estimate), words))
+        lines += to_lines(table_of(("", "", ""), rows, texts=(0, 2)), indent=4)
         lines += [f"    {line}" for line in _wrapped(agreement(each), 108)]
     for (name, reason), places in unknown.items():
         at = "" if len(places) == len(views) else f" ({'; '.join(places)})"
@@ -257,14 +273,9 @@ def gate_lines(gate: Gate | None) -> list[str]:
     return [*lines, f"at most {allowed} unexplained is allowed; {checked}; {verdict}"]
 
 
-def _line(label: str, cells: Sequence[str]) -> str:
-    return f"{label[:_LABEL]:<{_LABEL}}{''.join(cell.rjust(_CELL) for cell in cells)}"
-
-
 def _short(name: str) -> str:
     """Return a run's name, cut in front where it is too long: what differs stands at its end."""
-    room = _LABEL - 5
-    return name if len(name) <= room else f"\u2026{name[len(name) - room + 1 :]}"
+    return name if len(name) <= _LONGEST_NAME else f"\u2026{name[1 - _LONGEST_NAME :]}"
 
 
 def _ms(seconds: float, *, sign: bool = False) -> str:

@@ -45,8 +45,10 @@ from horovod_study.report.kit.style import (
     series_labels,
     series_styles,
 )
-from horovod_study.report.kit.typeset import Column, Group, Table, one_line, to_csv, to_latex, to_markdown
-from horovod_study.text.numbers import THIN, fixed, known, listed, plural, quoted, rounded, scientific
+from horovod_study.report.kit.typeset import to_csv, to_latex, to_markdown
+from horovod_study.text.numbers import THIN, fixed, known, quoted, rounded, scientific
+from horovod_study.text.tables import Column, Group, Table, table_of, to_lines
+from horovod_study.text.words import listed, one_line, plural, printable
 
 NAME = "against"
 NOTHING = "\u2013"
@@ -437,19 +439,14 @@ def lines(found: StudyComparison) -> list[str]:
             )
         )
     told = [f"{after} against {before}: {headline(found)}.", found.matching, ""]
-    told += [*_aligned(heads, rows, left=(0, 6)), "", *sentences(found)]
+    told += [*to_lines(table_of(heads, rows, texts=(0, 6))), "", *sentences(found)]
     told += [_left_out(found, row) for row in found.unmatched.to_dict("records")]
     told += [f"differs: {each.text}" for each in found.changes]
     return (
         [one_line(line) if line.strip() else "" for line in told[:3]]
-        + [_printable(line) for line in told[3:]]
+        + [printable(line).rstrip() for line in told[3:]]
         + [one_line(f"doubt: {doubt}") for doubt in found.doubts]
     )
-
-
-def _printable(line: str) -> str:
-    """Return a line whose columns stay where they are, without control characters."""
-    return "".join(letter if letter.isprintable() or letter in (" ", THIN) else "?" for letter in line).rstrip()
 
 
 def _left_out(found: StudyComparison, row: Mapping[Any, Any]) -> str:
@@ -470,17 +467,6 @@ def _place(label: str, row: Mapping[Any, Any]) -> str:
     return ", ".join([label, *setting, " ".join([plural(row["workers"], "worker"), *nodes])])
 
 
-def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> list[str]:
-    widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
-    return [
-        "  ".join(
-            cell.ljust(width) if place in left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (heads, *rows)
-    ]
-
-
 def gate_lines(found: StudyComparison, gate: Gate) -> list[str]:
     """Return one line per cell that failed or is undecided or missing, and the verdict of the gate last."""
     told = [_check_line(found, each) for each in gate.checks if each.outcome == FAILED]
@@ -493,7 +479,7 @@ def gate_lines(found: StudyComparison, gate: Gate) -> list[str]:
         words.append(f"{len(gate.missing)} missing")
     unresolved = " (undecided counts as failed)" if gate.unresolved_fails and counts[UNDECIDED] else ""
     told.append(f"gate {'passed' if gate.passed else 'FAILED'}: {', '.join(words)}{unresolved}")
-    return [_printable(line) for line in told]
+    return [printable(line).rstrip() for line in told]
 
 
 def _check_line(found: StudyComparison, check: Check) -> str:

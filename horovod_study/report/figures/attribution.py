@@ -27,7 +27,9 @@ from horovod_study.report.kit.style import (
     text_in,
     way,
 )
-from horovod_study.text.numbers import listed, percent, plural
+from horovod_study.text.numbers import percent
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import listed, plural
 
 NAME = "attribution"
 
@@ -93,12 +95,13 @@ def table(found: Attribution) -> list[str]:
     for arm in found.arms:
         runs = plural(len(arm.runs), "run")
         lines += [f"{title(arm)} ({plural(arm.workers, 'worker')}, batch {arm.batch}, {runs})"]
-        lines += [f"  {'':<24}{'ms':>24}{'of sync':>10}{'of step':>10}"]
+        rows = []
         for name, words in _ROWS:
             if name in arm.parts:
                 of_sync = _share(arm, name, "sync") if name != "step" else ""
                 label = "    cycle, negotiation" if name == "rest" and arm.backend == "horovod" else words
-                lines.append(f"  {label:<24}{_ms(arm.parts[name]):>24}{of_sync:>10}{_share(arm, name, 'step'):>10}")
+                rows.append((label, _ms(arm.parts[name]), of_sync, _share(arm, name, "step")))
+        lines += to_lines(table_of(("", "ms", "of sync", "of step"), rows), indent=2)
         if arm.why_not:
             lines += textwrap.wrap(arm.why_not, 76, initial_indent="  not taken apart: ", subsequent_indent="    ")
         lines.append("")

@@ -19,7 +19,8 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import grid, legend, log_counts, log_values, marker, spread
 from horovod_study.report.kit.style import MARKERS, QUIET, SeriesStyle, series_styles
-from horovod_study.text.numbers import THIN, number, percent, plural, rounded, with_interval
+from horovod_study.text.numbers import THIN, number, percent, rounded, with_interval
+from horovod_study.text.words import plural
 
 NAMES = ("batch_epochs", "overhead")
 

@@ -33,6 +33,8 @@ from horovod_study.report.kit.style import (
     small,
     way,
 )
+from horovod_study.text.numbers import amount
+from horovod_study.text.tables import table_of, to_lines
 
 PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 _MODEL = LAPS["sync"].color
@@ -108,7 +110,7 @@ def _head(network: Network, document: Mapping[str, Any]) -> str:
 
 
 def allreduce_table(network: Network, name: str) -> str:
-    """Return the all-reduces of one way in the layout of nccl-tests."""
+    """Return the all-reduces of one way in the layout of nccl-tests, which its users' scripts read: no Table."""
     own = network.points[(network.points["way"] == name) & (network.points["operation"] == "allreduce")]
     sides = {place: own[own["place"] == place].set_index("bytes") for place in ("out", "in")}
     lines = [
@@ -137,11 +139,8 @@ def allreduce_table(network: Network, name: str) -> str:
 def _broadcast_table(network: Network) -> str:
     own = network.points[network.points["operation"] == "broadcast"]
     names = list(dict.fromkeys(own["way"]))
-    wide = max(14, *(len(name) + 2 for name in names))
-    lines = [
-        "# broadcast from worker 0: time in us (busbw in GB/s); small ones are begun before the one before has arrived",
-        f"#{'size (B)':>11}" + "".join(f"{name:>{wide + 4}}" for name in names),
-    ]
+    above = "# broadcast from worker 0: time in us (busbw in GB/s); small ones begin before the one before has arrived"
+    rows = []
     for size in sorted(own["bytes"].unique()):
         here = own[own["bytes"] == size].set_index("way")
         cells = [
@@ -149,15 +148,12 @@ def _broadcast_table(network: Network) -> str:
             + ("!" if here.loc[name, "wrong"] else "")
             for name in names
         ]
-        lines.append(f" {size:>11}" + "".join(f"{cell:>{wide + 4}}" for cell in cells))
-    return "\n".join(lines)
+        rows.append((f"{size}", *cells))
+    return "\n".join([above, *to_lines(table_of(("# size (B)", *names), rows, texts=()))])
 
 
 def _fit_table(network: Network) -> str:
-    lines = [
-        "# t(S) = alpha + S / beta of all-reduces in place, with 95 % intervals",
-        f"#{'':<15}{'alpha (us)':>28}{'beta (GB/s)':>28}{'half at':>10}{'scatter':>9}   all gradients: line, measured",
-    ]
+    rows = []
     size = network.model["flat_bytes"]
     for name, fit in network.fits.items():
         low, high = (_us(value) for value in fit.alpha_ci95_s)
@@ -171,42 +167,45 @@ def _fit_table(network: Network) -> str:
             & (network.points["bytes"] == size)
         ]
         seen = f", {_us(measured['seconds_median'].iloc[0])} us" if len(measured) else ""
-        lines.append(
-            f" {name:<15}{alpha:>28}{beta:>28}{_size(fit.half_bytes):>10}{fit.rms_relative:>9.0%}   "
-            f"{_us(fit.time_s(size))} us{seen}"
-        )
-    return "\n".join(lines)
+        gradients = f"{_us(fit.time_s(size))} us{seen}"
+        rows.append((name, alpha, beta, amount(fit.half_bytes), f"{fit.rms_relative:.0%}", gradients))
+    heads = ("# way", "alpha (us)", "beta (GB/s)", "half at", "scatter", "all gradients: line, measured")
+    above = "# t(S) = alpha + S / beta of all-reduces in place, with 95 % intervals"
+    return "\n".join([above, *to_lines(table_of(heads, rows, texts=(0, 5)))])
 
 
 def _machine_lines(network: Network, roofline: Roofline) -> str:
-    lines = ["# what a worker can do while all workers do the same"]
-    for name, peak in roofline.peaks_flop_per_s.items():
-        lines.append(f"  matrix peak {PRECISION_NAMES.get(name, name):<20}{peak / 1e9:>12,.1f} GFLOP/s")
+    rows = [
+        (f"matrix peak {PRECISION_NAMES.get(name, name)}", f"{peak / 1e9:,.1f}", "GFLOP/s")
+        for name, peak in roofline.peaks_flop_per_s.items()
+    ]
     for row in network.copies.to_dict("records"):
-        value = (
-            f"{row['gb_per_s_median']:>12,.2f} GB/s ({row['gb_per_s_min']:,.2f} - {row['gb_per_s_max']:,.2f})"
-            if isinstance(row["reason"], float) or not row["reason"]
-            else f"{'-':>12} ({row['reason']})"
-        )
-        lines.append(f"  copy, {row['name']:<26}{value}")
+        if isinstance(row["reason"], float) or not row["reason"]:
+            span = f"GB/s ({row['gb_per_s_min']:,.2f} - {row['gb_per_s_max']:,.2f})"
+            rows.append((f"copy, {row['name']}", f"{row['gb_per_s_median']:,.2f}", span))
+        else:
+            rows.append((f"copy, {row['name']}", "-", f"({row['reason']})"))
     model = network.model
-    lines.append(
-        f"  training step, batch {model['batch']:<11}{roofline.step_s * 1e3:>12.3f} ms without communication, "
-        f"{model['batch'] / roofline.step_s:,.0f} samples/s, {roofline.flop_per_s / 1e9:.1f} GFLOP/s "
+    what = (
+        f"ms without communication, {model['batch'] / roofline.step_s:,.0f} samples/s, "
+        f"{roofline.flop_per_s / 1e9:.1f} GFLOP/s "
         f"({roofline.flop_per_s / roofline.peak_flop_per_s:.0%} of the fp32 peak)"
     )
-    return "\n".join([*lines, *_gpu_lines(network)])
-
-
-def _gpu_lines(network: Network) -> list[str]:
-    """Return what launching takes on a GPU, and where the step stands between launching, moving and computing."""
-    lines = []
+    rows.append((f"training step, batch {model['batch']}", f"{roofline.step_s * 1e3:.3f}", what))
     if (launch := network.launch) is not None:
-        lines.append(
-            f"  launch of a kernel            {_us(launch['eager_s']):>12} us one by one "
-            f"({_us(launch['host_s'])} us of the host), {_us(launch['graph_s'])} us in a CUDA graph, "
+        what = (
+            f"us one by one ({_us(launch['host_s'])} us of the host), {_us(launch['graph_s'])} us in a CUDA graph, "
             f"{_us(launch['replay_s'])} us to replay a graph"
         )
+        rows.append(("launch of a kernel", _us(launch["eager_s"]), what))
+    lines = ["# what a worker can do while all workers do the same"]
+    lines += to_lines(table_of(("", "", ""), rows, texts=(0, 2)), indent=2)
+    return "\n".join([*lines, *_step_lines(network)])
+
+
+def _step_lines(network: Network) -> list[str]:
+    """Return where the step of a GPU stands between launching, moving and computing."""
+    lines = []
     if (step := network.step_roofline) is not None:
         parts = [
             "launching not known (no profiler may look)"
@@ -223,20 +222,30 @@ def _gpu_lines(network: Network) -> list[str]:
 
 
 def _roofline_table(roofline: Roofline) -> str:
-    lines = [
-        "# roofline of the step per worker: attainable = min(peak, intensity * bandwidth)",
-        f"#{'':<17}{'FLOP/byte':>10}{'GB/s':>8}{'ridge':>9}{'attainable GFLOP/s':>20}   step / (step + all-reduce)",
-        f" {'memory':<17}{roofline.memory_flop_per_byte:>10.1f}{_gb(roofline.memory_bytes_per_s / 1e9):>8}"
-        f"{roofline.peak_flop_per_s / roofline.memory_bytes_per_s:>9.1f}"
-        f"{roofline.memory_attainable_flop_per_s / 1e9:>20,.1f}",
+    heads = ("# ", "FLOP/byte", "GB/s", "ridge", "attainable GFLOP/s", "step / (step + all-reduce)")
+    rows = [
+        (
+            "memory",
+            f"{roofline.memory_flop_per_byte:.1f}",
+            _gb(roofline.memory_bytes_per_s / 1e9),
+            f"{roofline.peak_flop_per_s / roofline.memory_bytes_per_s:.1f}",
+            f"{roofline.memory_attainable_flop_per_s / 1e9:,.1f}",
+            "",
+        )
     ]
     for each in roofline.networks:
-        lines.append(
-            f" {each.way:<17}{roofline.network_flop_per_byte or 0.0:>10.1f}{_gb(each.bytes_per_s / 1e9):>8}"
-            f"{each.ridge_flop_per_byte:>9.1f}{each.attainable_flop_per_s / 1e9:>20,.1f}"
-            + ("" if each.share_without_overlap is None else f"   {each.share_without_overlap:.1%}")
+        rows.append(
+            (
+                each.way,
+                f"{roofline.network_flop_per_byte or 0.0:.1f}",
+                _gb(each.bytes_per_s / 1e9),
+                f"{each.ridge_flop_per_byte:.1f}",
+                f"{each.attainable_flop_per_s / 1e9:,.1f}",
+                "" if each.share_without_overlap is None else f"{each.share_without_overlap:.1%}",
+            )
         )
-    return "\n".join(lines)
+    above = "# roofline of the step per worker: attainable = min(peak, intensity * bandwidth)"
+    return "\n".join([above, *to_lines(table_of(heads, rows, texts=(0, 5)))])
 
 
 def _us(seconds: float) -> str:
@@ -246,13 +255,6 @@ def _us(seconds: float) -> str:
 
 def _gb(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:.0f}"
-
-
-def _size(size: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size:.3g} B"
 
 
 def _label(name: str) -> str:
@@ -322,7 +324,7 @@ def draw_network(network: Network, width_in: float) -> Figure:
         axes.set_xlabel("Message (bytes)")
         _ticks(axes)
     left.annotate(
-        f"{WHOLE_GRADIENT}\n{_size(flat)}",
+        f"{WHOLE_GRADIENT}\n{amount(flat)}",
         (flat, 1.0),
         xycoords=("data", "axes fraction"),
         xytext=(-4, -2),
@@ -438,7 +440,7 @@ def draw_roofline(network: Network, width_in: float) -> Figure:
     axes.set_xlabel("Operations per byte moved (FLOP/byte)")
     axes.set_ylabel("GFLOP/s of one worker")
     _ticks(axes)
-    title = f"Bandwidth of copies in memory, and of all-reduces of {_size(network.model['flat_bytes'])}"
+    title = f"Bandwidth of copies in memory, and of all-reduces of {amount(network.model['flat_bytes'])}"
     legend(figure, handles, width_in, title=folded(title, width_in - 0.2), alignment="left")
     return figure
 

@@ -38,7 +38,8 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
-from horovod_study.text.numbers import THIN, listed, milliseconds, plural, with_interval
+from horovod_study.text.numbers import THIN, milliseconds, with_interval
+from horovod_study.text.words import listed, plural
 
 NAME = "boundary"
 NOTHING = "\u2013"

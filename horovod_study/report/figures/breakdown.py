@@ -14,7 +14,8 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import MOST_HEIGHT_IN, legend, swatch
 from horovod_study.report.kit.style import LAPS, PAPER, QUIET, folded, series_styles, small, text_in
-from horovod_study.text.numbers import THIN, milliseconds, percent, plural
+from horovod_study.text.numbers import THIN, milliseconds, percent
+from horovod_study.text.words import plural
 
 Bar: TypeAlias = dict[str, Any]  # the rows of one cell of the breakdown, by lap
 MOST_LINES = 5

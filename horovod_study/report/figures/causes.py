@@ -45,7 +45,8 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
-from horovod_study.text.numbers import THIN, milliseconds, percent, plural
+from horovod_study.text.numbers import THIN, milliseconds, percent, signed
+from horovod_study.text.words import plural
 
 NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
 
@@ -169,7 +170,7 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
         )  # fmt: skip
         value = float(row["seconds"])
         whole = part in (IDEAL, MEASURED)
-        text = milliseconds(value) if whole else _signed(value)
+        text = milliseconds(value) if whole else signed(milliseconds(value))
         share = f" ({percent(row['of_loss'], decimals=0)})" if not whole and math.isfinite(row["of_loss"]) else ""
         mark(bars, series=label, tips=[f"{look.label}: {text}{THIN}ms per step{share}"])
         if before is not None and part != MEASURED:
@@ -195,11 +196,6 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
     axes.set_xlim(min(0.0, 1.05e3 * min(float(row["to_s"]) for row in parts.values())), right / (1 - spare))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _signed(seconds: float) -> str:
-    text = milliseconds(seconds)
-    return text if text.startswith(MINUS) or float(text.replace(THIN, "")) == 0 else f"+{text}"
 
 
 # ---------------------------------------------------------------------------------------------------- stragglers

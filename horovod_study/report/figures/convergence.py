@@ -41,7 +41,7 @@ from horovod_study.report.kit.style import (
     text_in,
     to_bytes,
 )
-from horovod_study.text.numbers import THIN, rounded, scientific
+from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
 
 MOST_LINES = 8
 """Lines of one panel that can be told apart; with more, every setting gets a row of its own."""
@@ -119,7 +119,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
     per_epoch = sorted({round(each) for each in shown["samples"] / shown["epoch"]})
     # A rest of the training set that fills no batch is left out of an epoch: batches differ by a little.
     alike = per_epoch[-1] < 1.03 * per_epoch[0]
-    words = f"Epochs of {'' if len(per_epoch) == 1 else 'about '}{_short(float(f'{per_epoch[-1]:.3g}'))} samples"
+    words = f"Epochs of {'' if len(per_epoch) == 1 else 'about '}{prefixed(float(f'{per_epoch[-1]:.3g}'))} samples"
     across = ("epoch", words) if alike else ("samples", "Training samples")
     logarithmic = {
         name: shown[name].max() > 8 * shown.loc[shown[name] > 0, name].min() for name in (across[0], "train_s_median")
@@ -142,7 +142,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
                     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
                 else:
                     axes.set_xlim(left=0)
-                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: prefixed(value)))
                 axes.xaxis.set_minor_locator(NullLocator())
                 axes.set_xlabel(name)
             left.set_ylabel("Test MSE")
@@ -311,7 +311,7 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: SeriesStyle, *, positiv
 
 def _evaluation(row: Mapping[Any, Any]) -> str:
     """Return what pointing at one evaluation says."""
-    samples, seconds = _short(float(f"{row['samples']:.3g}")), rounded(row["train_s_median"], 3)
+    samples, seconds = prefixed(float(f"{row['samples']:.3g}")), rounded(row["train_s_median"], 3)
     return f"{samples} samples, {seconds}{THIN}s: test MSE {scientific(row['test_mse_median'], 3)}"
 
 
@@ -334,14 +334,6 @@ def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=marks, numticks=12))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value)))
     axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _short(value: float) -> str:
-    """Return 1.5 M for 1,500,000 and 300 k for 300,000."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g} {letter}"
-    return f"{value:g}"
 
 
 def _workers(count: float) -> str:

@@ -27,7 +27,8 @@ from horovod_study.report.kit.panels import (
     workers_below,
 )
 from horovod_study.report.kit.style import QUIET, series_styles
-from horovod_study.text.numbers import THIN, milliseconds, plural, rounded
+from horovod_study.text.numbers import THIN, milliseconds, rounded
+from horovod_study.text.words import plural
 
 NAMES = ("epoch_time", "weak_scaling")
 

@@ -43,7 +43,8 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
-from horovod_study.text.numbers import THIN, listed, percent, plural, rounded
+from horovod_study.text.numbers import THIN, percent, rounded, signed
+from horovod_study.text.words import listed, plural
 
 NAME = "forecast"
 NOTHING = "\u2013"
@@ -136,7 +137,7 @@ def _scored(document: Mapping[str, Any]) -> list[str]:
     known = document["known"][-1]
     own = [each for each in document["forecasts"] if each["law"] == COMBINED]
     inside = sum(each["covered"] is True for each in own)
-    missed = listed([f"{each['workers']} by {_signed(each['error'])}" for each in own])
+    missed = listed([f"{each['workers']} by {signed(percent(each['error']))}" for each in own])
     text = [
         f"The same method, knowing only N \u2264 {known}, missed {missed}; {inside} of {len(own)} in the "
         f"95{THIN}% interval."
@@ -168,11 +169,6 @@ def _doubts(told: pd.DataFrame) -> list[str]:
         for doubt in filter(None, row["doubts"].split("; ")):
             counts.setdefault(doubt, []).append(f"{row['workers']}")
     return [f"Doubt about {listed(of)} workers: {doubt}." for doubt, of in counts.items()]
-
-
-def _signed(error: float) -> str:
-    text = percent(error)
-    return text if text.startswith("\u2212") else f"+{text}"
 
 
 def _recommended(document: Mapping[str, Any] | None) -> list[str]:

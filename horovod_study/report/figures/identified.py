@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import csv_rows, not_written, write_file
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,29 +71,24 @@ class Curve(Protocol):
 # -------------------------------------------------------------------------------------------------------------- text
 
 
+_HEADS = (
+    *("", "specimen", "G0 / MPa\nnetwork", "G0 / MPa\nfit ± s.e.", "a\nnetwork", "a\nfit ± s.e."),
+    *("rms / MPa\nnetwork", "rms / MPa\nfit"),
+)
+
+
 def table(rows: Sequence[Row], *, most: int = MOST_ROWS) -> str:
     """Return an aligned table, 80 characters wide for names of up to 12; `!` marks the specimens with doubts."""
     shown = rows[:most]
-    names = [_short(str(row["specimen"])) for row in shown]
-    wide = max(len(name) for name in ("specimen", *names))
-    cells = [_cells(row) for row in shown]
-    heads = ("network", "fit ± s.e.", "network", "fit ± s.e.", "network", "fit")
-    widths = [max(len(each[k]) for each in (heads, *cells)) for k in range(len(heads))]
-    groups = [widths[k] + 2 + widths[k + 1] for k in (0, 2, 4)]
-    titles = (f"{title:^{width}}" for title, width in zip(("G0 / MPa", "a", "rms / MPa"), groups, strict=True))
-    lines = [
-        f"  {'':<{wide}}   {'   '.join(titles)}".rstrip(),
-        _line("  ", f"{'specimen':<{wide}}", heads, widths),
-    ]
-    for row, name, own in zip(shown, names, cells, strict=True):
-        lines.append(_line("! " if row["doubts"] else "  ", f"{name:<{wide}}", own, widths))
+    cells = [("! " if row["doubts"] else "  ", _short(str(row["specimen"])), *_cells(row)) for row in shown]
+    lines = to_lines(table_of(_HEADS, cells, texts=(0, 1)))
     if len(rows) > len(shown):
         lines.append(f"  and {len(rows) - len(shown):,} more specimens; --csv FILE and --json list all {len(rows):,}")
     return "\n".join(lines)
 
 
 def _short(name: str) -> str:
-    name = "".join(letter if letter.isprintable() else "?" for letter in name)
+    name = printable(name)
     return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH // 2 - 1]}..{name[-(NAME_WIDTH // 2 - 1) :]}"
 
 
@@ -103,11 +100,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         doubt = "unknown" if error is None else f"{error:.{digits}f}"
         cells += [f"{row[f'network_{name}{unit}']:.{digits}f}", f"{row[f'fit_{name}{unit}']:.{digits}f} ± {doubt:>4}"]
     return (*cells, f"{row['network_rms_mpa']:.3f}", f"{row['fit_rms_mpa']:.3f}")
-
-
-def _line(mark: str, name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
-    pairs = [f"{cells[k]:>{widths[k]}}  {cells[k + 1]:>{widths[k + 1]}}" for k in range(0, len(cells), 2)]
-    return f"{mark}{name}   {'   '.join(pairs)}".rstrip()
 
 
 def notes(trained: Row, errors: Mapping[str, Mapping[str, float]] | None) -> list[str]:

@@ -34,7 +34,8 @@ from horovod_study.report.kit.style import (
     text_in,
     way,
 )
-from horovod_study.text.numbers import listed, plural
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import listed, plural
 
 STEPS, RANKS = "inspect_steps", "inspect_ranks"
 NAME = "inspect"
@@ -114,7 +115,7 @@ def headline(found: Inspection) -> str:
 
 
 def _window(found: Inspection) -> str:
-    last = f"{_count(found.steps)} from step {found.first_step:,} on are looked at"
+    last = f"{plural(found.steps, 'step', ',')} from step {found.first_step:,} on are looked at"
     if not found.excluded:
         return f"{last}; none before them is excluded."
     return f"{last}; {found.excluded:,} before them are excluded ({found.first_step_by})."
@@ -151,11 +152,11 @@ def table(found: Inspection) -> list[str]:
         if (lap == "sync" or any(each.laps_s[lap] is not None for each in chosen) if captured else lap != "compute")
     ]
     heads = ["rank", "host", *(_HEADS[lap] for lap in order), "step", *(("own", "wait for last") if own else ())]
-    rows = [heads]
+    rows = []
     for each in chosen:
         values = [each.laps_s[lap] for lap in order] + [each.step_s] + ([each.own_s, each.wait_s] if own else [])
         rows.append([str(each.rank), each.host or "not known", *(_ms(value) for value in values)])
-    lines = ["ms per step, means", *_laid_out(rows, names=2)]
+    lines = ["ms per step, means", *to_lines(table_of(heads, rows, texts=(0, 1)), indent=2)]
     if len(chosen) < len(found.ranks):
         lines.append(
             f"  the {len(chosen)} of {len(found.ranks)} ranks that are later or earlier than the others by most"
@@ -254,7 +255,7 @@ def _pause_lines(found: Inspection) -> list[str]:
         lines = [f"Pauses: no step took {above} (a step: {_ms(pauses.level_s)} ms)."]
     else:
         lines = _wrapped(
-            f"Pauses: {_count(pauses.count)} took {above} (a step: {_ms(pauses.level_s)} ms), "
+            f"Pauses: {plural(pauses.count, 'step', ',')} took {above} (a step: {_ms(pauses.level_s)} ms), "
             f"{1e3 * pauses.total_s:,.1f} ms in all, {100 * pauses.share:.2g} % of the time."
         )
     lines += [line for each in pauses.periods for line in _wrapped(period_words(each), indent="  ")]
@@ -315,22 +316,10 @@ def _system_lines(found: Inspection) -> list[str]:
     if not parts:
         return []
     shown = [name for name in _SYSTEM if any(name in values for values in parts.values())]
-    cells = [["host", "part", *(_SYSTEM[name][0] for name in shown)]]
+    heads, cells = ("host", "part", *(_SYSTEM[name][0] for name in shown)), []
     for (host, part), values in list(parts.items())[: 2 * _MOST_RANKS]:
         cells.append([host, part, *(f"{values[name]:,.0f}" if name in values else "-" for name in shown)])
-    return ["", "System, over the timed steps", *_laid_out(cells, names=2)]
-
-
-def _laid_out(rows: list[list[str]], names: int) -> list[str]:
-    """Return the rows of a table as lines: the first `names` columns to the left, numbers to the right."""
-    width = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            text.ljust(width[place]) if place < names else text.rjust(width[place]) for place, text in enumerate(row)
-        )
-        for row in rows
-    ]
+    return ["", "System, over the timed steps", *to_lines(table_of(heads, cells, texts=(0, 1)), indent=2)]
 
 
 def _file_lines(found: Inspection) -> list[str]:
@@ -365,10 +354,6 @@ def captions(found: Inspection) -> list[str]:
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, _WIDE, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def _count(steps: int) -> str:
-    return f"{steps:,} step{'s' * (steps != 1)}"
 
 
 def _ms(seconds: float | None) -> str:

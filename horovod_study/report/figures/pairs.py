@@ -19,7 +19,8 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import grid, heading, legend, marker, workers_below
 from horovod_study.report.kit.style import QUIET, SeriesStyle, series_labels, series_styles
-from horovod_study.text.numbers import plural, with_interval
+from horovod_study.text.numbers import with_interval
+from horovod_study.text.words import plural
 
 NAME = "transport_ratio"
 

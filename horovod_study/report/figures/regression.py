@@ -18,7 +18,8 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import grid, heading, left_out, legend, marker, settings_of, spread, workers_below
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, QUIET, SeriesStyle, series_styles
-from horovod_study.text.numbers import THIN, number, plural, with_interval
+from horovod_study.text.numbers import THIN, number, with_interval
+from horovod_study.text.words import plural
 
 NAMES = ("regression", "karp_flatt")
 

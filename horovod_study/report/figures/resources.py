@@ -32,7 +32,8 @@ from horovod_study.report.kit.style import (
     series_styles,
     small,
 )
-from horovod_study.text.numbers import number, plural, rounded, scientific, with_interval
+from horovod_study.text.numbers import number, rounded, scientific, with_interval
+from horovod_study.text.words import plural
 
 NAME = "resources"
 NOTHING = "\u2013"

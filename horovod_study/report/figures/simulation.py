@@ -36,7 +36,8 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
-from horovod_study.text.numbers import milliseconds
+from horovod_study.text.numbers import amount, milliseconds, prefixed
+from horovod_study.text.tables import table_of, to_lines
 
 NAME = "simulation"
 NOTHING = "\u2013"
@@ -154,7 +155,7 @@ def _constant_lines(calibration: Calibration) -> list[str]:
     if "batch" in sources:
         lines.append(f"  batch        {sources['batch']}")
     lines.append(
-        f"  gradients    {_bytes(it.gradient_bytes)} "
+        f"  gradients    {amount(it.gradient_bytes)} "
         + ("after backward" if it.buckets == 1 else f"in {it.buckets} buckets during backward")
         + f", {it.algorithm}; {sources.get('gradients', '')}"
     )
@@ -179,7 +180,7 @@ def _table_lines(name: str, own: pd.DataFrame, *, baseline: bool, interval: bool
     head = ["workers", "nodes", "batch", "step ms", *(["95 %"] if interval else []), "samples/s", "efficiency"]
     head += [*parts, *(["hidden"] if hidden else [])]
     head += [] if baseline else ["x baseline", *(["95 %"] if interval else [])]
-    rows = [head]
+    rows = []
     for row in own.to_dict("records"):
         cells = [f"{row['workers']:,}", f"{row['nodes']:,}", f"{row['batch']:,}", _ms(row["step_s"])]
         cells += [_range(row["step_low_s"], row["step_high_s"], _ms)] if interval else []
@@ -189,8 +190,7 @@ def _table_lines(name: str, own: pd.DataFrame, *, baseline: bool, interval: bool
             cells.append(_times(row["of_baseline"]))
             cells += [_range(row["of_baseline_low"], row["of_baseline_high"], _times)] if interval else []
         rows.append(cells)
-    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
-    return [name, *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)]
+    return [name, *to_lines(table_of(head, rows, texts=()))]
 
 
 def _ms(seconds: float) -> str:
@@ -214,13 +214,6 @@ def _share(value: float) -> str:
 
 def _times(value: float) -> str:
     return f"{value:.3f}" if value >= 0.1 else f"{value:.2g}"
-
-
-def _bytes(value: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value:.3g} B"
 
 
 # ---------------------------------------------------------------------------------------------------------- files
@@ -300,7 +293,7 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
     left.yaxis.set_major_locator(LogLocator(base=10, numticks=6))
     left.yaxis.set_minor_locator(LogLocator(base=10, subs=(1.0,), numticks=6))
-    left.yaxis.set_major_formatter(FuncFormatter(_count))
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: prefixed(value, gap="")))
     for axes in (left, right):
         _worker_axis(axes, counts)
     if len(names) > 1:
@@ -338,7 +331,7 @@ def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
             milliseconds(row["step_s"]), (place, top), xytext=(0, 2), textcoords="offset points", ha="center",
             color=INK, size=small(),
         )  # fmt: skip
-    axes.set_xticks(places, [_count(each, None) for each in own["workers"]])
+    axes.set_xticks(places, [prefixed(each, gap="") for each in own["workers"]])
     axes.set_title("Parts of the mean step (ms)")
     axes.set_xlabel("Workers")
     axes.set_ylim(0, 1.1 * float(bottom.max()))
@@ -357,14 +350,7 @@ def _worker_axis(axes: Axes, counts: Sequence[int]) -> None:
         axes.xaxis.set_major_locator(LogLocator(base=10, numticks=7))
     axes.xaxis.set_minor_locator(LogLocator(base=10, subs=(1.0,), numticks=7))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(FuncFormatter(_count))
-
-
-def _count(value: float, _: object) -> str:
-    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= factor:
-            return f"{value / factor:g}{unit}"
-    return f"{value:g}"
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: prefixed(value, gap="")))
 
 
 # ----------------------------------------------------------------------------------------------------- validation

@@ -44,7 +44,8 @@ from horovod_study.report.kit.style import (
     series_styles,
     small,
 )
-from horovod_study.text.numbers import THIN, listed, milliseconds, number, percent, plural, rounded, with_interval
+from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, with_interval
+from horovod_study.text.words import listed, plural
 
 NAMES = ("synchronisation", "transports", "batch_size")
 """The figures of the section."""

@@ -10,7 +10,9 @@ from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend, swatch
 from horovod_study.report.kit.style import INK, PAPER, QUIET, TEXT, LapStyle, Look, folded, text_in
-from horovod_study.text.numbers import listed, percent, plural
+from horovod_study.text.numbers import percent
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import listed, plural
 
 NAME = "timeline"
 SHOWN = 15
@@ -106,18 +108,19 @@ def lines(found: Timeline, *, source: str) -> list[str]:
         f"{plural(found.steps, 'step')}, {plural(found.collectives, 'collective')} of "
         f"{plural(len(tensors), 'tensor')}{cycles}",
         "",
-        f"{'phase':<14}{'ms per step':>12}{'share':>9}   all tensors together, each moment counted once",
+        "all tensors together, each moment counted once",
     ]
-    for name, value in found.together.items():
-        share = percent(value / found.busy_s, decimals=1) if found.busy_s else ""
-        head.append(f"{name:<14}{value * 1e3:>12.3f}{share:>9}")
-    head += [f"{'together':<14}{found.busy_s * 1e3:>12.3f}", ""]
-    width = max([len("tensor"), *(len(_cut(name)) for name in tensors["tensor"].head(SHOWN))])
-    heads = "".join(f"{name:>13}" for name in PHASES)
-    head.append(f"{'tensor':<{width}}{heads}   ms per collective (mean)")
-    for row in tensors.head(SHOWN).to_dict("records"):
-        times = "".join(f"{row[f'{phase}_s'] * 1e3:>13.3f}" for phase in PHASES)
-        head.append(f"{_cut(row['tensor']):<{width}}{times}")
+    together = [
+        (name, f"{value * 1e3:.3f}", percent(value / found.busy_s, decimals=1) if found.busy_s else "")
+        for name, value in found.together.items()
+    ]
+    together.append(("together", f"{found.busy_s * 1e3:.3f}", ""))
+    head += [*to_lines(table_of(("phase", "ms per step", "share"), together)), "", "ms per collective (mean)"]
+    apart = [
+        (_cut(row["tensor"]), *(f"{row[f'{phase}_s'] * 1e3:.3f}" for phase in PHASES))
+        for row in tensors.head(SHOWN).to_dict("records")
+    ]
+    head += to_lines(table_of(("tensor", *PHASES), apart))
     if len(tensors) > SHOWN:
         head.append(f"and {plural(len(tensors) - SHOWN, 'other tensor')}, see {NAME}.csv")
     return [*head, "", sentence(found)]

@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from horovod_study.analysis.timers import Overhead, TimerCost, summary
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import GRID, INK, PRINT_WIDTH_IN, QUIET
+from horovod_study.text.tables import table_of, to_lines
 
 NAME = "timers"
 _NAMES = {
@@ -60,19 +61,26 @@ def _table(cost: TimerCost) -> list[str]:
     lines = [
         f"batch {cost.batch}, {cost.workers} worker{'s' * (cost.workers > 1)} ({cost.runtime}), {cost.device}: "
         f"{cost.rounds} rounds of {cost.steps_per_block} steps each, {cost.seconds:.0f} s",
-        f"{'':<32}{'step, ms':>9}{'overhead':>10}{'95 % interval':>19}{'writing':>10}{'calls, us':>11}",
-        f"{'off':<32}{cost.off_step_s * 1e3:>9.3f}",
     ]
+    rows = [("off", f"{cost.off_step_s * 1e3:.3f}", "", "", "", "", "")]
     for each in (cost.control, *cost.ways):
         low_high = "" if each.low is None or each.high is None else f"[{each.low:+.2f}, {each.high:+.2f}]"
         calls = "" if each.calls_us is None else f"{each.calls_us:.1f}"
-        lines.append(
-            f"{_NAMES.get(each.way, each.way):<32}{each.step_s * 1e3:>9.3f}{each.percent:>+8.2f} %{low_high:>19}"
-            f"{each.writing_percent:>+8.2f} %{calls:>11}".rstrip()
+        times = (
+            f"{each.step_s * 1e3:.3f}",
+            f"{each.percent:+.2f} %",
+            low_high,
+            f"{each.writing_percent:+.2f} %",
+            calls,
         )
+        rows.append((_NAMES.get(each.way, each.way), *times, ""))
         if each.edges_percent is not None and each.edges_percent - each.percent > 0.5:
-            lines.append(f"{'  with start and stop':<41}{each.edges_percent:>+8.2f} %   every {each.edges_steps} steps")
-    return lines
+            every = f"every {each.edges_steps} steps"
+            rows.append(("  with start and stop", "", f"{each.edges_percent:+.2f} %", "", "", "", every))
+    return [*lines, *to_lines(table_of(_HEADS, rows, texts=(0, 6)))]
+
+
+_HEADS = ("", "step, ms", "overhead", "95 % interval", "writing", "calls, us", "")
 
 
 def caption(costs: Sequence[TimerCost]) -> str:

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import GRID, INK, PAPER, PRINT_WIDTH_IN, QUIET, SHADE, way
+from horovod_study.text.tables import table_of, to_lines
 
 NAME = "tune"
 _DONE, _BEST, _BAD = "#0072b2", "#d55e00", "#b3305f"
@@ -55,11 +56,14 @@ def caption(document: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
+_HEADS = ("setting", "of shipped", "95 % interval", "samples/s", "p90/median", "launches", "")
+
+
 def table(document: Mapping[str, Any]) -> list[str]:
     """Return the lines of the table: setting, ratio to shipped with interval, spread of the step, verdict."""
     lines = []
     for runtime, rows in _by_runtime(document):
-        cells = [("setting", "of shipped", "95 % interval", "samples/s", "p90/median", "launches", "")]
+        cells = []
         for row in rows:
             known = row["ratio"] is not None and row["launches"]
             interval = f"[{row['low']:.3f}, {row['high']:.3f}]" if known and row["low"] is not None else ""
@@ -74,11 +78,8 @@ def table(document: Mapping[str, Any]) -> list[str]:
                     row["verdict"],
                 )
             )
-        widths = [max(len(texts[column]) for texts in cells) for column in range(6)]
         lines.append(f"{_title(runtime)}, {document['for']['workers']} workers, batch {document['for']['batch']}")
-        for texts in cells:
-            numbers = "  ".join(texts[column].rjust(widths[column]) for column in range(1, 6))
-            lines.append(f"  {texts[0].ljust(widths[0])}  {numbers}  {texts[6]}".rstrip())
+        lines += to_lines(table_of(_HEADS, cells, texts=(0, 6)), indent=2)
         for knob, why in document["left_out"].get(runtime, {}).items():
             lines.append(f"    {knob} was not varied: it {why}")
         lines.append("")

@@ -17,7 +17,8 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import grid, handles, heading, left_out, legend, settings_of, spread, workers_below
 from horovod_study.report.kit.style import series_styles
-from horovod_study.text.numbers import plural, rounded
+from horovod_study.text.numbers import rounded
+from horovod_study.text.words import plural
 
 NAMES = ("usage", "load")
 

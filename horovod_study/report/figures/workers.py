@@ -40,7 +40,7 @@ from horovod_study.report.kit.style import (
     series_styles,
     small,
 )
-from horovod_study.text.numbers import plural
+from horovod_study.text.words import plural
 
 MOST_THIN = 4
 """Series of a panel that have the lines of Amdahl and Gustafson beside their own."""

@@ -30,7 +30,8 @@ from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Transform
 
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, settled, style, to_bytes
-from horovod_study.text.numbers import THIN, known, plural, with_interval
+from horovod_study.text.numbers import THIN, known, with_interval
+from horovod_study.text.words import plural
 
 if TYPE_CHECKING:
     from horovod_study.report.kit.drawing import Drawing

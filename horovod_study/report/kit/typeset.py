@@ -7,18 +7,14 @@ of a run can become a command, a formula of a spreadsheet, or markup.
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
-import pandas as pd
 
 from horovod_study.files import csv_of
 from horovod_study.text.numbers import MINUS, THIN
+from horovod_study.text.tables import Column, Table
+from horovod_study.text.words import one_line
 
 PACKAGES = ("array", "booktabs", "longtable")
 """What the preamble of a document with these tables loads."""
-
-NOTHING = "\u2013"
-"""In a cell without a value: unknown is not zero."""
 
 PAGE_LINES = 44
 """A table with more lines than this is a longtable, which breaks over pages; a float would run off its page."""
@@ -26,43 +22,13 @@ PAGE_LINES = 44
 TEXT_WIDTH_IN = 5.9
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
-    """One column: its head (`\\n` breaks it), the unit under it, and what stands in it."""
-
-    head: str
-    unit: str = ""
-    number: bool = True  # to the right, in the middle of its head; a text to the left
-    interval: bool = False  # its cells are `value [low, high]`, and the brackets stand under each other
-    wrap: bool = False  # a text that may break into lines
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Rows that belong together, with what they share over them; each row has one text per column."""
-
-    title: str
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """One table of a study: what is printed, rounded, and the unrounded numbers behind it (`data`)."""
-
-    name: str  # of its files, and of its label
-    title: str
-    caption: str
-    columns: tuple[Column, ...]
-    groups: tuple[Group, ...]
-    data: pd.DataFrame
-    notes: tuple[str, ...] = ()  # under the table
-
-
 # ---------------------------------------------------------------------------------------------------- CSV
 
 
 def to_csv(table: Table) -> str:
     """Return the unrounded numbers."""
+    if table.data is None:
+        raise ValueError(f"table {table.name!r} has no unrounded numbers")
     return csv_of(table.data)
 
 
@@ -113,16 +79,6 @@ _MARKDOWN = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*_|#~!$"}, "&": 
 def _markdown(text: str) -> str:
     """Return the text for a cell: no markup, no HTML, no line break, no link."""
     return one_line(text).translate(_MARKDOWN).replace("](", "]\\(").replace("://", ":\\//")
-
-
-_VISIBLE = {**dict.fromkeys(("Cc", "Zl", "Zp"), " "), "Cf": "", "Cs": "\ufffd"}
-"""What stands for control characters, marks of direction and halves of a letter, by Unicode category."""
-
-
-def one_line(text: str) -> str:
-    """Return the text without what cannot be seen, and with single spaces; narrow spaces stay."""
-    visible = "".join(_VISIBLE.get(unicodedata.category(letter), letter) for letter in text)
-    return " ".join(part for part in visible.split(" ") if part)
 
 
 # ---------------------------------------------------------------------------------------------------- LaTeX

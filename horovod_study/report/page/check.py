@@ -33,7 +33,7 @@ from horovod_study.report.kit.drawing import FORMATS, write_drawings
 from horovod_study.report.kit.style import TEXT, Look
 from horovod_study.report.page import tables
 from horovod_study.report.page.html import render
-from horovod_study.text.numbers import plural
+from horovod_study.text.words import cut, plural, printable
 
 PICTURES = (".pdf", ".svg", ".png", ".pgf")
 BESIDE = ("evaluations",)
@@ -515,9 +515,8 @@ def _around(one: str, other: str, room: int = 24) -> tuple[str, str]:
     return _short(one[begin : len(one) - more]), _short(other[begin : len(other) - more])
 
 
-def _short(text: str, most: int = 70) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def _short(text: str) -> str:
+    return cut(" ".join(text.split()), 70)
 
 
 # -------------------------------------------------------------------------------------------------------- the page
@@ -779,21 +778,16 @@ def _line(each: Finding) -> str:
         "" if each.nodes in (None, 1) else plural(each.nodes or 0, "node"),
         each.row,
     ]
-    place = ", ".join(_plain(text) for text in cell if text)
-    column = f" {_plain(each.column)}" if each.column else ""
-    names = [_plain(name) for name in each.runs]
+    place = ", ".join(printable(text) for text in cell if text)
+    column = f" {printable(each.column)}" if each.column else ""
+    names = [printable(name) for name in each.runs]
     runs = f" [{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}]" if names else ""
-    return f"{_plain(each.where)}{column}{f' ({place})' if place else ''}: {_plain(each.text)}{runs}"
+    return f"{printable(each.where)}{column}{f' ({place})' if place else ''}: {printable(each.text)}{runs}"
 
 
 def _spread(findings: Sequence[Finding]) -> str:
     files = list(dict.fromkeys(each.where for each in findings))
     return f" in {', '.join(files[:4])}{' and others' if len(files) > 4 else ''}"
-
-
-def _plain(text: str) -> str:
-    """Return a text of a run file without what steers a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _wrap(text: str, indent: str = "") -> list[str]:

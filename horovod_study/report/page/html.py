@@ -38,17 +38,8 @@ from horovod_study.report.kit.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_I
 from horovod_study.report.page import run_pages
 from horovod_study.report.page.sentences import ENVIRONMENT, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
-from horovod_study.text.numbers import (
-    THIN,
-    listed,
-    milliseconds,
-    number,
-    percent,
-    plural,
-    rounded,
-    scientific,
-    with_interval,
-)
+from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, scientific, signed, with_interval
+from horovod_study.text.words import listed, plural
 
 PAIRED = ("speedup", "efficiency")
 """The two plots side by side under the headline."""
@@ -436,11 +427,11 @@ def _growth(analysis: Analysis, labels: Mapping[str, str], kind: str) -> list[di
             lines.append(
                 {
                     "workers": _count(by_lap["step"]),
-                    "step": _signed(by_lap["step"][f"minus_{kind}_s"]),
+                    "step": signed(milliseconds(by_lap["step"][f"minus_{kind}_s"])),
                     "interval": _pair(
                         by_lap["step"].get(f"minus_{kind}_low_s", math.nan),
                         by_lap["step"].get(f"minus_{kind}_high_s", math.nan),
-                        _signed,
+                        lambda seconds: signed(milliseconds(seconds)),
                     ),
                     "laps": [_growth_lap(by_lap[lap], kind) for lap in shown(analysis.breakdown, tuple(LAPS))],
                 }
@@ -454,12 +445,7 @@ def _growth_lap(row: Mapping[Any, Any], kind: str) -> tuple[str, str]:
     if not math.isfinite(row[f"minus_{kind}_s"]):
         return NOTHING, f"{row['note']}" if not math.isfinite(row["mean_s"]) else ""
     part = row[f"growth_{kind}"]
-    return _signed(row[f"minus_{kind}_s"]), percent(part, decimals=0) if math.isfinite(part) else ""
-
-
-def _signed(seconds: float) -> str:
-    text = milliseconds(seconds)
-    return text if text.startswith("\u2212") or float(text.replace(THIN, "")) == 0 else f"+{text}"
+    return signed(milliseconds(row[f"minus_{kind}_s"])), percent(part, decimals=0) if math.isfinite(part) else ""
 
 
 def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:

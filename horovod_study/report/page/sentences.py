@@ -8,17 +8,8 @@ from horovod_study.analysis.cycle import AS_EXPECTED
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text.numbers import THIN as THIN
-from horovod_study.text.numbers import (
-    known,
-    listed,
-    milliseconds,
-    number,
-    percent,
-    plural,
-    rounded,
-    scientific,
-    with_interval,
-)
+from horovod_study.text.numbers import known, milliseconds, number, percent, rounded, scientific, with_interval
+from horovod_study.text.words import listed, plural
 
 ENVIRONMENT = {
     "partition": "Partition",

@@ -6,6 +6,7 @@ is worth (digits.py) and gets its unit. A table without data is left out, and so
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from horovod_study.errors import RecordError
 from horovod_study.files import not_written, result_folder, write_file
 from horovod_study.report.figures import boundary
 from horovod_study.report.kit.style import LAPS, LAW_NAMES, series_labels
-from horovod_study.report.kit.typeset import NOTHING, Column, Group, Table, document, to_csv, to_latex, to_markdown
+from horovod_study.report.kit.typeset import document, to_csv, to_latex, to_markdown
 from horovod_study.report.page.sentences import ENVIRONMENT
-from horovod_study.text.numbers import DIGITS, THIN, alone, fixed, known, places, plural, quoted, significant
+from horovod_study.text.numbers import DIGITS, THIN, alone, fixed, known, places, quoted, significant
+from horovod_study.text.tables import NOTHING, Column, Group, Table, row_of
+from horovod_study.text.words import plural
 
 __all__ = ["Table", "tables", "write_tables"]
 
@@ -69,6 +72,37 @@ def write_tables(analysis: Analysis, directory: Path) -> list[Path]:
     return paths
 
 
+# ---------------------------------------------------------------------------------------------------- columns
+
+
+def _counts(head: str, name: str) -> Column:
+    return Column(head=head, cell=lambda row: _count(row[name]))
+
+
+def _numbers(head: str, name: str, *, unit: str = "", scale: float = 1.0, digits: int = DIGITS) -> Column:
+    """Return a column of numbers without an interval."""
+    return Column(head=head, unit=unit, cell=lambda row: _plain(row[name], scale, digits))
+
+
+def _intervals(
+    head: str, names: tuple[str, str, str], *, unit: str = "", scale: float = 1.0, exact: bool = False
+) -> Column:
+    """Return a column of values with the ends of their intervals; `exact`: ends that are equal are no interval."""
+    make = _ratio if exact else _interval
+    return Column(head=head, unit=unit, interval=True, cell=lambda row: make(row, *names, scale))
+
+
+def _medians(head: str, name: str, *, unit: str = "", scale: float = 1.0) -> Column:
+    """Return a column of medians over repeats with their intervals."""
+    return _intervals(head, (f"{name}_median", f"{name}_low", f"{name}_high"), unit=unit, scale=scale)
+
+
+def _words(head: str, name: str, *, wrap: bool = False) -> Column:
+    return Column(head=head, number=False, wrap=wrap, cell=lambda row: f"{row[name]}")
+
+
+_PLACE = (_counts("Workers", "workers"), _counts("Nodes", "nodes"))
+
 # ---------------------------------------------------------------------------------------------------- scaling
 
 
@@ -85,17 +119,6 @@ def _points(analysis: Analysis) -> Table | None:
     marks = _marks(points["flags"])
     scale, unit = _rates(points["samples_per_s_median"])
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _count(each["workers"])
-        yield _count(each["nodes"])
-        yield _of(each["repeats"], each["repeats"] + each["failed"])
-        yield _interval(each, "samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high", scale)
-        yield _plain(each["step_s_median"], _MILLI)
-        yield _ratio(each, f"speedup_{base}", f"speedup_{base}_low", f"speedup_{base}_high")
-        yield _plain(each[f"efficiency_{base}"], _PERCENT)
-        yield _plain(each["waiting_share"], _PERCENT, 2)
-        yield ", ".join(marks[flag] for flag in _flags(each["flags"])) or ""
-
     return _table(
         name="points",
         title="Throughput, speedup and efficiency",
@@ -104,16 +127,26 @@ def _points(analysis: Analysis) -> Table | None:
         "fewer than three repeats, and none for the baseline itself.",
         columns=(
             *_PLACE,
-            Column(head="Repeats"),
-            Column(head="Throughput", unit=unit, interval=True),
-            Column(head="Step", unit="ms"),
-            Column(head="Speedup", interval=True),
-            Column(head="Efficiency", unit="%"),
-            Column(head="Waiting", unit="%"),
-            Column(head="Notes", number=False),
+            Column(head="Repeats", cell=lambda row: _of(row["repeats"], row["repeats"] + row["failed"])),
+            _intervals(
+                "Throughput",
+                ("samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high"),
+                unit=unit,
+                scale=scale,
+            ),
+            _numbers("Step", "step_s_median", unit="ms", scale=_MILLI),
+            _intervals("Speedup", (f"speedup_{base}", f"speedup_{base}_low", f"speedup_{base}_high"), exact=True),
+            _numbers("Efficiency", f"efficiency_{base}", unit="%", scale=_PERCENT),
+            _numbers("Waiting", "waiting_share", unit="%", scale=_PERCENT, digits=2),
+            Column(
+                head="Notes",
+                number=False,
+                cell=lambda row: ", ".join(marks[flag] for flag in _flags(row["flags"])) or "",
+            ),
         ),
-        groups=_by_series(points, _labels(analysis), row, mode=True),
-        data=points,
+        cells=points,
+        labels=_labels(analysis),
+        mode=True,
         notes=tuple(f"{mark}: {FLAGS.get(flag, flag)}." for flag, mark in marks.items()),
         keep=(
             *("series", "setting", "mode", "partition", "backend", "transport", "workers", "nodes", "batch", "repeats"),
@@ -294,14 +327,6 @@ def _parallel(analysis: Analysis) -> Table | None:
     if points.empty:
         return None
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _count(each["workers"])
-        yield _count(each["nodes"])
-        yield _count(each["repeats"])
-        for name in names:
-            yield _plain(each[f"{name}_median"], _PERCENT)
-        yield _plain(each["skew_s_median"], _MILLI, 2)
-
     return _table(
         name="balance",
         title="Balance between the workers",
@@ -310,14 +335,14 @@ def _parallel(analysis: Analysis) -> Table | None:
         "last worker's gradients, per step.",
         columns=(
             *_PLACE,
-            Column(head="Repeats"),
-            Column(head="Load\nbalance", unit="%"),
-            Column(head="Communication\nefficiency", unit="%"),
-            Column(head="Parallel\nefficiency", unit="%"),
-            Column(head="Skew", unit="ms"),
+            _counts("Repeats", "repeats"),
+            _numbers("Load\nbalance", "load_balance_median", unit="%", scale=_PERCENT),
+            _numbers("Communication\nefficiency", "communication_efficiency_median", unit="%", scale=_PERCENT),
+            _numbers("Parallel\nefficiency", "parallel_efficiency_median", unit="%", scale=_PERCENT),
+            _numbers("Skew", "skew_s_median", unit="ms", scale=_MILLI, digits=2),
         ),
-        groups=_by_series(points, _labels(analysis), row),
-        data=points,
+        cells=points,
+        labels=_labels(analysis),
         keep=("series", "workers", "nodes", "repeats", *(f"{name}_median" for name in names), "skew_s_median"),
     )
 
@@ -331,15 +356,6 @@ def _synchronisation(analysis: Analysis) -> Table | None:
     if cells["sync_s_median"].notna().sum() == 0:
         return None
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _count(each["workers"])
-        yield _count(each["nodes"])
-        yield _count(each["repeats"])
-        yield _middle(each, "sync_s", _MILLI)
-        yield _middle(each, "share", _PERCENT)
-        yield _count(each["batches_per_epoch"])
-        yield _middle(each, "sync_per_epoch_s")
-
     return _table(
         name="synchronisation",
         title="Waiting for gradients",
@@ -347,14 +363,14 @@ def _synchronisation(analysis: Analysis) -> Table | None:
         f"inside the backward pass. {INTERVALS}.",
         columns=(
             *_PLACE,
-            Column(head="Repeats"),
-            Column(head="Per step", unit="ms", interval=True),
-            Column(head="Of the step", unit="%", interval=True),
-            Column(head="Batches\nper epoch"),
-            Column(head="Per epoch", unit="s", interval=True),
+            _counts("Repeats", "repeats"),
+            _medians("Per step", "sync_s", unit="ms", scale=_MILLI),
+            _medians("Of the step", "share", unit="%", scale=_PERCENT),
+            _counts("Batches\nper epoch", "batches_per_epoch"),
+            _medians("Per epoch", "sync_per_epoch_s", unit="s"),
         ),
-        groups=_by_series(cells, _labels(analysis, cells), row),
-        data=cells,
+        cells=cells,
+        labels=_labels(analysis, cells),
         keep=tuple(name for name in cells.columns if name not in ("reduction", "horovod_defaults")),
     )
 
@@ -364,16 +380,6 @@ def _boundary(analysis: Analysis) -> Table | None:
     if jumps.empty:
         return None
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield boundary.place(each["fewer_workers"], each["fewer_nodes"], each["fewer_per_node"])
-        yield boundary.place(each["more_workers"], each["more_nodes"], each["more_per_node"])
-        yield f"{each['kind']}"
-        yield _of(each["fewer_repeats"], each["more_repeats"], ", ")
-        yield _plain(each["fewer_sync_s"], _MILLI)
-        yield _plain(each["more_sync_s"], _MILLI)
-        yield _interval(each, "jump_s", "low_s", "high_s", _MILLI)
-        yield _resolved(each["resolved"])
-
     return _table(
         name="boundary",
         title="What another node adds",
@@ -381,17 +387,27 @@ def _boundary(analysis: Analysis) -> Table | None:
         "indirect: the next worker count needs another node, so that further workers have their part in it. "
         f"{INTERVALS}.",
         columns=(
-            Column(head="From", number=False, wrap=True),
-            Column(head="To", number=False, wrap=True),
-            Column(head="Kind", number=False),
-            Column(head="Repeats"),
-            Column(head="Before", unit="ms"),
-            Column(head="After", unit="ms"),
-            Column(head="Jump", unit="ms", interval=True),
-            Column(head="Verdict", number=False),
+            Column(
+                head="From",
+                number=False,
+                wrap=True,
+                cell=lambda row: boundary.place(row["fewer_workers"], row["fewer_nodes"], row["fewer_per_node"]),
+            ),
+            Column(
+                head="To",
+                number=False,
+                wrap=True,
+                cell=lambda row: boundary.place(row["more_workers"], row["more_nodes"], row["more_per_node"]),
+            ),
+            _words("Kind", "kind"),
+            Column(head="Repeats", cell=lambda row: _of(row["fewer_repeats"], row["more_repeats"], ", ")),
+            _numbers("Before", "fewer_sync_s", unit="ms", scale=_MILLI),
+            _numbers("After", "more_sync_s", unit="ms", scale=_MILLI),
+            _intervals("Jump", ("jump_s", "low_s", "high_s"), unit="ms", scale=_MILLI),
+            Column(head="Verdict", number=False, cell=lambda row: _resolved(row["resolved"])),
         ),
-        groups=_by_series(jumps, _labels(analysis, analysis.nodes), row),
-        data=jumps,
+        cells=jumps,
+        labels=_labels(analysis, analysis.nodes),
     )
 
 
@@ -444,31 +460,28 @@ def _cycle(analysis: Analysis) -> Table | None:
     if cells.empty:
         return None
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _count(each["workers"])
-        yield f"{_plain(each['shortest_cycle_s'], _MILLI)} to {_plain(each['longest_cycle_s'], _MILLI)}"
-        yield _count(each["runs"])
-        yield _interval(each, "slope", "slope_low", "slope_high")
-        yield _interval(each, "rest_s", "rest_low_s", "rest_high_s", _MILLI)
-        yield _interval(each, "share_at_default", "share_low", "share_high", _PERCENT)
-        yield f"{each['verdict']}"
-
     return _table(
         name="cycle",
         title="Waiting against Horovod's cycle time",
         caption="What a longer cycle adds to the waiting of a step, what is left without one, and the share of the "
         f"cycle at Horovod's default. {INTERVALS}.",
         columns=(
-            Column(head="Workers"),
-            Column(head="Cycles", unit="ms"),
-            Column(head="Runs"),
-            Column(head="Slope", unit="ms/ms", interval=True),
-            Column(head="Rest", unit="ms", interval=True),
-            Column(head="Share", unit="%", interval=True),
-            Column(head="Verdict", number=False, wrap=True),
+            _counts("Workers", "workers"),
+            Column(
+                head="Cycles",
+                unit="ms",
+                cell=lambda row: (
+                    f"{_plain(row['shortest_cycle_s'], _MILLI)} to {_plain(row['longest_cycle_s'], _MILLI)}"
+                ),
+            ),
+            _counts("Runs", "runs"),
+            _intervals("Slope", ("slope", "slope_low", "slope_high"), unit="ms/ms"),
+            _intervals("Rest", ("rest_s", "rest_low_s", "rest_high_s"), unit="ms", scale=_MILLI),
+            _intervals("Share", ("share_at_default", "share_low", "share_high"), unit="%", scale=_PERCENT),
+            _words("Verdict", "verdict", wrap=True),
         ),
-        groups=_by_series(cells, _labels(analysis, cells), row),
-        data=cells,
+        cells=cells,
+        labels=_labels(analysis, cells),
     )
 
 
@@ -481,16 +494,6 @@ def _batches(analysis: Analysis) -> Table | None:
         return None
     scale, unit = _rates(cells["samples_per_s_median"])
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _count(each["workers"])
-        yield _count(each["nodes"])
-        yield _count(each["batch"])
-        yield _count(each["repeats"])
-        yield _middle(each, "samples_per_s", scale)
-        yield _plain(each["step_s_median"], _MILLI)
-        yield _plain(each["overhead_median"], _PERCENT)
-        yield _middle(each, "epoch_s")
-
     return _table(
         name="batches",
         title="Batch sizes",
@@ -498,15 +501,15 @@ def _batches(analysis: Analysis) -> Table | None:
         f"{INTERVALS}.",
         columns=(
             *_PLACE,
-            Column(head="Batch"),
-            Column(head="Repeats"),
-            Column(head="Throughput", unit=unit, interval=True),
-            Column(head="Step", unit="ms"),
-            Column(head="Waiting", unit="%"),
-            Column(head="Epoch", unit="s", interval=True),
+            _counts("Batch", "batch"),
+            _counts("Repeats", "repeats"),
+            _medians("Throughput", "samples_per_s", unit=unit, scale=scale),
+            _numbers("Step", "step_s_median", unit="ms", scale=_MILLI),
+            _numbers("Waiting", "overhead_median", unit="%", scale=_PERCENT),
+            _medians("Epoch", "epoch_s", unit="s"),
         ),
-        groups=_by_series(cells, _labels(analysis, cells), row),
-        data=cells,
+        cells=cells,
+        labels=_labels(analysis, cells),
     )
 
 
@@ -517,14 +520,6 @@ def _knees(analysis: Analysis) -> Table | None:
         return None
     scale, unit = _rates(knees["most_samples_per_s"])
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _count(each["workers"])
-        yield _count(each["nodes"])
-        yield _knee(each)
-        yield _interval(each, "fixed_s", "fixed_low_s", "fixed_high_s", _MILLI)
-        yield _interval(each, "per_sample_s", "per_sample_low_s", "per_sample_high_s", 1e6)
-        yield _interval(each, "most_samples_per_s", "most_low", "most_high", scale)
-
     return _table(
         name="knees",
         title="Where a larger batch stops paying",
@@ -532,13 +527,15 @@ def _knees(analysis: Analysis) -> Table | None:
         f"throughput: the limit of large batches. {INTERVALS}.",
         columns=(
             *_PLACE,
-            Column(head="Knee", unit="samples", interval=True),
-            Column(head="Fixed", unit="ms", interval=True),
-            Column(head="Per sample", unit="\u00b5s", interval=True),
-            Column(head="Largest\nthroughput", unit=unit, interval=True),
+            Column(head="Knee", unit="samples", interval=True, cell=lambda row: _knee(row)),
+            _intervals("Fixed", ("fixed_s", "fixed_low_s", "fixed_high_s"), unit="ms", scale=_MILLI),
+            _intervals(
+                "Per sample", ("per_sample_s", "per_sample_low_s", "per_sample_high_s"), unit="\u00b5s", scale=1e6
+            ),
+            _intervals("Largest\nthroughput", ("most_samples_per_s", "most_low", "most_high"), unit=unit, scale=scale),
         ),
-        groups=_by_series(knees, _labels(analysis, knees), row),
-        data=knees,
+        cells=knees,
+        labels=_labels(analysis, knees),
     )
 
 
@@ -561,12 +558,6 @@ def _forecast(analysis: Analysis) -> Table | None:
         return None
     scale, unit = _rates(told["samples_per_s"])
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _count(each["workers"])
-        yield _count(each["nodes"])
-        yield _interval(each, "samples_per_s", "low", "high", scale)
-        yield _plain(each["efficiency"], _PERCENT, 2)
-
     return _table(
         name="forecast",
         title="Forecast throughput",
@@ -575,11 +566,11 @@ def _forecast(analysis: Analysis) -> Table | None:
         "counts.",
         columns=(
             *_PLACE,
-            Column(head="Throughput", unit=unit, interval=True),
-            Column(head="Of ideal", unit="%"),
+            _intervals("Throughput", ("samples_per_s", "low", "high"), unit=unit, scale=scale),
+            _numbers("Of ideal", "efficiency", unit="%", scale=_PERCENT, digits=2),
         ),
-        groups=_by_series(told, _labels(analysis), row),
-        data=told,
+        cells=told,
+        labels=_labels(analysis),
         keep=(
             "series",
             "setting",
@@ -708,16 +699,6 @@ def _learning(analysis: Analysis) -> Table | None:
     if cells.empty:
         return None
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _count(each["workers"])
-        yield _count(each["nodes"])
-        yield _count(each["repeats"])
-        yield _spread(each, "best_mse")
-        yield _plain(each["efficiency"], _PERCENT, 2)
-        yield _plain(each["best_epoch"])
-        yield _plain(each["best_train_s"])
-        yield _interval(each, "rate", "rate_low", "rate_high")
-
     return _table(
         name="learning",
         title="Best test errors",
@@ -725,15 +706,17 @@ def _learning(analysis: Analysis) -> Table | None:
         "MSE. Rate r: the test MSE falls as samples to the power \u2212r, with its 95 % interval.",
         columns=(
             *_PLACE,
-            Column(head="Repeats"),
-            Column(head="Best test MSE", unit="10\u207b\u2074", interval=True),
-            Column(head="Efficiency", unit="%"),
-            Column(head="Epochs"),
-            Column(head="Training", unit="s"),
-            Column(head="Rate", interval=True),
+            _counts("Repeats", "repeats"),
+            Column(
+                head="Best test MSE", unit="10\u207b\u2074", interval=True, cell=lambda row: _spread(row, "best_mse")
+            ),
+            _numbers("Efficiency", "efficiency", unit="%", scale=_PERCENT, digits=2),
+            _numbers("Epochs", "best_epoch"),
+            _numbers("Training", "best_train_s", unit="s"),
+            _intervals("Rate", ("rate", "rate_low", "rate_high")),
         ),
-        groups=_by_series(cells, _labels(analysis), row),
-        data=cells,
+        cells=cells,
+        labels=_labels(analysis),
         keep=(
             *("series", "setting", "workers", "nodes", "repeats", "diverged", "best_mse_median", "best_mse_min"),
             *("best_mse_max", "best_epoch", "best_samples", "best_train_s", "best_wall_s", "final_mse_median"),
@@ -747,17 +730,6 @@ def _targets(analysis: Analysis) -> Table | None:
     if cells.empty:
         return None
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _plain(each["target_mse"], 1e4, 2)
-        yield _count(each["workers"])
-        yield _count(each["nodes"])
-        yield _of(each["reached"], each["repeats"])
-        yield _bounded(each, "train_s")
-        yield _bounded(each, "samples", 1e-6)
-        yield _speedup_to_target(each)
-        yield _plain(each["throughput_ratio"])
-        yield _plain(each["statistical_efficiency"])
-
     base = analysis.provenance["baseline"]
     return _table(
         name="targets",
@@ -766,17 +738,17 @@ def _targets(analysis: Analysis) -> Table | None:
         f"{BASES[base]} = throughput ratio \u00d7 statistical efficiency. {INTERVALS}; < and > stand before bounds "
         "from targets that were not met.",
         columns=(
-            Column(head="Target\ntest MSE", unit="10\u207b\u2074"),
+            _numbers("Target\ntest MSE", "target_mse", unit="10\u207b\u2074", scale=1e4, digits=2),
             *_PLACE,
-            Column(head="Met by"),
-            Column(head="Training", unit="s"),
-            Column(head="Samples", unit="10\u2076"),
-            Column(head="Speedup\nto target", interval=True),
-            Column(head="Throughput\nratio"),
-            Column(head="Statistical\nefficiency"),
+            Column(head="Met by", cell=lambda row: _of(row["reached"], row["repeats"])),
+            Column(head="Training", unit="s", cell=lambda row: _bounded(row, "train_s")),
+            Column(head="Samples", unit="10\u2076", cell=lambda row: _bounded(row, "samples", 1e-6)),
+            Column(head="Speedup\nto target", interval=True, cell=lambda row: _speedup_to_target(row)),
+            _numbers("Throughput\nratio", "throughput_ratio"),
+            _numbers("Statistical\nefficiency", "statistical_efficiency"),
         ),
-        groups=_by_series(cells, _labels(analysis), row),
-        data=cells,
+        cells=cells,
+        labels=_labels(analysis),
     )
 
 
@@ -803,15 +775,6 @@ def _resources(analysis: Analysis) -> Table | None:
         return None
     hours = "GPU hours" if on_gpu.all() else "Worker hours"
 
-    def row(each: Mapping[Any, Any]) -> Iterable[str]:
-        yield _count(each["workers"])
-        yield _count(each["nodes"])
-        yield _count(each["repeats"])
-        yield _plain(each["power_w_median"])
-        yield _middle(each, "energy_per_sample_j", _MILLI)
-        yield _ratio(each, "energy_ratio", "energy_ratio_low", "energy_ratio_high")
-        yield _middle(each, "worker_hours_per_epoch", _MILLI)
-
     return _table(
         name="resources",
         title=f"Energy and {hours}",
@@ -819,14 +782,14 @@ def _resources(analysis: Analysis) -> Table | None:
         f"{INTERVALS}.",
         columns=(
             *_PLACE,
-            Column(head="Repeats"),
-            Column(head="Power", unit="W"),
-            Column(head="Energy\nper sample", unit="mJ", interval=True),
-            Column(head="Energy\nratio", interval=True),
-            Column(head=f"{hours}\nper epoch", unit="10\u207b\u00b3 h", interval=True),
+            _counts("Repeats", "repeats"),
+            _numbers("Power", "power_w_median", unit="W"),
+            _medians("Energy\nper sample", "energy_per_sample_j", unit="mJ", scale=_MILLI),
+            _intervals("Energy\nratio", ("energy_ratio", "energy_ratio_low", "energy_ratio_high"), exact=True),
+            _medians(f"{hours}\nper epoch", "worker_hours_per_epoch", unit="10\u207b\u00b3 h", scale=_MILLI),
         ),
-        groups=_by_series(cells, _labels(analysis), row),
-        data=cells,
+        cells=cells,
+        labels=_labels(analysis),
     )
 
 
@@ -963,8 +926,6 @@ _TABLES: tuple[Callable[[Analysis], Table | None], ...] = (
 
 # ---------------------------------------------------------------------------------------------------- cells
 
-_PLACE = (Column(head="Workers"), Column(head="Nodes"))
-
 
 def _count(value: Any) -> str:
     return fixed(float(value), 0) if known(_float(value)) else NOTHING
@@ -1005,11 +966,6 @@ def _interval(row: Mapping[Any, Any], middle: str, low: str, high: str, scale: f
     if not all(known(end) for end in ends):
         return _plain(value)
     return _text(quoted(value, *ends))
-
-
-def _middle(row: Mapping[Any, Any], name: str, scale: float = 1.0) -> str:
-    """Return a median over repeats with its interval."""
-    return _interval(row, f"{name}_median", f"{name}_low", f"{name}_high", scale)
 
 
 def _ratio(row: Mapping[Any, Any], middle: str, low: str, high: str, scale: float = 1.0) -> str:
@@ -1064,27 +1020,29 @@ def _title(label: str, *more: str) -> str:
     return ", ".join(text for text in (label, *more) if text)
 
 
-def _by_series(
+def _table(
+    *,
     cells: pd.DataFrame,
     labels: Mapping[str, str],
-    row: Callable[[Mapping[Any, Any]], Iterable[str]],
-    *,
+    columns: Sequence[Column],
     mode: bool = False,
-) -> tuple[Group, ...]:
-    """Return one group per series, in their order, titled with its label and its setting."""
+    keep: Sequence[str] = (),
+    **values: Any,
+) -> Table:
+    """Return a table with one group per series, in their order, titled with its label and its setting.
+
+    `keep`: columns of `cells` that become its CSV, all of them by default. `mode`: titles say the scaling, too.
+    """
     groups = []
     for series, own in cells.groupby("series", sort=False):
         first = own.iloc[0]
         more = [first["setting"]] if "setting" in own.columns else []
         more += [f"{first['mode']} scaling"] if mode and first["mode"] != "single" else []
-        rows = tuple(tuple(row(each)) for each in own.to_dict("records"))
+        rows = tuple(row_of(columns, each) for each in own.to_dict("records"))
         groups.append(Group(title=_title(labels.get(f"{series}", f"{series}"), *more), rows=rows))
-    return tuple(groups)
-
-
-def _table(*, data: pd.DataFrame, keep: Sequence[str] = (), **values: Any) -> Table:
-    columns = [name for name in keep if name in data.columns] or list(data.columns)
-    return _narrowed(Table(data=data[columns].reset_index(drop=True), **values))
+    kept = [name for name in keep if name in cells.columns] or list(cells.columns)
+    data = cells[kept].reset_index(drop=True)
+    return _narrowed(Table(columns=tuple(columns), groups=tuple(groups), data=data, **values))
 
 
 def _narrowed(table: Table) -> Table:
@@ -1100,15 +1058,7 @@ def _narrowed(table: Table) -> Table:
         Group(title=group.title, rows=tuple(tuple(row[place] for place in kept) for row in group.rows))
         for group in table.groups
     )
-    return Table(
-        name=table.name,
-        title=table.title,
-        caption=table.caption,
-        columns=tuple(table.columns[place] for place in kept),
-        groups=groups,
-        data=table.data,
-        notes=table.notes,
-    )
+    return replace(table, columns=tuple(table.columns[place] for place in kept), groups=groups)
 
 
 _EMPTY = frozenset({NOTHING, ""})

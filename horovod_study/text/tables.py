@@ -1,0 +1,95 @@
+"""A table as a value: columns with heads and units, rows of texts in groups, what is said above and below.
+
+`to_lines` prints it in a terminal; report/kit/typeset.py writes the same value as LaTeX, Markdown and CSV.
+"""
+
+import io
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOTHING = "\u2013"
+"""In a cell without a value: unknown is not zero."""
+
+
+Row: TypeAlias = Mapping[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One column: its head (`\\n` breaks it), the unit under it, and what stands in it."""
+
+    head: str
+    unit: str = ""
+    number: bool = True  # to the right, in the middle of its head; a text to the left
+    interval: bool = False  # its cells are `value [low, high]`, and the brackets stand under each other
+    wrap: bool = False  # a text that may break into lines
+    cell: Callable[[Row], str] | None = None  # makes the text of a row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Rows that belong together, with what they share over them; each row has one text per column."""
+
+    title: str
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What is printed, rounded, and the unrounded numbers behind it (`data`)."""
+
+    columns: tuple[Column, ...]
+    groups: tuple[Group, ...]
+    name: str = ""  # of its files, and of its label
+    title: str = ""
+    caption: str = ""
+    data: "pd.DataFrame | None" = None
+    notes: tuple[str, ...] = ()  # under the table
+
+
+def row_of(columns: Iterable[Column], row: Row) -> tuple[str, ...]:
+    """Return the texts that the columns make of a row."""
+    return tuple("" if column.cell is None else column.cell(row) for column in columns)
+
+
+_UNBOUNDED = 100_000
+"""Characters of a line: a table is never folded, whatever the terminal."""
+
+
+def table_of(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Collection[int] = (0,)) -> Table:
+    """Return a table of these rows; the columns at the places `texts` hold words, the others numbers."""
+    columns = tuple(Column(head=head, number=place not in texts) for place, head in enumerate(heads))
+    return Table(columns=columns, groups=(Group(title="", rows=tuple(tuple(row) for row in rows)),))
+
+
+def to_lines(table: Table, *, indent: int = 0, gap: int = 2) -> list[str]:
+    """Return the table for a terminal: heads, then per group its title and one line for each row, none wrapped.
+
+    Columns are `gap` blanks apart; the whole is moved by `indent` blanks. A cell must not hold a line break.
+    """
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    rows = [row for group in table.groups for row in group.rows]
+    heads = [f"{column.head}\n({column.unit})" if column.unit else column.head for column in table.columns]
+    shown = any(heads)
+    grid = Grid(box=None, show_header=shown, padding=(0, gap, 0, 0), pad_edge=False)
+    for column, head in zip(table.columns, heads, strict=True):
+        grid.add_column(Text(head), justify="right" if column.number else "left", no_wrap=True, vertical="bottom")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    stream = io.StringIO()
+    console = Console(file=stream, width=_UNBOUNDED, color_system=None, force_terminal=False)
+    console.print(grid)
+    lines = [f"{'':<{indent}}{line}".rstrip() for line in stream.getvalue().split("\n")[:-1]]
+    above = len(lines) - len(rows)
+    told, body = lines[:above], iter(lines[above:])
+    for group in table.groups:
+        told += group.title.split("\n") if group.title else []
+        told += [next(body) for _ in group.rows]
+    return told

@@ -1,0 +1,36 @@
+"""Words around numbers, and names from files: counted, listed, cut, and without what steers a terminal."""
+
+import unicodedata
+from collections.abc import Sequence
+
+from horovod_study.text.numbers import THIN
+
+
+def plural(count: float, noun: str, form: str = ".0f") -> str:
+    """Return `1 worker` or `2 workers`; with the form `,` the thousands stand apart."""
+    return f"{count:{form}} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return `a`, `a and b` or `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def cut(text: str, most: int) -> str:
+    """Return the text, and of one with more than `most` letters the first ones and dots."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def printable(text: str) -> str:
+    """Return a text of a file without what steers a terminal; every letter keeps its place."""
+    return "".join(letter if letter.isprintable() or letter == THIN else "?" for letter in text)
+
+
+_VISIBLE = {**dict.fromkeys(("Cc", "Zl", "Zp"), " "), "Cf": "", "Cs": "\ufffd"}
+"""What stands for control characters, marks of direction and halves of a letter, by Unicode category."""
+
+
+def one_line(text: str) -> str:
+    """Return the text without what cannot be seen, and with single spaces; narrow spaces stay."""
+    visible = "".join(_VISIBLE.get(unicodedata.category(letter), letter) for letter in text)
+    return " ".join(part for part in visible.split(" ") if part)
