@@ -38,7 +38,7 @@ import gpu_table
 
 from horovod_study import records
 from horovod_study.comm import builds
-from horovod_study.config import RUN_FIELDS, parse_widths
+from horovod_study.config import OPTIONS, parse_widths
 from horovod_study.files import write_file
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
@@ -52,7 +52,7 @@ BROKEN_CONTEXT_RESTARTS = 3
 RESERVE_S = 3.0
 """Kept at the end for writing, and to end what a section left."""
 
-DEFAULT_WIDTHS = str(RUN_FIELDS["widths"].default)
+DEFAULT_WIDTHS = str(OPTIONS["widths"].default)
 CAPTURED = ("--loader", "device", "--cuda-graphs")
 """The trainer's options for steps captured in CUDA graphs on data that lies on the GPU."""
 

@@ -1,7 +1,8 @@
 """What a run and a study are made from: frozen values, validated when they are made, and their YAML form.
 
 The fields of `RunConfig` are at once the options of `train` (`--batch 75`), the keys of its YAML file (`batch: 75`)
-and the names recorded as `requested` in a run directory; `options.py` derives the command line from them.
+and the names recorded as `requested` in a run directory; `options.py` derives the command line from them. What each is
+to a study it declares itself (see `roles.py`); no list of them is written by hand.
 """
 
 import hashlib
@@ -9,10 +10,11 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from horovod_study.errors import ConfigError, nearest
+from horovod_study.roles import AS_SHIPPED, Role, named, option, options_of
 
 BACKENDS = ("serial", "horovod", "ddp", "mpi", "ps")
 TRANSPORTS = ("none", "nccl", "mpi", "gloo")
@@ -33,302 +35,650 @@ RUNTIMES = (
 """backend/transport pairs that a study can sweep over."""
 
 
-def _option(
-    default: Any,
-    text: str,
-    *,
-    kind: type = str,
-    choices: Sequence[str] | None = None,
-    low: float | None = None,
-    above: float | None = None,
-) -> Any:
-    """Declare one field: its default, one line of help, its type, and what is allowed."""
-    return field(default=default, metadata={"help": text, "kind": kind, "choices": choices, "low": low, "above": above})
+PLACEMENTS = ("fill", "spread", "list")
+"""How workers are put on nodes: a node is filled before the next, all nodes get alike many, or the nodes are named."""
+HEADINGS = (
+    *("data", "how long", "what is learned, and how", "workers", "how the workers talk", "computing", "measuring"),
+    "naming",
+)
+"""Of `--help`, in their order."""
+LENGTH, LEARNED, TALKING, COMPUTING, MEASURED = HEADINGS[1], HEADINGS[2], HEADINGS[4], HEADINGS[5], HEADINGS[6]
+TALK = Role.COMMUNICATION | Role.SWEEPABLE | Role.CELL | Role.SEVERAL
 
 
-def check_field(owner: str, name: str, value: Any, metadata: Mapping[str, Any], *, optional: bool) -> Any:
-    """Return `value` as the declared type, or raise ConfigError naming the field, the value and what is allowed."""
-    if value is None and optional:
-        return None
-    kind = metadata["kind"]
-    try:
-        if kind is bool:
-            if not isinstance(value, bool):
-                raise ValueError
-        elif kind is int:
-            if isinstance(value, bool) or float(value) != int(float(value)) or abs(float(value)) >= 2**64:
-                raise ValueError
-            value = int(value) if isinstance(value, int) or str(value).isdecimal() else int(float(value))
-        elif kind is float:
-            if isinstance(value, bool):
-                raise ValueError
-            value = float(value)
-            if not math.isfinite(value):
-                raise ValueError
-        else:
-            if isinstance(value, bool | list | dict) or value is None:
-                raise ValueError
-            value = str(value)
-    except (TypeError, ValueError, OverflowError):
-        wanted = {bool: "true or false", int: "a whole number of at most 64 bits", float: "a number", str: "a text"}[
-            kind
-        ]
-        raise ConfigError(f"{owner}: {name} is {value!r}; it must be {wanted}") from None
-    choices, low, above = metadata["choices"], metadata["low"], metadata["above"]
-    if choices is not None and value not in choices:
-        raise ConfigError(f"{owner}: {name} is {value!r}{nearest(value, choices)}; allowed: {', '.join(choices)}")
-    if low is not None and value < low:
-        raise ConfigError(f"{owner}: {name} is {value}; it must be at least {low}")
-    if above is not None and value <= above:
-        raise ConfigError(f"{owner}: {name} is {value}; it must be greater than {above}")
-    return value
+def short_rate(value: float) -> str:
+    """Return 4.7331e-4 for 0.00047331, and 0.05 as it is."""
+    if not 0 < value < 0.01:
+        return f"{value:g}"
+    digits, _, power = f"{value:e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """One training run as it was asked for; what it became (learning rate after scaling, ...) is recorded apart."""
+    """One training run as it was asked for; what it became (learning rate after scaling, ...) is recorded apart.
 
-    dataset: str = _option("100000", "directory of a data set, or a number of curves to generate once and keep")
-    data_seed: int = _option(1, "seed of a generated data set", kind=int, low=0)
-    backend: str = _option(
-        "auto", "how workers talk; auto looks at how the run was launched", choices=("auto", *BACKENDS)
-    )
-    transport: str = _option(
-        "auto", "what carries the gradients; auto takes what the launch provides", choices=("auto", *TRANSPORTS)
-    )
-    reduction: str = _option(
-        "auto",
-        "average one flat gradient buffer after backward, or each gradient from a hook during backward",
-        choices=("auto", "flat", "hooks"),
-    )
-    horovod_defaults: bool = _option(
-        False, "leave Horovod's and MPI's own settings alone instead of the shipped ones", kind=bool
-    )
-    horovod_build: str | None = _option(
-        None, "name of the Horovod to load where several are installed side by side (`make setup BUILDS=...`)"
-    )
-    cycle_time_ms: float | None = _option(
-        None, "Horovod: milliseconds between two looks of its thread for gradients to reduce", kind=float, low=0
-    )
-    idle_cycle_time_ms: float | None = _option(
-        None,
-        "Horovod: longest sleep of its thread while there is nothing to reduce; 0 is no such sleep",
-        kind=float,
-        low=0,
-    )
-    fusion_mb: float | None = _option(
-        None,
-        "Horovod: gradients are joined to messages of at most so many MB (1e6 bytes); 0 joins none",
-        kind=float,
-        low=0,
-    )
-    cache_capacity: int | None = _option(
-        None, "Horovod: how many tensors' negotiations are remembered; 0 negotiates each time", kind=int, low=0
-    )
-    hierarchical: bool | None = _option(None, "Horovod: all-reduce within hosts first, then between them", kind=bool)
-    groups: int | None = _option(
-        None,
-        "Horovod with hooks: reduce the gradients in so many groups, each when its last one is there",
+    Options that a study may vary are crossed in this order, and tables have their columns in it.
+    """
+
+    # What is learned, and how.
+    batch: int = option(
+        75,
+        "curves per worker and step",
         kind=int,
         low=1,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        title="Batch per worker",
     )
-    yield_when_idle: bool | None = _option(None, "MPI: give up the core while waiting, instead of polling", kind=bool)
-    single_copy: bool | None = _option(
-        None,
-        "MPI on one host: read the other worker's memory in one copy (CMA) instead of through shared memory",
-        kind=bool,
+    widths: str = option(
+        "15-38-197",
+        "channels of the two convolutions and units of the hidden layer; 15-38-197 has 153,441 parameters",
+        metavar="C-C-H",
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words="widths {}",
+        title="Widths of the network",
+        short_title="widths",
     )
-    thread_priority: str = _option(
-        "auto",
-        "who gets the core when gradients arrive: communication threads by realtime or by short time slices, or "
-        "whoever computes (off); auto takes what the system permits where it helps",
-        choices=("auto", "realtime", "slice", "off"),
+    dataset: str = option(
+        "100000",
+        "directory of a data set, or a number of curves to generate once and keep",
+        metavar="PATH|SIZE",
+        heading="data",
+        roles=Role.DATA,
     )
-    bucket_mb: float | None = _option(
-        None,
-        "hooks of ddp and mpi: gradients are sent in buckets of about so many MB (default 25)",
-        kind=float,
-        above=0,
-    )
-    broadcast_buffers: bool = _option(False, "ddp: send the network's buffers from rank 0 with every step", kind=bool)
-    bucket_view: bool = _option(True, "ddp: gradients are views of the buckets, not copies", kind=bool)
-    static_graph: bool = _option(False, "ddp: the same parameters are used in every step", kind=bool)
-    ps_servers: int = _option(1, "ps: how many ranks share the parameter server's work", kind=int, low=1)
-    stall_timeout_s: float = _option(
-        60.0, "seconds without progress after which a run names the rank it waits for, and ends", kind=float, above=0
-    )
-    require: str | None = _option(
-        None,
-        "what must be true of the run, or it ends with exit code 2: asked, or facts such as "
-        "transport=mpi,path=shared-memory,ranks_per_host=2",
-    )
-    batch: int = _option(75, "curves per worker and step", kind=int, low=1)
-    widths: str = _option(
-        "15-38-197", "channels of the two convolutions and units of the hidden layer; 15-38-197 has 153,441 parameters"
-    )
-    input_scaling: str = _option(
+    data_seed: int = option(1, "seed of a generated data set", kind=int, low=0, heading="data", roles=Role.DATA)
+    input_scaling: str = option(
         "none",
         "fixed divides strain by 0.25 and stress by 120 MPa first, standard makes their means 0 and deviations 1; none "
         "trains on physical units, as the original did",
         choices=("none", "fixed", "standard"),
+        heading="data",
+        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words=lambda value: "raw inputs" if value == "none" else f"{value} input scaling",
+        title="Input scaling",
+        short_title="input scaling",
     )
-    epochs: int | None = _option(
-        None, "train for so many passes over the training set; 10 if no other budget is given", kind=int, low=1
+    optimizer: str = option(
+        "adam",
+        "update rule; sgd has Nesterov momentum 0.9",
+        choices=("adam", "adamw", "sgd"),
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
+        words="{}",
+        title="Optimiser",
+        short_title="optimiser",
     )
-    seconds: float | None = _option(None, "or for so many seconds of timed window", kind=float, above=0)
-    steps: int | None = _option(None, "or for so many timed steps", kind=int, low=1)
-    warmup_steps: int = _option(50, "first steps, trained and recorded but outside the timed window", kind=int, low=0)
-    target_mse: float | None = _option(
-        None, "stop at the first evaluation whose test MSE is at most this", kind=float, above=0
+    weight_decay: float = option(
+        0.0,
+        "decay of the weights: added to the gradient, decoupled from it with adamw",
+        kind=float,
+        low=0,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.CELL,
+        words="weight decay {:g}",
+        title="Weight decay",
+        short_title="weight decay",
     )
-    evaluate_every: float = _option(
-        1.0, "epochs between two evaluations on the test set; 0.5 is twice an epoch", kind=float, above=0
+    lr: float = option(
+        4.7331e-4,
+        "learning rate of one worker",
+        kind=float,
+        above=0,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
+        words=lambda value: f"lr {short_rate(value)}",
+        title="Learning rate of one worker",
+        short_title="learning rate",
     )
-    optimizer: str = _option("adam", "update rule; sgd has Nesterov momentum 0.9", choices=("adam", "adamw", "sgd"))
-    weight_decay: float = _option(
-        0.0, "decay of the weights: added to the gradient, decoupled from it with adamw", kind=float, low=0
+    lr_scaling: str = option(
+        "none",
+        "how the learning rate grows with the workers",
+        choices=("none", "linear", "sqrt"),
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.SEVERAL,
+        words=lambda value: "unscaled lr" if value == "none" else f"{value} lr scaling",
+        title="Learning rate against workers",
+        short_title="learning-rate scaling",
     )
-    lr: float = _option(4.7331e-4, "learning rate of one worker", kind=float, above=0)
-    lr_scaling: str = _option(
-        "none", "how the learning rate grows with the workers", choices=("none", "linear", "sqrt")
+    lr_warmup_steps: int = option(
+        0,
+        "steps of linear learning-rate warm-up",
+        kind=int,
+        low=0,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
+        words="lr warm-up {:g}",
+        title="Steps of learning-rate warm-up",
+        short_title="warm-up steps of the learning rate",
     )
-    lr_warmup_steps: int = _option(0, "steps of linear learning-rate warm-up", kind=int, low=0)
-    schedule: str = _option(
+    schedule: str = option(
         "constant",
         "learning rate over the run; range rises from the rate to its end and is for finding a rate",
         choices=("constant", "cosine", "step", "one-cycle", "range"),
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words="{} schedule",
+        title="Schedule",
+        short_title="schedule",
     )
-    lr_end: float | None = _option(None, "last learning rate of schedule range, and of no other", kind=float, above=0)
-    precision: str = _option(
+    lr_end: float | None = option(
+        None,
+        "last learning rate of schedule range, and of no other",
+        kind=float,
+        above=0,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE,
+    )
+    seed: int = option(
+        1, "seed of the initial parameters and of the order of the data", kind=int, low=0, heading=LEARNED
+    )
+    # Computing.
+    device: str = option(
+        "auto",
+        "where to compute; auto takes a GPU when there is one",
+        choices=("auto", "cpu", "cuda"),
+        heading=COMPUTING,
+        roles=Role.APPLIED,
+    )
+    precision: str = option(
         "fp32",
         "arithmetic of forward and backward; tf32 and fp16 (with loss scaling) need a GPU",
         choices=PRECISIONS,
+        heading=COMPUTING,
+        roles=Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        title="Precision",
     )
-    memory_format: str = _option(
+    memory_format: str = option(
         "channels-last",
         "layout of the activations: two-dimensional convolutions on channels-last, or one-dimensional ones",
         choices=("channels-last", "contiguous"),
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words="{}",
+        short_title="layout",
     )
-    fused_optimizer: bool = _option(True, "update all parameters in one operation", kind=bool)
-    compile: bool = _option(False, "compile forward and backward with torch.compile", kind=bool)
-    cuda_graphs: bool = _option(
+    fused_optimizer: bool = option(
+        True,
+        "update all parameters in one operation",
+        kind=bool,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: f"{'' if value else 'un'}fused optimizer",
+    )
+    compile: bool = option(
+        False,
+        "compile forward and backward with torch.compile",
+        kind=bool,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: "compiled" if value else "not compiled",
+    )
+    cuda_graphs: bool = option(
         False,
         "replay whole steps as CUDA graphs, from the gathering of the batch to the update; needs a GPU",
         kind=bool,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: f"{'' if value else 'no '}CUDA graphs",
     )
-    kernels: str = _option(
+    kernels: str = option(
         "torch",
         "who computes forward and backward: PyTorch, or kernels made for this network (fused; needs cuda_graphs)",
         choices=KERNELS,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.CELL,
+        words="{} kernels",
     )
-    capture_sync: bool = _option(
+    capture_sync: bool = option(
         False,
         "ddp over NCCL: the average of the gradients goes into the CUDA graph of the step, where it has no time of its "
         "own; needs cuda_graphs",
         kind=bool,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.CELL | Role.SEVERAL,
+        words=lambda value: f"average {'inside' if value else 'outside'} the graph",
     )
-    loader: str = _option(
+    loader: str = option(
         "memory",
         "whole batches gathered from shared memory, the same one batch ahead in a thread (prefetch), from a copy of "
         "the whole set on the device, or by torch's DataLoader",
         choices=LOADERS,
+        heading="data",
+        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words="loader {}",
+        short_title="loader",
     )
-    loader_processes: int = _option(0, "processes of loader dataloader; 0 loads in the trainer", kind=int, low=0)
-    pin_memory: bool = _option(False, "copy batches to the GPU from page-locked memory", kind=bool)
-    persistent_processes: bool = _option(
-        True, "keep the processes of loader dataloader from one epoch to the next", kind=bool
-    )
-    checkpoint_every: int | None = _option(
-        None, "write a checkpoint every so many steps; the newest two are kept", kind=int, low=1
-    )
-    checkpoint_at_end: bool = _option(True, "write a checkpoint when the run ends or is stopped by a signal", kind=bool)
-    measure_sync: bool = _option(
-        False,
-        "measure, after the timed window, what the synchronisation is made of (read it with horovod-study attribute)",
-        kind=bool,
-    )
-    measure_ablation: bool = _option(
-        False,
-        "after the timed window, let blocks of steps with and without communication take turns, whose difference is "
-        "what communication costs; the model is put back afterwards",
-        kind=bool,
-    )
-    timer_mode: str = _option(
-        "light",
-        "how steps are timed: light stamps the ends of laps and reads them in bulk, strict also waits for the device "
-        "at each, off times the whole window only",
-        choices=TIMER_MODES,
-    )
-    steady: str = _option(
-        "found",
-        "where the timed window begins: where the steps are found to be steady, at the earliest after warmup_steps, or "
-        "right there (declared)",
-        choices=("found", "declared"),
-    )
-    system_interval_s: float = _option(
-        1.0,
-        "seconds between two samples of processors, memory, GPU and power, one sampler per host; 0 is none",
-        kind=float,
+    loader_processes: int = option(
+        0,
+        "processes of loader dataloader; 0 loads in the trainer",
+        kind=int,
         low=0,
+        heading="data",
+        roles=Role.COMPUTING | Role.CELL,
+        words="{:g} loader processes",
     )
-    profile: str | None = _option(
-        None,
-        "after the timed window, look into some more steps with this profiler; the model is put back afterwards",
-        choices=PROFILERS,
+    pin_memory: bool = option(
+        False,
+        "copy batches to the GPU from page-locked memory",
+        kind=bool,
+        heading="data",
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: f"{'' if value else 'un'}pinned memory",
     )
-    profile_steps: int = _option(50, "how many steps `profile` looks into", kind=int, low=1)
-    timeline_steps: int = _option(
-        0, "Horovod: after the timed window, record its timeline over so many more steps", kind=int, low=0
+    persistent_processes: bool = option(
+        True,
+        "keep the processes of loader dataloader from one epoch to the next",
+        kind=bool,
+        heading="data",
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: f"{'' if value else 'no '}persistent processes",
     )
-    ranges: str = _option(
-        "off",
-        "name the laps for an outside profiler: NVTX ranges (nsys) or ITT ranges (VTune)",
-        choices=("off", "nvtx", "itt"),
-    )
-    disk_full: str = _option(
-        "end",
-        "what a run does when step rows find no room: end with the message, or go on training without rows",
-        choices=("end", "go-on"),
-    )
-    device: str = _option(
-        "auto", "where to compute; auto takes a GPU when there is one", choices=("auto", "cpu", "cuda")
-    )
-    threads: int = _option(
+    threads: int = option(
         1,
         "compute threads per worker; the workers of a host should not have more threads than it has cores",
         kind=int,
         low=1,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL,
+        tries=(1, 2, 4, 8),
+        words=lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
     )
-    seed: int = _option(1, "seed of the initial parameters and of the order of the data", kind=int, low=0)
-    start_timeout_s: float = _option(
-        120.0, "seconds to wait at start for all workers before giving up", kind=float, above=0
+    # How long, and what happens on the way.
+    epochs: int | None = option(
+        None,
+        "train for so many passes over the training set; 10 if no other budget is given",
+        kind=int,
+        low=1,
+        heading=LENGTH,
+        roles=Role.BUDGET,
+        words="{:g} epochs",
     )
-    workers_per_node: int | None = _option(
-        None, "how many workers share a node at most; a run placed otherwise ends", kind=int, low=1
+    seconds: float | None = option(
+        None,
+        "or for so many seconds of timed window",
+        kind=float,
+        above=0,
+        heading=LENGTH,
+        roles=Role.BUDGET,
+        words="{:g} s",
     )
-    placement: str = _option(
+    steps: int | None = option(
+        None, "or for so many timed steps", kind=int, low=1, heading=LENGTH, roles=Role.BUDGET, words="{:g} steps"
+    )
+    target_mse: float | None = option(
+        None,
+        "stop at the first evaluation whose test MSE is at most this",
+        kind=float,
+        above=0,
+        heading=LENGTH,
+        roles=Role.COURSE,
+        quiet=None,
+    )
+    warmup_steps: int = option(
+        50,
+        "first steps, trained and recorded but outside the timed window",
+        kind=int,
+        low=0,
+        heading=LENGTH,
+        roles=Role.WINDOW | Role.APPLIED,
+    )
+    evaluate_every: float = option(
+        1.0,
+        "epochs between two evaluations on the test set; 0.5 is twice an epoch",
+        kind=float,
+        above=0,
+        heading=LENGTH,
+        roles=Role.COURSE,
+        quiet=1e6,  # at the end only
+    )
+    checkpoint_every: int | None = option(
+        None,
+        "write a checkpoint every so many steps; the newest two are kept",
+        kind=int,
+        low=1,
+        heading=LENGTH,
+        roles=Role.COURSE | Role.SWEEPABLE | Role.CELL,
+        quiet=None,
+        words=lambda value: "no checkpoints on the way" if value == AS_SHIPPED else f"checkpoint every {value} steps",
+    )
+    checkpoint_at_end: bool = option(
+        True,
+        "write a checkpoint when the run ends or is stopped by a signal",
+        kind=bool,
+        heading=LENGTH,
+        roles=Role.COURSE,
+        quiet=False,
+    )
+    # How the workers talk.
+    backend: str = option(
+        "auto",
+        "how workers talk; auto looks at how the run was launched",
+        choices=("auto", *BACKENDS),
+        heading="workers",
+        roles=Role.RUNTIME | Role.APPLIED,
+    )
+    transport: str = option(
+        "auto",
+        "what carries the gradients; auto takes what the launch provides",
+        choices=("auto", *TRANSPORTS),
+        heading="workers",
+        roles=Role.RUNTIME | Role.APPLIED,
+    )
+    reduction: str = option(
+        "auto",
+        "average one flat gradient buffer after backward, or each gradient from a hook during backward",
+        choices=("auto", "flat", "hooks"),
+        heading="workers",
+        roles=TALK | Role.APPLIED,
+        over=("*/*",),
+        tries=("flat", "hooks"),
+    )
+    horovod_defaults: bool = option(
+        False,
+        "leave Horovod's and MPI's own settings alone instead of the shipped ones",
+        kind=bool,
+        heading=TALKING,
+        roles=TALK,
+        attributed=True,
+        over=("horovod/*", "mpi/*", "ps/*"),
+    )
+    horovod_build: str | None = option(
+        None,
+        "name of the Horovod to load where several are installed side by side (`make setup BUILDS=...`)",
+        heading=TALKING,
+        roles=TALK,
+        over=("horovod/*",),
+    )
+    cycle_time_ms: float | None = option(
+        None,
+        "Horovod: milliseconds between two looks of its thread for gradients to reduce",
+        kind=float,
+        low=0,
+        heading=TALKING,
+        roles=TALK,
+        attributed=True,
+        over=("horovod/*",),
+        variable="HOROVOD_CYCLE_TIME",
+        tries=(0.05, 0.2, 1.0, 5.0),
+        words="cycle {} ms",
+    )
+    idle_cycle_time_ms: float | None = option(
+        None,
+        "Horovod: longest sleep of its thread while there is nothing to reduce; 0 is no such sleep",
+        kind=float,
+        low=0,
+        heading=TALKING,
+        roles=TALK,
+        attributed=True,
+        over=("horovod/*",),
+        variable="HOROVOD_IDLE_CYCLE_TIME",
+        tries=(0.0, 1.0, 10.0),
+        words="idle cycle {} ms",
+    )
+    fusion_mb: float | None = option(
+        None,
+        "Horovod: gradients are joined to messages of at most so many MB (1e6 bytes); 0 joins none",
+        kind=float,
+        low=0,
+        heading=TALKING,
+        roles=TALK,
+        over=("horovod/*",),
+        variable="HOROVOD_FUSION_THRESHOLD",
+        hooks=True,
+        tries=(0.0, 0.1),
+        words="fusion {} MB",
+    )
+    cache_capacity: int | None = option(
+        None,
+        "Horovod: how many tensors' negotiations are remembered; 0 negotiates each time",
+        kind=int,
+        low=0,
+        heading=TALKING,
+        roles=TALK,
+        over=("horovod/*",),
+        variable="HOROVOD_CACHE_CAPACITY",
+        tries=(0,),
+        words="cache {}",
+    )
+    hierarchical: bool | None = option(
+        None,
+        "Horovod: all-reduce within hosts first, then between them",
+        kind=bool,
+        heading=TALKING,
+        roles=TALK,
+        over=("horovod/*",),
+        variable="HOROVOD_HIERARCHICAL_ALLREDUCE",
+        several_hosts=True,
+        tries=(True,),
+    )
+    groups: int | None = option(
+        None,
+        "Horovod with hooks: reduce the gradients in so many groups, each when its last one is there",
+        kind=int,
+        low=1,
+        heading=TALKING,
+        roles=TALK,
+        over=("horovod/*",),
+        hooks=True,
+        tries=(1, 2, 4),
+        words="{} groups",
+    )
+    yield_when_idle: bool | None = option(
+        None,
+        "MPI: give up the core while waiting, instead of polling",
+        kind=bool,
+        heading=TALKING,
+        roles=TALK,
+        over=("*/mpi",),
+        variable="OMPI_MCA_mpi_yield_when_idle",
+        tries=(False, True),
+    )
+    single_copy: bool | None = option(
+        None,
+        "MPI on one host: read the other worker's memory in one copy (CMA) instead of through shared memory",
+        kind=bool,
+        heading=TALKING,
+        roles=TALK,
+        over=("*/mpi",),
+        variable="OMPI_MCA_btl_vader_single_copy_mechanism",
+        tries=(False, True),
+    )
+    thread_priority: str = option(
+        "auto",
+        "who gets the core when gradients arrive: communication threads by realtime or by short time slices, or "
+        "whoever computes (off); auto takes what the system permits where it helps",
+        choices=("auto", "realtime", "slice", "off"),
+        heading=TALKING,
+        roles=TALK,
+        over=("*/gloo",),
+        tries=("off", "slice", "realtime"),
+    )
+    bucket_mb: float | None = option(
+        None,
+        "hooks of ddp and mpi: gradients are sent in buckets of about so many MB (default 25)",
+        kind=float,
+        above=0,
+        heading=TALKING,
+        roles=TALK,
+        over=("ddp/*", "mpi/*", "ps/*"),
+        hooks=True,
+        tries=(0.1, 0.5),
+        words="buckets {} MB",
+    )
+    broadcast_buffers: bool = option(
+        False,
+        "ddp: send the network's buffers from rank 0 with every step",
+        kind=bool,
+        heading=TALKING,
+        roles=TALK,
+        over=("ddp/*",),
+        hooks=True,
+        tries=(True,),
+    )
+    bucket_view: bool = option(
+        True,
+        "ddp: gradients are views of the buckets, not copies",
+        kind=bool,
+        heading=TALKING,
+        roles=TALK,
+        over=("ddp/*",),
+        hooks=True,
+        tries=(False,),
+    )
+    static_graph: bool = option(
+        False,
+        "ddp: the same parameters are used in every step",
+        kind=bool,
+        heading=TALKING,
+        roles=TALK,
+        over=("ddp/*",),
+        hooks=True,
+        tries=(True,),
+    )
+    ps_servers: int = option(
+        1,
+        "ps: how many ranks share the parameter server's work",
+        kind=int,
+        low=1,
+        heading=TALKING,
+        roles=TALK,
+        over=("ps/*",),
+        tries=(2, 4),
+        words="{} servers",
+    )
+    # How a run is measured.
+    timer_mode: str = option(
+        "light",
+        "how steps are timed: light stamps the ends of laps and reads them in bulk, strict also waits for the device "
+        "at each, off times the whole window only",
+        choices=TIMER_MODES,
+        heading=MEASURED,
+        roles=Role.CLOCK | Role.CELL,
+        words=lambda value: "not timed" if value == "off" else f"{value} timers",
+    )
+    steady: str = option(
+        "found",
+        "where the timed window begins: where the steps are found to be steady, at the earliest after warmup_steps, or "
+        "right there (declared)",
+        choices=("found", "declared"),
+        heading=MEASURED,
+        roles=Role.WINDOW,
+    )
+    system_interval_s: float = option(
+        1.0,
+        "seconds between two samples of processors, memory, GPU and power, one sampler per host; 0 is none",
+        kind=float,
+        low=0,
+        heading=MEASURED,
+        roles=Role.CLOCK,
+    )
+    disk_full: str = option(
+        "end",
+        "what a run does when step rows find no room: end with the message, or go on training without rows",
+        choices=("end", "go-on"),
+        heading=MEASURED,
+        roles=Role.CLOCK,
+    )
+    measure_sync: bool = option(
+        False,
+        "measure, after the timed window, what the synchronisation is made of (read it with horovod-study attribute)",
+        kind=bool,
+        heading=MEASURED,
+        roles=Role.PROBE,
+    )
+    measure_ablation: bool = option(
+        False,
+        "after the timed window, let blocks of steps with and without communication take turns, whose difference is "
+        "what communication costs; the model is put back afterwards",
+        kind=bool,
+        heading=MEASURED,
+        roles=Role.PROBE,
+    )
+    profile: str | None = option(
+        None,
+        "after the timed window, look into some more steps with this profiler; the model is put back afterwards",
+        choices=PROFILERS,
+        heading=MEASURED,
+        roles=Role.PROBE,
+    )
+    profile_steps: int = option(
+        50, "how many steps `profile` looks into", kind=int, low=1, heading=MEASURED, roles=Role.PROBE
+    )
+    timeline_steps: int = option(
+        0,
+        "Horovod: after the timed window, record its timeline over so many more steps",
+        kind=int,
+        low=0,
+        heading=MEASURED,
+        roles=Role.PROBE,
+    )
+    ranges: str = option(
+        "off",
+        "name the laps for an outside profiler: NVTX ranges (nsys) or ITT ranges (VTune)",
+        choices=("off", "nvtx", "itt"),
+        heading=MEASURED,
+        roles=Role.PROBE,
+    )
+    # Where it runs, and as which run of which study.
+    require: str | None = option(
+        None,
+        "what must be true of the run, or it ends with exit code 2: asked, or facts such as "
+        "transport=mpi,path=shared-memory,ranks_per_host=2",
+        metavar="FACTS",
+        bare="asked",
+        heading="workers",
+        roles=Role.GUARD,
+    )
+    placement: str = option(
         "fill",
         "how the workers are put on nodes: fill one before the next, spread them evenly, or on a list of nodes; a "
         "run placed otherwise ends",
-        choices=("fill", "spread", "list"),
+        choices=PLACEMENTS,
+        heading="workers",
+        roles=Role.PLACEMENT | Role.CELL | Role.SEVERAL,
+        words=lambda value: {"fill": "nodes filled", "spread": "nodes shared evenly"}.get(value, "named nodes"),
     )
-    study: str = _option("train", "name of the study the run belongs to")
-    partition: str = _option("local", "name of the machine or partition it runs on")
-    repeat: int = _option(0, "number of this repeat, from 0", kind=int, low=0)
+    workers_per_node: int | None = option(
+        None,
+        "how many workers share a node at most; a run placed otherwise ends",
+        kind=int,
+        low=1,
+        heading="workers",
+        roles=Role.PLACEMENT | Role.CELL | Role.SEVERAL,
+        words=lambda value: "full nodes" if value == AS_SHIPPED else f"{value} per node",
+    )
+    start_timeout_s: float = option(
+        120.0,
+        "seconds to wait at start for all workers before giving up",
+        kind=float,
+        above=0,
+        heading="workers",
+        roles=Role.GUARD,
+    )
+    stall_timeout_s: float = option(
+        60.0,
+        "seconds without progress after which a run names the rank it waits for, and ends",
+        kind=float,
+        above=0,
+        heading="workers",
+        roles=Role.GUARD,
+    )
+    study: str = option("train", "name of the study the run belongs to", heading="naming", roles=Role.NAMING)
+    partition: str = option("local", "name of the machine or partition it runs on", heading="naming", roles=Role.NAMING)
+    repeat: int = option(0, "number of this repeat, from 0", kind=int, low=0, heading="naming", roles=Role.NAMING)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = check_field(
-                "run", each.name, getattr(self, each.name), each.metadata, optional=each.default is None
-            )
-            object.__setattr__(self, each.name, value)
+        for name, each in OPTIONS.items():
+            object.__setattr__(self, name, each.check("run", getattr(self, name)))
         self._check_together()
 
     def _check_together(self) -> None:
         """Raise ConfigError for values that are right each and do not fit together."""
-        budgets = [name for name in ("epochs", "seconds", "steps") if getattr(self, name) is not None]
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(budgets) > 1:
-            raise ConfigError(f"run: {' and '.join(budgets)} are both given; give one of epochs, seconds, steps")
+            raise ConfigError(f"run: {' and '.join(budgets)} are both given; give one of {', '.join(BUDGETS)}")
         if not budgets:
             object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
         if self.backend == "serial" and self.transport not in ("auto", "none"):
@@ -405,7 +755,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, in the order of declaration."""
-        return {name: getattr(self, name) for name in RUN_FIELDS}  # all are scalars; a study may have 10,000 of these
+        return {name: getattr(self, name) for name in OPTIONS}  # all are scalars; a study may have 10,000 of these
 
 
 def parse_widths(text: str) -> tuple[int, int, int]:
@@ -421,15 +771,23 @@ def parse_widths(text: str) -> tuple[int, int, int]:
 
 
 DEFAULT_EPOCHS = 10
-RUN_FIELDS = {each.name: each for each in fields(RunConfig)}
+OPTIONS = options_of(RunConfig)
+BUDGETS = named(OPTIONS, Role.BUDGET)
+COMMUNICATION = named(OPTIONS, Role.COMMUNICATION)
+"""How the workers talk, beside backend and transport; `Option.matters` says which have an effect on what."""
+SWEEPABLE = named(OPTIONS, Role.SWEEPABLE)
+DISTINGUISHING = (*SWEEPABLE, *(name for name in named(OPTIONS, Role.CELL) if name not in SWEEPABLE))
+"""What makes runs different experiments: runs that differ in one of these are never repeats of each other."""
+QUIET = {name: each.quiet for name, each in OPTIONS.items() if each.has_quiet}
+"""Of runs that are made only to be timed: nothing is evaluated or written on the way."""
 
 
 def run_config(values: Mapping[str, Any], *, source: str = "run") -> RunConfig:
     """Make a RunConfig from option or YAML values; an unknown name is refused with the nearest known one."""
     for name in values:
-        if name not in RUN_FIELDS:
+        if name not in OPTIONS:
             raise ConfigError(
-                f"{source}: unknown key {name!r}{nearest(str(name), RUN_FIELDS)}; allowed: {', '.join(RUN_FIELDS)}"
+                f"{source}: unknown key {name!r}{nearest(str(name), OPTIONS)}; allowed: {', '.join(OPTIONS)}"
             )
     try:
         return RunConfig(**values)
@@ -440,9 +798,9 @@ def run_config(values: Mapping[str, Any], *, source: str = "run") -> RunConfig:
 def changed(config: RunConfig, **values: Any) -> RunConfig:
     """Return `config` with some values changed; only these are checked, so that thousands of cells are soon made."""
     made = object.__new__(RunConfig)
-    for name, each in RUN_FIELDS.items():
+    for name, each in OPTIONS.items():
         if name in values:
-            value = check_field("run", name, values.pop(name), each.metadata, optional=each.default is None)
+            value = each.check("run", values.pop(name))
         else:
             value = getattr(config, name)
         object.__setattr__(made, name, value)
@@ -450,10 +808,6 @@ def changed(config: RunConfig, **values: Any) -> RunConfig:
         raise TypeError(f"no such option: {', '.join(values)}")
     made._check_together()
     return made
-
-
-PLACEMENTS = ("fill", "spread", "list")
-"""How workers are put on nodes: a node is filled before the next, all nodes get alike many, or the nodes are named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -569,47 +923,6 @@ def local_cell(runtime: str, values: Mapping[str, Any], *, workers: int, source:
         runtime=runtime,
         placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
     )
-
-
-COMMUNICATION = (
-    *("reduction", "horovod_defaults", "horovod_build"),
-    *("cycle_time_ms", "idle_cycle_time_ms", "fusion_mb", "cache_capacity", "hierarchical", "groups"),
-    *("yield_when_idle", "single_copy", "thread_priority"),
-    *("bucket_mb", "broadcast_buffers", "bucket_view", "static_graph", "ps_servers"),
-)
-"""How the workers talk, beside backend and transport; `matters` says which of these have an effect on what."""
-
-
-def matters(name: str, runtime: str) -> bool:
-    """Return whether the option `name` of COMMUNICATION has any effect on runs over `runtime`."""
-    library, _, transport = runtime.partition("/")
-    if name == "reduction":
-        return library != "serial"
-    if name == "horovod_defaults":
-        return library in ("horovod", "mpi", "ps")
-    if name in ("yield_when_idle", "single_copy"):
-        return transport == "mpi"
-    if name == "thread_priority":
-        return transport == "gloo"
-    if name == "bucket_mb":
-        return library in ("ddp", "mpi", "ps")
-    return library == {"ps_servers": "ps"}.get(
-        name, "ddp" if name in ("broadcast_buffers", "bucket_view", "static_graph") else "horovod"
-    )
-
-
-SWEEPABLE = (
-    *("batch", "widths", "input_scaling", "optimizer", "lr", "lr_scaling", "lr_warmup_steps", "schedule"),
-    *("precision", "memory_format", "loader", "threads", "checkpoint_every"),
-    *COMMUNICATION,
-)
-OPTIONS = (
-    *SWEEPABLE,
-    *("weight_decay", "fused_optimizer", "compile", "cuda_graphs", "kernels", "capture_sync"),
-    *("loader_processes", "pin_memory", "persistent_processes", "timer_mode"),
-    *("placement", "workers_per_node"),
-)
-"""What makes runs different experiments: runs that differ in one of these are never repeats of each other."""
 
 
 def available_cores() -> int:

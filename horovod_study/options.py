@@ -9,8 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod_study.config import COMMUNICATION, RUN_FIELDS
+from horovod_study.config import BUDGETS, COMMUNICATION, HEADINGS, OPTIONS
 from horovod_study.errors import ConfigError, nearest
+from horovod_study.roles import Option, Role, named
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,72 +58,41 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=30, width=110)
 
 
-GROUPS = {
-    "data": (
-        *("dataset", "data_seed", "input_scaling"),
-        *("loader", "loader_processes", "pin_memory", "persistent_processes"),
-    ),
-    "how long": (
-        *("epochs", "seconds", "steps", "target_mse", "warmup_steps", "evaluate_every"),
-        *("checkpoint_every", "checkpoint_at_end"),
-    ),
-    "what is learned, and how": (
-        *("batch", "widths", "optimizer", "weight_decay"),
-        *("lr", "lr_scaling", "lr_warmup_steps", "schedule", "lr_end", "seed"),
-    ),
-    "workers": (
-        *("backend", "transport", "reduction", "require"),
-        *("placement", "workers_per_node"),
-        *("start_timeout_s", "stall_timeout_s"),
-    ),
-    "how the workers talk": tuple(name for name in COMMUNICATION if name != "reduction"),
-    "computing": (
-        *("device", "threads", "precision", "memory_format"),
-        *("fused_optimizer", "compile", "cuda_graphs", "kernels", "capture_sync"),
-    ),
-    "measuring": (
-        *("timer_mode", "steady", "system_interval_s", "disk_full"),
-        *("measure_sync", "measure_ablation", "profile", "profile_steps", "timeline_steps", "ranges"),
-    ),
-    "naming": ("study", "partition", "repeat"),
-}
-"""The fields of RunConfig under the headings of `--help`."""
-
-_BESIDE = ("measure_ablation", "profile", "profile_steps", "timeline_steps", "ranges")
-"""Looks beside the training of one run, which have no place in series of runs."""
-
 SET_BY_TUNE = (
-    *("backend", "transport", "epochs", "steps", "target_mse", "evaluate_every", "checkpoint_every"),
-    *("checkpoint_at_end", "require", "study", "partition", "repeat", *_BESIDE),
+    *named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE),
+    *(name for name in BUDGETS if name != "seconds"),
     *(name for name in COMMUNICATION if name != "horovod_build"),
+    "require",
 )
 """Options of a run that have no place where its way of talking is tuned."""
 
 SET_BY_RANGE_TEST = (
-    *("schedule", "lr", "lr_end", "lr_warmup_steps", "target_mse", "seconds", "backend", "transport", *_BESIDE),
+    *(name for name in named(OPTIONS, Role.RUNTIME | Role.RATE | Role.PROBE) if name != "lr_scaling"),
+    *("target_mse", "seconds"),
 )
 """Options of a run that have no place in a learning-rate range test."""
 
 SET_BY_COMPARE = (
-    *("backend", "transport", "epochs", "target_mse", "evaluate_every", "checkpoint_every", "checkpoint_at_end"),
-    *("study", "repeat", "measure_sync", *_BESIDE),
+    *(name for name in named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE) if name != "partition"),
+    "epochs",
 )
 """Options of a run that have no place in a comparison."""
 
 SET_BY_ATTRIBUTION = (
-    *("backend", "transport", "measure_sync", "horovod_defaults", "cycle_time_ms", "idle_cycle_time_ms"),
-    *("epochs", "seconds", "target_mse", "evaluate_every", "checkpoint_every", "checkpoint_at_end"),
-    *("study", "repeat", *_BESIDE),
+    *(name for name in named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE) if name != "partition"),
+    *(name for name in BUDGETS if name != "steps"),
+    *(name for name, each in OPTIONS.items() if each.attributed),
 )
 """Options of a run that the experiment of `attribute` sets itself."""
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, hidden: Collection[str] = ()) -> None:
-    """Declare one option per field of RunConfig, under the headings of GROUPS; `hidden` ones are not in the help."""
-    for heading, names in GROUPS.items():
+    """Declare one option per field of RunConfig, under its heading; `hidden` ones are not in the help."""
+    for heading in HEADINGS:
         group = parser.add_argument_group(heading)
-        for name in names:
-            _add_option(group, name, hidden=name in hidden)
+        for each in OPTIONS.values():
+            if each.heading == heading:
+                _add_option(group, each, hidden=each.name in hidden)
 
 
 def add_train_options(parser: argparse.ArgumentParser) -> None:
@@ -151,34 +121,27 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
 
 
-def _add_option(group: Any, name: str, *, hidden: bool) -> None:
-    each = RUN_FIELDS[name]
-    kind, default = each.metadata["kind"], each.default
+def _add_option(group: Any, each: Option, *, hidden: bool) -> None:
+    default = each.default
     shown = "on" if default is True else f"{default:g}" if isinstance(default, float) else default
-    text = each.metadata["help"] + ("" if shown is None or shown is False else f" (default {shown})")
+    text = each.help + ("" if shown is None or shown is False else f" (default {shown})")
     text = argparse.SUPPRESS if hidden else text
-    flag = "--" + name.replace("_", "-")
-    if kind is bool:
-        group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+    flag = "--" + each.name.replace("_", "-")
+    if each.kind is bool:
+        action = argparse.BooleanOptionalAction
+        group.add_argument(flag, dest=each.name, action=action, default=argparse.SUPPRESS, help=text)
         return
     # Values are checked by RunConfig, which says what is allowed in one voice for options and YAML alike.
-    alone: dict[str, Any] = {"nargs": "?", "const": "asked"} if name == "require" else {}
-    metavar = "|".join(each.metadata["choices"]) if each.metadata["choices"] else _metavar(name, kind)
+    bare: dict[str, Any] = {} if each.bare is None else {"nargs": "?", "const": each.bare}
+    metavar = "|".join(each.choices) if each.choices else each.metavar or {int: "N", float: "X", str: "NAME"}[each.kind]
     group.add_argument(
-        flag, dest=name, default=argparse.SUPPRESS, metavar=metavar, help=text.replace("%", "%%"), **alone
+        flag, dest=each.name, default=argparse.SUPPRESS, metavar=metavar, help=text.replace("%", "%%"), **bare
     )
-
-
-def _metavar(name: str, kind: type) -> str:
-    special = {"dataset": "PATH|SIZE", "widths": "C-C-H", "require": "FACTS"}
-    if name in special:
-        return special[name]
-    return {int: "N", float: "X", str: "NAME"}[kind]
 
 
 def run_values(namespace: argparse.Namespace) -> dict[str, Any]:
     """Return the run options that were given on the command line."""
-    return {name: value for name, value in vars(namespace).items() if name in RUN_FIELDS}
+    return {name: value for name, value in vars(namespace).items() if name in OPTIONS}
 
 
 READ_OPTIONS: dict[str, dict[str, Any]] = {

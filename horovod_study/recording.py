@@ -31,7 +31,7 @@ from torch import nn
 from horovod_study import alive, lease, records
 from horovod_study.comm import agreed, require_parity
 from horovod_study.comm.attached import Attached, Waiting, attach, averages_in_backward, averages_in_synchronize, bare
-from horovod_study.config import LAPS, RunConfig, run_config
+from horovod_study.config import LAPS, OPTIONS, RunConfig, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.measure import energy, environment, evidence, system
 from horovod_study.measure.clock import DeviceStamps, LapClock, Unstamped, now, utc_now, utc_stamp
@@ -39,6 +39,7 @@ from horovod_study.measure.precision import PrecisionObserver
 from horovod_study.measure.recorder import Recorder
 from horovod_study.measure.steady import Steady, declared, find_steady
 from horovod_study.progress import say
+from horovod_study.roles import Role, named
 from horovod_study.workload.model import parameter_count, parameter_sha256
 
 T = TypeVar("T")
@@ -803,10 +804,7 @@ class _Restore:
             setattr(self._owner, self._name, self._original)
 
 
-_OPTIONS = (
-    *("warmup_steps", "steady", "timer_mode", "system_interval_s", "disk_full"),
-    *("study", "partition", "repeat"),
-)
+_OPTIONS = named(OPTIONS, Role.WINDOW | Role.CLOCK | Role.NAMING)
 
 
 def _create(directory: Path, record: records.RunRecord) -> None:

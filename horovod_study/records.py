@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Required
 from typing_extensions import TypedDict  # pydantic does without that of Python only from 3.12 on
 
 from horovod_study import alive
-from horovod_study.config import LAPS, OPTIONS, OWN_MODEL, RUN_FIELDS
+from horovod_study.config import BUDGETS, DISTINGUISHING, LAPS, OPTIONS, OWN_MODEL
 from horovod_study.documents import conform, parse_csv, parse_json, read_bytes, read_json, read_text, shown
 from horovod_study.errors import RecordError
 from horovod_study.files import (
@@ -1476,7 +1476,7 @@ _TOTALS = (
     "rss_mb_max",
     "pss_mb_max",
 )
-_EFFECTIVE = (
+OF_EVERY_RUN = (
     "backend",
     "transport",
     "workers",
@@ -1487,8 +1487,9 @@ _EFFECTIVE = (
     "precision",
     "reduction",
 )
-_OPTIONS = tuple(name for name in OPTIONS if name not in (*_EFFECTIVE, "horovod_defaults"))
-_BEFORE_OPTIONS = {name: RUN_FIELDS[name].default for name in _OPTIONS}
+"""What the record says of every run, whatever it trained; of what was asked for where the run ended too early."""
+_OPTIONS = tuple(name for name in DISTINGUISHING if name not in (*OF_EVERY_RUN, "horovod_defaults"))
+_BEFORE_OPTIONS = {name: OPTIONS[name].default for name in _OPTIONS}
 """How runs recorded before an option existed were done: as its default does."""
 
 _ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
@@ -1514,7 +1515,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "partition": record.partition,
                 "status": record.state(),
                 "reason": record.reason,
-                **{name: record.effective.get(name, record.requested.get(name)) for name in _EFFECTIVE},
+                **{name: record.effective.get(name, record.requested.get(name)) for name in OF_EVERY_RUN},
                 "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
                 "model": _model(record.effective),
                 **_options(record),
@@ -1623,8 +1624,7 @@ def _one_number(value: Any) -> Any:
 
 def _budget(requested: Mapping[str, Any]) -> str:
     """Return how long a run was to train, in words such as `10 epochs`; empty when unknown."""
-    units = {"epochs": "epochs", "seconds": "s", "steps": "steps"}
-    given = [f"{requested[name]:g} {unit}" for name, unit in units.items() if requested.get(name) is not None]
+    given = [OPTIONS[name].say(requested[name]) for name in BUDGETS if requested.get(name) is not None]
     return " or ".join(given)
 
 

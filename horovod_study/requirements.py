@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_study.config import BACKENDS, COMMUNICATION, RUN_FIELDS, TRANSPORTS, RunConfig, check_field
+from horovod_study.config import BACKENDS, COMMUNICATION, OPTIONS, TRANSPORTS, RunConfig
 from horovod_study.errors import ConfigError, nearest
+from horovod_study.roles import Option, check_field
 
 ASKED = "asked"
 PATHS = ("shared-memory", "memory", "tcp", "socket", "infiniband", "roce", "p2p", "nvlink/p2p", "ofi")
@@ -21,27 +22,23 @@ PATHS = ("shared-memory", "memory", "tcp", "socket", "infiniband", "roce", "p2p"
 copies from process to process, which cannot always be told apart; p2p: from GPU to GPU, over NVLink or PCIe."""
 
 
-def _kind(kind: type, *, choices: Sequence[str] | None = None, above: float | None = None) -> dict[str, Any]:
-    return {"kind": kind, "choices": choices, "low": None, "above": above}
-
-
-_OWN: dict[str, Mapping[str, Any]] = {
-    "backend": _kind(str, choices=BACKENDS),
-    "transport": _kind(str, choices=TRANSPORTS),
-    "reduction": _kind(str, choices=("none", "flat", "hooks")),
-    "path": _kind(str),
-    "workers": _kind(int, above=0),
-    "nodes": _kind(int, above=0),
-    "ranks_per_host": _kind(int, above=0),
-    "threads": _kind(int, above=0),
-    "device": _kind(str),
-    "lr": _kind(float, above=0),
-    "cores": _kind(str, choices=("own",)),
-    "mpi": _kind(str),
+_OWN = {
+    "backend": Option(choices=BACKENDS),
+    "transport": Option(choices=TRANSPORTS),
+    "reduction": Option(choices=("none", "flat", "hooks")),
+    "path": Option(),
+    "workers": Option(kind=int, above=0),
+    "nodes": Option(kind=int, above=0),
+    "ranks_per_host": Option(kind=int, above=0),
+    "threads": Option(kind=int, above=0),
+    "device": Option(),
+    "lr": Option(kind=float, above=0),
+    "cores": Option(choices=("own",)),
+    "mpi": Option(),
 }
-FACTS: dict[str, Mapping[str, Any]] = {
+FACTS = {
     **_OWN,
-    **{name: RUN_FIELDS[name].metadata for name in COMMUNICATION if name not in _OWN},
+    **{name: OPTIONS[name] for name in COMMUNICATION if name not in _OWN},
 }
 """Name of every fact that can be required -> what its value may be."""
 
@@ -91,8 +88,8 @@ def parse(text: str) -> tuple[Requirement, ...]:
 
 
 def _value(name: str, text: str) -> Any:
-    metadata = FACTS[name]
-    if metadata["kind"] is bool:
+    fact = FACTS[name]
+    if fact.kind is bool:
         words = {
             "true": True,
             "on": True,
@@ -106,15 +103,15 @@ def _value(name: str, text: str) -> Any:
         if text.lower() not in words:
             raise ConfigError(f"run: require has {name}={text}; it must be true or false")
         return words[text.lower()]
-    return check_field("run: require", name, text, metadata, optional=False)
+    return check_field("run: require", name, text, fact, optional=False)
 
 
 def _example(name: str) -> str:
-    metadata = FACTS[name]
-    if metadata["choices"]:
-        return str(metadata["choices"][-1])
+    fact = FACTS[name]
+    if fact.choices:
+        return str(fact.choices[-1])
     return {bool: "true", int: "2", float: "0.5", str: {"path": "shared-memory", "device": "cpu"}.get(name, "NAME")}[
-        metadata["kind"]
+        fact.kind
     ]
 
 
@@ -127,7 +124,7 @@ def asked_for(config: RunConfig, *, lr: float) -> tuple[Requirement, ...]:
 
 def _given(config: RunConfig, name: str) -> bool:
     value = getattr(config, name)
-    return bool(value != RUN_FIELDS[name].default)
+    return bool(value != OPTIONS[name].default)
 
 
 def unmet(

@@ -40,7 +40,7 @@ from horovod_study.comm import Backend, Launch, agreed, detect, nccl_log, open_b
 from horovod_study.comm.liveness import PATIENCE, Liveness, LostPeer
 from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Terminated, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
-from horovod_study.config import LAPS, ORDINARY_LAPS, RunConfig, misplaced, parse_widths, run_config
+from horovod_study.config import BUDGETS, LAPS, ORDINARY_LAPS, RunConfig, misplaced, parse_widths, run_config
 from horovod_study.documents import load_yaml
 from horovod_study.errors import BackendError, ConfigError, DataError, RecordError, StudyError
 from horovod_study.measure import (
@@ -1038,7 +1038,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = parser.parse_strictly(arguments)
         values = {**(load_yaml(options.config) if options.config else {}), **run_values(options)}
         settings = read_settings(options.settings) if options.settings else None
-        budgets = {"epochs", "seconds", "steps"}
+        budgets = set(BUDGETS)
         if budgets & set(run_values(options)):  # a budget on the command line replaces the file's
             values = {name: v for name, v in values.items() if name not in budgets or name in run_values(options)}
         if options.again and (options.out is None or options.resume is not None):

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from horovod_study.config import (
     DEFAULT_EPOCHS,
-    RUN_FIELDS,
+    OPTIONS,
     Placement,
     RunConfig,
-    matters,
     run_config,
 )
 from horovod_study.documents import load_yaml
@@ -24,7 +23,7 @@ TRAINING = Path(__file__).parent.parent / "experiments" / "training"
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"bach": 75}, r"train: unknown key 'bach' \(did you mean 'batch'\?\); allowed: dataset"),
+        ({"bach": 75}, r"train: unknown key 'bach' \(did you mean 'batch'\?\); allowed: batch"),
         ({"batch": "many"}, "train: batch is 'many'; it must be a whole number"),
         ({"batch": 1.5}, "batch is 1.5; it must be a whole number"),
         ({"batch": True}, "batch is True; it must be a whole number"),
@@ -95,7 +94,7 @@ def test_options_are_texts_and_yaml_values_are_typed() -> None:
 def test_what_an_option_matters_to(name: str, runtimes: set[str]) -> None:
     every = ("serial", "horovod/mpi", "horovod/gloo", "horovod/nccl", "ddp/gloo", "mpi/mpi", "ps/mpi")
 
-    assert {runtime for runtime in every if matters(name, runtime)} == runtimes
+    assert {runtime for runtime in every if OPTIONS[name].matters(runtime)} == runtimes
 
 
 def test_a_missing_or_odd_yaml_file(tmp_path: Path) -> None:
@@ -121,4 +120,4 @@ def test_the_shipped_training_configurations_are_valid(path: Path) -> None:
 
 
 def test_the_scalings_on_offer_are_those_of_the_network() -> None:
-    assert set(RUN_FIELDS["input_scaling"].metadata["choices"]) == set(INPUT_SCALINGS)
+    assert set(OPTIONS["input_scaling"].choices or ()) == set(INPUT_SCALINGS)

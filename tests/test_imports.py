@@ -12,7 +12,7 @@ ROOT = Path(horovod_study.__file__).parent
 LAYERS = (
     ("errors", "text"),
     ("variables", "low_memory", "alive", "files"),
-    ("documents",),
+    ("documents", "roles"),
     ("config", "requirements", "options", "record_forms"),
     ("records", "lease", "progress"),
     ("measure", "analysis"),

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from horovod_study import lease, records, train
 from horovod_study.comm.stop import StopRequest, Terminated
-from horovod_study.config import RUN_FIELDS
+from horovod_study.config import OPTIONS
 from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.records import checkpoint_paths, read_run
 from horovod_study.workload import resume
@@ -414,7 +414,7 @@ def test_another_run_is_refused(
 def test_equal_options_and_the_file_it_was_started_from_are_no_difference(finished: Path, tmp_path: Path) -> None:
     import yaml
 
-    requested = {name: value for name, value in read_run(finished).requested.items() if name in RUN_FIELDS}
+    requested = {name: value for name, value in read_run(finished).requested.items() if name in OPTIONS}
     (tmp_path / "cell.yaml").write_text(yaml.safe_dump(requested))
 
     assert train.main(["--resume", str(finished), "--config", str(tmp_path / "cell.yaml"), "--batch", "25"]) == 0

@@ -149,7 +149,7 @@ def test_the_shipped_search_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("lr:", "lrr:"), r"space: unknown key 'lrr' \(did you mean 'lr'\?\); allowed: reduction"),
+        (("lr:", "lrr:"), r"space: unknown key 'lrr' \(did you mean 'lr'\?\); allowed: batch"),
         (("search: tiny", "serch: tiny"), r"unknown key 'serch' \(did you mean 'search'\?\)"),
         (("search: tiny", ""), "key 'search' is missing; a search needs search, run and space"),
         (("search: tiny", "search: a/b"), "study is 'a/b'; it names a folder"),

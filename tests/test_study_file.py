@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from horovod_study.cluster.partitions import find_partition
 from horovod_study.cluster.study_file import Budget, StudyConfig, load_study
-from horovod_study.config import RUN_FIELDS, RUNTIMES, Cell, Placement, RunConfig, changed, misplaced
+from horovod_study.config import OPTIONS, RUNTIMES, Cell, Placement, RunConfig, changed, misplaced
 from horovod_study.errors import ConfigError
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -630,7 +630,7 @@ def test_every_shipped_study_is_valid_and_in_the_readme() -> None:
 def test_all_options_of_a_run_may_be_changed() -> None:
     config = RunConfig()
 
-    assert changed(config, **{name: getattr(config, name) for name in RUN_FIELDS}) == config
+    assert changed(config, **{name: getattr(config, name) for name in OPTIONS}) == config
 
 
 @pytest.mark.parametrize(

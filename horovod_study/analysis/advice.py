@@ -27,9 +27,10 @@ from typing import Any
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.network import fits_of
-from horovod_study.config import RUN_FIELDS, check_field, parse_widths
+from horovod_study.config import OPTIONS, parse_widths
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, ConfigError, nearest
+from horovod_study.roles import Option, check_field
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -396,8 +397,7 @@ def _known(source: str, content: Mapping[str, Any], allowed: Sequence[str]) -> N
 
 
 def _whole(source: str, key: str, value: Any, *, low: int = 0) -> int:
-    metadata = {"kind": int, "choices": None, "low": low, "above": None}
-    return int(check_field(source, key, value, metadata, optional=False))
+    return int(check_field(source, key, value, Option(kind=int, low=low), optional=False))
 
 
 # ------------------------------------------------------------------------------------------- network and rate
@@ -479,7 +479,7 @@ def case_of(
     _refuse(asked, bench=bench is not None, run=run is not None)
     found = {} if run is None else _measured_run(*run)
     fields = ("widths", "batch", "optimizer", "precision")
-    known: dict[str, Any] = {"workers": 2, **{name: RUN_FIELDS[name].default for name in fields}}
+    known: dict[str, Any] = {"workers": 2, **{name: OPTIONS[name].default for name in fields}}
     known |= {name: value for name, value in found.items() if value is not None}
     known |= {name: getattr(asked, name) for name in (*fields, "workers") if getattr(asked, name) is not None}
     model, batch, n = asked.model or cnn(known["widths"]), known["batch"], known["workers"]

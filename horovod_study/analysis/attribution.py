@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from horovod_study.analysis import stats
 from horovod_study.analysis.rank_steps import BEFORE_SYNC, nothing_unmarked
 from horovod_study.analysis.stats import Interval
-from horovod_study.config import COMMUNICATION, RUN_FIELDS
+from horovod_study.config import COMMUNICATION, OPTIONS
 from horovod_study.errors import AnalysisError
 
 Floats = NDArray[np.float64]
@@ -147,13 +147,6 @@ def observe(
 
 
 _LAPS = (*(f"{lap}_s" for lap in BEFORE_SYNC), "sync_s")
-_WORDS = {
-    "cycle_time_ms": "cycle {:g} ms",
-    "idle_cycle_time_ms": "idle cycle {:g} ms",
-    "fusion_mb": "fusion {:g} MB",
-    "cache_capacity": "cache {}",
-    "thread_priority": "thread priority {}",
-}
 
 
 def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
@@ -163,9 +156,9 @@ def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     words = ["library defaults" if requested.get("horovod_defaults") else "shipped settings"]
     for name in COMMUNICATION:
         value = requested.get(name)
-        if name in ("horovod_defaults", "reduction") or value is None or value == RUN_FIELDS[name].default:
+        if name in ("horovod_defaults", "reduction") or value is None or value == OPTIONS[name].default:
             continue
-        words.append(_WORDS.get(name, name.replace("_", " ") + " {}").format(value))
+        words.append(OPTIONS[name].say(f"{value:g}" if isinstance(value, float) else value))
     settings = dict(effective.get("settings") or {})
     words += [f"{name}={each['value']}" for name, each in settings.items() if _source(each) == "user"]
     return ", ".join(words)

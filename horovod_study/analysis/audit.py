@@ -32,9 +32,10 @@ from horovod_study.analysis.points import ENVIRONMENT, baseline_place, measured,
 from horovod_study.analysis.rank_steps import where
 from horovod_study.analysis.stats import FEWEST_REPEATS, binomial_tail
 from horovod_study.analysis.study import Analysis
-from horovod_study.config import COMMUNICATION, LAPS, RUN_FIELDS
+from horovod_study.config import COMMUNICATION, LAPS, OPTIONS
 from horovod_study.documents import MAX_FIELD_CHARS
 from horovod_study.records import RecordedBeside, RecordedRun, RunRecord, max_over_ranks, mean_over_ranks, rows_lost
+from horovod_study.roles import Role, named
 from horovod_study.text.words import cut
 
 Floats = NDArray[np.float64]
@@ -682,10 +683,7 @@ def _told(value: Any) -> str:
 # --------------------------------------------------------------------------------------------------- one record
 
 
-_LIKE = (
-    *("backend", "transport", "reduction", "batch", "precision", "widths", "input_scaling", "memory_format"),
-    *("loader", "schedule", "device", "workers", "warmup_steps"),
-)
+_LIKE = (*named(OPTIONS, Role.APPLIED), "workers")
 """Options that the record shows as they were applied, under their own names; `auto` leaves the choice to the run."""
 
 
@@ -726,7 +724,7 @@ def _asked(record: RunRecord) -> list[Finding]:
     chosen = [
         name
         for name in COMMUNICATION
-        if name in asked and asked[name] != RUN_FIELDS[name].default and not (name == "reduction" and workers == 1)
+        if name in asked and asked[name] != OPTIONS[name].default and not (name == "reduction" and workers == 1)
     ]
     for number, each in enumerate(ranks):
         told = each.get("communication") or {}
@@ -748,10 +746,9 @@ def _asked(record: RunRecord) -> list[Finding]:
 
 
 _SETTINGS = {
-    "HOROVOD_CYCLE_TIME": ("cycle_time_ms", 1.0),
-    "HOROVOD_IDLE_CYCLE_TIME": ("idle_cycle_time_ms", 1.0),
-    "HOROVOD_CACHE_CAPACITY": ("cache_capacity", 1.0),
-    "HOROVOD_FUSION_THRESHOLD": ("fusion_mb", 1e-6),
+    each.variable: (name, 1e-6 if name.endswith("_mb") else 1.0)
+    for name, each in OPTIONS.items()
+    if each.variable.startswith("HOROVOD_") and each.kind is not bool
 }
 """What a setting is called where the ranks say what the loaded library has, and how many of its units are one."""
 
@@ -1118,7 +1115,10 @@ def _alike(study: Study) -> Iterable[Finding]:
                 )
 
 
-_REPEATED = ("settings", "optimizer", "parameters", "schedule", "steps_per_epoch", "warmup_steps", "lr")
+_REPEATED = (
+    *("settings", "parameters", "steps_per_epoch", "optimizer", "lr"),
+    *(name for name in _LIKE if name in named(OPTIONS, Role.RATE, Role.WINDOW)),
+)
 _PLACES = ("horovod_path", "mpi_library")
 
 

@@ -38,7 +38,9 @@ from horovod_study.analysis.points import (
     worker_counts,
 )
 from horovod_study.analysis.synchronisation import batches_per_epoch, median, over_repeats
+from horovod_study.config import OPTIONS
 from horovod_study.errors import AnalysisError
+from horovod_study.roles import Role
 
 Floats = NDArray[np.float64]
 
@@ -72,7 +74,7 @@ FEWEST_BATCHES = 3
 MISFIT_P = 0.01
 EQUAL_SUPPORT = 2.0  # in AICc
 _EXACT = 1e-12  # relative residuals below this are rounding
-_NOT_TIMED = ("lr", "lr_scaling", "lr_warmup_steps", "schedule")
+_NOT_TIMED = tuple(name for name in CHOICES if OPTIONS[name].roles & Role.RATE)
 """What a step takes does not depend on these, and a larger batch often comes with another learning rate."""
 
 

@@ -6,9 +6,8 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,33 +15,25 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.laws import karp_flatt
-from horovod_study.config import BACKENDS, COMMUNICATION, LAPS, OPTIONS, OWN_MODEL, RUN_FIELDS, TRANSPORTS, parse_widths
+from horovod_study.config import BACKENDS, DISTINGUISHING, LAPS, OPTIONS, OWN_MODEL, TRANSPORTS, parse_widths
 from horovod_study.errors import AnalysisError
+from horovod_study.roles import AS_SHIPPED, Role, named
 
 _NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults", "model")
 
-CHOICES = tuple(name for name in OPTIONS if name not in (*_NAMED, "batch"))
+CHOICES = tuple(name for name in DISTINGUISHING if name not in (*_NAMED, "batch"))
 """Options of training that separate series; a name mentions those that differ between the runs of the table."""
 
-_WHERE = ("placement", "workers_per_node")
-KNOBS = tuple(name for name in CHOICES if name in (*COMMUNICATION, *_WHERE))
+KNOBS = tuple(name for name in CHOICES if OPTIONS[name].roles & (Role.COMMUNICATION | Role.PLACEMENT))
 """Choices of how workers talk and where they sit, as texts in the table ("shipped" where nobody chose).
 
 They mean nothing to one worker alone.
 """
 
-_KNOB_WORDS = {
-    "cycle_time_ms": "cycle {} ms",
-    "idle_cycle_time_ms": "idle cycle {} ms",
-    "fusion_mb": "fusion {} MB",
-    "cache_capacity": "cache {}",
-    "groups": "{} groups",
-    "bucket_mb": "buckets {} MB",
-    "ps_servers": "{} servers",
-}
-
-_OF_SEVERAL = ("lr_scaling", "capture_sync", *KNOBS)
+_OF_SEVERAL = tuple(name for name in CHOICES if OPTIONS[name].roles & Role.SEVERAL)
 """Choices that mean nothing to a plain worker."""
+_FREE_OF_ONE = tuple(name for name in _OF_SEVERAL if OPTIONS[name].roles & (Role.RATE | Role.PLACEMENT))
+"""Those that mean nothing to one worker inside a library either."""
 
 UNKNOWN = ""
 UNSEEN = "unknown"
@@ -51,47 +42,12 @@ UNSEEN = "unknown"
 
 _NO_SIZE = -1.0
 
-_TEXTS = (*KNOBS, "checkpoint_every")
+_TEXTS = tuple(name for name in CHOICES if name in KNOBS or OPTIONS[name].optional)
 """Choices that may be nobody's: they are texts in the table."""
 
 SETTINGS = (*_NAMED, *CHOICES)
 """What stays the same along a series, whatever its scaling mode."""
 
-
-def _knob_words(name: str, value: str) -> str:
-    plain = name.removesuffix("_ms").removesuffix("_mb").replace("_", " ")
-    return f"{plain} as shipped" if value == "shipped" else _KNOB_WORDS.get(name, plain + " {}").format(value)
-
-
-CHOICE_WORDS: Mapping[str, Callable[[Any], str]] = {
-    "widths": lambda value: f"widths {value}",
-    "input_scaling": lambda value: "raw inputs" if value == "none" else f"{value} input scaling",
-    "optimizer": str,
-    "weight_decay": lambda value: f"weight decay {value:g}",
-    "lr": lambda value: f"lr {short_rate(value)}",
-    "lr_scaling": lambda value: "unscaled lr" if value == "none" else f"{value} lr scaling",
-    "lr_warmup_steps": lambda value: f"lr warm-up {value:g}",
-    "schedule": lambda value: f"{value} schedule",
-    "memory_format": str,
-    "fused_optimizer": lambda value: f"{'' if value else 'un'}fused optimizer",
-    "compile": lambda value: "compiled" if value else "not compiled",
-    "cuda_graphs": lambda value: f"{'' if value else 'no '}CUDA graphs",
-    "kernels": lambda value: f"{value} kernels",
-    "capture_sync": lambda value: f"average {'inside' if value else 'outside'} the graph",
-    "loader": lambda value: f"loader {value}",
-    "loader_processes": lambda value: f"{value:g} loader processes",
-    "pin_memory": lambda value: f"{'' if value else 'un'}pinned memory",
-    "persistent_processes": lambda value: f"{'' if value else 'no '}persistent processes",
-    "threads": lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
-    "timer_mode": lambda value: "not timed" if value == "off" else f"{value} timers",
-    **{name: partial(_knob_words, name) for name in KNOBS if name not in _WHERE},
-    "checkpoint_every": lambda value: (
-        "no checkpoints on the way" if value == "shipped" else f"checkpoint every {value} steps"
-    ),
-    "placement": lambda value: {"fill": "nodes filled", "spread": "nodes shared evenly"}.get(value, "named nodes"),
-    "workers_per_node": lambda value: "full nodes" if value == "shipped" else f"{value} per node",
-}
-"""How a choice is named, where it tells series apart."""
 
 CELL = (*SETTINGS, "batch", "train_samples", "workers", "nodes")
 """What the repeats of one point share."""
@@ -148,15 +104,6 @@ FLAGS = {
 
 OF_RANKS = ("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s")
 """What the step rows say of the ranks of each run (`accounting.Accounting.run_rows`), as medians over repeats here."""
-
-
-def short_rate(value: float) -> str:
-    """Return 4.7331e-4 for 0.00047331, and 0.05 as it is."""
-    if not 0 < value < 0.01:
-        return f"{value:g}"
-    digits, _, power = f"{value:e}".partition("e")
-    return f"{float(digits):g}e{int(power)}"
-
 
 WIDE_SPREAD = 0.10
 UNEQUAL_BASELINES = 0.05
@@ -288,7 +235,7 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     table["model"] = models.where(models.notna(), OWN_MODEL)
     foreign = table["model"] != OWN_MODEL
     for column in CHOICES:
-        default = RUN_FIELDS[column].default
+        default = OPTIONS[column].default
         given = table[column].astype(object) if column in table.columns else pd.Series(None, table.index, object)
         not_told = foreign & given.isna()
         given = given.where(given.notna(), default)
@@ -342,7 +289,7 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _knob_text(value: Any) -> str:
     if value is None or value != value:  # NaN stands for None in a column of numbers
-        return "shipped"
+        return AS_SHIPPED
     if isinstance(value, bool | np.bool_):
         return "on" if value else "off"
     return value if isinstance(value, str) else f"{value:g}"
@@ -403,7 +350,7 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
         if choice == "capture_sync" and not value:
             continue  # a plain worker has the setting of those that average outside
         if f"{value}" != UNKNOWN and (choice not in _OF_SEVERAL or family.settings["backend"] != "serial"):
-            words.append(CHOICE_WORDS[choice](value))
+            words.append(OPTIONS[choice].say(value))
     return " ".join(words)
 
 
@@ -413,9 +360,9 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
         "backend": {name: place for place, name in enumerate(BACKENDS)},
         "transport": {name: place for place, name in enumerate(TRANSPORTS)},
         **{
-            name: {each: place for place, each in enumerate(RUN_FIELDS[name].metadata["choices"])}
+            name: {each: place for place, each in enumerate(OPTIONS[name].choices or ())}
             for name in CHOICES
-            if RUN_FIELDS[name].metadata["choices"]
+            if OPTIONS[name].choices
         },
     }
     table = table.infer_objects()
@@ -628,7 +575,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
     way = ("serial", "none") if kind == "plain" else (cell["backend"], cell["transport"])
-    free = {"lr_scaling", *_WHERE, *((*KNOBS, "capture_sync") if kind == "plain" else ())}
+    free = _OF_SEVERAL if kind == "plain" else _FREE_OF_ONE
     places = [
         place
         for place, other in enumerate(cells)
@@ -644,7 +591,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     # Where there is a choice: the same settings first, then the one-worker run that had nothing to reduce.
     places.sort(
         key=lambda place: (
-            *(cells[place][name] != cell[name] for name in _WHERE),
+            *(cells[place][name] != cell[name] for name in named(OPTIONS, Role.PLACEMENT)),
             cells[place]["horovod_defaults"] != cell["horovod_defaults"],
             cells[place]["lr_scaling"] != cell["lr_scaling"],
             cells[place]["reduction"] != cell["reduction"],

@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from horovod_study.analysis import stats
 from horovod_study.analysis.points import CELL, ENVIRONMENT, KNOBS, baseline_place, measured
 from horovod_study.analysis.study import Analysis
-from horovod_study.config import BACKENDS, TRANSPORTS
+from horovod_study.config import BACKENDS, DISTINGUISHING, OPTIONS, TRANSPORTS
 from horovod_study.errors import AnalysisError, ConfigError, nearest
 from horovod_study.records import finite
+from horovod_study.roles import Role
 
 Floats = NDArray[np.float64]
 
@@ -99,10 +100,8 @@ UNMATCHED_COLUMNS = (
 ABSENT, NO_RESULT, AMBIGUOUS = "absent", "no result", "ambiguous"
 
 HOW = (
-    *("partition", "backend", "transport", "precision", "reduction", "horovod_defaults", *KNOBS),
-    *("memory_format", "fused_optimizer", "compile", "cuda_graphs", "kernels", "capture_sync"),
-    *("loader", "loader_processes", "pin_memory", "persistent_processes"),
-    *("threads", "timer_mode", "checkpoint_every"),
+    *("partition", "backend", "transport"),
+    *(name for name in DISTINGUISHING if not OPTIONS[name].roles & Role.LEARNING),
 )
 """Settings that say how and where the same work is done: a change of one of these is what studies are compared for."""
 

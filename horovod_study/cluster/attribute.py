@@ -21,13 +21,13 @@ from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import (
     COMMUNICATION,
-    RUN_FIELDS,
+    OPTIONS,
+    QUIET,
     RUNTIMES,
     Cell,
     RunConfig,
     available_cores,
     local_cell,
-    matters,
     run_config,
 )
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
@@ -35,6 +35,7 @@ from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_ATTRIBUTION
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, read_run
+from horovod_study.roles import Role
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
 STEPS = 1000
@@ -52,17 +53,15 @@ def refuse_options(given: Mapping[str, Any], *, recorded: bool) -> None:
         if recorded:
             raise ConfigError(f"attribute: {option} cannot change recorded runs; leave it out, or name no run")
         if name in SET_BY_ATTRIBUTION:
-            instead = {"backend": "--runtime", "transport": "--runtime", "epochs": "--steps", "seconds": "--steps"}
-            raise ConfigError(
-                f"attribute: the experiment sets {option} itself; "
-                + (f"use {instead[name]}" if name in instead else "leave it out")
-            )
+            instead = {Role.RUNTIME: "use --runtime", Role.BUDGET: "use --steps"}
+            use = instead.get(OPTIONS[name].roles & (Role.RUNTIME | Role.BUDGET), "leave it out")
+            raise ConfigError(f"attribute: the experiment sets {option} itself; {use}")
 
 
 def arms_of(runtime: str) -> list[dict[str, Any]]:
     """Return what the arms of a runtime set, beside the options of all."""
     arms: list[dict[str, Any]] = [{}]
-    if matters("horovod_defaults", runtime):
+    if OPTIONS["horovod_defaults"].matters(runtime):
         arms.append({"horovod_defaults": True})
     if runtime.startswith("horovod/"):
         arms += [{"cycle_time_ms": cycle_ms, "idle_cycle_time_ms": 0.0} for cycle_ms in CYCLE_MS]
@@ -96,10 +95,9 @@ def plan(
         {
             **({} if "steps" in given else {"steps": STEPS}),
             **given,
+            **QUIET,
             "study": "attribution",
             "measure_sync": True,
-            "evaluate_every": 1e6,  # epochs: at the end only
-            "checkpoint_at_end": False,
         },
         source="attribute",
     )
@@ -121,7 +119,7 @@ def plan(
 
 def _cell(base: RunConfig, runtime: str, workers: int, arm: Mapping[str, Any]) -> Cell:
     if runtime == "serial":  # alone, what says how workers talk means nothing, and would be refused
-        arm = {name: RUN_FIELDS[name].default for name in COMMUNICATION}
+        arm = {name: OPTIONS[name].default for name in COMMUNICATION}
     return local_cell(runtime, {**base.to_dict(), **arm}, workers=workers, source="attribute")
 
 

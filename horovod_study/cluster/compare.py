@@ -32,14 +32,13 @@ from horovod_study.cluster.progress import duration
 from horovod_study.cluster.settings_file import read_settings
 from horovod_study.config import (
     COMMUNICATION,
-    RUN_FIELDS,
+    OPTIONS,
+    QUIET,
     RUNTIMES,
     Cell,
     Placement,
     RunConfig,
     available_cores,
-    check_field,
-    matters,
     run_config,
 )
 from horovod_study.documents import load_yaml, read_json
@@ -48,6 +47,7 @@ from horovod_study.files import write_file
 from horovod_study.options import SET_BY_COMPARE
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
+from horovod_study.roles import Role, check_field, named
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut
 
@@ -59,13 +59,7 @@ FEWEST_STEPS = 50
 FIRST_LOSSES = 20
 """Losses of so many steps are kept to see whether both arms learn the same: later ones differ by grown rounding."""
 
-MAY_DIFFER = (
-    *("backend", "transport", *COMMUNICATION),
-    *("threads", "memory_format", "fused_optimizer", "compile", "cuda_graphs", "kernels", "capture_sync"),
-    *("loader", "loader_processes", "pin_memory", "persistent_processes"),
-    *("require", "start_timeout_s", "stall_timeout_s", "placement", "workers_per_node"),
-    *("timer_mode", "system_interval_s", "disk_full"),
-)
+MAY_DIFFER = named(OPTIONS, Role.MAY_DIFFER)
 """How the work is done. Whatever else an option says is what is done, and must be the same on both sides."""
 
 _TIMEOUT_S = 900.0
@@ -167,8 +161,8 @@ def _workers(count: int) -> str:
 def read_arms(a: str, b: str, given: Mapping[str, Any]) -> tuple[tuple[Arm, Arm], float]:
     """Return both sides from their texts and the options of the command line, and the seconds of a run."""
     common = dict(given)
-    metadata = RUN_FIELDS["seconds"].metadata
-    seconds = check_field("compare", "--seconds", common.pop("seconds", SECONDS), metadata, optional=False)
+    given_s = common.pop("seconds", SECONDS)
+    seconds = check_field("compare", "--seconds", given_s, OPTIONS["seconds"], optional=False)
     return (read_arm("A", a, common), read_arm("B", b, common)), float(seconds)
 
 
@@ -230,7 +224,7 @@ def _from_text(source: str, text: str) -> tuple[str, dict[str, Any]]:
         if name in values:
             raise ConfigError(f"{source}: {name} is given twice; give it once")
         _refuse_set(source, name)
-        if name in COMMUNICATION and not matters(name, runtime):
+        if name in COMMUNICATION and not OPTIONS[name].matters(runtime):
             raise ConfigError(f"{source}: {name} has no effect on {runtime}; leave it out")
         values[name] = _value(name, word)
     return runtime, values
@@ -239,8 +233,8 @@ def _from_text(source: str, text: str) -> tuple[str, dict[str, Any]]:
 def _value(name: str, word: str) -> Any:
     """Return the value meant by `word`; RunConfig turns texts into numbers and refuses what does not fit."""
     if word == "shipped":
-        return RUN_FIELDS[name].default if name in RUN_FIELDS else word
-    if name in RUN_FIELDS and RUN_FIELDS[name].metadata["kind"] is bool:
+        return OPTIONS[name].default if name in OPTIONS else word
+    if name in OPTIONS and OPTIONS[name].kind is bool:
         return {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}.get(
             word.lower(), word
         )
@@ -333,21 +327,18 @@ def schedule(workers: Sequence[int], blocks: int, seed: int) -> list[Turn]:
 def parity_facts(record: RunRecord) -> dict[str, Any]:
     """Return what two runs of one worker count must have in common, from the record of what really happened."""
     effective, requested, totals = record.effective, record.requested, record.totals
-    same = ("weight_decay", "lr_scaling", "lr_warmup_steps", "lr_end", "optimizer", "data_seed")
+    learned = named(OPTIONS, Role.LEARNING)
+    applied = ("lr", *(name for name in learned if OPTIONS[name].roles & Role.APPLIED))
     return {
         "initial parameters": effective.get("initial_parameter_sha256"),
         "data set digest": effective.get("dataset_digest"),
         "seed of the data order": requested.get("seed"),
-        "batch": effective.get("batch"),
+        **{name: effective.get(name) for name in applied},
         "global batch": effective.get("global_batch"),
         "workers": effective.get("workers"),
         "nodes": effective.get("nodes"),
         "precision": effective.get("precision"),
-        "lr": effective.get("lr"),
-        "schedule": effective.get("schedule"),
-        "widths": effective.get("widths"),
-        "input_scaling": effective.get("input_scaling"),
-        **{name: requested.get(name) for name in same},
+        **{name: requested.get(name) for name in (*learned, "data_seed") if name not in applied},
         "training curves": effective.get("train_samples"),
         # All that were made: where the timed window begins in them is found for each run by itself.
         "steps": None if totals.get("steps") is None else totals["steps"] + totals.get("excluded_steps", 0),
@@ -469,11 +460,7 @@ def _cell(arm: Arm, workers: int, block: int, steps: int | None, *, seconds: flo
         steps=steps,
         seconds=seconds,
         epochs=None,
-        target_mse=None,
-        evaluate_every=1e6,  # epochs: at the end only
-        checkpoint_every=None,
-        checkpoint_at_end=False,
-        measure_sync=False,
+        **QUIET,
         study="compare",
         repeat=block - 1,
     )
@@ -525,7 +512,7 @@ class _Pairs:
 
     def _meaning(self) -> dict[str, Any]:
         # The length is said apart, and so is the naming.
-        told = ("steps", "seconds", "epochs", "study", "partition", "repeat", "require", "start_timeout_s")
+        told = (*named(OPTIONS, Role.BUDGET | Role.NAMING), "require", "start_timeout_s")
         return {
             letter: {
                 "runtime": arm.runtime,
@@ -548,7 +535,7 @@ class _Pairs:
             for letter, values in meaning.items():
                 for name, value in values.items():
                     # An option that did not exist when the folder was begun was as its default is.
-                    default = RUN_FIELDS[name].default if name in RUN_FIELDS else None
+                    default = OPTIONS[name].default if name in OPTIONS else None
                     before = known[letter].get(name, default)
                     if before != value:
                         raise StudyError(

@@ -18,9 +18,10 @@ from typing import Any
 
 from horovod_study.cluster.site import Host
 from horovod_study.cluster.yaml_keys import known, limits, mapping, one_of
-from horovod_study.config import available_cores, check_field
+from horovod_study.config import available_cores
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, nearest
+from horovod_study.roles import Option, check_field
 
 SCHEDULERS = ("local", "ssh", "slurm")
 LAUNCHERS = ("auto", "horovodrun", "mpirun", "srun", "torchrun")
@@ -60,8 +61,8 @@ class Partition:
 
     def __post_init__(self) -> None:
         here = f"partition {self.name}"
-        for name, (metadata, optional) in _KINDS.items():
-            object.__setattr__(self, name, check_field(here, name, getattr(self, name), metadata, optional=optional))
+        for name, (allowed, optional) in _KINDS.items():
+            object.__setattr__(self, name, check_field(here, name, getattr(self, name), allowed, optional=optional))
         if not self.name or set(self.name) & set("/\\\0\n") or self.name.startswith("."):
             raise ConfigError(
                 f"{here}: name is {self.name!r}; it names a folder: no slash, line break, leading dot, or empty name"
@@ -133,7 +134,7 @@ _TEXTS = (
     "gres",
     "srun_mpi",
 )
-_KINDS: Mapping[str, tuple[dict[str, Any], bool]] = {
+_KINDS: Mapping[str, tuple[Option, bool]] = {
     **{name: (limits(str), False) for name in ("name", "description", "interconnect", "scheduler", "launcher")},
     **{name: (limits(str), True) for name in _TEXTS if name not in ("description", "interconnect")},
     **{name: (limits(bool), False) for name in ("exclusive", "requeue")},

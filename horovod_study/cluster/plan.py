@@ -11,7 +11,8 @@ from horovod_study.cluster.estimate import Estimate, duration
 from horovod_study.cluster.ledger import Ledger, blocks
 from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.study_file import StudyConfig, shown
-from horovod_study.config import COMMUNICATION, RUNTIMES, Cell, Placement, matters
+from horovod_study.config import OPTIONS, RUNTIMES, Cell, Placement
+from horovod_study.roles import Role
 from horovod_study.text.tables import table_of, to_lines
 
 _MOST_ROWS = 40  # of a table; the rest is counted
@@ -292,8 +293,8 @@ def _varied(study: StudyConfig) -> list[str]:
             for name, found in values.items():
                 if name == "batch" and study.scaling == "strong":
                     found.setdefault(str(cell.config.batch * cell.placement.workers))
-                elif cell.runtime != "serial" or name not in (*COMMUNICATION, "lr_scaling"):
-                    if name not in COMMUNICATION or matters(name, cell.runtime):
+                elif cell.runtime != "serial" or not OPTIONS[name].roles & Role.SEVERAL:
+                    if OPTIONS[name].matters(cell.runtime):
                         found.setdefault(shown(getattr(cell.config, name)))
     texts = []
     for name, found in values.items():

@@ -15,17 +15,27 @@ from numpy.typing import NDArray
 from horovod_study.cluster.attempt import CellRun, Launcher, Running, local_launch
 from horovod_study.cluster.engine import attempt, set_aside_unless_done, working_in
 from horovod_study.cluster.process import GRACE_S
-from horovod_study.config import RUNTIMES, RunConfig, available_cores, local_cell, run_config
+from horovod_study.config import (
+    BUDGETS,
+    OPTIONS,
+    QUIET,
+    RUNTIMES,
+    RunConfig,
+    available_cores,
+    changed,
+    local_cell,
+    run_config,
+)
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.options import SET_BY_RANGE_TEST
 from horovod_study.progress import Line, say
 from horovod_study.records import RunRecord, read_steps, step_ranks
+from horovod_study.roles import Role
 from horovod_study.workload.schedule import lr_factor
 
 STEPS = 1000
 _FEWEST_STEPS = 50  # what the analysis can read
-_BUDGETS = ("epochs", "seconds", "steps")
 
 
 def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, high: float) -> RunConfig:
@@ -36,31 +46,26 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
     """
     for name in SET_BY_RANGE_TEST:
         if name in given:
-            instead = {"lr": "--low and --high", "lr_end": "--low and --high", "seconds": "--steps or --epochs"}
-            runtime = {"backend": "--runtime", "transport": "--runtime"}
-            option = "--" + name.replace("_", "-")
-            use = {**instead, **runtime}.get(name)
-            raise ConfigError(
-                f"lr-range: {option} has no place in a range test; {f'use {use}' if use else 'leave it out'}"
-            )
+            instead = {
+                "lr": "use --low and --high",
+                "lr_end": "use --low and --high",
+                "seconds": "use --steps or --epochs",
+            }
+            use = "use --runtime" if OPTIONS[name].roles & Role.RUNTIME else instead.get(name, "leave it out")
+            raise ConfigError(f"lr-range: --{name.replace('_', '-')} has no place in a range test; {use}")
     if not (math.isfinite(low) and math.isfinite(high) and 0 < low < high):
         raise ConfigError(f"lr-range: --low is {low:g} and --high is {high:g}; it must be 0 < low < high")
     file = load_yaml(path) if path else {}
-    kept = {name: value for name, value in file.items() if name not in (*SET_BY_RANGE_TEST, *_BUDGETS)}
+    kept = {name: value for name, value in file.items() if name not in (*SET_BY_RANGE_TEST, *BUDGETS)}
     values = {
         "study": "lr-range",
         **kept,
         **({} if {"steps", "epochs"} & set(given) else {"steps": STEPS}),
         **given,
-        "schedule": "range",
-        "lr": low,
-        "lr_end": high,
-        "warmup_steps": 0,
-        "evaluate_every": 1e6,  # epochs: at the end only
-        "checkpoint_every": None,
-        "checkpoint_at_end": False,
+        **QUIET,
     }
     config = run_config(values, source=str(path) if path else "lr-range")
+    config = changed(config, schedule="range", lr=low, lr_end=high, warmup_steps=0)
     if config.steps is not None and config.steps < _FEWEST_STEPS:
         raise ConfigError(f"lr-range: --steps is {config.steps}; a range test needs at least {_FEWEST_STEPS}")
     return config

@@ -11,16 +11,16 @@ from typing import Any
 
 from horovod_study.cluster.yaml_keys import known, limits, mapping, number, one_of
 from horovod_study.config import (
-    RUN_FIELDS,
+    OPTIONS,
     RUNTIMES,
     Cell,
     RunConfig,
-    check_field,
     local_cell,
     run_config,
 )
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
+from horovod_study.roles import Role, check_field, named
 
 TOP_KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
 RANGE_KEYS = ("low", "high", "log", "step")
@@ -29,13 +29,12 @@ PARTS = 20
 """A trial is compared with others at twentieths of its budget."""
 
 _ELSEWHERE = {
-    "backend": "runtime at the top of the file",
-    "transport": "runtime at the top of the file",
+    **dict.fromkeys(named(OPTIONS, Role.RUNTIME), "runtime at the top of the file"),
     "study": "search at the top of the file",
     "partition": "the top of the file",
     "repeat": "nothing: a search tries each combination once",
 }
-_SAME_FOR_ALL = ("dataset", "data_seed", "epochs", "seconds", "steps", "target_mse", "lr_end", "start_timeout_s")
+_SAME_FOR_ALL = (*named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD), "target_mse", "lr_end")
 _COMBINATIONS = 1000  # of choices that are tried for a valid one
 
 
@@ -172,7 +171,7 @@ def load_search(path: Path) -> SearchConfig:
 
 def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> Choice | Range:
     where = f"{source}: space"
-    allowed = [each for each in RUN_FIELDS if each not in _ELSEWHERE and each not in _SAME_FOR_ALL]
+    allowed = [each for each in OPTIONS if each not in _ELSEWHERE and each not in _SAME_FOR_ALL]
     if name in _ELSEWHERE:
         raise ConfigError(f"{where}: {name} cannot be searched over; it comes from {_ELSEWHERE[name]}")
     if name in _SAME_FOR_ALL:
@@ -182,15 +181,14 @@ def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> 
     known(where, [name], allowed)
     if name in fixed:
         raise ConfigError(f"{source}: {name} is both fixed under run and varied under space; give it once")
-    metadata, optional = RUN_FIELDS[name].metadata, RUN_FIELDS[name].default is None
     if isinstance(value, list):
-        values = tuple(check_field(where, name, each, metadata, optional=optional) for each in value)
+        values = tuple(OPTIONS[name].check(where, each) for each in value)
         if len(values) < 2:
             raise ConfigError(f"{where}: {name} has {len(values)} value(s); give at least two, or put it under run")
         if len(set(values)) < len(values):
             raise ConfigError(f"{where}: {name} holds a value twice: {value}; give each once")
         return Choice(values=values)
-    kind = metadata["kind"]
+    kind = OPTIONS[name].kind
     if not isinstance(value, dict):
         raise ConfigError(
             f"{where}: {name} is {value!r}; it must be a list of values such as [64, 128], or a range such as "
@@ -202,7 +200,9 @@ def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> 
     for key in ("low", "high"):
         if key not in value:
             raise ConfigError(f"{where}: {name}: key {key!r} is missing; a range needs low and high")
-    low, high = (check_field(where, f"{name}: {key}", value[key], metadata, optional=False) for key in ("low", "high"))
+    low, high = (
+        check_field(where, f"{name}: {key}", value[key], OPTIONS[name], optional=False) for key in ("low", "high")
+    )
     log = check_field(where, f"{name}: log", value.get("log", False), limits(bool), optional=False)
     step = check_field(where, f"{name}: step", value.get("step"), limits(kind, above=0), optional=True)
     if low >= high:

@@ -25,19 +25,18 @@ import yaml
 
 from horovod_study.config import (
     COMMUNICATION,
-    RUN_FIELDS,
+    OPTIONS,
     RUNTIMES,
     RunConfig,
-    check_field,
-    matters,
     parse_widths,
 )
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import not_written, write_file
+from horovod_study.roles import Option, Role, check_field, named
 from horovod_study.variables import whole_number
 
-ALLOWED = ("backend", "transport", "threads", *COMMUNICATION)
+ALLOWED = (*named(OPTIONS, Role.RUNTIME), "threads", *COMMUNICATION)
 """Keys of `settings`: how workers talk and with how many threads they compute, and nothing about what is learned."""
 
 _WHOLE = ("parameters", "batch", "workers", "nodes")
@@ -143,8 +142,8 @@ def read_settings(path: Path) -> SettingsFile:
         if made_for.get(name) is None:
             raise ConfigError(f"{path}: for: {name} is missing; it says what the settings are for")
     for name, value in made_for.items():
-        metadata = {"kind": int if name in _WHOLE else str, "choices": None, "low": 1 if name in _WHOLE else None}
-        made_for[name] = check_field(f"{path}: for", name, value, {**metadata, "above": None}, optional=True)
+        allowed = Option(kind=int, low=1) if name in _WHOLE else Option()
+        made_for[name] = check_field(f"{path}: for", name, value, allowed, optional=True)
     runtime = made_for["runtime"]
     if runtime not in _LAUNCHERS:
         raise ConfigError(
@@ -157,9 +156,9 @@ def read_settings(path: Path) -> SettingsFile:
         raise ConfigError(str(error).replace("run:", f"{path}: for:", 1)) from None
     backend, _, transport = runtime.partition("/")
     for name, value in values.items():
-        each = RUN_FIELDS[name]
-        values[name] = check_field(f"{path}: settings", name, value, each.metadata, optional=each.default is None)
-        if name in COMMUNICATION and values[name] != each.default and not matters(name, runtime):
+        each = OPTIONS[name]
+        values[name] = each.check(f"{path}: settings", value)
+        if name in COMMUNICATION and values[name] != each.default and not OPTIONS[name].matters(runtime):
             raise ConfigError(f"{path}: settings: {name} has no effect on {runtime}; leave it out")
     for name, needed in (("backend", backend), ("transport", transport)):
         if values.setdefault(name, needed) != needed:
@@ -178,7 +177,7 @@ def _section(path: Path, content: Mapping[str, Any], key: str, allowed: Sequence
         )
     for name in section:
         if name not in allowed:
-            known = name in RUN_FIELDS
+            known = name in OPTIONS
             why = "is no setting of how workers talk" if known else f"is not known{nearest(str(name), allowed)}"
             raise ConfigError(f"{path}: {key}: {name!r} {why}; allowed: {', '.join(allowed)}")
     return dict(section)

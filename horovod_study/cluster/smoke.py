@@ -22,11 +22,12 @@ from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.progress import duration, say
 from horovod_study.cluster.remote import other_hosts, run_on
 from horovod_study.cluster.site import Host, Site
-from horovod_study.config import COMMUNICATION, Cell, Placement, RunConfig
+from horovod_study.config import OPTIONS, QUIET, Cell, Placement, RunConfig
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import utc_stamp
+from horovod_study.roles import Role, named
 
 FOLDER = ".smoke"
 LIMIT_S = 90.0
@@ -154,15 +155,15 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
         else:
             hosts, per_node = tuple(Host(name=host.name, slots=2) for host in site.hosts[:1]), 2
         # What shapes the communication is that of the sweep; how well the network learns does not matter here.
-        asked = {name: getattr(cell.config, name) for name in (*COMMUNICATION, "backend", "transport", "device")}
+        talk = named(OPTIONS, Role.RUNTIME | Role.COMMUNICATION)
         config = RunConfig(
-            **asked,
+            **{name: getattr(cell.config, name) for name in (*talk, "device")},
+            **QUIET,
             dataset=CURVES,
             batch=16,
             steps=STEPS,
             warmup_steps=0,
             steady="declared",
-            checkpoint_at_end=False,
             system_interval_s=0,
             start_timeout_s=60,
             study="smoke",

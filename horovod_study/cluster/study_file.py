@@ -15,8 +15,8 @@ from horovod_study.cluster.yaml_keys import known, limits, listed, mapping, numb
 from horovod_study.config import (
     BACKENDS,
     COMMUNICATION,
+    OPTIONS,
     PLACEMENTS,
-    RUN_FIELDS,
     RUNTIMES,
     SWEEPABLE,
     TRANSPORTS,
@@ -25,12 +25,11 @@ from horovod_study.config import (
     RunConfig,
     available_cores,
     changed,
-    check_field,
-    matters,
     run_config,
 )
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
+from horovod_study.roles import Role, check_field, named
 
 STUDY_KEYS = (
     *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
@@ -45,10 +44,16 @@ MOST_CELLS = 200_000
 MOST_WORKERS = 100_000
 MOST_NAME_BYTES = 200  # file systems take 255
 _IDLE: Mapping[str, Mapping[str, Any]] = {
-    runtime: {name: RUN_FIELDS[name].default for name in COMMUNICATION if not matters(name, runtime)}
+    runtime: {name: OPTIONS[name].default for name in COMMUNICATION if not OPTIONS[name].matters(runtime)}
     for runtime in RUNTIMES
 }
 """Options without effect on a runtime, at their defaults: one run serves all their values."""
+_ALONE = {
+    name: OPTIONS[name].default
+    for name in SWEEPABLE
+    if OPTIONS[name].roles & Role.SEVERAL and name not in COMMUNICATION
+}
+"""Further options that mean nothing to one plain worker, at their defaults: one plain run serves all their values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +136,7 @@ class StudyConfig:
         if placement.workers > 1 and config.workers_per_node is not None:
             parts.append(f"{config.workers_per_node} per node")
         for name in self.told():
-            if name not in COMMUNICATION or matters(name, cell.runtime):
+            if OPTIONS[name].matters(cell.runtime):
                 parts.append(f"{name} {shown(getattr(config, name))}")
         return ", ".join(parts)
 
@@ -154,8 +159,7 @@ class StudyConfig:
             together = values.get("global_batch")
             variant = changed(run, **{name: value for name, value in values.items() if name in SWEEPABLE})
             if "plain" in self.baselines:
-                # Alone, a rate that grows with the workers means nothing: one plain run serves all its values.
-                yield self._first(variant, "serial", self._alone(partition), {"lr_scaling": "none"}, together)
+                yield self._first(variant, "serial", self._alone(partition), _ALONE, together)
             placing = tuple(values.get(name) for name in PLACING)
             if placing not in shapes:
                 shapes[placing] = self._shapes(partition, dict(zip(PLACING, placing, strict=True)))
@@ -327,11 +331,10 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     if "global_batch" in run_values:
         value = run_values.pop("global_batch")
         fixed_together = check_field(f"{source}: run", "global_batch", value, limits(int, low=1), optional=False)
-    for name in ("backend", "transport", "study", "partition", "repeat", "workers_per_node", "placement"):
+    for name in named(OPTIONS, Role.RUNTIME | Role.NAMING | Role.PLACEMENT):
         if name in run_values:
-            hint = {"backend": "sweep.runtime", "transport": "sweep.runtime"}.get(
-                name, f"sweep.{name}" if name in PLACING else "the top level of the file"
-            )
+            swept = "runtime" if OPTIONS[name].roles & Role.RUNTIME else name
+            hint = "the top level of the file" if OPTIONS[name].roles & Role.NAMING else f"sweep.{swept}"
             raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
     zipped = _zipped(source, sweep.pop("zip", None))
     together = [name for axis in zipped for name in axis[0]]
@@ -429,10 +432,7 @@ def _values(source: str, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(one_of(where, name, value, PLACEMENTS) for value in values)
     if name == "runtime":
         return tuple(one_of(where, name, value, RUNTIMES) for value in values)
-    metadata = RUN_FIELDS[name].metadata
-    return tuple(
-        check_field(where, name, value, metadata, optional=RUN_FIELDS[name].default is None) for value in values
-    )
+    return tuple(OPTIONS[name].check(where, value) for value in values)
 
 
 def _runtimes(

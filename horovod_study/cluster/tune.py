@@ -44,14 +44,13 @@ from horovod_study.cluster.racing import (
 from horovod_study.cluster.settings_file import write_settings
 from horovod_study.config import (
     COMMUNICATION,
-    RUN_FIELDS,
+    OPTIONS,
+    QUIET,
     RUNTIMES,
     Cell,
     RunConfig,
     available_cores,
-    check_field,
     local_cell,
-    matters,
     run_config,
 )
 from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
@@ -61,6 +60,7 @@ from horovod_study.measure.clock import utc_now
 from horovod_study.options import SET_BY_TUNE
 from horovod_study.progress import Line, say
 from horovod_study.records import RunRecord
+from horovod_study.roles import check_field
 
 SECONDS = 2.0
 MINUTES = 10.0
@@ -69,29 +69,7 @@ ROUNDS = 6
 
 _START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs
 _RESERVED = 0.25  # of the time, at most, is kept for confirming the winner
-_HOOKS = ("fusion_mb", "groups", "bucket_mb", "broadcast_buffers", "bucket_view", "static_graph")
-"""Knobs that do something only when gradients are reduced from hooks."""
-_SEVERAL_HOSTS = ("hierarchical",)
-_NOT_TUNED = ("horovod_defaults", "horovod_build")
-
-KNOBS: dict[str, tuple[Any, ...]] = {
-    "reduction": ("flat", "hooks"),
-    "cycle_time_ms": (0.05, 0.2, 1.0, 5.0),
-    "idle_cycle_time_ms": (0.0, 1.0, 10.0),
-    "fusion_mb": (0.0, 0.1),
-    "cache_capacity": (0,),
-    "hierarchical": (True,),
-    "groups": (1, 2, 4),
-    "yield_when_idle": (False, True),
-    "single_copy": (False, True),
-    "thread_priority": ("off", "slice", "realtime"),
-    "threads": (1, 2, 4, 8),
-    "bucket_mb": (0.1, 0.5),
-    "broadcast_buffers": (True,),
-    "bucket_view": (False,),
-    "static_graph": (True,),
-    "ps_servers": (2, 4),
-}
+KNOBS = {name: each.tries for name, each in OPTIONS.items() if each.tries}
 """What is varied, and the values that are tried; the one that the shipped settings have anyway is left out."""
 
 
@@ -163,16 +141,15 @@ def tune_request(
                 f"{nearest(runtime, tunable)}; allowed: {', '.join(tunable)}"
             )
     file = load_yaml(path) if path else {}
-    kept = {name: value for name, value in file.items() if name not in SET_BY_TUNE or name not in RUN_FIELDS}
+    kept = {name: value for name, value in file.items() if name not in SET_BY_TUNE or name not in OPTIONS}
     kept.pop("seconds", None)
     config = run_config(
         {
             "seconds": SECONDS,
             **kept,
             **given,
+            **QUIET,
             "study": "tune",
-            "evaluate_every": 1e6,  # epochs: at the end only
-            "checkpoint_at_end": False,
         },
         source=str(path) if path else "tune",
     )
@@ -213,10 +190,9 @@ def _own_values(text: str) -> tuple[str, tuple[Any, ...]]:
     values = []
     for word in list_.split(","):
         value: Any = word.strip()
-        metadata = RUN_FIELDS[name].metadata
-        if metadata["kind"] is bool:
+        if OPTIONS[name].kind is bool:
             value = {"true": True, "false": False}.get(value.lower(), value)
-        values.append(check_field("tune: --knob", name, value, metadata, optional=False))
+        values.append(check_field("tune: --knob", name, value, OPTIONS[name], optional=False))
     return name, tuple(dict.fromkeys(values))
 
 
@@ -237,11 +213,9 @@ def _require_effect(name: str, runtimes: Sequence[str]) -> None:
 
 def why_not(knob: str, runtime: str, *, hosts: int = 1) -> str:
     """Return why a knob is not worth trying over a runtime, "" when it is."""
-    if knob in COMMUNICATION and not matters(knob, runtime):
+    if knob in COMMUNICATION and not OPTIONS[knob].matters(runtime):
         return f"has no effect over {runtime}"
-    if knob == "bucket_mb" and runtime.startswith("ps/"):
-        return ""
-    if knob in _SEVERAL_HOSTS and hosts == 1:
+    if OPTIONS[knob].several_hosts and hosts == 1:
         return "means something on several hosts only, and this is one"
     return ""
 
@@ -283,7 +257,7 @@ def space(
                 continue
             elif knob in shipped and shipped[knob] == value:
                 continue
-            needs = {"reduction": "hooks"} if knob in _HOOKS and shipped.get("reduction") != "hooks" else {}
+            needs = {"reduction": "hooks"} if OPTIONS[knob].hooks and shipped.get("reduction") != "hooks" else {}
             candidate = Candidate(
                 name=f"{knob}={plain(value)}" + (" with hooks" if needs else ""),
                 runtime=runtime,
@@ -313,11 +287,11 @@ def library_values(runtime: str, config: RunConfig) -> dict[str, Any]:
     """
     hooks = runtime.startswith(("horovod/", "ddp/")) and not config.cuda_graphs
     values: dict[str, Any] = {"reduction": "hooks"} if hooks else {}
-    if matters("horovod_defaults", runtime):
+    if OPTIONS["horovod_defaults"].matters(runtime):
         values["horovod_defaults"] = True
-    if hooks and matters("broadcast_buffers", runtime):
+    if hooks and OPTIONS["broadcast_buffers"].matters(runtime):
         values |= {"broadcast_buffers": True, "bucket_view": False}  # as DistributedDataParallel(model) does
-    if matters("thread_priority", runtime):
+    if OPTIONS["thread_priority"].matters(runtime):
         values["thread_priority"] = "off"
     return values
 
@@ -327,18 +301,16 @@ def shipped_values(effective: Mapping[str, Any]) -> dict[str, Any]:
 
     A knob that the record says nothing about is missing, or has the default of its option.
     """
-    from horovod_study.comm.settings import OPTIONS  # here, because its package loads torch
-
     recorded = effective.get("settings", {})
     found: dict[str, Any] = {"reduction": effective.get("reduction")}
     for knob in KNOBS:
-        entry = recorded.get(OPTIONS.get(knob, knob))
+        entry = recorded.get(OPTIONS[knob].variable or knob)
         if not isinstance(entry, Mapping):
-            if knob in ("broadcast_buffers", "bucket_view", "static_graph", "ps_servers"):
-                found[knob] = RUN_FIELDS[knob].default
+            if knob in COMMUNICATION and OPTIONS[knob].default not in (None, "auto"):
+                found[knob] = OPTIONS[knob].default
             continue
         value = entry.get("value")
-        kind = RUN_FIELDS[knob].metadata["kind"]
+        kind = OPTIONS[knob].kind
         with suppress(TypeError, ValueError):  # an unusual text in the environment is no value of ours
             if value is None:
                 if entry.get("source") == "not in this build":
@@ -356,10 +328,8 @@ def shipped_values(effective: Mapping[str, Any]) -> dict[str, Any]:
 
 def _set_by_user(runtimes: Sequence[str]) -> list[str]:
     """Return the variables of the environment that would be taken for shipped settings."""
-    from horovod_study.comm.settings import OPTIONS  # here, because its package loads torch
-
-    used = [name for knob, name in OPTIONS.items() if any(matters(knob, runtime) for runtime in runtimes)]
-    return [name for name in used if name in os.environ]
+    used = [each for each in OPTIONS.values() if each.variable and any(each.matters(runtime) for runtime in runtimes)]
+    return [each.variable for each in used if each.variable in os.environ]
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -6,8 +6,8 @@ Study files, search files and partitions are checked with these. `source` is wha
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from horovod_study.config import check_field
 from horovod_study.errors import ConfigError, nearest
+from horovod_study.roles import Option, check_field
 
 
 def known(source: str, keys: Iterable[Any], allowed: Iterable[str]) -> None:
@@ -48,9 +48,9 @@ def listed(source: str, content: Mapping[str, Any], key: str, default: list[Any]
     return values
 
 
-def limits(kind: type, *, low: float | None = None, above: float | None = None) -> dict[str, Any]:
+def limits(kind: type, *, low: float | None = None, above: float | None = None) -> Option:
     """Return what `check_field` wants to know of a value: its type, its least value, or what it must exceed."""
-    return {"kind": kind, "choices": None, "low": low, "above": above}
+    return Option(kind=kind, low=low, above=above)
 
 
 def number(source: str, content: Mapping[str, Any], key: str, default: float, kind: type, low: float) -> Any:

@@ -27,13 +27,13 @@ from horovod_study.comm.launch import Launch, foreign_port, meeting_point, requi
 from horovod_study.comm.libmpi import require_connection, require_launchers_mpi
 from horovod_study.comm.liveness import PATIENCE
 from horovod_study.comm.priority import NewThreads
-from horovod_study.config import RUN_FIELDS, RunConfig
+from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
 from horovod_study.errors import BackendError
 from horovod_study.variables import whole_number
 
 TORCH_BUCKET_MB = 25 * 2**20 / 1e6
 """torch's own bucket size, 25 MiB, in MB."""
-_HOOKS_ONLY = ("bucket_mb", "broadcast_buffers", "bucket_view", "static_graph")
+_HOOKS_ONLY = tuple(name for name in COMMUNICATION if OPTIONS[name].hooks and OPTIONS[name].matters("ddp/gloo"))
 """Options of DistributedDataParallel."""
 
 
@@ -130,7 +130,7 @@ class DistributedBackend:
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         config = self._config
-        asked = [name for name in _HOOKS_ONLY if getattr(config, name) != RUN_FIELDS[name].default]
+        asked = [name for name in _HOOKS_ONLY if getattr(config, name) != OPTIONS[name].default]
         if asked and config.reduction == "flat":
             raise BackendError(f"{asked[0]} has no effect on reduction flat; leave it out, or use --reduction hooks")
         self.reduction, self.settings["reduction"] = choose_reduction(
@@ -156,7 +156,7 @@ class DistributedBackend:
         config = self._config
         for name in _HOOKS_ONLY[1:]:
             value = getattr(config, name)
-            source = "shipped" if value == RUN_FIELDS[name].default else "asked"
+            source = "shipped" if value == OPTIONS[name].default else "asked"
             self.settings[name] = {"value": value, "source": source}
         # torch counts in MiB. Left to itself, it makes the first bucket 1 MiB, so that communication begins early.
         size = None

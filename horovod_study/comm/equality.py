@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -391,9 +391,7 @@ def _train(
     scaling = job["lr_scaling"]
     if wrong == "lr":
         scaling = "none" if scaling == "linear" else "linear"
-    config = RunConfig(
-        **{**config.to_dict(), "optimizer": trial.optimizer, "lr": trial.lr, "lr_scaling": scaling, "epochs": None}
-    )
+    config = replace(config, optimizer=trial.optimizer, lr=trial.lr, lr_scaling=scaling, epochs=None)
     with agreed(backend) if workers > 1 else nullcontext():
         batches = _batches(job, trial, backend, dataset.train_size)
     local = batches.epoch(0).shape[1]

@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, MutableMapping
 from typing import Any
 
-from horovod_study.config import COMMUNICATION, RUN_FIELDS, RunConfig, matters
+from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
 from horovod_study.errors import BackendError
 from horovod_study.variables import decimal, is_set, whole_number
 
@@ -42,15 +42,7 @@ LIBRARY_DEFAULTS = {
 }
 """What the libraries do by themselves when a variable is not set."""
 
-OPTIONS = {
-    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
-    "idle_cycle_time_ms": "HOROVOD_IDLE_CYCLE_TIME",
-    "fusion_mb": "HOROVOD_FUSION_THRESHOLD",
-    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
-    "hierarchical": "HOROVOD_HIERARCHICAL_ALLREDUCE",
-    "yield_when_idle": "OMPI_MCA_mpi_yield_when_idle",
-    "single_copy": "OMPI_MCA_btl_vader_single_copy_mechanism",
-}
+VARIABLES = {name: each.variable for name, each in OPTIONS.items() if each.variable}
 """Option of a run -> the variable that the library reads."""
 
 
@@ -73,8 +65,8 @@ def apply(
     refuse_without_effect(runtime, config)
     shipped = {} if config.horovod_defaults else SHIPPED.get(runtime, {})
     effective: dict[str, Any] = {}
-    for option, name in OPTIONS.items():
-        if not matters(option, runtime):
+    for option, name in VARIABLES.items():
+        if not OPTIONS[option].matters(runtime):
             continue
         asked = getattr(config, option)
         if not is_set(name, environ):
@@ -107,7 +99,7 @@ def apply(
 def refuse_without_effect(runtime: str, config: RunConfig) -> None:
     """Raise BackendError if `config` asks for a way of talking that `runtime` does not have."""
     for name in COMMUNICATION:
-        if getattr(config, name) != RUN_FIELDS[name].default and not matters(name, runtime):
+        if getattr(config, name) != OPTIONS[name].default and not OPTIONS[name].matters(runtime):
             raise BackendError(f"{name} has no effect on {runtime}; leave it out, or use a runtime that has it")
 
 

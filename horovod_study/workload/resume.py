@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study import records
-from horovod_study.config import RUN_FIELDS, RunConfig, run_config
+from horovod_study.config import BUDGETS, OPTIONS, RunConfig, run_config
 from horovod_study.errors import BackendError, ConfigError, RecordError
 
-BUDGETS = ("epochs", "seconds", "steps")
 SILENT_S = 600.0
 """A run on another host that has written nothing for so long is taken for dead: that host cannot be asked."""
 _EQUAL = ("backend", "transport", "reduction", "workers", "dataset_digest")
@@ -44,7 +43,7 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
             f"ones, and it would not be the same run; start {before} workers, or a new run with another --out"
         )
     recorded = run_config(
-        {name: value for name, value in record.requested.items() if name in RUN_FIELDS},
+        {name: value for name, value in record.requested.items() if name in OPTIONS},
         source=str(directory / records.MANIFEST),
     )
     config, extended = _merged(directory, recorded, given)
@@ -82,7 +81,7 @@ def _merged(directory: Path, recorded: RunConfig, given: Mapping[str, Any]) -> t
             )
     asked = {name: value for name, value in given.items() if name not in BUDGETS or value is not None}
     config = run_config({**recorded.to_dict(), **asked}, source=f"--resume {directory}")
-    for name in RUN_FIELDS:
+    for name in OPTIONS:
         old, new = getattr(recorded, name), getattr(config, name)
         if old == new or (name == budget and new > old):
             continue

@@ -18,8 +18,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from horovod_study.analysis.points import CHOICE_WORDS, CHOICES, short_rate
+from horovod_study.analysis.points import CHOICES
 from horovod_study.analysis.study import Analysis
+from horovod_study.config import OPTIONS, short_rate
 from horovod_study.errors import RecordError
 from horovod_study.files import not_written, write_file
 from horovod_study.report.kit.drawing import FORMATS, Drawing
@@ -51,18 +52,7 @@ MOST_TARGETS = 3
 MOST_LINES_OF_BARS = 6
 _BAR_IN = 0.17  # of a bar with its number upright over it
 
-CHOICE_TITLES = {
-    "lr": "Learning rate of one worker",
-    "batch": "Batch per worker",
-    "widths": "Widths of the network",
-    "lr_scaling": "Learning rate against workers",
-    "lr_warmup_steps": "Steps of learning-rate warm-up",
-    "weight_decay": "Weight decay",
-    "optimizer": "Optimiser",
-    "schedule": "Schedule",
-    "input_scaling": "Input scaling",
-    "precision": "Precision",
-}
+CHOICE_TITLES = {name: each.title for name, each in OPTIONS.items() if each.title}
 """Options that a sensitivity is drawn against, with the names of their axes."""
 
 PARTS = {
@@ -590,8 +580,8 @@ def _group_label(points: pd.DataFrame, rows: pd.DataFrame, keys: Sequence[str]) 
     for key in keys:
         if key == "workers":
             words.append(_workers(row["workers"]))
-        elif key in CHOICE_WORDS:
-            words.append(CHOICE_WORDS[key](row[key]))
+        elif key in CHOICES:
+            words.append(OPTIONS[key].say(row[key]))
         elif key in ("batch", "train_samples"):
             words.append(f"batch {row[key]:g}" if key == "batch" else f"{row[key]:g} samples")
         elif key == "precision":

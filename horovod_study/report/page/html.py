@@ -26,8 +26,8 @@ from markupsafe import Markup
 from horovod_study import __version__
 from horovod_study.analysis.breakdown import shown
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.points import short_rate
 from horovod_study.analysis.study import Analysis
+from horovod_study.config import OPTIONS, short_rate
 from horovod_study.errors import RecordError
 from horovod_study.files import csv_of, not_written, write_file
 from horovod_study.report.figures import boundary, forecast, resources, synchronisation
@@ -627,27 +627,13 @@ def _speedup_to_target(row: Mapping[Any, Any]) -> dict[str, str]:
     return {"speedup": value, "speedup_interval": interval}
 
 
-_CHOICE_TITLES = {
-    "optimizer": "optimiser",
-    "lr": "learning rate",
-    "lr_scaling": "learning-rate scaling",
-    "lr_warmup_steps": "warm-up steps of the learning rate",
-    "schedule": "schedule",
-    "weight_decay": "weight decay",
-    "input_scaling": "input scaling",
-    "widths": "widths",
-    "memory_format": "layout",
-    "loader": "loader",
-}
-
-
 def _common(provenance: Mapping[str, Any]) -> str:
     """Return the options of training that all runs share, in one line."""
     common = provenance.get("learning", {})
     return ", ".join(
-        f"{title} {short_rate(common[name]) if name == 'lr' else common[name]}"
-        for name, title in _CHOICE_TITLES.items()
-        if name in common
+        f"{each.short_title} {short_rate(common[name]) if name == 'lr' else common[name]}"
+        for name, each in OPTIONS.items()
+        if each.short_title and name in common
     )
 
 

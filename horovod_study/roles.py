@@ -1,0 +1,161 @@
+"""An option of a run: what it may be, and what it is to a study.
+
+Every list of options that the package needs (what may be swept, what belongs to the library that workers talk through,
+what two compared runs may differ in, the headings of `--help`, ...) is derived from what options declare of themselves.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Flag, auto
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+from horovod_study.errors import ConfigError, nearest
+
+
+class Role(Flag):
+    """What an option is to a study; most have one or two of these."""
+
+    NONE = 0
+    RUNTIME = auto()  # the library and what carries its messages: experiments name runtimes, not these two
+    COMMUNICATION = auto()  # how the workers talk, beside the runtime; `Option.over` says where it has an effect
+    PLACEMENT = auto()  # on which nodes the workers sit
+    COMPUTING = auto()  # how one worker does the same work
+    GUARD = auto()  # ends a run that is not what it should be
+    CLOCK = auto()  # how steps are timed and their rows are kept
+    WINDOW = auto()  # where the timed window lies
+    PROBE = auto()  # looks into further steps of one run, after its timed window
+    DATA = auto()  # what is learned from
+    LEARNING = auto()  # what is learned, and how
+    RATE = auto()  # the learning rate over a run, which no step takes longer for
+    BUDGET = auto()  # how long a run is; it has one of these
+    COURSE = auto()  # what happens on the way: evaluations, checkpoints, an early end
+    NAMING = auto()  # which run of which study it is
+    SWEEPABLE = auto()  # a study may vary it
+    CELL = auto()  # runs that differ in it are different experiments, never repeats of each other
+    SEVERAL = auto()  # means nothing to one worker alone
+    APPLIED = auto()  # the record has it as it was applied, among `effective` under its own name
+
+    MAY_DIFFER = RUNTIME | COMMUNICATION | PLACEMENT | COMPUTING | GUARD | CLOCK
+    """How the work is done. Whatever else an option says is what is done: the same on both sides of a comparison."""
+
+
+AS_SHIPPED = "shipped"
+_KEEP = object()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One option: a field of a configuration, an option of the command line, a key of YAML files."""
+
+    name: str = ""
+    default: Any = None
+    help: str = ""
+    kind: type = str  # bool, int, float or str
+    choices: Sequence[str] | None = None
+    low: float | None = None  # the least value
+    above: float | None = None  # what a value must exceed
+    heading: str = ""  # of --help
+    metavar: str = ""
+    bare: str | None = None  # what the option stands for on a command line without a value
+    roles: Role = Role.NONE
+    over: tuple[str, ...] = ("*",)  # patterns of the runtimes on which it has any effect
+    variable: str = ""  # of the environment, which its library reads
+    hooks: bool = False  # does something only where gradients are reduced from hooks
+    several_hosts: bool = False  # means something on several hosts only
+    attributed: bool = False  # the experiment of `attribute` varies it
+    tries: tuple[Any, ...] = ()  # values that `tune` tries; none: it is not tuned
+    quiet: Any = _KEEP  # its value in runs that are made only to be timed; default: as it is
+    words: str | Callable[[Any], str] = ""  # names a value, where it tells series apart: with {} in its place
+    title: str = ""  # of an axis, for readers
+    short_title: str = ""  # in a list of what all runs share
+
+    @property
+    def has_quiet(self) -> bool:
+        """Whether runs that are made only to be timed have a value of their own."""
+        return self.quiet is not _KEEP
+
+    @property
+    def optional(self) -> bool:
+        """Whether nobody needs to say it: null is a value."""
+        return self.default is None
+
+    def check(self, owner: str, value: Any) -> Any:
+        """Return `value` as what this option must be, or raise ConfigError that begins with `owner`."""
+        return check_field(owner, self.name, value, self, optional=self.optional)
+
+    def say(self, value: Any) -> str:
+        """Name a value where it tells runs apart; AS_SHIPPED stands for that nobody chose one."""
+        if not isinstance(self.words, str):
+            return self.words(value)
+        plain = self.name.removesuffix("_ms").removesuffix("_mb").replace("_", " ")
+        return f"{plain} as shipped" if value == AS_SHIPPED else (self.words or plain + " {}").format(value)
+
+    def matters(self, runtime: str) -> bool:
+        """Return whether it has any effect on runs over `runtime`."""
+        return _any_matches(self.over, runtime)
+
+
+@cache
+def _any_matches(patterns: tuple[str, ...], runtime: str) -> bool:
+    return any(fnmatchcase(runtime, pattern) for pattern in patterns)
+
+
+def option(default: Any, text: str, **about: Any) -> Any:
+    """Declare one field of a configuration: its default, one line of help, and what else an Option holds."""
+    return field(default=default, metadata={"option": Option(default=default, help=text, **about)})
+
+
+def options_of(configuration: type) -> dict[str, Option]:
+    """Return the options that a configuration declares, by name, in their order."""
+    found = {}
+    for each in fields(configuration):
+        declared = each.metadata["option"]
+        values = {part.name: getattr(declared, part.name) for part in fields(declared)}
+        found[each.name] = Option(**{**values, "name": each.name})
+    return found
+
+
+def named(options: Mapping[str, Option], *roles: Role) -> tuple[str, ...]:
+    """Return the names of the options that have one of `roles`, in their order."""
+    return tuple(name for name, each in options.items() if any(each.roles & role for role in roles))
+
+
+def check_field(owner: str, name: str, value: Any, declared: Option, *, optional: bool) -> Any:
+    """Return `value` as the declared type, or raise ConfigError naming the field, the value and what is allowed."""
+    if value is None and optional:
+        return None
+    kind = declared.kind
+    try:
+        if kind is bool:
+            if not isinstance(value, bool):
+                raise ValueError
+        elif kind is int:
+            if isinstance(value, bool) or float(value) != int(float(value)) or abs(float(value)) >= 2**64:
+                raise ValueError
+            value = int(value) if isinstance(value, int) or str(value).isdecimal() else int(float(value))
+        elif kind is float:
+            if isinstance(value, bool):
+                raise ValueError
+            value = float(value)
+            if not math.isfinite(value):
+                raise ValueError
+        else:
+            if isinstance(value, bool | list | dict) or value is None:
+                raise ValueError
+            value = str(value)
+    except (TypeError, ValueError, OverflowError):
+        wanted = {bool: "true or false", int: "a whole number of at most 64 bits", float: "a number", str: "a text"}[
+            kind
+        ]
+        raise ConfigError(f"{owner}: {name} is {value!r}; it must be {wanted}") from None
+    choices, low, above = declared.choices, declared.low, declared.above
+    if choices is not None and value not in choices:
+        raise ConfigError(f"{owner}: {name} is {value!r}{nearest(value, choices)}; allowed: {', '.join(choices)}")
+    if low is not None and value < low:
+        raise ConfigError(f"{owner}: {name} is {value}; it must be at least {low}")
+    if above is not None and value <= above:
+        raise ConfigError(f"{owner}: {name} is {value}; it must be greater than {above}")
+    return value

@@ -1,0 +1,141 @@
+"""Lists of options are derived from what options declare of themselves; none is written by hand."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import horovod_study
+from horovod_study import records
+from horovod_study.config import BACKENDS, COMMUNICATION, DISTINGUISHING, OPTIONS, QUIET, RUNTIMES, SWEEPABLE, RunConfig
+from horovod_study.options import SET_BY_ATTRIBUTION, SET_BY_COMPARE, SET_BY_RANGE_TEST, SET_BY_TUNE
+from horovod_study.roles import Option, Role, named
+
+ROOT = Path(horovod_study.__file__).parent
+FEW = 2
+"""So many names in one literal are no list yet."""
+
+OF_EVERY_RUN = {
+    *named(OPTIONS, Role.NAMING | Role.RUNTIME | Role.BUDGET),
+    *records.OF_EVERY_RUN,
+    *("horovod_defaults", "seed", "device"),
+}
+"""Columns that tables have of every run, whatever was trained."""
+
+ALLOWED = {
+    ("cli/benchmarks.py", "cuda_graphs kernels loader"): "options of `bench timers`, which declares its own",
+    ("cluster/verify.py", "dataset input_scaling lr_scaling"): "the job that the proof hands to its program",
+    ("recording.py", "disk_full steady system_interval_s timer_mode warmup_steps"): "arguments of recorder()",
+    ("recording.py", "lr optimizer timer_mode warmup_steps"): "keys of `effective` in run.json",
+}
+"""(module, names in alphabetical order): why they stand there."""
+
+OWN = ("workload/", "train.py", "config.py")
+"""What trains, and where its options are declared."""
+
+
+def literals(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
+    """Yield line and texts of each tuple, list, set and dictionary that is written out; nested ones count as one."""
+    inner: set[int] = set()
+
+    def texts(node: ast.expr) -> Iterator[str]:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Starred):
+            yield from texts(node.value)
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+            inner.add(id(node))
+            for each in node.elts:
+                yield from texts(each)
+
+    for node in ast.walk(tree):
+        if id(node) in inner:
+            continue
+        if isinstance(node, ast.Dict):
+            yield node.lineno, {text for key in node.keys if key is not None for text in texts(key)}
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+            yield node.lineno, set(texts(node))
+
+
+def lists_of_options(source: str) -> list[tuple[int, str]]:
+    """Return line and names of the literals in a module that hold more than FEW options."""
+    found = [(line, texts & set(OPTIONS) - OF_EVERY_RUN) for line, texts in literals(ast.parse(source))]
+    return [(line, " ".join(sorted(names))) for line, names in found if len(names) > FEW]
+
+
+def modules() -> list[str]:
+    return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("module", [each for each in modules() if not each.startswith(OWN)])
+def test_no_list_of_options_is_written_by_hand(module: str) -> None:
+    found = lists_of_options((ROOT / module).read_text(encoding="utf-8"))
+
+    assert [f"{module}:{line}: {names}" for line, names in found if (module, names) not in ALLOWED] == []
+
+
+def test_no_reason_outlives_its_list() -> None:
+    found = {
+        (module, names)
+        for module in modules()
+        for _, names in lists_of_options((ROOT / module).read_text(encoding="utf-8"))
+    }
+
+    assert set(ALLOWED) <= found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'NAMES = ("widths", "kernels", "threads")',
+        'NAMES = (*("widths", "kernels"), *("threads",))',
+        'WORDS = {"widths": 1, "kernels": 2, "threads": 3}',
+        'if name in {"widths", "kernels", "threads"}: pass',
+    ],
+)
+def test_a_list_would_be_seen(source: str) -> None:
+    assert lists_of_options(source) == [(1, "kernels threads widths")]
+
+
+def test_every_option_says_what_it_is_to_a_study() -> None:
+    # `seed` is the one that repeats change.
+    assert [name for name, each in OPTIONS.items() if each.roles is Role.NONE] == ["seed"]
+
+
+def test_what_may_be_swept_makes_runs_different_experiments() -> None:
+    assert set(SWEEPABLE) <= set(DISTINGUISHING)
+
+
+def test_communication_options_work_over_some_runtime_and_mean_nothing_alone() -> None:
+    for name in COMMUNICATION:
+        assert any(OPTIONS[name].matters(runtime) for runtime in RUNTIMES if runtime != "serial"), name
+        assert not OPTIONS[name].matters("serial"), name
+        assert Role.SEVERAL in OPTIONS[name].roles, name
+
+
+def test_values_that_options_name_are_valid_ones() -> None:
+    for each in OPTIONS.values():
+        for value in each.tries:
+            assert each.check("test", value) == value
+    assert RunConfig(**QUIET).to_dict() == {**RunConfig().to_dict(), **QUIET}
+
+
+def test_the_library_and_its_transport_are_named_by_experiments_themselves() -> None:
+    for names in (SET_BY_TUNE, SET_BY_RANGE_TEST, SET_BY_COMPARE, SET_BY_ATTRIBUTION):
+        assert set(named(OPTIONS, Role.RUNTIME | Role.PROBE)) <= set(names) <= set(OPTIONS)
+        assert len(names) == len(set(names))
+
+
+def test_a_value_is_named_for_readers() -> None:
+    bare = Option(name="cycle_time_ms")
+
+    assert bare.say("shipped") == "cycle time as shipped"
+    assert bare.say(2) == "cycle time 2"
+    assert Option(name="x", words="x of {:g}").say(2.0) == "x of 2"
+    assert Option(name="x", words=lambda value: value.upper()).say("a") == "A"
+
+
+def test_backends_and_runtimes_are_named_alike() -> None:
+    assert {runtime.partition("/")[0] for runtime in RUNTIMES} == set(BACKENDS)
+    assert SWEEPABLE[0] == "batch"  # the order in which a study crosses them decides the order of its cells
