@@ -29,6 +29,7 @@ def test_counts_by_hand() -> None:
     assert moved_share(n) == pytest.approx([0, 1, 4 / 3, 1.5, 1.6, 1.75, 16 / 9])
     assert rounds(n).tolist() == [0, 1, 2, 2, 3, 3, 4]
     assert rounds(2.0 ** np.arange(40)).tolist() == list(range(40)), "logarithms of powers of two are no higher"
+    assert rounds(8 * (1 + 1e-12)) == 3, "nor is what differs from one by rounding"
 
 
 def test_the_quickest_algorithm_by_hand() -> None:

@@ -14,7 +14,7 @@ from synthetic_runs import run_table
 from horovod_study import records
 from horovod_study.analysis.exchange import extra_p, points_of, points_text
 from horovod_study.analysis.history import history
-from horovod_study.analysis.points import named_runs
+from horovod_study.analysis.points import with_series
 from horovod_study.analysis.points_file import parse_points
 from horovod_study.analysis.study import analyze
 from horovod_study.analysis.trace import events
@@ -227,7 +227,7 @@ def tables(directory: Path, **how: object) -> Path:
     """Write the analysis of runs that were made up; return its directory."""
     table = run_table(workers=(1, 2, 4, 8, 16, 32), **how)  # type: ignore[arg-type]
     found = analyze(table)
-    records.save_tables(directory, {"runs": named_runs(table), **found.tables()}, found.documents())
+    records.save_tables(directory, found.tables(), found.documents())
     return directory
 
 
@@ -336,11 +336,11 @@ def test_repeats_with_one_number_are_told_apart() -> None:
     """Two recordings of a study lie below one folder: each began to number its repeats at 0."""
     table = run_table(workers=(1, 2), ways=(("horovod", "mpi"),), repeats=2, failed=())
     both = pd.concat([table, table.assign(run="again/" + table["run"])], ignore_index=True)
-    points = points_of(named_runs(both.iloc[::-1]))
+    points = points_of(with_series(both.iloc[::-1]))
 
     assert points["repeat"].tolist() == [0, 1, 2, 3] * 2
     assert parse_points(points_text(points), "points.csv")["samples_per_s"].tolist() == points["samples_per_s"].tolist()
-    assert points_of(named_runs(table))["repeat"].tolist() == [0, 1, 0, 1]
+    assert points_of(with_series(table))["repeat"].tolist() == [0, 1, 0, 1]
 
 
 def test_mistakes_in_what_is_to_be_exported_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,4 +360,4 @@ def test_mistakes_in_what_is_to_be_exported_are_told(tmp_path: Path, capsys: pyt
     assert "allowed is a finite number above 0" in error(str(file), "--to", "extra-p")
     serial = run_table(workers=(1,), ways=(("serial", "none"),))
     with pytest.raises(AnalysisError, match="no run of a communication library is finished"):
-        points_of(named_runs(serial))
+        points_of(with_series(serial))

@@ -213,9 +213,9 @@ def test_welchs_p_is_not_defined_for_single_values_and_without_scatter() -> None
 
 
 def test_differences_of_estimates_add_their_errors_in_square() -> None:
-    found = difference(Interval(value=5.0, low=2.0, high=6.0), Interval(value=1.0, low=-3.0, high=5.0))
+    found = difference(Interval(value=5.0, low=2.0, high=6.0), Interval(value=1.0, low=0.5, high=5.0))
 
-    assert (found.value, found.low, found.high) == (4.0, 4.0 - 5.0, pytest.approx(4.0 + math.hypot(1.0, 4.0)))
+    assert (found.value, found.low, found.high) == (4.0, 4.0 - 5.0, pytest.approx(4.0 + math.hypot(1.0, 0.5)))
     one = Interval(value=1.0, low=0.0, high=9.0)
     assert together([one]) is one
     assert together([one, Interval(value=2.0), Interval(value=3.0)]) == student([1.0, 2.0, 3.0])

@@ -41,6 +41,7 @@ from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.stragglers import Pop, Waiting, waiting
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun, finite, rows_lost
+from horovod_study.text.words import listed
 
 Floats = NDArray[np.float64]
 
@@ -405,9 +406,7 @@ def _falling(ends: Mapping[int, int]) -> list[int]:
 def _ranks(ranks: Sequence[int]) -> str:
     """Return `rank 1` or `ranks 0, 2 and 3`; of many, the first and how many more."""
     names = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8:,} more"] if len(ranks) > 8 else [])
-    if len(names) == 1:
-        return f"rank {names[0]}"
-    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+    return f"rank{'s' * (len(names) > 1)} {listed(names)}"
 
 
 def _seen(run: RecordedRun) -> tuple[Observation | None, str]:

@@ -29,7 +29,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.rank_steps import BEFORE_SYNC, nothing_unmarked
+from horovod_study.analysis.rank_steps import ready_steps, settings_of
 from horovod_study.analysis.stats import Interval
 from horovod_study.config import COMMUNICATION, OPTIONS
 from horovod_study.errors import AnalysisError
@@ -44,7 +44,6 @@ PARTS = ("floor", "skew", "runtime", "unexplained")
 
 RESAMPLES = 2000
 _CHUNKS = 50
-FEWEST_STEPS = 20
 NOTHING_ELSE = 0.1
 """A part that moves by less than this share of the runtime's move has not moved."""
 
@@ -52,7 +51,6 @@ BUSY_CORES = 0.25
 """Other programs that use more disturb workers on all cores."""
 
 CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
-NO_WORKERS = "one worker synchronises with nobody"
 INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, and cannot be seen"
 INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
 
@@ -110,19 +108,7 @@ def observe(
     The first step of each epoch is left out: what came before it was an evaluation, a checkpoint, or the end of the
     warm-up, with a barrier after it. Raises AnalysisError for fewer than 20 steps.
     """
-    laps = {name: np.stack([np.asarray(rank[name], dtype=np.float64) for rank in rows], axis=1) for name in _LAPS}
-    captured = not np.isnan(laps["compute_s"]).all()
-    laps = nothing_unmarked(laps)
-    step, epoch = np.asarray(rows[0]["step"]), np.asarray(rows[0]["epoch"])
-    follows = np.flatnonzero((np.diff(step) == 1) & (np.diff(epoch) == 0)) + 1
-    if len(follows) < FEWEST_STEPS:
-        raise AnalysisError(
-            f"{run}: has {len(follows)} timed steps that follow another of their epoch; at least {FEWEST_STEPS} are "
-            "needed, run it for more steps"
-        )
-    ready = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])  # (S, R)
-    sync = laps["sync_s"][follows]
-    visible = not np.isnan(sync).any()
+    steps = ready_steps(rows, source=run)
     given = {name: _array(bench, name) for name in ("floor_s", "pack_s", "through_s")} if bench else {}
     return Observation(
         run=run,
@@ -133,20 +119,17 @@ def observe(
         workers=int(effective["workers"]),
         batch=int(effective["batch"]),
         arm=arm_of(requested, effective),
-        settings={name: _value(each) for name, each in dict(effective.get("settings") or {}).items()},
+        settings=settings_of(effective),
         hosts=tuple(str(each["host"]) for each in effective.get("ranks") or ()) or ("",) * len(rows),
-        ready_s=ready,
-        sync_s=sync if visible else None,
+        ready_s=steps.own_s,
+        sync_s=None if np.isnan(steps.sync_s).any() else steps.sync_s,
         block=int(bench["block"]) if bench else 1,
         why_not_through=str(bench["why_not_through"]) if bench else "",
-        why_no_sync=INSIDE_COMPUTE if captured else INSIDE_BACKWARD,
+        why_no_sync=INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD,
         one_clock=bench is None or bench["clock"] == "common",
         other_cores=max((each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()), default=0.0),
         **given,
     )
-
-
-_LAPS = (*(f"{lap}_s" for lap in BEFORE_SYNC), "sync_s")
 
 
 def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
@@ -166,10 +149,6 @@ def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
 
 def _source(setting: Any) -> Any:
     return setting.get("source") if isinstance(setting, Mapping) else None
-
-
-def _value(setting: Any) -> Any:
-    return setting.get("value") if isinstance(setting, Mapping) else setting
 
 
 def _array(bench: Mapping[str, Any], name: str) -> Floats | None:

@@ -23,6 +23,7 @@ from horovod_study.analysis.points import (
     with_series,
     worker_counts,
 )
+from horovod_study.text.words import plural
 
 Floats = NDArray[np.float64]
 
@@ -240,7 +241,7 @@ def doubts(runs: pd.DataFrame) -> list[str]:
     found = [*_captured(good), *_recording(table[measured(table)])]
     for series, rows in good[known & (gap > TILING)].groupby("series", sort=False):
         found.append(
-            f"{series}: the laps of {_runs(rows)} at "
+            f"{series}: the laps of {plural(len(rows), 'run')} at "
             f"{worker_counts(rows['workers'])} do not add up to the step (off by up to "
             f"{100 * gap[rows.index].max():.1f} %); do not quote their shares."
         )
@@ -259,9 +260,9 @@ def _captured(good: pd.DataFrame) -> list[str]:
     if ordinary.empty or not captured.any():
         return []
     return [
-        f"{_runs(good[captured])} captured whole steps in CUDA graphs and {len(ordinary)} did not: their laps are not "
-        "comparable one by one; compare compute with forward + backward, and with forward + backward + update where "
-        "compute holds the update (one worker, and synchronisation inside the graph)."
+        f"{plural(len(good[captured]), 'run')} captured whole steps in CUDA graphs and {len(ordinary)} did not: their "
+        "laps are not comparable one by one; compare compute with forward + backward, and with forward + backward + "
+        "update where compute holds the update (one worker, and synchronisation inside the graph)."
     ]
 
 
@@ -272,7 +273,7 @@ def _recording(good: pd.DataFrame) -> list[str]:
         lost = pd.to_numeric(good["rows_lost"]).fillna(0)
         for series, rows in good[lost > 0].groupby("series", sort=False):
             found.append(
-                f"{series}: {lost[rows.index].sum():.0f} step rows of {_runs(rows)} at "
+                f"{series}: {lost[rows.index].sum():.0f} step rows of {plural(len(rows), 'run')} at "
                 f"{worker_counts(rows['workers'])} are lost (the disk was full); the parts are those of the others."
             )
     if "steady_doubt" in good.columns:
@@ -286,7 +287,3 @@ def _recording(good: pd.DataFrame) -> list[str]:
             else:
                 found.append(f"{series}: 1 run at {worker_counts(rows['workers'])}: {told}.")
     return found
-
-
-def _runs(rows: pd.DataFrame) -> str:
-    return f"{len(rows)} run{'' if len(rows) == 1 else 's'}"

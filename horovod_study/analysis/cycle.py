@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from horovod_study.analysis import stats, synchronisation
-from horovod_study.analysis.stats import FEWEST_REPEATS
+from horovod_study.analysis.stats import FEWEST_REPEATS, Interval
 
 Floats = NDArray[np.float64]
 
@@ -85,7 +85,7 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
     wait = np.where(distinct <= rest_of_step_s, distinct / 2, distinct - rest_of_step_s)
     woken = bool(first["idle"] > 0)
     expected = 0.0 if woken else _line(distinct, wait)[0]
-    slope, rest, share, how = _estimates(cell, cycle, sync)
+    (slope, rest, share), how = _estimates(cell, cycle, sync)
     row = {
         **{name: first[name] for name in ("series", "setting", "partition", "backend", "transport", "workers")},
         **{name: first[name] for name in ("nodes", "batch", "reduction", "horovod_defaults")},
@@ -94,15 +94,21 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
         "shortest_cycle_s": float(distinct[0]),
         "longest_cycle_s": float(distinct[-1]),
         "rest_of_step_s": rest_of_step_s,
-        **dict(zip(("slope", "slope_low", "slope_high"), slope, strict=True)),
+        "slope": slope.value,
+        "slope_low": slope.low,
+        "slope_high": slope.high,
         "expected_low": expected,
         "expected_high": expected if woken else expected + 1.0,
-        **dict(zip(("rest_s", "rest_low_s", "rest_high_s"), rest, strict=True)),
+        "rest_s": rest.value,
+        "rest_low_s": rest.low,
+        "rest_high_s": rest.high,
         "default_cycle_s": DEFAULT_CYCLE_S,
-        **dict(zip(("share_at_default", "share_low", "share_high"), share, strict=True)),
+        "share_at_default": share.value,
+        "share_low": share.low,
+        "share_high": share.high,
         "interval": how,
     }
-    row["verdict"] = _verdict(slope[1], slope[2], row["expected_low"], row["expected_high"])
+    row["verdict"] = _verdict(slope, row["expected_low"], row["expected_high"])
     row["note"] = "; ".join(_notes(cell, cycle, sync, rest_of_step_s, woken))
     if not distinct[0] <= DEFAULT_CYCLE_S <= distinct[-1]:
         row |= dict.fromkeys(("share_at_default", "share_low", "share_high"), math.nan)
@@ -110,25 +116,18 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
     return row
 
 
-Estimate = tuple[float, float, float]
-"""A value and the ends of its 95 % interval, NaN where there is none."""
-
-
-def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[Estimate, Estimate, Estimate, str]:
+def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[Interval], str]:
     """Return slope, rest and share at the default cycle with their intervals, and in words how those were made."""
     blocks = _blocks(cell, cycle, sync)
     if len(blocks) >= FEWEST_REPEATS:
         values = np.array([_three(*block) for block in blocks])  # (R, 3)
         middle = values.mean(axis=0)
         half = stats.half_width(stats.standard_error(values, axis=0), len(values) - 1.0)
-        how = f"95 %, Student's t of the lines of {len(values)} repeats"
-        slope, rest, share = ((float(m), float(m - h), float(m + h)) for m, h in zip(middle, half, strict=True))
-        return slope, rest, share, how
+        return _around(middle, half), f"95 %, Student's t of the lines of {len(values)} repeats"
     value = np.array(_three(cycle, sync))
     freedom = len(cycle) - 2
     if freedom < 1:
-        slope, rest, share = ((float(each), math.nan, math.nan) for each in value)
-        return slope, rest, share, "two runs: no interval"
+        return [Interval(value=float(each)) for each in value], "two runs: no interval"
     gap = sync - value[1] - value[0] * cycle
     design = np.column_stack([cycle, np.ones_like(cycle)])
     covariance = np.linalg.inv(design.T @ design) * float(gap @ gap) / freedom  # of slope and rest
@@ -136,8 +135,11 @@ def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[Estimat
     toward = np.array([value[1], -value[0]]) * DEFAULT_CYCLE_S / at**2 if at else np.full(2, math.nan)
     errors = np.sqrt([covariance[0, 0], covariance[1, 1], float(toward @ covariance @ toward)])
     half = stats.half_width(errors, float(freedom))
-    slope, rest, share = ((float(m), float(m - h), float(m + h)) for m, h in zip(value, half, strict=True))
-    return slope, rest, share, f"95 %, Student's t of one line through {len(cycle)} runs"
+    return _around(value, half), f"95 %, Student's t of one line through {len(cycle)} runs"
+
+
+def _around(values: Floats, halves: Floats) -> list[Interval]:
+    return [Interval(value=float(m), low=float(m - h), high=float(m + h)) for m, h in zip(values, halves, strict=True)]
 
 
 def _blocks(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> list[tuple[Floats, Floats]]:
@@ -165,13 +167,13 @@ def _three(cycle: Floats, sync: Floats) -> tuple[float, float, float]:
     return slope, rest, slope * DEFAULT_CYCLE_S / at if at else math.nan
 
 
-def _verdict(low: float, high: float, expected_low: float, expected_high: float) -> str:
+def _verdict(slope: Interval, expected_low: float, expected_high: float) -> str:
     """Say whether the slope is what the cycle explains: its interval meets the expected range and leaves out 0."""
-    if math.isnan(low):
+    if not slope.known:
         return OPEN
-    if low <= 0 <= high:
-        return NO_EFFECT if high < 0.5 else OPEN
-    return AS_EXPECTED if low <= expected_high and high >= expected_low else OTHERWISE
+    if not slope.excludes(0):
+        return NO_EFFECT if slope.high < 0.5 else OPEN
+    return AS_EXPECTED if slope.low <= expected_high and slope.high >= expected_low else OTHERWISE
 
 
 def _notes(cell: pd.DataFrame, cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> list[str]:

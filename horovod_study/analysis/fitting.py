@@ -47,6 +47,7 @@ from horovod_study.analysis.laws import (
     usl_bottleneck,
 )
 from horovod_study.errors import AnalysisError
+from horovod_study.text.words import listed
 
 __all__ = [
     *("QuantityFit", "ScalingFit", "SeriesFit", "check_points", "fit", "fit_quantity", "fit_series"),
@@ -790,7 +791,7 @@ def _undetermined(law: Law, counts: Array) -> str:
         return _one_count(counts[0])
     while law.reduced is not None:
         law = law.reduced
-    return f"{_numbers(counts)} workers do not determine {_words(law.parameters)}: measure more worker counts"
+    return f"{_numbers(counts)} workers do not determine {listed(law.parameters)}: measure more worker counts"
 
 
 def _form(law: Law, where: Places) -> Law | None:
@@ -1379,7 +1380,7 @@ def _fit_doubts(law: Law, sample: _Sample, values: Array, ci95: Mapping[str, tup
         what = "places" if law.by_nodes else "worker counts"
         doubts.append(
             f"{_NOT_IDENTIFIABLE}: {distinct} distinct {what} for {len(values)} parameter{'s' * (len(values) > 1)} "
-            f"({_words(law.parameters)}); measure at least {len(values) + 2}"
+            f"({listed(law.parameters)}); measure at least {len(values) + 2}"
         )
     if LAWS.get(law.name, law).across is not None and not law.by_nodes and sample.where.several_nodes:
         doubts.append("one pair of constants for links inside and across nodes: too few places for two")
@@ -1449,13 +1450,9 @@ def _numbers(values: Sequence[float] | Array) -> str:
     texts = [f"{value:g}" for value in values]
     if len(texts) > 6:
         texts = [*texts[:5], f"{len(texts) - 5} more"]
-    return _words(texts)
+    return listed(texts)
 
 
 def _brief(name: str) -> str:
     """A name as part of a message of one line, control characters made visible."""
     return repr(name if len(name) <= 60 else name[:57] + "...")
-
-
-def _words(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

@@ -18,6 +18,7 @@ from horovod_study.analysis.laws import karp_flatt
 from horovod_study.config import BACKENDS, DISTINGUISHING, LAPS, OPTIONS, OWN_MODEL, TRANSPORTS, parse_widths
 from horovod_study.errors import AnalysisError
 from horovod_study.roles import AS_SHIPPED, Role, named
+from horovod_study.text.words import listed
 
 _NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults", "model")
 
@@ -396,19 +397,6 @@ def _with_plain_texts(table: pd.DataFrame) -> pd.DataFrame:
 def measured(runs: pd.DataFrame) -> pd.Series:
     """Return which rows of a run table are finished runs with a throughput, as booleans."""
     return (runs["status"] == "done") & np.isfinite(runs["samples_per_s"].astype(float))
-
-
-def named_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the run table as it is, its rows in their order, with `series` and `mode` of each run behind its name.
-
-    With them, single repeats join the points: a point is the runs of one series, workers and nodes.
-    """
-    named = with_series(runs.assign(_place=range(len(runs)))).sort_values("_place", kind="stable")
-    table = runs.drop(columns=["series", "mode"], errors="ignore")
-    after = list(table.columns).index("run") + 1
-    for column in ("mode", "series"):
-        table.insert(after, column, named[column].to_numpy())
-    return table
 
 
 def scaling_points(runs: pd.DataFrame, accounting: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -831,5 +819,4 @@ def worker_counts(workers: Any) -> str:
     """Return '2 workers' or '1, 2 and 4 workers'; an unknown count is said so."""
     numbers = sorted({float(each) for each in workers})
     words = ["?" if math.isnan(each) else f"{each:.0f}" for each in numbers]
-    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return f"{text} worker{'' if words == ['1'] else 's'}"
+    return f"{listed(words)} worker{'' if words == ['1'] else 's'}"

@@ -29,6 +29,9 @@ BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")
 _HOLDS_GRADIENTS = ("compute", "backward")
 """The lap at whose end gradients are there, one of these; a synchronisation that is not seen lies in it."""
 
+FEWEST_STEPS = 20
+"""Of `ready_steps`; fewer say nothing of a mean step."""
+
 GAP_S = 1e-4
 """A step that begins later than this after the end of the one before begins a new stretch. Within a stretch the laps
 tile, and the gap is a rounding error; between stretches there is at least a barrier of all ranks."""
@@ -83,6 +86,41 @@ def nothing_unmarked(laps: Mapping[str, Floats]) -> dict[str, Floats]:
     return {
         name: np.zeros_like(each) if name in inside and np.isnan(each).all() else each for name, each in laps.items()
     }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReadySteps:
+    """S steps of R ranks that follow another of their epoch, times in s; before others there was a barrier."""
+
+    own_s: Floats  # (S, R), until the gradients are ready
+    sync_s: Floats  # (S, R), NaN where the backend cannot see it
+    backward_s: Floats  # (S, R)
+    captured: bool  # a CUDA graph computes
+
+
+def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str) -> ReadySteps:
+    """Return what the columns of the same steps say, one mapping per rank; AnalysisError for fewer than 20 steps."""
+    names = ("sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
+    laps = {name: np.stack([np.asarray(rank[name], dtype=np.float64) for rank in rows], axis=1) for name in names}
+    captured = not np.isnan(laps["compute_s"]).all()
+    laps = nothing_unmarked(laps)
+    step, epoch = np.asarray(rows[0]["step"]), np.asarray(rows[0]["epoch"])
+    follows = np.flatnonzero((np.diff(step) == 1) & (np.diff(epoch) == 0)) + 1
+    if len(follows) < FEWEST_STEPS:
+        raise AnalysisError(
+            f"{source}: has {len(follows)} timed steps that follow another of their epoch; at least {FEWEST_STEPS} are "
+            "needed, run it for more steps"
+        )
+    own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])
+    return ReadySteps(
+        own_s=own, sync_s=laps["sync_s"][follows], backward_s=laps["backward_s"][follows], captured=captured
+    )
+
+
+def settings_of(effective: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the communication settings that a record says were in effect: variable or option -> value."""
+    settings = dict(effective.get("settings") or {})
+    return {name: each.get("value") if isinstance(each, Mapping) else each for name, each in settings.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

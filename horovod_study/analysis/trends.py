@@ -9,6 +9,11 @@ A trend says how the per-worker throughput r = X/N falls, as costs that are adde
     sync    1/r = a + c f(N), c fitted to `sync_s` and a the rest of the step at the largest known count
     bench   1/r = a + the all-reduce as the micro-benchmark has it, nothing of it fitted
 
+Costs and solver are those of `costs` and `laws`. Trends are no `laws.Law`: a law is a speedup with parameters that
+mean something, fitted to rows with intervals, and of a ring it takes latency and bytes together; a trend is one sum of
+columns without a baseline, solved some hundred times per series, in forms (rate, sync, bench, last) that no speedup
+has. As laws, fitted to speedups, they would forecast other numbers.
+
 Each is asked to forecast the largest known counts from the smaller ones, and weighs as its prior times the likelihood
 of these errors. docs/metrics.md, "Forecast", has the formulas; `prediction` adds boundaries, limits and intervals.
 

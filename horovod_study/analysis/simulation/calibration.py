@@ -25,7 +25,7 @@ import numpy as np
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Floats, Link, moved_share, rounds
 from horovod_study.analysis.network import fits_of
-from horovod_study.analysis.rank_steps import BEFORE_SYNC, nothing_unmarked
+from horovod_study.analysis.rank_steps import BEFORE_SYNC, ready_steps, settings_of
 from horovod_study.analysis.simulation.network import Network, costs, small_allreduce_s, split
 from horovod_study.analysis.simulation.scaling import Scenario, Spread
 from horovod_study.analysis.simulation.step import NEGOTIATIONS, Compute, Runtime, measured
@@ -35,13 +35,10 @@ from horovod_study.records import RecordedRun
 ELEMENT_BYTES = 4
 SMALLEST = 1e-12
 """The least that an option may be, in its unit, other than nothing; the most is its inverse."""
-FEWEST_STEPS = 20
 HALF = 0.5
 """Of computing is backward, where no run says how much it is."""
 BLOCKS = 20
 """Of consecutive steps, whose means say how well the mean over all steps is known."""
-FAR = 4.0
-"""Messages that differ from the measured size by more than this factor are doubted."""
 
 CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
 FUSION, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
@@ -87,24 +84,14 @@ def run_times(run: RecordedRun) -> RunTimes:
     rows = [
         {each: column[chosen] for each, column in table.items()} for table, chosen in zip(tables, kept, strict=True)
     ]
-    laps = {each: np.stack([row[each] for row in rows], axis=1).astype(np.float64) for each in rows[0]}
-    follows = np.flatnonzero((np.diff(laps["step"][:, 0]) == 1) & (np.diff(laps["epoch"][:, 0]) == 0)) + 1
-    if len(follows) < FEWEST_STEPS:
+    steps = ready_steps(rows, source=name)
+    if run.workers > 1 and np.isnan(steps.sync_s).any():
+        inside = ("CUDA graph", "without capture_sync") if steps.captured else ("backward pass", "with flat reduction")
         raise AnalysisError(
-            f"{name}: has {len(follows)} timed steps that follow another of their epoch; at least {FEWEST_STEPS} are "
-            "needed, name a longer run"
+            f"{name}: the wait for other workers is inside its {inside[0]} and cannot be told from computing; name a "
+            f"run of one worker, or one {inside[1]}"
         )
-    sync = laps["sync_s"][follows]
-    captured = not np.isnan(laps["compute_s"]).all()
-    if run.workers > 1 and np.isnan(sync).any():
-        where, other = ("CUDA graph", "without capture_sync") if captured else ("backward pass", "with flat reduction")
-        raise AnalysisError(
-            f"{name}: the wait for other workers is inside its {where} and cannot be told from computing; name a "
-            f"run of one worker, or one {other}"
-        )
-    laps = nothing_unmarked(laps)
-    own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])
-    if not np.isfinite(own).all():
+    if not np.isfinite(steps.own_s).all():
         raise AnalysisError(f"{name}: its steps were recorded without laps; name a run recorded with them")
     parameters = effective.get("parameters")
     hosts = [str(each.get("host")) for each in effective.get("ranks") or ()]
@@ -117,15 +104,11 @@ def run_times(run: RecordedRun) -> RunTimes:
         backend=str(effective.get("backend", "")),
         transport=str(effective.get("transport", "")),
         reduction=str(effective.get("reduction", "")),
-        settings={key: _value(each) for key, each in dict(effective.get("settings") or {}).items()},
-        own_s=own,
-        sync_s=None if run.workers == 1 else sync,
-        backward_share=None if captured else float(laps["backward_s"][follows].sum() / own.sum()),
+        settings=settings_of(effective),
+        own_s=steps.own_s,
+        sync_s=None if run.workers == 1 else steps.sync_s,
+        backward_share=None if steps.captured else float(steps.backward_s.sum() / steps.own_s.sum()),
     )
-
-
-def _value(setting: Any) -> Any:
-    return setting.get("value") if isinstance(setting, Mapping) else setting
 
 
 # -------------------------------------------------------------------------------------------------------- network
@@ -215,7 +198,7 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         (each for each in content["measured"] if any(one["name"] == chosen for one in each["ways"])),
         content["measured"][0],
     )
-    settings = {key: _value(each) for key, each in dict(job["conditions"].get("settings") or {}).items()}
+    settings = settings_of(job["conditions"])
     overhead: float | None = None
     if raw is not None and raw != chosen:
         overhead = max(0.0, times[chosen][0] - times[raw][0])
