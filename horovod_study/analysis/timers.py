@@ -14,12 +14,13 @@ Writing rows is rare and timed by itself; what it takes per step is added, for m
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.stats import half_width, trimmed_mean
+from horovod_study.analysis.stats import Interval, finite_or_none, half_width, trimmed_mean
+from horovod_study.records import finite
 
 LIMIT_PERCENT = 0.5
 """What measuring may cost."""
@@ -37,9 +38,7 @@ class Overhead:
 
     way: str
     step_s: float  # median over the rounds, writing included
-    percent: float  # of the step with mode off
-    low: float | None  # 95 % interval; None with fewer rounds than an interval takes
-    high: float | None
+    percent: Interval  # of the step with mode off; no ends with fewer rounds than an interval takes
     writing_percent: float  # of it, rows that are written more or less than with mode off
     calls_us: float | None  # microseconds a step that the calls take alone, writing included; None beside
     edges_percent: float | None = None  # with its start and stop every `edges_steps` steps; None without
@@ -47,9 +46,16 @@ class Overhead:
 
     def verdict(self, limit_percent: float) -> str:
         """Return `yes` if it costs less than the limit, `no` if more, or `not resolved`."""
-        if self.low is None or self.high is None:
-            return "not resolved"
-        return "yes" if self.high < limit_percent else "no" if self.low > limit_percent else "not resolved"
+        if self.percent.high < limit_percent:
+            return "yes"
+        return "no" if self.percent.low > limit_percent else "not resolved"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, the ends of the interval beside its number."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        ends = self.percent.to_dict()
+        numbers = {"percent": ends["value"], "low": ends["low"], "high": ends["high"]}
+        return {"way": self.way, "step_s": self.step_s, **numbers, **{k: v for k, v in plain.items() if k != "percent"}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +85,8 @@ class TimerCost:
         light = self.way("light")
         answer = light.verdict(self.limit_percent)
         text = f"light costs {interval(light)} of a step; below {self.limit_percent:g} %: {answer}"
-        if answer == "not resolved" and light.low is not None and light.high is not None:
-            share = (light.high - light.low) / self.limit_percent  # half the limit is wanted as half the interval
+        if answer == "not resolved" and light.percent.known:
+            share = light.percent.width / self.limit_percent  # half the limit is wanted as half the interval
             text += f" (with this noise it takes about {self.seconds * max(1.5, share**2):,.0f} s)"
         if light.calls_us is not None:
             text += f"; the calls alone take {light.calls_us:.1f} us, {light.calls_us / self.off_step_s / 1e4:.2f} %"
@@ -89,25 +95,23 @@ class TimerCost:
     @property
     def resolution(self) -> float | None:
         """Half of the control's interval in per cent: smaller differences are not seen."""
-        if self.control.low is None or self.control.high is None:
-            return None
-        return (self.control.high - self.control.low) / 2
+        return finite_or_none(self.control.percent.width / 2)
 
     def exceeds(self, percent: float) -> bool:
         """Return whether mode light surely costs more than `percent`: its whole interval lies above."""
-        light = self.way("light")
-        return (light.percent if light.low is None else light.low) > percent
+        light = self.way("light").percent
+        return (light.low if light.known else light.value) > percent
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, with the verdict in words."""
-        return {**asdict(self), "resolution_percent": self.resolution, "verdict": self.verdict}
+        plain = {each.name: finite(getattr(self, each.name)) for each in fields(self)}
+        return {**plain, "resolution_percent": self.resolution, "verdict": self.verdict}
 
 
 def interval(each: Overhead) -> str:
     """Return `0.05 % [-0.10, 0.20]`."""
-    if each.low is None or each.high is None:
-        return f"{each.percent:.2f} %"
-    return f"{each.percent:.2f} % [{each.low:.2f}, {each.high:.2f}]"
+    percent = each.percent
+    return f"{percent.value:.2f} %" + (f" [{percent.low:.2f}, {percent.high:.2f}]" if percent.known else "")
 
 
 def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT) -> TimerCost:
@@ -130,16 +134,14 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT)
         center = math.expm1(mean) + more
         # The writing's own scatter is added in square: it is timed apart from the blocks.
         spread = math.hypot(math.exp(mean) * error, *(one[1] / base_s for one in written))
-        half = half_width(spread, freedom) if len(logs) >= 5 else None
+        half = half_width(spread, freedom) if len(logs) >= 5 else math.nan
         edges = None
         if name in around:
             edges = 100 * math.expm1(trimmed_mean(np.log((blocks[name] + around[name]) / beside))[0])
         return Overhead(
             way=name,
             step_s=float(np.median(blocks[name])) + written[0][0],
-            percent=100 * center,
-            low=None if half is None else 100 * (center - half),
-            high=None if half is None else 100 * (center + half),
+            percent=Interval(value=100 * center, low=100 * (center - half), high=100 * (center + half)),
             writing_percent=100 * more,
             calls_us=1e6 * case["calls_s"][name] if name in case["calls_s"] else None,
             edges_percent=edges,
@@ -168,16 +170,13 @@ def _doubts(case: Mapping[str, Any], control: Overhead, limit_percent: float) ->
     rounds = len(case["block_s"][OFF])
     if rounds < FEW_ROUNDS:
         found.append(f"only {rounds} rounds: the intervals rest on little; give it more --seconds")
-    if control.low is not None and control.high is not None:
-        if not control.low <= 0 <= control.high:
-            found.append(
-                f"the control, mode off against itself, differs by {interval(control)}: by chance once in twenty "
-                "times, else the machine was disturbed; measure again when it is quiet"
-            )
-        if (half := (control.high - control.low) / 2) > limit_percent:
-            found.append(
-                f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine"
-            )
+    if control.percent.excludes(0):
+        found.append(
+            f"the control, mode off against itself, differs by {interval(control)}: by chance once in twenty "
+            "times, else the machine was disturbed; measure again when it is quiet"
+        )
+    if (half := control.percent.width / 2) > limit_percent:
+        found.append(f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine")
     others = case["other_cores"]  # None: the system does not tell
     if others is not None and others > OTHER_CORES:
         found.append(f"other programs used {others:.2g} cores meanwhile: measure again when the machine is quiet")

@@ -1,6 +1,7 @@
 """What `horovod-study bench timers` found: a table for a terminal, the figure of the overheads, and all numbers."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,17 +65,18 @@ def _table(cost: TimerCost) -> list[str]:
     ]
     rows = [("off", f"{cost.off_step_s * 1e3:.3f}", "", "", "", "", "")]
     for each in (cost.control, *cost.ways):
-        low_high = "" if each.low is None or each.high is None else f"[{each.low:+.2f}, {each.high:+.2f}]"
+        percent = each.percent
+        low_high = f"[{percent.low:+.2f}, {percent.high:+.2f}]" if percent.known else ""
         calls = "" if each.calls_us is None else f"{each.calls_us:.1f}"
         times = (
             f"{each.step_s * 1e3:.3f}",
-            f"{each.percent:+.2f} %",
+            f"{percent.value:+.2f} %",
             low_high,
             f"{each.writing_percent:+.2f} %",
             calls,
         )
         rows.append((_NAMES.get(each.way, each.way), *times, ""))
-        if each.edges_percent is not None and each.edges_percent - each.percent > 0.5:
+        if each.edges_percent is not None and each.edges_percent - each.percent.value > 0.5:
             every = f"every {each.edges_steps} steps"
             rows.append(("  with start and stop", "", f"{each.edges_percent:+.2f} %", "", "", "", every))
     return [*lines, *to_lines(table_of(_HEADS, rows, texts=(0, 6)))]
@@ -104,8 +106,8 @@ def draw(costs: Sequence[TimerCost], width_in: float) -> Figure:
         value
         for cost in costs
         for each in (cost.control, *cost.ways)
-        for value in (each.percent, each.low, each.high, each.edges_percent)
-        if value is not None
+        for value in (each.percent.value, each.percent.low, each.percent.high, each.edges_percent)
+        if value is not None and math.isfinite(value)
     ]
     reach = 1.15 * max(_LINEAR, -min(shown)), 1.3 * max(_LINEAR, *shown)
     columns = min(2, len(costs))
@@ -147,10 +149,10 @@ def _panel(axes: Axes, cost: TimerCost, names: Sequence[str], reach: tuple[float
 
 def _line(axes: Axes, place: int, each: Overhead, *, own: bool) -> None:
     color = _CONTROL if each.way == "control" else _OWN if own else _BESIDE
-    if each.low is not None and each.high is not None:
-        axes.plot([each.low, each.high], [place, place], color=color, linewidth=1.6, zorder=3)
-    axes.plot(each.percent, place, marker="o", markersize=4.5, color=color, linestyle="none", zorder=4)
-    if each.edges_percent is not None and each.edges_percent - each.percent > 0.5:
+    if each.percent.known:
+        axes.plot([each.percent.low, each.percent.high], [place, place], color=color, linewidth=1.6, zorder=3)
+    axes.plot(each.percent.value, place, marker="o", markersize=4.5, color=color, linestyle="none", zorder=4)
+    if each.edges_percent is not None and each.edges_percent - each.percent.value > 0.5:
         axes.plot(
             each.edges_percent, place, marker="o", markersize=4.5, color=color, markerfacecolor="none",
             linestyle="none", zorder=4,
