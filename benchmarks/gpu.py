@@ -614,7 +614,7 @@ def steps_and_limits(work: Work, found: Mapping[str, Any]) -> list[dict[str, Any
     measured, launch, roofline = work.found.get("step", {}).get("result"), found["launch"], found["roofline"]
     if not measured or not launch or not roofline:
         return []
-    from horovod_study.measure.microbench import step_roofline  # loads PyTorch
+    from horovod_study.programs.microbench import step_roofline  # loads PyTorch
 
     rows = []
     for batch, each in measured["batches"].items():

@@ -37,7 +37,7 @@ from horovod_study import records
 from horovod_study.comm import Launch, open_backend
 from horovod_study.config import RunConfig, parse_widths, run_config
 from horovod_study.measure.clock import now
-from horovod_study.measure.microbench import launches_of
+from horovod_study.programs.microbench import launches_of
 from horovod_study.train import open_clock, run, train_step
 from horovod_study.workload import dataset as data
 from horovod_study.workload import kernels

@@ -1,7 +1,7 @@
 """`make bench`: the loaders beside each other and beside the usual way, and what bounds a run.
 
 For every loader and round: loading alone, training on one cached batch, and both together, with the step of the
-trainer and the same model objects throughout (horovod_study/measure/loading.py). The usual way is a TensorDataset in
+trainer and the same model objects throughout (horovod_study/programs/loading.py). The usual way is a TensorDataset in
 memory of its own and a DataLoader with its default settings. Printed and written to benchmarks/results/.
 """
 
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from horovod_study.config import RunConfig, available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.measure.loading import Comparison, compare_loaders
+from horovod_study.programs.loading import Comparison, compare_loaders
 from horovod_study.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.loaders import Batch

@@ -20,7 +20,6 @@ import torch
 
 from horovod_study import records
 from horovod_study.analysis.timers import TimerCost, timer_cost
-from horovod_study.cluster.timers import measure_timers
 from horovod_study.config import ORDINARY_LAPS, available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_now
@@ -29,6 +28,7 @@ from horovod_study.measure.steady import find_steady
 from horovod_study.progress import Line, say
 from horovod_study.report.figures.timers import text
 from horovod_study.report.kit.files import write_result
+from horovod_study.studies.timers import measure_timers
 from horovod_study.train import DRAIN_STEPS
 from horovod_study.workload import dataset
 

@@ -2,7 +2,7 @@
 
 Every option is run once per round as a process of its own, in an order shuffled anew in each round, and compared with
 the default of the same round. What cannot work on this machine is listed with the trainer's refusal. The matrix peak
-of the core is measured in every round as well: a step's operations (measure/microbench.py) times its samples/s is a
+of the core is measured in every round as well: a step's operations (programs/microbench.py) times its samples/s is a
 share of that peak. Compiling and other first steps are warm-up, outside the timed window.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 from horovod_study.config import available_cores, parse_widths
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.measure.microbench import SIZES, MatrixRate, matrix_peak, matrix_rates, step_flops
+from horovod_study.programs.microbench import SIZES, MatrixRate, matrix_peak, matrix_rates, step_flops
 from horovod_study.progress import say
 from horovod_study.workload import dataset
 

@@ -368,6 +368,12 @@ def holder_of_run(directory: Path) -> Claim | None:
     return None if is_stale(claim, present=present) else claim
 
 
+def require_free(directory: Path) -> None:
+    """Raise Held when somebody trains in a run directory, with or without a claim on its cell."""
+    if (claim := holder_of_run(directory)) is not None:
+        raise Held(f"{directory}: the run is being run by {claim}; wait for it, or stop it", claim)
+
+
 def _create(path: Path, text: str) -> bool:
     """Make a file with its content at once; False when somebody else has made it."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".claim-")

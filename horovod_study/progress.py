@@ -18,6 +18,18 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def duration(seconds: float) -> str:
+    """Return e.g. '45 s', '3 min 20 s', '2 h 5 min'."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min" + (f" {rest} s" if rest else "")
+    hours, minutes = divmod(round(whole / 60), 60)
+    return f"{hours} h" + (f" {minutes} min" if minutes else "")
+
+
 class Line:
     """One line that is rewritten on a terminal and appended now and then in a log."""
 

@@ -35,9 +35,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from horovod_study import alive, lease, records, requirements
-from horovod_study.cluster.settings_file import SettingsFile, nodes_of, read_settings
 from horovod_study.comm import Backend, Launch, agreed, detect, nccl_log, open_backend, require_parity
 from horovod_study.comm.liveness import PATIENCE, Liveness, LostPeer
+from horovod_study.comm.settings_file import SettingsFile, nodes_of, read_settings
 from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Terminated, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
 from horovod_study.config import BUDGETS, LAPS, ORDINARY_LAPS, RunConfig, misplaced, parse_widths, run_config

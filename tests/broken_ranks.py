@@ -3,7 +3,7 @@
 import torch
 
 from horovod_study.comm.raw import MpiRaw
-from horovod_study.measure import collectives
+from horovod_study.programs import collectives
 
 right = MpiRaw.allreduce_
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from horovod_study.cluster.allocations import MARGIN, START_S, Allocation, allocate, time_limit_s
 from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell, RunConfig
+from horovod_study.studies.study_file import StudyConfig
 
 ALPHA = Partition(name="alpha", scheduler="slurm", nodes=None, gpus_per_node=8, cores_per_node=48, cores_per_worker=6)
 

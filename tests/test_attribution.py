@@ -27,10 +27,10 @@ from horovod_study.analysis.attribution import (
     verdict,
 )
 from horovod_study.analysis.stats import Interval
-from horovod_study.cluster.attribute import arms_of, plan
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import finite
 from horovod_study.report.figures.attribution import caption, result_lines, sentences, table, write_attribution
+from horovod_study.studies.attribute import arms_of, plan
 
 LAPS = {"residual": 0.05, "data": 0.1, "forward": 0.25, "backward": 0.5, "update": 0.1}
 """How the time until the gradients are ready is spread over the laps."""

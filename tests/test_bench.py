@@ -9,12 +9,12 @@ from bench_document import MODEL, document
 
 from horovod_study import cli
 from horovod_study.analysis.network import analyze, restored
-from horovod_study.cluster import bench
-from horovod_study.cluster.attempt import ProgramRun
-from horovod_study.cluster.bench import Job, byte_count, message_sizes, plan_jobs, run_bench, worker_count
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.measure.microbench import step_roofline
+from horovod_study.programs.microbench import step_roofline
 from horovod_study.report.figures.bench import allreduce_table, text, write_bench
+from horovod_study.studies import bench
+from horovod_study.studies.attempt import ProgramRun
+from horovod_study.studies.bench import Job, byte_count, message_sizes, plan_jobs, run_bench, worker_count
 
 # ------------------------------------------------------------------------------------------------------- jobs
 
@@ -79,7 +79,7 @@ def test_without_room_the_row_ends_before(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_worker_is_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horovod_study.cluster.bench._has_gpu", lambda: True)
+    monkeypatch.setattr("horovod_study.studies.bench._has_gpu", lambda: True)
 
     assert worker_count(1, 16) == 1
     assert worker_count(None, 16) == 16

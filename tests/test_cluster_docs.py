@@ -6,10 +6,10 @@ import pytest
 from doc_commands import ROOT, blocks
 from doc_commands import text_of as text
 
-from horovod_study.cluster.ledger import STATES, read_ledger
 from horovod_study.cluster.partitions import KEYS, load_partition
-from horovod_study.cluster.plan import plan_study
-from horovod_study.cluster.study_file import load_study
+from horovod_study.studies.ledger import STATES, read_ledger
+from horovod_study.studies.plan import plan_study
+from horovod_study.studies.study_file import load_study
 
 
 def test_every_key_of_a_partition_is_explained_and_no_other():

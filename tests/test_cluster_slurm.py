@@ -16,14 +16,14 @@ from rich.console import Console
 from slurm_cluster import SlurmCluster
 
 from horovod_study import cli
-from horovod_study.cluster.job import EXIT_STOPPED
 from horovod_study.cluster.jobs import JobBook, job_folder, read_job, read_jobs, read_note, write_job
-from horovod_study.cluster.ledger import Ledger, read_ledger
-from horovod_study.cluster.runner import RunOptions, StudyResult, cancel_cells, run_study, show_plan
-from horovod_study.cluster.slurm import submit_study
-from horovod_study.cluster.study_file import StudyConfig, load_study
 from horovod_study.errors import StudyError
 from horovod_study.records import read_run
+from horovod_study.studies.job import EXIT_STOPPED
+from horovod_study.studies.ledger import Ledger, read_ledger
+from horovod_study.studies.runner import RunOptions, StudyResult, cancel_cells, run_study, show_plan
+from horovod_study.studies.study_file import StudyConfig, load_study
+from horovod_study.studies.submit import submit_study
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.horovod]
 
@@ -303,8 +303,8 @@ def test_a_task_of_an_array_is_cancelled_and_its_neighbour_goes_on(cluster: Slur
 def test_in_an_allocation_made_by_hand_the_cells_that_fit_are_run(cluster: SlurmCluster, tmp_path: Path):
     path, runs = study_file(tmp_path, seconds=1, runtime="ddp/gloo"), tmp_path / "runs"
     code = (
-        "import sys; from pathlib import Path; from horovod_study.cluster.job import run_here; "
-        "from horovod_study.cluster.study_file import load_study; "
+        "import sys; from pathlib import Path; from horovod_study.studies.job import run_here; "
+        "from horovod_study.studies.study_file import load_study; "
         "sys.exit(run_here(load_study(Path(sys.argv[1])), Path(sys.argv[2]), command='again').exit_code)"
     )
     asked = ("salloc", "--nodes=2", "--exclusive", "--gres=gpu:1", "--time=10", "--quiet")

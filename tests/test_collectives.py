@@ -11,7 +11,7 @@ from horovod_study.comm.raw import open_raw, open_runtime, why_missing
 from horovod_study.comm.serial import SerialBackend
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, ConfigError
-from horovod_study.measure.collectives import (
+from horovod_study.programs.collectives import (
     PERIOD,
     Plan,
     _differing,
@@ -24,7 +24,7 @@ from horovod_study.measure.collectives import (
     model_facts,
     plan_from,
 )
-from horovod_study.measure.microbench import step_flops
+from horovod_study.programs.microbench import step_flops
 
 
 @pytest.fixture

@@ -15,7 +15,10 @@ import yaml
 from horovod_study import records
 from horovod_study.analysis.comparison import compare
 from horovod_study.cli import main
-from horovod_study.cluster.compare import (
+from horovod_study.cluster.launch import LaunchLine, cell_environment
+from horovod_study.config import COMMUNICATION, OPTIONS
+from horovod_study.errors import ConfigError, StudyError
+from horovod_study.studies.compare import (
     MAY_DIFFER,
     CompareResult,
     check_configs,
@@ -26,9 +29,6 @@ from horovod_study.cluster.compare import (
     schedule,
     worker_counts,
 )
-from horovod_study.cluster.launch import LaunchLine, cell_environment
-from horovod_study.config import COMMUNICATION, OPTIONS
-from horovod_study.errors import ConfigError, StudyError
 
 # What the trainer would write is made here: a process that imports nothing starts ten times as fast.
 TRAINER = """

@@ -15,12 +15,12 @@ from horovod_study.analysis import convergence as learned
 from horovod_study.analysis.points import scaling_points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.cli import main
-from horovod_study.cluster.study_file import load_study
 from horovod_study.config import SWEEPABLE
 from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.report.figures import convergence as figures
 from horovod_study.report.kit.style import style
 from horovod_study.report.page import html, sentences
+from horovod_study.studies.study_file import load_study
 from horovod_study.text import numbers
 
 FLOOR = 6.8e-5

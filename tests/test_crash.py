@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 
 from horovod_study import records
-from horovod_study.cluster import runner
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
-from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import RunConfig
+from horovod_study.studies import runner
+from horovod_study.studies.study_file import StudyConfig
 
 SEED = 20
 

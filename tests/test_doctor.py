@@ -32,8 +32,7 @@ from horovod_study.cluster.doctor.mpi import Mpi, mpi_of, nccl_version
 from horovod_study.cluster.doctor.network import Network, interfaces
 from horovod_study.cluster.doctor.slurm import Slurm, gpus_in, seconds_of
 from horovod_study.cluster.doctor.software import Known, Software
-from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.site import Host
+from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.report import doctor as report
 
 
@@ -2029,7 +2028,7 @@ import json
 from pathlib import Path
 from horovod_study.cluster.doctor.finding import Area, Here
 from horovod_study.cluster.doctor.hosts import Hosts
-from horovod_study.cluster.site import Host
+from horovod_study.cluster.partitions import Host
 area, pair = Area("ssh"), [Host(name=name, slots=1) for name in ("node1", "node2")]
 Hosts(Here(), pair, Path({str(tmp_path)!r}), interface=None, quick=False).check(area)
 print(json.dumps({{each.name: (each.verdict, each.what) for each in area.findings}}))

@@ -8,12 +8,12 @@ import pytest
 from fake_trainer import fake_launch
 
 import horovod_study
-from horovod_study.cluster.attempt import PRUNED, Attempt, CellRun, Running, Verdict
-from horovod_study.cluster.engine import Lane, attempt, set_aside_unless_done, sweep
-from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.process import marked_processes
 from horovod_study.config import Cell, RunConfig, local_cell
 from horovod_study.records import read_run
+from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Running, Verdict
+from horovod_study.studies.engine import Lane, attempt, set_aside_unless_done, sweep
+from horovod_study.studies.interruption import Interruption
 
 ROOT = Path(horovod_study.__file__).parent
 ONE_PLACE = {
@@ -21,7 +21,7 @@ ONE_PLACE = {
     "failure_reason": {"attempt.py"},
     "is_follow_on": {"attempt.py", "reason.py"},
     "told_to_end": {"attempt.py"},
-    "launch_line": {"attempt.py", "slurm.py"},  # slurm.py shows the lines of a dry run
+    "launch_line": {"attempt.py", "submit.py"},  # submit.py shows the lines of a dry run
     "program_line": {"attempt.py", "launch.py"},
     "Running": {"engine.py"},
 }

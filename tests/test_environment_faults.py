@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 import horovod_study
-from horovod_study.cluster.job import main as job_main
-from horovod_study.cluster.job import seconds_left
 from horovod_study.cluster.launch import program_line
 from horovod_study.cluster.partitions import gpus_here
-from horovod_study.cluster.settings_file import nodes_of
 from horovod_study.cluster.site import hosts_of_allocation
 from horovod_study.comm import detect
 from horovod_study.comm.distributed import _LOCAL_RANKS, _local_rank
 from horovod_study.comm.launch import _LAUNCHERS, Launch, meeting_point, require_rendezvous
 from horovod_study.comm.libmpi import require_connection
 from horovod_study.comm.settings import apply
+from horovod_study.comm.settings_file import nodes_of
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
+from horovod_study.studies.job import main as job_main
+from horovod_study.studies.job import seconds_left
 from horovod_study.variables import decimal, whole_number, without_working_directory
 from horovod_study.workload.dataset import cache_directory
 
@@ -309,7 +309,7 @@ def test_horovod_is_not_started_with_what_makes_it_abort(variables: dict[str, st
     assert next(iter(variables)) in line
 
 
-@pytest.mark.parametrize("module", ["horovod_study.train", "horovod_study.cli", "horovod_study.comm.equality"])
+@pytest.mark.parametrize("module", ["horovod_study.train", "horovod_study.cli", "horovod_study.programs.equality"])
 def test_programs_help_without_docstrings(module: str, tmp_path: Path) -> None:
     ended = _ended([module, "--help"], tmp_path, PYTHONOPTIMIZE="2")
 

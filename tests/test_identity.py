@@ -16,12 +16,13 @@ from rich.console import Console
 
 import horovod_study
 from horovod_study import records
-from horovod_study.cluster import grid, identity
-from horovod_study.cluster.interruption import Interruption
+from horovod_study.cluster import identity
 from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import RunConfig
 from horovod_study.errors import StudyError
+from horovod_study.studies import grid
+from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.study_file import StudyConfig
 
 PACKAGE = Path(horovod_study.__file__).parent
 
@@ -84,10 +85,9 @@ def test_everything_that_training_imports_is_covered():
 
 
 def test_what_does_not_shape_a_run_is_not_covered():
-    outside = {name.partition("/")[0] for name in identity.code_files() if "/" in name} - {"cluster"}
+    outside = {name.partition("/")[0] for name in identity.code_files() if "/" in name}
 
     assert {"comm", "measure", "workload"} == outside
-    assert {"cluster/settings_file.py"} == {name for name in identity.code_files() if name.startswith("cluster/")}
     assert not [name for name in identity.code_files() if name.startswith("cli")]
 
 
@@ -100,7 +100,7 @@ def test_files_are_named_below_the_package_in_order():
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("workload/model.py", True), ("train.py", True), ("cluster/runner.py", False), ("report/kit/style.py", False)],
+    [("workload/model.py", True), ("train.py", True), ("studies/runner.py", False), ("report/kit/style.py", False)],
 )
 def test_an_edit_changes_the_digest_where_it_can_change_a_run(package, name, changes):
     before = identity.code_digest(identity.code_files(package))
@@ -312,12 +312,12 @@ def test_damaged_snapshot_is_replaced_and_kept(tmp_path):
 
 def test_any_edit_gives_another_snapshot_though_only_some_give_other_cells(tmp_path, package):
     before = identity.snapshot(tmp_path, package)
-    (package / "cluster" / "runner.py").write_text("")
+    (package / "studies" / "runner.py").write_text("")
 
     after = identity.snapshot(tmp_path, package)
 
     assert before != after
-    assert (before / "horovod_study" / "cluster" / "runner.py").read_text()
+    assert (before / "horovod_study" / "studies" / "runner.py").read_text()
 
 
 def test_snapshot_made_by_two_at_once_is_whole(tmp_path, monkeypatch):

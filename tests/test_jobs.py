@@ -15,9 +15,7 @@ import pytest
 from fake_trainer import fake_launch
 from rich.console import Console
 
-from horovod_study.cluster import job as inside
 from horovod_study.cluster import jobs as jobs_module
-from horovod_study.cluster.job import JobSignals, main, run_here, run_job, seconds_left
 from horovod_study.cluster.jobs import (
     Job,
     JobBook,
@@ -37,13 +35,15 @@ from horovod_study.cluster.jobs import (
     write_job,
     write_note,
 )
-from horovod_study.cluster.ledger import note_attempt, read_ledger
 from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.slurm import partition_values, study_values
-from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.records import read_run
+from horovod_study.studies import job as inside
+from horovod_study.studies.job import JobSignals, main, run_here, run_job, seconds_left
+from horovod_study.studies.ledger import note_attempt, read_ledger
+from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.submit import partition_values, study_values
 
 
 def job(name: str = "one", *, tasks: Sequence[Sequence[str]] = (("a", "b"),), **fields: object) -> Job:

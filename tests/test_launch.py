@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study.cluster.launch import MARKER, cell_environment, launch_line, program_line, refuse_oversubscription
-from horovod_study.cluster.site import PORTS, Host, Site
+from horovod_study.cluster.partitions import Host
+from horovod_study.cluster.site import PORTS, Site
 from horovod_study.config import RUNTIMES, Cell, Placement, RunConfig
 from horovod_study.errors import StudyError
 

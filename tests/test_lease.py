@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from horovod_study import alive, lease
-from horovod_study.cluster import grid, jobs
-from horovod_study.cluster.interruption import Interruption
-from horovod_study.cluster.study_file import StudyConfig
+from horovod_study.cluster import jobs
 from horovod_study.config import RunConfig
 from horovod_study.errors import StudyError
+from horovod_study.studies import grid
+from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.study_file import StudyConfig
 
 RACERS, NAMES = 8, 50
 

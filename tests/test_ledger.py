@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from horovod_study import alive as who
 from horovod_study import lease, records
-from horovod_study.cluster import identity, ledger
-from horovod_study.cluster.estimate import Estimate
-from horovod_study.cluster.study_file import STUDY_KEYS, SWEEP_KEYS, StudyConfig, load_study
+from horovod_study.cluster import identity
 from horovod_study.config import RUNTIMES, RunConfig
 from horovod_study.errors import ConfigError, RecordError
+from horovod_study.studies import ledger
+from horovod_study.studies.estimate import Estimate
+from horovod_study.studies.study_file import STUDY_KEYS, SWEEP_KEYS, StudyConfig, load_study
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 

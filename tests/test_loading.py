@@ -13,9 +13,9 @@ from horovod_study import cli
 from horovod_study.comm import detect, open_backend
 from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.measure import loading
 from horovod_study.measure.clock import LapClock
-from horovod_study.measure.loading import Comparison, Loading, Spread, compare_loaders, loader_options, save
+from horovod_study.programs import loading
+from horovod_study.programs.loading import Comparison, Loading, Spread, compare_loaders, loader_options, save
 from horovod_study.train import train_step
 from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import Batch, open_loader

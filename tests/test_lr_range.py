@@ -16,9 +16,9 @@ from horovod_study import records
 from horovod_study.analysis.lr_range import find_rate, smoothed
 from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
-from horovod_study.cluster.range_run import range_config, run_range
 from horovod_study.errors import AnalysisError, ConfigError, RecordError, StudyError
 from horovod_study.report.figures.lr_range import caption, write_lr_range
+from horovod_study.studies.range_run import range_config, run_range
 
 
 def curve(steps: int = 1000, *, low: float = 1e-6, high: float = 1.0, falls: float = 1e-3, diverges: float = 1e-2):

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import horovod_study
 from horovod_study.analysis.network import memory_bytes
-from horovod_study.measure.collectives import model_facts
-from horovod_study.measure.microbench import (
+from horovod_study.programs.collectives import model_facts
+from horovod_study.programs.microbench import (
     MatrixRate,
     copy_rates,
     matrix_peak,

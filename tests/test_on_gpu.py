@@ -27,12 +27,13 @@ from torch import nn
 from horovod_study import records
 from horovod_study.comm import Backend, builds, detect, open_backend
 from horovod_study.config import RunConfig
-from horovod_study.measure import evidence, timers
+from horovod_study.measure import evidence
 from horovod_study.measure.clock import DeviceStamps, LapClock, Unstamped, now
-from horovod_study.measure.microbench import copy_rates, launch_latency, launches_of, matrix_peak, matrix_rates
 from horovod_study.measure.recorder import Recorder
 from horovod_study.measure.sensors import Gpus
 from horovod_study.measure.sync_points import Finder
+from horovod_study.programs import timers
+from horovod_study.programs.microbench import copy_rates, launch_latency, launches_of, matrix_peak, matrix_rates
 from horovod_study.train import train_step
 from horovod_study.workload import dataset as data
 from horovod_study.workload import kernels

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from horovod_study.cluster import partitions
-from horovod_study.cluster.partitions import KEYS, Partition, find_partition, load_partition, this_machine
-from horovod_study.cluster.site import Host
+from horovod_study.cluster.partitions import KEYS, Host, Partition, find_partition, load_partition, this_machine
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError
 

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.cluster.estimate import SAMPLES_GUESS_PER_S, START_UP_GUESS_S, rough_s
-from horovod_study.cluster.ledger import Entry, Ledger, cell_name
+from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.plan import Plan, plan_study
-from horovod_study.cluster.study_file import Budget, StudyConfig, load_study
 from horovod_study.config import Cell, Placement, RunConfig
+from horovod_study.studies.estimate import SAMPLES_GUESS_PER_S, START_UP_GUESS_S, rough_s
+from horovod_study.studies.ledger import Entry, Ledger
+from horovod_study.studies.plan import Plan, plan_study
+from horovod_study.studies.study_file import Budget, StudyConfig, load_study
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ALPHA = Partition(name="alpha", scheduler="slurm", nodes=None, gpus_per_node=8, cores_per_node=48, cores_per_worker=6)

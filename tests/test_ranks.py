@@ -8,15 +8,15 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_study.cluster.answer import ANSWER
-from horovod_study.cluster.attempt import ProgramRun
 from horovod_study.cluster.launch import MARKER
-from horovod_study.cluster.ranks import run_ranks
 from horovod_study.errors import StudyError
+from horovod_study.programs.answer import ANSWER
+from horovod_study.studies.attempt import ProgramRun
+from horovod_study.studies.ranks import run_ranks
 
 PROGRAM = """
 import os, sys, time
-from horovod_study.cluster.answer import answer
+from horovod_study.programs.answer import answer
 what, *words = sys.argv[1:]
 print("words:", *words, flush=True)
 if what == "answer":

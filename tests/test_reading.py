@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 import horovod_study
 from horovod_study import documents
-from horovod_study.cluster import compare, jobs, ledger, smoke, tune
+from horovod_study.cluster import jobs
 from horovod_study.errors import ConfigError, RecordError, StudyError
+from horovod_study.studies import compare, ledger, smoke, tune
 from horovod_study.workload import checkpoint, dataset
 from horovod_study.workload.curves.arrays import read_npz
 from horovod_study.workload.curves.values import ReadOptions
@@ -40,16 +41,16 @@ READING = {
     "cluster/doctor/probe.py": "the question of the doctor that started it",
     "cluster/identity.py": "what pip and `make setup` wrote",
     "cluster/remote.py": "the answer of a program that this one started on a host",
-    "cluster/search.py": "its own values as JSON has them",
-    "cluster/tune.py": "its own values as JSON has them",
-    "cluster/verify.py": "the answer of ranks that this program started",
+    "studies/search.py": "its own values as JSON has them",
+    "studies/tune.py": "its own values as JSON has them",
+    "studies/verify.py": "the answer of ranks that this program started",
     "comm/builds.py": "what `make setup` wrote",
-    "comm/equality.py": "the job and the arrays of the program that started it",
+    "programs/equality.py": "the job and the arrays of the program that started it",
     "comm/liveness.py": "messages between ranks",
-    "measure/collectives.py": "the plan of the program that started it",
+    "programs/collectives.py": "the plan of the program that started it",
     "measure/profiling.py": "the file of a profiler that this program started",
     "measure/system.py": "messages between sampler and trainer",
-    "measure/timers.py": "the plan of the program that started it",
+    "programs/timers.py": "the plan of the program that started it",
     "records.py": "tables whose digest was compared before",
     "report/figures/search.py": "a table of a search, read through the door before",
     "workload/checkpoint.py": "an archive whose digest was compared before, without objects",

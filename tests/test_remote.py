@@ -13,8 +13,9 @@ import pytest
 from two_hosts import TwoHosts
 
 from horovod_study.cluster.launch import MARKER, program_line
+from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import Stopped, other_hosts, remote_argv, run_on, stop_marked_on, this_host
-from horovod_study.cluster.site import Host, Site
+from horovod_study.cluster.site import Site
 from horovod_study.errors import StudyError
 
 HAIRY = "a b $(touch pwned)'\"`touch pwned`;|&\n*"

@@ -25,7 +25,7 @@ OF_EVERY_RUN = {
 
 ALLOWED = {
     ("cli/benchmarks.py", "cuda_graphs kernels loader"): "options of `bench timers`, which declares its own",
-    ("cluster/verify.py", "dataset input_scaling lr_scaling"): "the job that the proof hands to its program",
+    ("studies/verify.py", "dataset input_scaling lr_scaling"): "the job that the proof hands to its program",
     ("recording.py", "disk_full steady system_interval_s timer_mode warmup_steps"): "arguments of recorder()",
     ("recording.py", "lr optimizer timer_mode warmup_steps"): "keys of `effective` in run.json",
 }

@@ -19,16 +19,18 @@ from fake_trainer import fake_launch
 from rich.console import Console
 
 from horovod_study import lease, records
-from horovod_study.cluster import attempt, grid, ledger, runner
-from horovod_study.cluster.interruption import Interruption
+from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.process import marked_processes, stop_marked
-from horovod_study.cluster.progress import Estimate, TimeLeft, duration
 from horovod_study.cluster.reason import failure_reason
-from horovod_study.cluster.site import Host, Site
-from horovod_study.cluster.study_file import Budget, StudyConfig
+from horovod_study.cluster.site import Site
 from horovod_study.config import Placement, RunConfig, run_config
 from horovod_study.documents import load_yaml
 from horovod_study.errors import StudyError
+from horovod_study.progress import duration
+from horovod_study.studies import attempt, grid, ledger, runner
+from horovod_study.studies.estimate import Estimate, TimeLeft
+from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.study_file import Budget, StudyConfig
 
 COMMAND = "horovod-study run tiny.yaml"
 TESTS = Path(__file__).parent
@@ -310,7 +312,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_runner import COMMAND, QUICK, make_study
 from fake_trainer import fake_launch
-from horovod_study.cluster import attempt, grid, runner
+from horovod_study.studies import attempt, grid, runner
 from horovod_study.errors import StudyError
 
 def die(*arguments, **options):

@@ -17,16 +17,16 @@ import yaml
 from optuna.trial import TrialState
 
 from horovod_study.cli import main
-from horovod_study.cluster import engine
-from horovod_study.cluster import search as searching
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
-from horovod_study.cluster.search import importance_of, repeat_command, result_lines, run_search
-from horovod_study.cluster.search_file import PARTS, Choice, Pruner, Range, budget_done, load_search, with_trials
 from horovod_study.config import RunConfig, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.records import epoch_rows, read_run
 from horovod_study.report.figures.search import read_table, write_search
+from horovod_study.studies import engine
+from horovod_study.studies import search as searching
+from horovod_study.studies.search import importance_of, repeat_command, result_lines, run_search
+from horovod_study.studies.search_file import PARTS, Choice, Pruner, Range, budget_done, load_search, with_trials
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = """

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study import train
-from horovod_study.cluster.settings_file import SettingsFile, nodes_of, read_settings, write_settings
+from horovod_study.comm.settings_file import SettingsFile, nodes_of, read_settings, write_settings
 from horovod_study.config import OPTIONS, RunConfig
 from horovod_study.errors import ConfigError
 from horovod_study.records import read_run
@@ -204,7 +204,7 @@ def test_hosts_are_counted_from_what_the_launcher_says() -> None:
 
 
 def test_every_allowed_setting_is_an_option_of_train() -> None:
-    from horovod_study.cluster.settings_file import ALLOWED
+    from horovod_study.comm.settings_file import ALLOWED
 
     assert set(ALLOWED) <= set(OPTIONS)
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.cluster.partitions import Partition
+from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.site import (
     PORTS,
-    Host,
     Site,
     expand_counts,
     expand_nodelist,

@@ -21,20 +21,11 @@ from rich.console import Console
 from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.jobs import Note, read_job, read_jobs, write_note
 from horovod_study.cluster.partitions import Partition, find_partition
-from horovod_study.cluster.slurm import (
-    cancel_jobs,
-    check_folder,
-    directives,
-    partition_of,
-    partition_values,
-    script,
-    slurm_time,
-    submit_environment,
-    submit_study,
-)
-from horovod_study.cluster.study_file import StudyConfig
+from horovod_study.cluster.slurm import directives, script, slurm_time, submit_environment
 from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, StudyError
+from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.submit import cancel_jobs, check_folder, partition_of, partition_values, submit_study
 
 GOLDEN = Path(__file__).parent / "golden"
 CLUSTER = find_partition("alpha")
@@ -170,7 +161,7 @@ def test_whatever_the_names_are_nothing_of_them_is_executed(
     assert [bytes.fromhex(each) for each in arguments] == [
         b"-P",
         b"-m",
-        b"horovod_study.cluster.job",
+        b"horovod_study.studies.job",
         os.fsencode(folder),
     ]
     variables = {bytes.fromhex(key).decode(): bytes.fromhex(each) for key, each in seen.items()}
@@ -317,7 +308,7 @@ def test_the_folder_of_a_job_is_complete_before_sbatch_hears_of_it(tmp_path, mon
 
 
 def test_an_answer_of_sbatch_that_was_lost_is_looked_up_by_the_name_of_the_job(tmp_path, monkeypatch):
-    monkeypatch.setattr("horovod_study.cluster.slurm._BETWEEN_TRIES_S", 0.0)
+    monkeypatch.setattr("horovod_study.studies.submit._BETWEEN_TRIES_S", 0.0)
     told = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     lost = f'cp script.sh "$HOME/taken"; echo "{told}" >&2; exit 1'
     knows = (
@@ -353,7 +344,7 @@ def test_without_slurm_nothing_is_submitted_and_the_reason_said(tmp_path, monkey
 
 
 def test_a_controller_that_is_down_is_no_fault_of_the_study(tmp_path, monkeypatch):
-    monkeypatch.setattr("horovod_study.cluster.slurm._BETWEEN_TRIES_S", 0.0)
+    monkeypatch.setattr("horovod_study.studies.submit._BETWEEN_TRIES_S", 0.0)
     down = 'case "$*" in *--version*) exit 0;; *) exit 1;; esac'
     fake_programs(tmp_path / "bin", monkeypatch, sbatch="echo 5", squeue=down, sacct="exit 1")
     with pytest.raises(StudyError, match="squeue does not answer here, so it is not known what is submitted already"):

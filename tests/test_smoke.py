@@ -11,12 +11,14 @@ from rich.console import Console
 from test_runner import COMMAND, make_study, starts
 
 from horovod_study import records
-from horovod_study.cluster import attempt, doctor, runner, smoke
+from horovod_study.cluster import doctor
 from horovod_study.cluster.doctor import Finding
+from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.process import marked_processes
-from horovod_study.cluster.site import HERE, Host, Site
+from horovod_study.cluster.site import HERE, Site
 from horovod_study.config import Placement
 from horovod_study.errors import StudyError
+from horovod_study.studies import attempt, runner, smoke
 
 
 def run(study, runs, behaviour=None, console=None, **options):

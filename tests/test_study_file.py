@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_study.cluster.partitions import find_partition
-from horovod_study.cluster.study_file import Budget, StudyConfig, load_study
 from horovod_study.config import OPTIONS, RUNTIMES, Cell, Placement, RunConfig, changed, misplaced
 from horovod_study.errors import ConfigError
+from horovod_study.studies.study_file import Budget, StudyConfig, load_study
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 

@@ -13,16 +13,16 @@ import torch
 from horovod_study import cli
 from horovod_study.analysis.stats import trimmed_mean
 from horovod_study.analysis.timers import interval, summary, timer_cost
-from horovod_study.cluster.timers import measure_timers
 from horovod_study.comm import detect, open_backend
 from horovod_study.config import LAPS, RunConfig
 from horovod_study.errors import ConfigError
-from horovod_study.measure import timers
 from horovod_study.measure.clock import LapClock
-from horovod_study.measure.timers import BESIDE, Plan, measure
+from horovod_study.programs import timers
+from horovod_study.programs.timers import BESIDE, Plan, measure
 from horovod_study.records import read_step_column
 from horovod_study.report.figures.timers import caption, draw, text
 from horovod_study.report.kit.style import style
+from horovod_study.studies.timers import measure_timers
 from horovod_study.workload import dataset as data
 from horovod_study.workload.graphs import RING, CapturedStep
 
@@ -347,7 +347,7 @@ def test_the_verb_measures_one_worker_and_two(
 def test_the_verb_fails_above_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("horovod_study.cluster.timers.measure_timers", lambda **_: [case(light_percent=3.0)])
+    monkeypatch.setattr("horovod_study.studies.timers.measure_timers", lambda **_: [case(light_percent=3.0)])
     line = ["bench", "timers", "--dataset", "400", "--out", str(tmp_path)]
 
     assert cli.main([*line, "--fail-above", "2"]) == 1

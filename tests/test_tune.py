@@ -16,12 +16,17 @@ from hypothesis import strategies as st
 
 from horovod_study.analysis.stats import Interval
 from horovod_study.cli import main
-from horovod_study.cluster import tune as tune_module
-from horovod_study.cluster.attempt import Attempt, CellRun, record_of
-from horovod_study.cluster.engine import Lane
-from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.process import marked_processes
-from horovod_study.cluster.racing import (
+from horovod_study.comm.settings_file import read_settings
+from horovod_study.config import Cell, RunConfig
+from horovod_study.errors import ConfigError, StudyError
+from horovod_study.records import RunRecord, read_run
+from horovod_study.report.figures.tune import caption, table, write_tune
+from horovod_study.studies import tune as tune_module
+from horovod_study.studies.attempt import Attempt, CellRun, record_of
+from horovod_study.studies.engine import Lane
+from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.racing import (
     EQUAL,
     FIRST_BLOCKS,
     Book,
@@ -34,8 +39,7 @@ from horovod_study.cluster.racing import (
     ratio_words,
     without_slow,
 )
-from horovod_study.cluster.settings_file import read_settings
-from horovod_study.cluster.tune import (
+from horovod_study.studies.tune import (
     TuneRequest,
     library_values,
     run_tune,
@@ -43,10 +47,6 @@ from horovod_study.cluster.tune import (
     space,
     tune_request,
 )
-from horovod_study.config import Cell, RunConfig
-from horovod_study.errors import ConfigError, StudyError
-from horovod_study.records import RunRecord, read_run
-from horovod_study.report.figures.tune import caption, table, write_tune
 
 RUNTIME = "horovod/mpi"
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study.cli import main
-from horovod_study.cluster import verify as verifying
-from horovod_study.cluster.verify import BOUNDS, BREAKS, PARALLEL, Question, judge, shares, usable
-from horovod_study.comm import equality
-from horovod_study.comm.equality import Shares, _order_difference, _Weighted, distance, order_sha256
 from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, RecordError, StudyError
+from horovod_study.programs import equality
+from horovod_study.programs.equality import Shares, _order_difference, _Weighted, distance, order_sha256
 from horovod_study.report.equality import summary, text, write
+from horovod_study.studies import verify as verifying
+from horovod_study.studies.verify import BOUNDS, BREAKS, PARALLEL, Question, judge, shares, usable
 from horovod_study.workload.dataset import Batches
 
 NAMES = [f"{layer}.{part}" for layer in ("conv1", "conv2", "fc1", "fc2") for part in ("weight", "bias")]

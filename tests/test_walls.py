@@ -11,12 +11,13 @@ import pytest
 import horovod_study
 
 ROOT = Path(horovod_study.__file__).parent
-RUN_WING = ("workload", "comm", "measure", "cluster", "train", "progress", "recording", "lightning")
+RUN_WING = ("workload", "comm", "measure", "cluster", "studies", "programs", "train", "progress")
+RUN_WING += ("recording", "lightning")
 ANALYSIS_WING = ("analysis", "report")
 ONLY_BELOW = {
-    "horovod": ("comm/",),
-    "torch.distributed": ("comm/",),
-    "mpi4py": ("comm/", "measure/microbench.py"),
+    "horovod": ("comm/", "programs/equality.py"),
+    "torch.distributed": ("comm/", "programs/equality.py"),
+    "mpi4py": ("comm/", "programs/microbench.py"),
     "matplotlib": ("report/",),
     "time": ("measure/clock.py",),
 }
@@ -88,7 +89,7 @@ def test_every_module_belongs_somewhere() -> None:
         ("analysis/study.py", "matplotlib.pyplot", "belongs below report/"),
         ("analysis/study.py", "horovod_study.report.page.html", "analysis does not draw"),
         ("records.py", "pickle", "can execute data"),
-        ("cluster/tune.py", "horovod_study.analysis.comparison", "the wings meet only"),
+        ("studies/tune.py", "horovod_study.analysis.comparison", "the wings meet only"),
         ("analysis/stats.py", "horovod_study.records", "a kit imports nothing"),
     ],
 )

@@ -14,9 +14,9 @@ from rich.console import Console
 from test_ledger import FAILED, FakeBook, FakeJob, claim, make_study, put_claim, record
 
 from horovod_study import records
-from horovod_study.cluster import ledger, watch
-from horovod_study.cluster.watch import Getting
 from horovod_study.config import RunConfig
+from horovod_study.studies import ledger, watch
+from horovod_study.studies.watch import Getting
 
 RUNNING = {"status": "running", "totals": {}}
 

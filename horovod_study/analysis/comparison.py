@@ -225,7 +225,7 @@ def too_few(blocks: int, tests: int) -> str:
 
 
 def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1) -> Comparison:
-    """Return the comparison of B with A from blocks as `cluster/compare.py` makes them.
+    """Return the comparison of B with A from blocks as `studies/compare.py` makes them.
 
     A block: `workers`, `block` (its number, from 1), and under `A` and `B` the figures of one run each:
     `samples_per_s`, `step_s_median`, `step_s_p90`, `test_mse`, `parameter_sha256`, `first_losses` (mean over the

@@ -234,7 +234,7 @@ class Network:
     roofline: Roofline | None
     wrong: int
     doubts: tuple[str, ...]
-    launch: Mapping[str, Any] | None = None  # what launching a kernel takes on a GPU, see measure/microbench.py
+    launch: Mapping[str, Any] | None = None  # what launching a kernel takes on a GPU, see programs/microbench.py
     step_roofline: Mapping[str, Any] | None = None  # launching, moving and computing of the step on a GPU, there too
 
     def to_dict(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class Network:
 def analyze(document: Mapping[str, Any]) -> Network:
     """Return bandwidths, fits and the roofline of a document of the benchmark.
 
-    `document`: "workers", "model" and "jobs", each job as measure/collectives.py made it; one of them has "copies",
+    `document`: "workers", "model" and "jobs", each job as programs/collectives.py made it; one of them has "copies",
     "step" and "matrices".
     """
     workers, model = int(document["workers"]), document["model"]

@@ -45,8 +45,8 @@ def bench_arguments(parser: Parser) -> None:
 def bench(options: argparse.Namespace) -> int:
     """Measure the network between workers and what a worker can do: all-reduce, copies, matrix peak, roofline."""
     from horovod_study.analysis.network import analyze as analyze_network
-    from horovod_study.cluster.bench import bench_document, finish
     from horovod_study.report.figures.bench import content, text, write_bench
+    from horovod_study.studies.bench import bench_document, finish
 
     document = bench_document(
         workers=options.workers,
@@ -96,7 +96,7 @@ def loading_arguments(parser: Parser) -> None:
 def loading(options: argparse.Namespace) -> int:
     """Compare the loaders: loading alone, training on one cached batch, both together, and what bounds a run."""
     from horovod_study.config import RunConfig
-    from horovod_study.measure.loading import compare_loaders, save
+    from horovod_study.programs.loading import compare_loaders, save
     from horovod_study.progress import Line
     from horovod_study.workload import dataset
 
@@ -173,9 +173,9 @@ def timers_arguments(parser: Parser) -> None:
 def timers(options: argparse.Namespace) -> int:
     """Measure what measuring costs: blocks of steps with the timers off, light and strict take turns."""
     from horovod_study.analysis.timers import timer_cost
-    from horovod_study.cluster.timers import measure_timers
     from horovod_study.progress import Line
     from horovod_study.report.figures.timers import content, text, write_timers
+    from horovod_study.studies.timers import measure_timers
     from horovod_study.workload import dataset
 
     with curves_told() as tell:

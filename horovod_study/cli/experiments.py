@@ -26,9 +26,9 @@ def search_arguments(parser: Parser) -> None:
 
 def search(options: argparse.Namespace) -> int:
     """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
-    from horovod_study.cluster.search import result_lines, run_search
-    from horovod_study.cluster.search_file import load_search, with_trials
     from horovod_study.report.figures.search import read_table, write_search
+    from horovod_study.studies.search import result_lines, run_search
+    from horovod_study.studies.search_file import load_search, with_trials
 
     command = shlex.join(["horovod-study", *options.words])
     wanted = with_trials(load_search(options.search), options.trials)
@@ -61,8 +61,8 @@ def lr_range_arguments(parser: Parser) -> None:
 def lr_range(options: argparse.Namespace) -> int:
     """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
     from horovod_study.analysis.lr_range import find_rate
-    from horovod_study.cluster.range_run import range_config, run_range
     from horovod_study.report.figures.lr_range import write_lr_range
+    from horovod_study.studies.range_run import range_config, run_range
 
     config = range_config(options.config, run_values(options), low=options.low, high=options.high)
     rates, losses, record = run_range(config, options.out, workers=options.workers, runtime=options.runtime)
@@ -108,8 +108,8 @@ def tune_arguments(parser: Parser) -> None:
 
 def tune(options: argparse.Namespace) -> int:
     """Tune how workers talk: race settings on this model and this machine, and write a file for train --settings."""
-    from horovod_study.cluster.tune import run_tune, tune_request
     from horovod_study.report.figures.tune import table, write_tune
+    from horovod_study.studies.tune import run_tune, tune_request
 
     request = tune_request(
         options.config,
@@ -161,9 +161,9 @@ def compare(options: argparse.Namespace) -> int:
     """Compare two configurations fairly: interleaved in blocks, equal work proven, with an interval and a verdict."""
     from horovod_study.analysis.comparison import compare as compare_blocks
     from horovod_study.analysis.comparison import too_few
-    from horovod_study.cluster.compare import read_arms, run_compare, worker_counts
     from horovod_study.progress import say
     from horovod_study.report.figures.comparison import write_comparison
+    from horovod_study.studies.compare import read_arms, run_compare, worker_counts
 
     arms, seconds = read_arms(options.a, options.b, run_values(options))
     workers = worker_counts(arms, options.workers)
@@ -223,11 +223,11 @@ def verify_arguments(parser: Parser) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     """Prove that parallel training equals sequential training: the relative error of every weight and bias."""
-    from horovod_study.cluster.verify import Question
-    from horovod_study.cluster.verify import verify as prove
     from horovod_study.progress import say
     from horovod_study.records import finite
     from horovod_study.report.equality import text, write
+    from horovod_study.studies.verify import Question
+    from horovod_study.studies.verify import verify as prove
 
     question = Question(
         runtimes=options.runtime and tuple(options.runtime),

@@ -205,8 +205,8 @@ def attribute(options: argparse.Namespace) -> int:
     from horovod_study import records
     from horovod_study.analysis.attribution import attribute as take_apart
     from horovod_study.analysis.attribution import observe
-    from horovod_study.cluster.attribute import refuse_options, run_experiment
     from horovod_study.report.figures.attribution import result_lines, write_attribution
+    from horovod_study.studies.attribute import refuse_options, run_experiment
 
     if options.runs:
         refuse_options(run_values(options), recorded=True)

@@ -19,8 +19,8 @@ def plan_arguments(parser: Parser) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Say what a study would run, and what it would cost; nothing is run."""
-    from horovod_study.cluster.ledger import past_durations
-    from horovod_study.cluster.plan import plan_study
+    from horovod_study.studies.ledger import past_durations
+    from horovod_study.studies.plan import plan_study
 
     study = _study(options)
     ledger = _ledger(options, study)
@@ -50,12 +50,12 @@ def run(options: argparse.Namespace) -> int:
     if options.here:
         from rich.console import Console
 
-        from horovod_study.cluster.job import Inside, run_here
+        from horovod_study.studies.job import Inside, run_here
 
         inside = Inside(console=Console())
         result = run_here(study, options.runs, inside, command=command + " --here", retry=options.retry)
     else:
-        from horovod_study.cluster.runner import run_study, show_plan
+        from horovod_study.studies.runner import run_study, show_plan
 
         how = _how_to_run(options, command, retry=options.retry)
         if options.dry_run:
@@ -72,7 +72,7 @@ def retry_arguments(parser: Parser) -> None:
 
 def retry(options: argparse.Namespace) -> int:
     """Run those cells again that failed, timed out, were cancelled or pre-empted."""
-    from horovod_study.cluster.runner import retry_cells
+    from horovod_study.studies.runner import retry_cells
 
     study, command = _study(options), _command(options)
     result = retry_cells(study, options.runs, _how_to_run(options, command), which=options.cells)
@@ -87,7 +87,7 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _how_to_run(options: argparse.Namespace, command: str, *, retry: bool = True) -> Any:
-    from horovod_study.cluster.runner import RunOptions
+    from horovod_study.studies.runner import RunOptions
 
     told = {name: getattr(options, name) for name in ("yes", "oversubscribe", "smoke", "pin", "wait")}
     return RunOptions(command=command, retry=retry, **told)
@@ -117,7 +117,7 @@ def status(options: argparse.Namespace) -> int:
     """Say where a study stands."""
     study = _study(options)
     if options.watch:
-        from horovod_study.cluster.watch import watch
+        from horovod_study.studies.watch import watch
 
         return watch(study, options.runs)
     ledger = _ledger(options, study)
@@ -134,7 +134,7 @@ def cancel_arguments(parser: Parser) -> None:
 
 def cancel(options: argparse.Namespace) -> int:
     """End cells that are running or queued; a running one writes a checkpoint first."""
-    from horovod_study.cluster.runner import cancel_cells
+    from horovod_study.studies.runner import cancel_cells
 
     cancel_cells(_study(options), options.runs, which=options.cells)
     return 0
@@ -165,8 +165,8 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _study(options: argparse.Namespace) -> Any:
-    from horovod_study.cluster.runner import on_hosts
-    from horovod_study.cluster.study_file import load_study
+    from horovod_study.studies.runner import on_hosts
+    from horovod_study.studies.study_file import load_study
 
     study = load_study(options.study)
     return on_hosts(study, _hosts(options)) if options.hosts else study
@@ -174,13 +174,13 @@ def _study(options: argparse.Namespace) -> Any:
 
 def _ledger(options: argparse.Namespace, study: Any) -> Any:
     from horovod_study.cluster.jobs import JobBook
-    from horovod_study.cluster.ledger import read_ledger
+    from horovod_study.studies.ledger import read_ledger
 
     return read_ledger(study, options.runs, jobs=JobBook(options.runs / study.name))
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
-    from horovod_study.cluster.runner import parse_hosts
+    from horovod_study.studies.runner import parse_hosts
 
     return parse_hosts(options.hosts) if options.hosts else ()
 

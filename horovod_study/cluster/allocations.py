@@ -6,10 +6,11 @@ that a partition allows is too short for all cells of a placement, the job becom
 """
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from horovod_study.cluster.ledger import blocks
 from horovod_study.cluster.partitions import Partition
 from horovod_study.config import Cell, Placement
 
@@ -19,6 +20,35 @@ START_S = 300.0
 """And so many seconds more, for its start, loading modules, and the first reading of the data."""
 STEP_S = 300.0
 SHORTEST_S = 900.0
+
+
+class Labels(Protocol):
+    """What is needed of a study to name its cells for people."""
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+
+    def label(self, cell: Cell) -> str:
+        """Return what tells a cell from others, its repeat apart."""
+
+
+def cell_name(study: Labels, cell: Cell) -> str:
+    """Name a cell for people: runtime, workers, whatever else the study varies, repeat (counted from 1)."""
+    return f"{study.label(cell)}, repeat {cell.config.repeat + 1}"
+
+
+def blocks(cells: Sequence[Cell], seed: int) -> list[list[Cell]]:
+    """Return the cells in the order to run them: one block per repeat, each shuffled with the study's seed.
+
+    A slow drift of the machine then falls on all cells alike, and the first block alone already gives a whole picture.
+    """
+    ordered = []
+    for repeat in sorted({cell.config.repeat for cell in cells}):
+        block = [cell for cell in cells if cell.config.repeat == repeat]
+        random.Random(f"{seed}/{repeat}").shuffle(block)
+        ordered.append(block)
+    return ordered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

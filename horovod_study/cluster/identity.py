@@ -40,7 +40,7 @@ _FOLDERS = ("comm", "measure", "workload")
 _MODULES = (
     *("__init__.py", "alive.py", "config.py", "documents.py", "errors.py", "files.py", "lease.py", "low_memory.py"),
     *("options.py", "progress.py", "record_forms.py", "records.py", "recording.py", "requirements.py", "roles.py"),
-    *("train.py", "variables.py", "cluster/settings_file.py"),
+    *("train.py", "variables.py"),
 )
 _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _NAMED = 5  # so many names are listed before "and N more"

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.site import Host
 from horovod_study.cluster.yaml_keys import known, limits, mapping, one_of
 from horovod_study.config import available_cores
 from horovod_study.documents import load_yaml
@@ -27,6 +26,27 @@ SCHEDULERS = ("local", "ssh", "slurm")
 LAUNCHERS = ("auto", "horovodrun", "mpirun", "srun", "torchrun")
 FOLDER = Path("jobs") / "partitions"
 """Where partitions lie, below the working directory, a folder above the study file, or the checkout."""
+
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """A machine by its name, and how many workers it takes."""
+
+    name: str
+    slots: int
+
+    def __post_init__(self) -> None:
+        # Launchers put it into lists with commas and colons, and into commands of a shell.
+        if not _HOST_NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"host {self.name!r}: not a name of a host; allowed: letters, digits, '.', '-', '_' "
+                "(user, port and key of ssh belong in ~/.ssh/config)"
+            )
+        if self.slots < 1:
+            raise ConfigError(f"host {self.name}: slots is {self.slots}; allowed: 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

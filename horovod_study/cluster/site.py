@@ -11,38 +11,16 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import SystemRandom
-from typing import TYPE_CHECKING
 
+from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.remote import this_host
 from horovod_study.config import Placement
 from horovod_study.errors import ConfigError, StudyError, nearest
 
-if TYPE_CHECKING:  # partitions.py has hosts, which are made here
-    from horovod_study.cluster.partitions import Partition
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _INTERFACES = re.compile(r"[A-Za-z0-9][\w.:@-]*(,[A-Za-z0-9][\w.:@-]*)*")
 PORTS = (20_000, 32_767)
 """Where ranks meet: above what services use, below what systems give to outgoing connections."""
 MAX_HOSTS = 100_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Host:
-    """A machine by its name, and how many workers it takes."""
-
-    name: str
-    slots: int
-
-    def __post_init__(self) -> None:
-        # Launchers put it into lists with commas and colons, and into commands of a shell.
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"host {self.name!r}: not a name of a host; allowed: letters, digits, '.', '-', '_' "
-                "(user, port and key of ssh belong in ~/.ssh/config)"
-            )
-        if self.slots < 1:
-            raise ConfigError(f"host {self.name}: slots is {self.slots}; allowed: 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +58,7 @@ HERE = Site()
 
 
 def site_of(
-    partition: "Partition",
+    partition: Partition,
     placement: Placement,
     *,
     hosts: Sequence[str | Host] = (),

@@ -1,60 +1,28 @@
-"""Slurm: the script of a job as pure text, and what gives jobs to sbatch and takes them back.
+"""Slurm: the script of a job as pure text, and the environment that sbatch gets.
 
 A script asks for nodes, sets up what the partition says, and becomes one Python program, `python -m
-horovod_study.cluster.job FOLDER`, which runs the cells of the job. Nothing in it depends on the shell of whoever
+horovod_study.studies.job FOLDER`, which runs the cells of the job. Nothing in it depends on the shell of whoever
 submits it. Text from users is quoted for the shell; what stands in #SBATCH lines, which no shell reads, is refused
 where it could mean something else there.
 """
 
 import math
-import os
 import re
-import secrets
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import yaml
-from rich.console import Console
-
-from horovod_study.cluster.allocations import Allocation, allocate
-from horovod_study.cluster.estimate import Estimate, duration
-from horovod_study.cluster.identity import environment, remember, snapshot
-from horovod_study.cluster.jobs import (
-    Ask,
-    Job,
-    JobBook,
-    ask,
-    cell_values,
-    job_folder,
-    require_slurm,
-    write_job,
-)
-from horovod_study.cluster.launch import launch_line
-from horovod_study.cluster.ledger import cell_name, past_durations
+from horovod_study.cluster.allocations import Allocation, Labels, cell_name
 from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.progress import say
-from horovod_study.cluster.site import Host, Site
-from horovod_study.cluster.study_file import StudyConfig
-from horovod_study.config import Cell
-from horovod_study.errors import ConfigError, StudyError
-from horovod_study.files import not_written, write_file
-from horovod_study.lease import Held, hold_study
-from horovod_study.measure.clock import sleep, utc_now, utc_stamp
+from horovod_study.errors import ConfigError
+from horovod_study.progress import duration
 
-PROGRAM = "horovod_study.cluster.job"
+PROGRAM = "horovod_study.studies.job"
 SIGNAL_LEAD_S = 120
 """How long before the time limit the running cell is told to write a checkpoint (Slurm may be a minute early)."""
 
 _PATIENCE = "OMPI_MCA_odls_base_sigkill_timeout"
 _LISTED = 200  # a script of more cells names the first ones only
-_TRIES = 3
-_BETWEEN_TRIES_S = 5.0
-_SUBMIT_TIMEOUT_S = 120.0
 # sbatch splits its options at blanks and takes quotes, backslashes and # out of them; commas and the rest have meanings
 # that a user of Slurm may want, such as `--constraint=[rack1|rack2]`.
 _DIRECTIVE = re.compile(r"[A-Za-z0-9_.,:;@%+=/&|!*()\[\]{}<>?~^-]+")
@@ -88,7 +56,7 @@ def script(
     allocation: Allocation,
     partition: Partition,
     *,
-    study: StudyConfig,
+    study: Labels,
     folder: Path,
     name: str,
     python: Path,
@@ -109,8 +77,8 @@ def script(
     lines += [
         "",
         _comment(
-            f"Study {study.name}, partition {partition.name}: {_counted(len(cells), 'cell')} of "
-            f"{_counted(workers, 'worker')} on {_counted(allocation.nodes, 'node')}, "
+            f"Study {study.name}, partition {partition.name}: {counted(len(cells), 'cell')} of "
+            f"{counted(workers, 'worker')} on {counted(allocation.nodes, 'node')}, "
             f"about {duration(allocation.seconds)} in all."
         ),
         _comment("Made by `horovod-study run`, which submits it; by hand: cd to its folder, then sbatch script.sh"),
@@ -217,353 +185,11 @@ def _comment(text: str) -> str:
     return "# " + "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """Return such as `1 cell` or `3 cells`."""
     return f"{count} {what}" + ("" if count == 1 else "s")
-
-
-# ---------------------------------------------------------------------------------------------------- submitting
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Draft:
-    """A job that is ready to be submitted."""
-
-    job: Job
-    partition: Partition
-    text: str
-    allocation: Allocation
-
-
-def submit_study(
-    study: StudyConfig,
-    cells: Sequence[Cell],
-    directory: Path,
-    *,
-    console: Console,
-    dry_run: bool = False,
-    planned: Mapping[str, str] | None = None,
-    seconds_of: Callable[[Cell], float] | None = None,
-    python: Path | None = None,
-    ask: Ask = ask,
-    environ: Mapping[str, str] = os.environ,
-) -> list[Job]:
-    """Submit `cells`, all of Slurm partitions, as few jobs; return these. Cells of live jobs are left out, and said so.
-
-    `planned` says in which state each cell was when it was chosen, `seconds_of` how long one takes (default: as those
-    of the study did so far). With `dry_run` the scripts and launch lines are printed, and nothing is written. Raises
-    StudyError when Slurm does not answer or refuses a job (those submitted before stay), or another command submits.
-    """
-    python = python or Path(sys.executable)
-    seconds_of = seconds_of or _past(study, directory)
-    check_folder(directory)
-    if dry_run:
-        drafts = _drafts(study, cells, directory, planned or {}, seconds_of, python, code=None, environ=environ)
-        for draft in drafts:
-            _show(draft, study, directory.resolve(), python, environ, console)
-        return []
-    try:
-        lease = hold_study(directory)
-    except Held as held:
-        if not held.claim.mine:
-            raise
-        lease = None
-    try:
-        book = JobBook(directory, ask=ask)
-        require_slurm(ask(("squeue", "--noheader", "--me", "--format=%i")))
-        adopt(book, directory, console)
-        live = {key for job, task, _ in book.live() for key in job.tasks[task]}
-        for cell in cells:
-            if cell.key in live:
-                state = book.of(cell.key)
-                say(console, f"not submitted again: {cell_name(study, cell)} is in job {state.job_id if state else ''}")
-        wanted = [cell for cell in cells if cell.key not in live]
-        if not wanted:
-            return []
-        used = {cell.placement.partition for cell in wanted}
-        remember(directory, [study.partitions[name] for name in sorted(used)])
-        code = snapshot(directory)
-        drafts = _drafts(study, wanted, directory, planned or {}, seconds_of, python, code=code, environ=environ)
-        return [_submit(draft, directory, study, console, ask, environ) for draft in drafts]
-    finally:
-        if lease is not None:
-            lease.release()
-
-
-def check_folder(directory: Path) -> None:
-    """Raise StudyError where jobs could not write their output below a folder of this name."""
-    path = str(directory.resolve())
-    if bad := set(path) & set("%\\\n"):
-        raise StudyError(
-            f"{path!r}: Slurm takes {', '.join(sorted(map(repr, bad)))} in a path for a pattern; choose another folder "
-            "with --runs"
-        )
-
-
-def adopt(book: JobBook, directory: Path, console: Console) -> None:
-    """Note the numbers of jobs that were submitted by a command that died before it could do so itself.
-
-    A job of which Slurm knows nothing was never submitted: its cells are free again.
-    """
-    for job in book.jobs:
-        if job.job_id or job.refused:
-            continue
-        number = book.job_id(job.name)
-        if number:
-            write_job(directory, replace(job, job_id=number, submitted=job.written))
-            say(console, f"found job {number} ({job.name}), submitted by a command that was broken off")
-        elif all(book.of_task(job, task) is None for task in range(len(job.tasks))):
-            write_job(directory, replace(job, refused="the command that made it was broken off before it submitted it"))
-
-
-def _past(study: StudyConfig, directory: Path) -> Callable[[Cell], float]:
-    """Return how long a cell is expected to take, as the plan does: what was learned, a guess, or its time limit."""
-    estimate = Estimate(past_durations(directory))
-    return lambda cell: estimate.expected(cell, at_most_s=study.timeout_s)[0]
-
-
-def _drafts(
-    study: StudyConfig,
-    cells: Sequence[Cell],
-    directory: Path,
-    planned: Mapping[str, str],
-    seconds_of: Callable[[Cell], float],
-    python: Path,
-    *,
-    code: Path | None,
-    environ: Mapping[str, str],
-) -> list[_Draft]:
-    drafts = []
-    for number, allocation in enumerate(allocate(cells, study.partitions, seconds_of, seed=study.seed), start=1):
-        partition = study.partitions[allocation.partition]
-        name = _name(study.name, partition.name, number)
-        folder = job_folder(directory.resolve(), name)
-        text = script(
-            allocation,
-            partition,
-            study=study,
-            folder=folder,
-            name=name,
-            python=python,
-            code=code or directory.resolve() / ".code" / "DIGEST",
-            variables={each: value for each, value in sorted(environ.items()) if each.startswith("HOROVOD_STUDY_")},
-        )
-        members = [cell for task in allocation.tasks for cell in task]
-        job = Job(
-            name=name,
-            study=study.name,
-            partition=partition.name,
-            tasks=tuple(tuple(cell.key for cell in task) for task in allocation.tasks),
-            nodes=allocation.nodes,
-            time_limit_s=allocation.time_limit_s,
-            written=utc_now(),
-            user=environ.get("USER", ""),
-            requeue=partition.requeue,
-            inside={
-                "study": study_values(study),
-                "partition": partition_values(partition),
-                "cells": [cell_values(cell) for cell in members],
-                "planned": {cell.key: planned.get(cell.key, "missing") for cell in members},
-                "environment": environment(partition),
-            },
-        )
-        drafts.append(_Draft(job=job, partition=partition, text=text, allocation=allocation))
-    return drafts
-
-
-def _name(study: str, partition: str, number: int) -> str:
-    """Return a name that is unique, sorts by time, and says nothing to a shell, to sbatch or to a file system."""
-    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{study}-{partition}").strip("-.")[:40]
-    return f"{slug or 'study'}-{utc_stamp()}-{number:03}-{secrets.token_hex(3)}"
-
-
-def study_values(study: StudyConfig) -> dict[str, Any]:
-    """Return what the program inside a job needs of a study, as plain values."""
-    return {
-        "name": study.name,
-        "run": study.run.to_dict(),
-        "varied": {name: list(values) for name, values in study.varied.items()},
-        "zipped": [[dict(values) for values in axis] for axis in study.zipped],
-        "global_batches": list(study.global_batches),
-        "placements": list(study.placements),
-        "hosts": list(study.hosts),
-        "repeats": study.repeats,
-        "seed": study.seed,
-        "timeout_s": study.timeout_s,
-        "partitions": list(study.partitions),
-    }
-
-
-def partition_values(partition: Partition) -> dict[str, Any]:
-    """Return a partition as plain values, from which `partition_of` makes it again."""
-    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in asdict(partition).items()}
-
-
-def partition_of(values: Mapping[str, Any]) -> Partition:
-    """Return the partition that `partition_values` described."""
-    hosts = tuple(Host(**host) for host in values["hosts"])
-    return Partition(**{**values, "hosts": hosts, "modules": tuple(values["modules"])})
-
-
-def _submit(
-    draft: _Draft, directory: Path, study: StudyConfig, console: Console, ask: Ask, environ: Mapping[str, str]
-) -> Job:
-    """Write the folder of a job completely, give it to sbatch, and note its number."""
-    job, folder = draft.job, job_folder(directory.resolve(), draft.job.name)
-    try:
-        folder.mkdir(parents=True)
-        write_file(folder / "script.sh", os.fsencode(draft.text))
-        write_file(folder / "study.yaml", study.text)
-        partition = yaml.safe_dump(job.inside["partition"], sort_keys=False)
-        write_file(folder / "partition.yaml", partition)
-        write_job(directory, job)
-    except OSError as error:
-        raise StudyError(not_written(folder, error, "make room there or choose another folder with --runs")) from None
-    number = _sbatch(draft, folder, directory, ask, environ)
-    job = replace(job, job_id=number, submitted=utc_now())
-    write_job(directory, job)
-    count = len(draft.allocation.tasks)
-    many = f", {count} tasks" if count > 1 else ""
-    cells = sum(map(len, job.tasks))
-    say(
-        console,
-        f"submitted job {number}{many}: {_counted(cells, 'cell')}, {_counted(job.nodes, 'node')} of {job.partition}, "
-        f"at most {duration(job.time_limit_s)}{' each' if count > 1 else ''}; {folder}",
-    )
-    return job
-
-
-def _sbatch(draft: _Draft, folder: Path, directory: Path, ask: Ask, environ: Mapping[str, str]) -> str:
-    """Return the number that sbatch gives; when its answer was lost on the way, Slurm is asked for the job's name."""
-    told = ""
-    for attempt in range(_TRIES):
-        if attempt:
-            sleep(_BETWEEN_TRIES_S)
-        try:
-            done = subprocess.run(
-                ("sbatch", "--parsable", "script.sh"),
-                cwd=folder,
-                env=submit_environment(environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_SUBMIT_TIMEOUT_S,
-            )
-        except FileNotFoundError:
-            raise StudyError(
-                "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is not of "
-                "scheduler slurm"
-            ) from None
-        except (OSError, subprocess.TimeoutExpired) as error:
-            told, lost = f"sbatch did not answer ({type(error).__name__})", True
-        else:
-            number = done.stdout.decode(errors="replace").strip().splitlines()
-            if done.returncode == 0 and number and number[-1].partition(";")[0].isdigit():
-                return number[-1].partition(";")[0]  # `123;cluster` where there are several
-            said = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-            told = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in said[-2:])
-            told = told or f"exit code {done.returncode}"
-            lost = any(word in told for word in ("timed out", "Unable to contact", "temporarily", "Connection"))
-        if not lost:
-            break
-        if number_there := JobBook(directory, ask=ask).job_id(draft.job.name):
-            return number_there
-    write_job(directory, replace(draft.job, refused=f"sbatch: {told}"))
-    key = f"partition {draft.partition.name}"
-    if lost:
-        raise StudyError(
-            f"{key}: Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
-            "run it again later"
-        )
-    raise StudyError(
-        f"{key}: sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
-        f"the script is {folder / 'script.sh'}"
-    )
 
 
 def submit_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what sbatch, and with it the job, gets of the caller's environment."""
     return {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
-
-
-def _show(
-    draft: _Draft,
-    study: StudyConfig,
-    directory: Path,
-    python: Path,
-    environ: Mapping[str, str],
-    console: Console,
-) -> None:
-    """Print a script and how its cells will be launched, the nodes called node1, node2, ..."""
-    say(console, draft.text)
-    say(console, "# The program in it will start its cells like this:")
-    shown: set[tuple[str, Any]] = set()
-    for cell in (cell for task in draft.allocation.tasks for cell in task):
-        if (cell.runtime, cell.placement) not in shown:
-            shown.add((cell.runtime, cell.placement))
-            hosts = cell.placement.hosts or tuple(f"node{number + 1}" for number in range(cell.placement.nodes))
-            site = Site(
-                hosts=tuple(
-                    Host(name=name, slots=slots) for name, slots in zip(hosts, cell.placement.per_node, strict=False)
-                ),
-                launcher=draft.partition.launcher,
-                interface=draft.partition.interface,
-                allocation=True,
-                srun_mpi=draft.partition.srun_mpi,
-                cores_per_worker=draft.partition.cores_per_worker,
-                environment=draft.partition.environment,
-                port=20000,
-                here=cell.placement.nodes == 1,
-            )
-            line = launch_line(
-                cell,
-                python=python,
-                config=directory / "cells" / f"{cell.key}.yaml",
-                out=directory / cell.key,
-                environ={name: value for name, value in environ.items() if name == "PATH"},
-                which=lambda name, search: name,
-                site=site,
-            )
-            say(console, f"# {cell_name(study, cell)}\n{shlex.join(line.argv)}\n")
-
-
-# ---------------------------------------------------------------------------------------------------- taking back
-
-
-def cancel_jobs(
-    directory: Path,
-    *,
-    keys: Collection[str] | None = None,
-    console: Console,
-    ask: Ask = ask,
-    environ: Mapping[str, str] = os.environ,
-) -> list[str]:
-    """Take back the jobs, or tasks of jobs, all of whose cells are in `keys` (None: all of the study's that live).
-
-    Returns their numbers in Slurm. Jobs that also have other cells go on; which of their cells are not wanted any more
-    they see from the claims. StudyError: scancel refused one, it is another user's, or squeue does not answer and one
-    may wait or run still.
-    """
-    book = JobBook(directory, ask=ask)
-    silent = [
-        (job.job_id or job.name) for job, task in book.unheard() if keys is None or set(job.tasks[task]) <= set(keys)
-    ]
-    if silent:
-        raise StudyError(
-            f"squeue does not answer here, so no job was taken back, and {', '.join(dict.fromkeys(silent))} may wait "
-            "or run still; cancel again where squeue works (a login node)"
-        )
-    ended = []
-    for job, task, state in book.live():
-        if keys is not None and not set(job.tasks[task]) <= set(keys):
-            continue
-        number = f"{state.job_id}_{task}" if len(job.tasks) > 1 else state.job_id
-        if not state.job_id:
-            continue
-        user = environ.get("USER", "")
-        if job.user and user and job.user != user:
-            raise StudyError(f"job {number} was submitted by {job.user}; only {job.user} can cancel it")
-        # By number alone: with a filter such as --name, scancel ends the whole array instead of a task that waits.
-        if ask(("scancel", number)) is None:
-            raise StudyError(f"scancel {number} failed; try it by hand to see why")
-        ended.append(number)
-        say(console, f"cancelled job {number} ({_counted(len(job.tasks[task]), 'cell')})")
-    return ended

@@ -32,4 +32,4 @@ export OMPI_MCA_odls_base_sigkill_timeout=3
 export HOROVOD_STUDY_DATA=/scratch/me/curves
 export PYTHONPATH=/scratch/me/runs/nccl_vs_mpi/.code/0123456789ab
 
-exec /home/me/horovod-study/.venv/bin/python -P -m horovod_study.cluster.job /scratch/me/runs/nccl_vs_mpi/.jobs/nccl_vs_mpi-001
+exec /home/me/horovod-study/.venv/bin/python -P -m horovod_study.studies.job /scratch/me/runs/nccl_vs_mpi/.jobs/nccl_vs_mpi-001

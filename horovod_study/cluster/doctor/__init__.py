@@ -25,8 +25,7 @@ from horovod_study.cluster.doctor.mpi import Mpi
 from horovod_study.cluster.doctor.network import Network
 from horovod_study.cluster.doctor.slurm import Slurm
 from horovod_study.cluster.doctor.software import Known, Software
-from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.site import Host
+from horovod_study.cluster.partitions import Host, Partition
 
 __all__ = ["Finding", "examine", "exit_code", "to_dict", "worries"]
 

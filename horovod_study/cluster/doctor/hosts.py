@@ -20,8 +20,8 @@ import horovod_study
 from horovod_study.cluster.doctor import probe
 from horovod_study.cluster.doctor.files import nearest_folder, scratch_folder
 from horovod_study.cluster.doctor.finding import Answer, Area, Finding, Here, count, installed, shortened
+from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import remote_argv, this_host
-from horovod_study.cluster.site import Host
 from horovod_study.measure.clock import now
 from horovod_study.variables import without_working_directory
 

@@ -1,6 +1,6 @@
 """The rank program of `horovod-study verify`: trains a few steps, alone or in parallel, and compares weight by weight.
 
-    python -m horovod_study.comm.equality --job JOB.json
+    python -m horovod_study.programs.equality --job JOB.json
 
 Alone (job "write"), it trains on whole global batches and keeps in files what the parallel runs must reproduce: initial
 parameters, the gradients of the first steps, final parameters. In parallel, every rank trains on its share with the
@@ -29,7 +29,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.cluster.answer import answer
 from horovod_study.comm import Backend, Launch, agreed, builds, detect, open_backend
 from horovod_study.comm.base import LastGradient, Optimizer
 from horovod_study.comm.watchdog import StartWatchdog
@@ -37,6 +36,7 @@ from horovod_study.config import RUNTIMES, RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import LapClock
+from horovod_study.programs.answer import answer
 from horovod_study.progress import say
 from horovod_study.records import finite
 from horovod_study.train import train_step
@@ -164,7 +164,9 @@ def order_sha256(rows: NDArray[np.int64]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Do the job; a StudyError becomes one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="horovod_study.comm.equality", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="horovod_study.programs.equality", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--job", type=Path, required=True, metavar="JOB.json")
     options = parser.parse_args(arguments)
     try:

@@ -15,36 +15,37 @@ from pathlib import Path
 
 from rich.console import Console
 
-from horovod_study.cluster.attempt import CANCELLED, Launcher, local_launch, require_launchers
-from horovod_study.cluster.estimate import Estimate, duration
-from horovod_study.cluster.grid import Grid, Places, ask_to_end, record_in
-from horovod_study.cluster.interruption import INTERRUPTED, Interruption
+from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.jobs import JOBS, JobBook
-from horovod_study.cluster.ledger import (
+from horovod_study.cluster.partitions import Host, Partition
+from horovod_study.cluster.pinning import cell_cores, cores_in_order, other_load
+from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
+from horovod_study.cluster.remote import stop_marked_on
+from horovod_study.cluster.site import Site, site_of
+from horovod_study.config import Cell, Placement, available_cores
+from horovod_study.errors import ConfigError, StudyError
+from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, generations, latest, read_claim
+from horovod_study.measure.clock import now, sleep
+from horovod_study.progress import duration
+from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, require_launchers
+from horovod_study.studies.estimate import Estimate
+from horovod_study.studies.grid import Grid, Places, ask_to_end, record_in
+from horovod_study.studies.interruption import INTERRUPTED, Interruption
+from horovod_study.studies.ledger import (
     BY_ITSELF,
     ON_RETRY,
     Entry,
     Ledger,
     can_resume,
-    cell_name,
     log_path,
     past_durations,
     read_ledger,
 )
-from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.pinning import cell_cores, cores_in_order, other_load
-from horovod_study.cluster.plan import Plan, plan_study
-from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
-from horovod_study.cluster.progress import say
-from horovod_study.cluster.remote import stop_marked_on
-from horovod_study.cluster.site import Host, Site, site_of
-from horovod_study.cluster.slurm import cancel_jobs, submit_study
-from horovod_study.cluster.smoke import smoke_test
-from horovod_study.cluster.study_file import StudyConfig
-from horovod_study.config import Cell, Placement, available_cores
-from horovod_study.errors import ConfigError, StudyError
-from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, generations, latest, read_claim
-from horovod_study.measure.clock import now, sleep
+from horovod_study.studies.plan import Plan, plan_study
+from horovod_study.studies.progress import say
+from horovod_study.studies.smoke import smoke_test
+from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.submit import cancel_jobs, submit_study
 
 AGAIN = (*ON_RETRY, "pre-empted")
 """States of cells that `retry` runs again."""

@@ -1,4 +1,4 @@
-"""The program inside a job: `python -m horovod_study.cluster.job FOLDER` runs the cells that the job was submitted for.
+"""The program inside a job: `python -m horovod_study.studies.job FOLDER` runs the cells that the job was submitted for.
 
 It runs on the first node, with the same loop, claims and records as `run` uses anywhere else. Before the first cell it
 looks whether code, environment and nodes are those that were asked for: cells that would measure something else fail
@@ -34,24 +34,26 @@ from typing import Any
 from rich.console import Console
 
 from horovod_study.cluster import process
-from horovod_study.cluster.attempt import CANCELLED, Launcher, local_launch, record_of
-from horovod_study.cluster.estimate import Estimate, duration
-from horovod_study.cluster.grid import Grid, Places
+from horovod_study.cluster.allocations import blocks, cell_name
 from horovod_study.cluster.identity import Known, changes, environment, identify
-from horovod_study.cluster.interruption import INTERRUPTED, Interruption
 from horovod_study.cluster.jobs import Ask, Job, JobBook, Note, ask, cell_of, note_path, read_job, write_note
-from horovod_study.cluster.ledger import blocks, cell_name, past_durations, read_ledger, set_aside
 from horovod_study.cluster.partitions import Partition, this_machine
-from horovod_study.cluster.progress import say
-from horovod_study.cluster.runner import StudyResult
 from horovod_study.cluster.site import hosts_of_allocation, site_of
-from horovod_study.cluster.slurm import partition_of
-from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell, RunConfig
 from horovod_study.errors import StudyError
 from horovod_study.lease import CLAIMS, Held, acquire
 from horovod_study.measure.clock import now, sleep, utc_now
+from horovod_study.progress import duration
 from horovod_study.records import MANIFEST, create_run, read_run
+from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_of
+from horovod_study.studies.estimate import Estimate
+from horovod_study.studies.grid import Grid, Places
+from horovod_study.studies.interruption import INTERRUPTED, Interruption
+from horovod_study.studies.ledger import past_durations, read_ledger, set_aside
+from horovod_study.studies.progress import say
+from horovod_study.studies.runner import StudyResult
+from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.submit import partition_of
 from horovod_study.variables import whole_number
 
 EXIT_STOPPED = 75
@@ -150,7 +152,7 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ, a
     """Run the job in the folder named on the command line; return the exit code."""
     inside = Inside(console=Console(file=sys.stdout, soft_wrap=True, highlight=False), environ=environ, ask=ask)
     if len(arguments) != 1:
-        print("usage: python -m horovod_study.cluster.job FOLDER", file=sys.stderr)
+        print("usage: python -m horovod_study.studies.job FOLDER", file=sys.stderr)
         return 2
     folder = Path(arguments[0])
     try:

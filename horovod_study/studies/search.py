@@ -38,7 +38,14 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from horovod_study import alive
-from horovod_study.cluster.attempt import (
+from horovod_study.cluster.process import GRACE_S, stop_marked
+from horovod_study.config import available_cores
+from horovod_study.errors import ConfigError, StudyError
+from horovod_study.files import csv_rows, not_written, write_file
+from horovod_study.measure.clock import now
+from horovod_study.progress import Line, duration, say
+from horovod_study.records import MANIFEST, epoch_rows
+from horovod_study.studies.attempt import (
     PRUNED,
     Attempt,
     CellRun,
@@ -48,17 +55,9 @@ from horovod_study.cluster.attempt import (
     local_launch,
     require_launchers,
 )
-from horovod_study.cluster.engine import Lane, sweep
-from horovod_study.cluster.interruption import Interruption
-from horovod_study.cluster.process import GRACE_S, stop_marked
-from horovod_study.cluster.progress import duration
-from horovod_study.cluster.search_file import PARTS, Choice, SearchConfig, budget_done
-from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, StudyError
-from horovod_study.files import csv_rows, not_written, write_file
-from horovod_study.measure.clock import now
-from horovod_study.progress import Line, say
-from horovod_study.records import MANIFEST, epoch_rows
+from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.search_file import PARTS, Choice, SearchConfig, budget_done
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut
 

@@ -14,7 +14,19 @@ from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster.attempt import (
+from horovod_study.cluster.allocations import cell_name
+from horovod_study.cluster.identity import identify, remember
+from horovod_study.cluster.jobs import JobBook
+from horovod_study.cluster.pinning import OtherPrograms, disturbance
+from horovod_study.cluster.process import GRACE_S, stop_marked
+from horovod_study.cluster.site import HERE, Site
+from horovod_study.config import Cell
+from horovod_study.errors import StudyError
+from horovod_study.files import not_written
+from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, require_free
+from horovod_study.measure.clock import now
+from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run
+from horovod_study.studies.attempt import (
     CANCELLED,
     TAKEN_OVER,
     Attempt,
@@ -24,33 +36,20 @@ from horovod_study.cluster.attempt import (
     Verdict,
     local_launch,
 )
-from horovod_study.cluster.engine import Lane, sweep
-from horovod_study.cluster.estimate import Estimate, TimeLeft
-from horovod_study.cluster.identity import identify, remember
-from horovod_study.cluster.interruption import INTERRUPTED, Interruption
-from horovod_study.cluster.jobs import JobBook
-from horovod_study.cluster.ledger import (
-    cell_name,
+from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.estimate import Estimate, TimeLeft
+from horovod_study.studies.interruption import INTERRUPTED, Interruption
+from horovod_study.studies.ledger import (
     foreign,
     keep_log,
     log_path,
     note_attempt,
     past_durations,
     read_entry,
-    require_free,
     set_aside,
 )
-from horovod_study.cluster.pinning import OtherPrograms, disturbance
-from horovod_study.cluster.process import GRACE_S, stop_marked
-from horovod_study.cluster.progress import Display
-from horovod_study.cluster.site import HERE, Site
-from horovod_study.cluster.study_file import StudyConfig
-from horovod_study.config import Cell
-from horovod_study.errors import StudyError
-from horovod_study.files import not_written
-from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest
-from horovod_study.measure.clock import now
-from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run
+from horovod_study.studies.progress import Display
+from horovod_study.studies.study_file import StudyConfig
 
 REQUESTS = ".requests"
 _REQUEST_S = 1.0  # how soon a wish to cancel is noticed

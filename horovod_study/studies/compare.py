@@ -24,12 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.cluster.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
-from horovod_study.cluster.engine import Lane, set_aside, sweep, working_in
-from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.process import GRACE_S
-from horovod_study.cluster.progress import duration
-from horovod_study.cluster.settings_file import read_settings
+from horovod_study.comm.settings_file import read_settings
 from horovod_study.config import (
     COMMUNICATION,
     OPTIONS,
@@ -45,9 +41,12 @@ from horovod_study.documents import load_yaml, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import write_file
 from horovod_study.options import SET_BY_COMPARE
-from horovod_study.progress import Line, say
+from horovod_study.progress import Line, duration, say
 from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
 from horovod_study.roles import Role, check_field, named
+from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
+from horovod_study.studies.engine import Lane, set_aside, sweep, working_in
+from horovod_study.studies.interruption import Interruption
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut
 

@@ -32,7 +32,6 @@ import json
 import math
 import os
 import platform
-import random
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -43,12 +42,13 @@ from typing import Any, Protocol
 
 from horovod_study import lease
 from horovod_study.cluster import identity
-from horovod_study.cluster.study_file import StudyConfig
+from horovod_study.cluster.allocations import cell_name
 from horovod_study.config import Cell
 from horovod_study.documents import parse_csv, read_bytes, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run, silent_s
+from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.tables import table_of, to_lines
 
 STATES = (
@@ -271,24 +271,6 @@ class Ledger:
             "foreign": list(self.foreign),
             "unreadable": dict(self.unreadable),
         }
-
-
-def cell_name(study: StudyConfig, cell: Cell) -> str:
-    """Name a cell for people: runtime, workers, whatever else the study varies, repeat (counted from 1)."""
-    return f"{study.label(cell)}, repeat {cell.config.repeat + 1}"
-
-
-def blocks(cells: Sequence[Cell], seed: int) -> list[list[Cell]]:
-    """Return the cells in the order to run them: one block per repeat, each shuffled with the study's seed.
-
-    A slow drift of the machine then falls on all cells alike, and the first block alone already gives a whole picture.
-    """
-    ordered = []
-    for repeat in sorted({cell.config.repeat for cell in cells}):
-        block = [cell for cell in cells if cell.config.repeat == repeat]
-        random.Random(f"{seed}/{repeat}").shuffle(block)
-        ordered.append(block)
-    return ordered
 
 
 # ---------------------------------------------------------------------------------------------------- taking stock
@@ -675,12 +657,6 @@ def can_resume(entry: Entry, directory: Path) -> bool:
     return read_run(path).status in ("running", "stopped")  # a failed one would fail again where it did
 
 
-def require_free(current: Path) -> None:
-    """Raise Held when somebody trains in a run directory, with or without a claim on the cell."""
-    if (claim := lease.holder_of_run(current)) is not None:
-        raise lease.Held(f"{current}: the run is being run by {claim}; wait for it, or stop it", claim)
-
-
 def keep_log(directory: Path, cell: Cell) -> None:
     """Move the log of the attempt before into the run directory, where a cell is about to be resumed."""
     log, current = log_path(directory, cell), directory / cell.key
@@ -696,7 +672,7 @@ def set_aside(directory: Path, cell: Cell) -> Path | None:
     current = directory / cell.key
     if not current.exists() or not any(current.iterdir()):
         return None
-    require_free(current)
+    lease.require_free(current)
     # The log goes first: were this interrupted in between, the next call would still find the directory to move.
     log = log_path(directory, cell)
     if log.exists():

@@ -19,14 +19,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.attempt import Attempt, Run, Running
-from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.process import GRACE_S, stop_marked
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import not_written
 from horovod_study.lease import ATTEMPTS, hold_study, move_run
 from horovod_study.progress import say
 from horovod_study.records import MANIFEST, read_run
+from horovod_study.studies.attempt import Attempt, Run, Running
+from horovod_study.studies.interruption import Interruption
 
 Lane = Generator[Run | None, Any, None]
 """Yields what is to be run next, None for nothing now; receives the Attempt."""

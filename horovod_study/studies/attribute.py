@@ -15,9 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.attempt import Attempt, CellRun, Launcher, local_launch
-from horovod_study.cluster.engine import Lane, set_aside_unless_done, sweep, working_in
-from horovod_study.cluster.interruption import Interruption
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import (
     COMMUNICATION,
@@ -36,6 +33,9 @@ from horovod_study.options import SET_BY_ATTRIBUTION
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, read_run
 from horovod_study.roles import Role
+from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
+from horovod_study.studies.engine import Lane, set_aside_unless_done, sweep, working_in
+from horovod_study.studies.interruption import Interruption
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
 STEPS = 1000

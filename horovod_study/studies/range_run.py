@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_study.cluster.attempt import CellRun, Launcher, Running, local_launch
-from horovod_study.cluster.engine import attempt, set_aside_unless_done, working_in
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import (
     BUDGETS,
@@ -32,6 +30,8 @@ from horovod_study.options import SET_BY_RANGE_TEST
 from horovod_study.progress import Line, say
 from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.roles import Role
+from horovod_study.studies.attempt import CellRun, Launcher, Running, local_launch
+from horovod_study.studies.engine import attempt, set_aside_unless_done, working_in
 from horovod_study.workload.schedule import lr_factor
 
 STEPS = 1000

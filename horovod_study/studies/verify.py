@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.attempt import ProgramRun
-from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, RunConfig, available_cores
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import write_file
 from horovod_study.progress import say
+from horovod_study.studies.attempt import ProgramRun
+from horovod_study.studies.ranks import run_ranks
 from horovod_study.workload import dataset as data
 from horovod_study.workload.schedule import scaled_lr
 
@@ -50,7 +50,7 @@ INPUT_SCALINGS = ("none", "fixed", "standard")
 PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
 RANKS_PER_CORE = 8
 """More ranks than cores prove as much as few, but slowly."""
-PROGRAM = "horovod_study.comm.equality"
+PROGRAM = "horovod_study.programs.equality"
 _LAUNCH_S = 120.0
 _STEP_S = 2.0
 """Time allowed for a launch, and for every step of it: slow machines and many ranks per core included."""

@@ -23,25 +23,7 @@ from statistics import median
 from typing import Any
 
 from horovod_study.analysis.stats import Interval
-from horovod_study.cluster import engine
-from horovod_study.cluster.attempt import Attempt, CellRun, Launcher, local_launch
-from horovod_study.cluster.engine import Lane, working_in
-from horovod_study.cluster.interruption import Interruption
-from horovod_study.cluster.progress import duration
-from horovod_study.cluster.racing import (
-    FIRST_BLOCKS,
-    Book,
-    Candidate,
-    Launch,
-    Outcome,
-    Trial,
-    plain,
-    race,
-    ratio_record,
-    ratio_text,
-    ratio_words,
-)
-from horovod_study.cluster.settings_file import write_settings
+from horovod_study.comm.settings_file import write_settings
 from horovod_study.config import (
     COMMUNICATION,
     OPTIONS,
@@ -58,9 +40,26 @@ from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.measure.clock import utc_now
 from horovod_study.options import SET_BY_TUNE
-from horovod_study.progress import Line, say
+from horovod_study.progress import Line, duration, say
 from horovod_study.records import RunRecord
 from horovod_study.roles import check_field
+from horovod_study.studies import engine
+from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
+from horovod_study.studies.engine import Lane, working_in
+from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.racing import (
+    FIRST_BLOCKS,
+    Book,
+    Candidate,
+    Launch,
+    Outcome,
+    Trial,
+    plain,
+    race,
+    ratio_record,
+    ratio_text,
+    ratio_words,
+)
 
 SECONDS = 2.0
 MINUTES = 10.0

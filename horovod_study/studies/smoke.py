@@ -14,20 +14,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from horovod_study.cluster.attempt import TIMED_OUT, Attempt, CellRun
-from horovod_study.cluster.engine import Lane, sweep
-from horovod_study.cluster.grid import Places
-from horovod_study.cluster.interruption import Interruption
-from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.progress import duration, say
+from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.remote import other_hosts, run_on
-from horovod_study.cluster.site import Host, Site
+from horovod_study.cluster.site import Site
 from horovod_study.config import OPTIONS, QUIET, Cell, Placement, RunConfig
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import utc_stamp
+from horovod_study.progress import duration
 from horovod_study.roles import Role, named
+from horovod_study.studies.attempt import TIMED_OUT, Attempt, CellRun
+from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.grid import Places
+from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.progress import say
 
 FOLDER = ".smoke"
 LIMIT_S = 90.0

@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.attempt import ProgramRun
-from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, nearest
 from horovod_study.files import not_written, write_file
+from horovod_study.programs.answer import ROWS
+from horovod_study.studies.attempt import ProgramRun
+from horovod_study.studies.ranks import run_ranks
 
-RANK_PROGRAM = "horovod_study.measure.timers"
-ROWS = "rows"
-"""Where the ranks write their rows, below the folder of the job."""
-
+RANK_PROGRAM = "horovod_study.programs.timers"
 _SILENT_PROFILER = {"KINETO_LOG_LEVEL": "99"}
 """torch.profiler says at every start and stop that it starts and stops."""
 

@@ -12,25 +12,25 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from horovod_study.cluster.attempt import ProgramRun
-from horovod_study.cluster.ranks import run_ranks
 from horovod_study.config import RUNTIMES, RunConfig, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import sleep
-from horovod_study.progress import Line, say
+from horovod_study.programs.answer import leave
+from horovod_study.progress import Line
+from horovod_study.studies.attempt import ProgramRun
+from horovod_study.studies.ranks import run_ranks
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch
 
-RANK_PROGRAM = "horovod_study.measure.collectives"
+RANK_PROGRAM = "horovod_study.programs.collectives"
 RAW = ("mpi", "gloo", "nccl")
 MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("horovod", "ddp", "mpi"))
 """Runtimes with an all-reduce of their own; mpi/mpi is the raw one as the trainer calls it."""
@@ -249,7 +249,7 @@ def bench_document(
     so does rank 0 after a StudyError, having printed it.
     """
     from horovod_study.comm import detect
-    from horovod_study.measure.collectives import model_facts, plan_from
+    from horovod_study.programs.collectives import model_facts, plan_from
 
     launch = detect(os.environ)
     launched = launch.workers > 1
@@ -302,16 +302,6 @@ def finish(code: int) -> int:
     return code
 
 
-def leave(code: int, text: str = "") -> NoReturn:
-    """End this process at once, after printing `text` on standard error."""
-    if text:
-        say(text)
-    with suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
 def _measure_here(
     plan: Mapping[str, Any],
     model: Mapping[str, Any],
@@ -323,7 +313,7 @@ def _measure_here(
 ) -> dict[str, Any]:
     """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
     from horovod_study.comm import open_backend
-    from horovod_study.measure.collectives import measure, plan_from
+    from horovod_study.programs.collectives import measure, plan_from
 
     config = RunConfig(batch=plan["batch"], widths=plan["widths"])
     if runtimes:

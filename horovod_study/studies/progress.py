@@ -9,10 +9,9 @@ from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from horovod_study.cluster.estimate import Estimate as Estimate
-from horovod_study.cluster.estimate import TimeLeft as TimeLeft
-from horovod_study.cluster.estimate import duration as duration
-from horovod_study.cluster.ledger import Entry
+from horovod_study.progress import duration
+from horovod_study.studies.estimate import TimeLeft
+from horovod_study.studies.ledger import Entry
 
 
 class Display:

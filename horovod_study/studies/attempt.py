@@ -17,9 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import yaml
 
-from horovod_study.cluster.interruption import INTERRUPTED, Interruption
 from horovod_study.cluster.launch import MARKER, LaunchLine, launch_line, program_line
-from horovod_study.cluster.ledger import require_free
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
 from horovod_study.cluster.remote import run_on, stop_marked_on
@@ -27,7 +25,7 @@ from horovod_study.cluster.site import HERE, Site
 from horovod_study.config import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file
-from horovod_study.lease import end_run_claim
+from horovod_study.lease import end_run_claim, require_free
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.records import (
     MANIFEST,
@@ -39,6 +37,7 @@ from horovod_study.records import (
     read_run,
     resume_run,
 )
+from horovod_study.studies.interruption import INTERRUPTED, Interruption
 
 CANCELLED = "cancelled"
 FAILED = "failed"

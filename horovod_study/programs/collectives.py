@@ -1,6 +1,6 @@
 """All-reduce, broadcast and barrier measured on every rank, with what a worker can compute and copy beside them.
 
-    python -m horovod_study.measure.collectives PLAN.json        on every rank, under a launcher; rank 0 answers
+    python -m horovod_study.programs.collectives PLAN.json        on every rank, under a launcher; rank 0 answers
 
 The conventions are those of nccl-tests: 32-bit floats, sums, a warm-up, many operations in a row per measurement,
 in place and out of place, every size checked against the known sum. A measurement's time is that of the slowest rank:
@@ -25,8 +25,6 @@ import psutil
 import torch
 import torch.nn.functional as F
 
-from horovod_study.cluster.answer import answer
-from horovod_study.cluster.bench import leave
 from horovod_study.comm import Backend, agreed, detect, open_backend
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing
@@ -34,7 +32,8 @@ from horovod_study.config import RunConfig, parse_widths, run_config
 from horovod_study.errors import BackendError, ConfigError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
-from horovod_study.measure.microbench import (
+from horovod_study.programs.answer import answer, leave
+from horovod_study.programs.microbench import (
     copy_kinds,
     copy_seconds,
     launch_latency,

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from horovod_study.cluster.answer import ANSWER
-from horovod_study.cluster.attempt import TIMED_OUT, ProgramRun, Running
-from horovod_study.cluster.engine import attempt
-from horovod_study.cluster.interruption import Interruption
 from horovod_study.documents import conform, parse_json
 from horovod_study.errors import StudyError
 from horovod_study.files import not_written
+from horovod_study.programs.answer import ANSWER
+from horovod_study.studies.attempt import TIMED_OUT, ProgramRun, Running
+from horovod_study.studies.engine import attempt
+from horovod_study.studies.interruption import Interruption
 
 
 def run_ranks(run: ProgramRun, *, on_progress: Callable[[str], None] | None = None) -> dict[str, Any]:

@@ -18,14 +18,15 @@ from rich.table import Table
 from rich.text import Text
 
 from horovod_study import lease
-from horovod_study.cluster.estimate import Estimate, TimeLeft, duration
-from horovod_study.cluster.ledger import BY_ITSELF, Entry, JobBook, Ledger, past_durations, read_ledger
-from horovod_study.cluster.progress import say
-from horovod_study.cluster.study_file import StudyConfig
 from horovod_study.config import Cell
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import now, sleep
+from horovod_study.progress import duration
 from horovod_study.records import RunRecord, last_step, read_run
+from horovod_study.studies.estimate import Estimate, TimeLeft
+from horovod_study.studies.ledger import BY_ITSELF, Entry, JobBook, Ledger, past_durations, read_ledger
+from horovod_study.studies.progress import say
+from horovod_study.studies.study_file import StudyConfig
 
 EVERY_S = 2.0
 JOBS_EVERY_S = 15.0

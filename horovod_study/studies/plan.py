@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_study.cluster.allocations import Allocation, allocate
-from horovod_study.cluster.estimate import Estimate, duration
-from horovod_study.cluster.ledger import Ledger, blocks
+from horovod_study.cluster.allocations import Allocation, allocate, blocks
 from horovod_study.cluster.partitions import Partition
-from horovod_study.cluster.study_file import StudyConfig, shown
 from horovod_study.config import OPTIONS, RUNTIMES, Cell, Placement
+from horovod_study.progress import duration
 from horovod_study.roles import Role
+from horovod_study.studies.estimate import Estimate
+from horovod_study.studies.ledger import Ledger
+from horovod_study.studies.study_file import StudyConfig, shown
 from horovod_study.text.tables import table_of, to_lines
 
 _MOST_ROWS = 40  # of a table; the rest is counted

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from horovod_study.config import Cell
+from horovod_study.progress import duration
 
 START_UP_GUESS_S = {"serial": 3.0, "horovod": 6.0, "ddp": 6.0, "mpi": 4.0, "ps": 4.0}
 """Guessed seconds a cell spends outside its timed window (imports, data, warm-up, test), until one has been seen."""
@@ -91,15 +92,3 @@ def rough_s(cell: Cell) -> float | None:
     else:
         return None
     return START_UP_GUESS_S[cell.runtime.partition("/")[0]] + samples / SAMPLES_GUESS_PER_S
-
-
-def duration(seconds: float) -> str:
-    """Return e.g. '45 s', '3 min 20 s', '2 h 5 min'."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min" + (f" {rest} s" if rest else "")
-    hours, minutes = divmod(round(whole / 60), 60)
-    return f"{hours} h" + (f" {minutes} min" if minutes else "")

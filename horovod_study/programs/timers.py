@@ -1,6 +1,6 @@
 """What measuring itself costs: the same training steps in every timer mode, taking turns in one process.
 
-    python -m horovod_study.measure.timers PLAN.json        on every rank, under a launcher; rank 0 answers
+    python -m horovod_study.programs.timers PLAN.json        on every rank, under a launcher; rank 0 answers
 
 Two processes of the same program differ by more than what is looked for here, and so do two models in one process:
 their memory lies elsewhere. So there is one model, one optimiser and one stream of batches, and blocks of a few steps
@@ -39,15 +39,13 @@ import torch
 from torch import nn
 
 from horovod_study import records
-from horovod_study.cluster.answer import answer
-from horovod_study.cluster.bench import leave
-from horovod_study.cluster.timers import ROWS
 from horovod_study.comm import Backend, agreed, detect, open_backend
 from horovod_study.config import ORDINARY_LAPS, TIMER_MODES, RunConfig, parse_widths, run_config
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import LapClock, now, sleep, utc_now
 from horovod_study.measure.recorder import Recorder
+from horovod_study.programs.answer import ROWS, answer, leave
 from horovod_study.progress import say
 from horovod_study.train import DRAIN_S, DRAIN_STEPS, open_clock, train_step
 from horovod_study.workload import dataset as data

@@ -1,0 +1,9 @@
+"""Programs that ranks run and that are no training: each is started by `studies.ranks.run_ranks`, and rank 0 answers.
+
+answer       the answer of rank 0, and the end of all ranks at once
+equality     trains by several ranks and alone, and compares: what `verify` judges
+timers       what the timers of a run cost
+collectives  all-reduces of all sizes over each way of talking
+microbench   what the processor, its memory and the GPU can do
+loading      which loader bounds a run; it runs alone
+"""

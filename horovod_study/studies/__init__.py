@@ -1,0 +1,40 @@
+"""What is run, in which order, and where it stands: from the cells of a study to finished run directories.
+
+    study_file  the file of a study, and the cells that come of it with their placements
+    estimate    how long cells take, learned or guessed
+    plan        what a study will do and take, before anything runs
+    ledger      where every cell stands: done, running, queued, failed, missing, ...
+    watch       a study that is being run, as it gets on, on a terminal or in a log
+    progress    the display of a running study
+
+    attempt     one attempt at a cell or a program: started, waited for, ended, explained
+    engine      runs what the lanes of a policy ask for, and tells them how it ended
+    interruption    Ctrl-C and SIGTERM as a wish to stop
+
+    grid        policy of `run`: the missing cells of a study, each under its claim
+    smoke       two workers for a few steps, before a grid
+    runner      what a study still needs: found, said, run; retries and cancels
+    submit      cells given to Slurm, and jobs taken back
+    job         the program inside a job: a grid that stops with a checkpoint when Slurm says so
+    compare     two configurations in blocks, side by side
+    racing, tune    a race of settings of how workers talk
+    search_file, search    a hyper-parameter search: its YAML file, and the trials that Optuna proposes
+    attribute   arms of runtimes in rounds, with --measure-sync
+    range_run   the training run of a learning-rate range test
+    ranks       programs that ranks run (programs/): verify, bench and timers say which
+
+A study called NAME lives in RUNS/NAME:
+
+    <key>/             the run directory of the latest attempt at a cell (records.py knows its format)
+    .attempts/         earlier attempts that failed or were interrupted: <key>-1, <key>-2, ...
+    logs/<key>.log     what the latest attempt printed
+    cells/<key>.yaml   what it was asked to do: `python -m horovod_study.train --config ... --out ...` repeats it
+    attempts.csv       one line per attempt: when, how long, how it ended
+    .claims/           who holds a cell, and how its attempts ended: <key>.1, <key>.2, ...
+    .requests/         who holds a claim of this name is asked to end: how `cancel` reaches a runner on any host
+    .smoke/            smoke tests, and which of them have passed
+    .code/             the code that cells were run with: hashes of its files, and snapshots for jobs in a queue
+    .environments/     what the identities in the keys of cells stand for
+    .jobs/<name>/      one submitted job: its script, its cells, its own notes, and what it printed
+    .ledger.json       what was read of finished cells
+"""
