@@ -656,7 +656,7 @@ def test_views_that_were_not_recorded_have_a_reason(tmp_path: Path) -> None:
 
 def test_a_difference_wider_than_the_cost_is_not_resolved() -> None:
     compared = accounting._compared("timer", "ablation", estimate(0.3, 0.1), estimate(0.1, 0.4))
-    nobody = View(name="timer", words="", estimate=None, why_not="off")
+    nobody = View(name="timer", words="", seconds=None, why_not="off")
     views = Views(
         series="s",
         workers=2,

@@ -143,7 +143,8 @@ class TestPage:
         assert '<a href="#forecast">Forecast</a>' in page
 
     def test_unscored_is_not_silent(self, analysis):
-        groups = {(group["label"], group["setting"]): group for group in drawn.table(analysis)}
-        assert groups["Horovod/MPI", "batch 600"]["rows"] == []
-        assert groups["Horovod/MPI", "batch 300"]["scored"][0].startswith("Not scored: ")
-        assert all(group["scored"] for group in groups.values())
+        groups = {(group.title, *group.title.under): group.rows for group in drawn.table(analysis).groups}
+        ((text,),) = groups["Horovod/MPI", "batch 600"]
+        assert text.warning and "Not scored: " in text
+        assert groups["Horovod/MPI", "batch 300"][0][3].under[0].startswith("Not scored: ")
+        assert all("Not scored: " in rows[0][0] or rows[0][3].under for rows in groups.values())

@@ -13,6 +13,7 @@ from horovod_study import records
 from horovod_study.analysis import convergence, resources
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.figures import resources as drawn
+from horovod_study.report.kit.markup import to_html
 from horovod_study.report.kit.style import style
 from horovod_study.report.page import html
 
@@ -272,20 +273,20 @@ def test_permuted_runs_give_the_same_bytes_and_survive_the_files(analysis, tmp_p
     assert "Infinity" not in json.dumps(documents) and "NaN" not in json.dumps(documents)
     assert not np.isinf(analysis.quantity_curves[["value", "low", "high"]].to_numpy(dtype=float)).any()
     assert loaded.resources["energy_of"].tolist() == analysis.resources["energy_of"].tolist()
-    assert drawn.table(loaded) == drawn.table(analysis)
+    assert to_html(drawn.table(loaded)) == to_html(drawn.table(analysis))
 
 
 def test_the_figure_and_the_table_say_what_training_costs(analysis):
     (drawing,) = drawn.drawings(analysis)
-    rows = next(group for group in drawn.table(analysis) if group["label"] == "Horovod/MPI")["rows"]
+    rows = next(group for group in drawn.table(analysis).groups if group.title == "Horovod/MPI").rows
 
     assert "Energy of GPUs in the timed window" in drawing.caption
     assert "hollow triangle" in drawing.caption and "Lines: the law selected by AICc" in drawing.caption
     with style():
         labels = [axes.get_ylabel() for axes in drawing.draw(6.3).axes]
     assert labels == ["Energy per sample / mJ", "GPU seconds per epoch", "GPU seconds to target"]
-    assert [row["workers"] for row in rows] == ["1", "2", "4"]
-    assert rows[2]["ratio"][0].startswith("2.0") and rows[0]["hours"][0] != "\u2013"
+    assert [row[0] for row in rows] == ["1", "2", "4"]
+    assert rows[2][4].startswith("2.0") and rows[0][6] != "\u2013"
     assert drawn.sentences(analysis)[0].startswith("Horovod/MPI: 4 workers use 2.0")
     assert "Energy and hours" in html.render(analysis)
 
@@ -295,7 +296,7 @@ def test_nothing_is_shown_where_nothing_was_recorded(analysis):
     alone = analyze(metered((1,)))
 
     for each in (analyze(runs), alone):
-        assert drawn.drawings(each) == [] and drawn.table(each) == [] and drawn.sentences(each) == []
+        assert drawn.drawings(each) == [] and drawn.table(each).groups == () and drawn.sentences(each) == []
         assert 'id="resources"' not in html.render(each)
     hours = dataclasses.replace(analysis, resources=analysis.resources.assign(device="cpu"))
     assert drawn.units(analysis) == {"energy": "mJ", "hours": "GPU seconds"}

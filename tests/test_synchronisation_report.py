@@ -12,6 +12,7 @@ from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.figures import synchronisation
 from horovod_study.report.kit import interactive, style
+from horovod_study.report.kit.markup import to_html
 from horovod_study.report.page import html
 from horovod_study.text import numbers
 
@@ -58,7 +59,11 @@ def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path)
     tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
     again = Analysis(**tables, **documents)
 
-    assert synchronisation.section(again) == synchronisation.section(analysis)
+    sections = [synchronisation.section(each) for each in (again, analysis)]
+    assert sections[0] == sections[1]
+    assert [to_html(table) for _, _, table in sections[0]["tables"]] == [
+        to_html(table) for _, _, table in sections[1]["tables"]
+    ]
     assert {each.name: each.caption for each in synchronisation.drawings(again)} == {
         each.name: each.caption for each in synchronisation.drawings(analysis)
     }
@@ -103,7 +108,8 @@ def test_where_there_is_nothing_to_show_there_is_no_section(runs):
 def test_two_counts_are_a_table_and_no_figure():
     analysis = analyze(run_table((1, 2), ways=WAYS, failed=()))
 
-    assert synchronisation.drawings(analysis) == [] and synchronisation.section(analysis)["cells"]
+    assert synchronisation.drawings(analysis) == []
+    assert "sync" in {table.name for _, _, table in synchronisation.section(analysis)["tables"]}
 
 
 def test_the_sentences_carry_the_numbers_of_the_tables(analysis, section):
@@ -124,10 +130,11 @@ def test_the_sentences_carry_the_numbers_of_the_tables(analysis, section):
 def test_unknown_values_are_dashes_with_their_reason():
     runs = run_table((1, 2, 4), ways=(("horovod", "mpi"), ("ddp", "gloo")), failed=())
     analysis = analyze(runs)
-    (hidden,) = [group for group in synchronisation.section(analysis)["cells"] if "DDP" in group["label"]]
+    (table,) = [table for _, _, table in synchronisation.section(analysis)["tables"] if table.name == "sync"]
+    (hidden,) = [group.rows for group in table.groups if "DDP" in group.title]
 
-    assert [row["sync"]["value"] for row in hidden["rows"]][1:] == ["\u2013", "\u2013"]
-    assert "inside backward" in hidden["rows"][1]["note"]
+    assert [row[2] for row in hidden][1:] == ["\u2013", "\u2013"]
+    assert "inside backward" in hidden[1][2].doubts[0]
     drawing = synchronisation.drawings(analysis)[0]
     assert "hidden inside their backward pass: PyTorch DDP/Gloo." in drawing.caption
 

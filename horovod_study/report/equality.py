@@ -93,8 +93,8 @@ def _tables(cases: Sequence[Case], bounds: Mapping[str, float]) -> list[str]:
             rows.append([*map(str, key), *map(_number, errors), verdict])
         optimizers = " and ".join(dict.fromkeys(case["optimizer"] for case in judged or here))
         what = f"bound {bound:g}" if judged else "no bound"
-        tables += [f"{dtype}, {optimizers}, {what}"]
-        tables += to_lines(table_of(heads, rows, texts=(0, 2, len(heads) - 1)))
+        lines = to_lines(table_of(heads, rows, texts=(0, 2, len(heads) - 1)))
+        tables.append("\n".join([f"{dtype}, {optimizers}, {what}", *lines]))
     return tables
 
 

@@ -1,11 +1,12 @@
 """A table as a value: columns with heads and units, rows of texts in groups, what is said above and below.
 
-`to_lines` prints it in a terminal; report/kit/typeset.py writes the same value as LaTeX, Markdown and CSV.
+`to_lines` prints it in a terminal; report/kit writes the same value as LaTeX, Markdown and CSV (typeset.py) and as HTML
+(markup.py).
 """
 
 import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -27,12 +28,49 @@ class Column:
     number: bool = True  # to the right, in the middle of its head; a text to the left
     interval: bool = False  # its cells are `value [low, high]`, and the brackets stand under each other
     wrap: bool = False  # a text that may break into lines
-    cell: Callable[[Row], str] | None = None  # makes the text of a row
+    strong: bool = False  # on a page in bold
+    names: bool = False  # on a page the heading of its row
+    cell: Callable[[Row], str] | None = field(default=None, compare=False)  # makes the text of a row
+
+
+class Cell(str):
+    """A text with what only a page has room for; in a terminal and on paper it is the text alone."""
+
+    under: tuple[str, ...]  # below it, in smaller letters
+    doubts: tuple[str, ...]  # below that, as warnings
+    tag: str  # beside it
+    code: bool  # a name to type
+    strong: bool
+    warning: bool  # the text itself is one
+    columns: int  # that it spans
+    rows: int
+
+    def __new__(
+        cls,
+        text: str,
+        *under: str,
+        doubts: Iterable[str] = (),
+        tag: str = "",
+        code: bool = False,
+        strong: bool = False,
+        warning: bool = False,
+        columns: int = 1,
+        rows: int = 1,
+    ) -> "Cell":
+        """Make a cell; empty lines below the text are left out."""
+        made = super().__new__(cls, text)
+        made.under, made.doubts = tuple(filter(None, under)), tuple(filter(None, doubts))
+        made.tag, made.code, made.strong, made.warning = tag, code, strong, warning
+        made.columns, made.rows = columns, rows
+        return made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Rows that belong together, with what they share over them; each row has one text per column."""
+    """Rows that belong together, with what they share over them; each row has one text per column.
+
+    On a page a cell may span several columns or rows; then others are left out.
+    """
 
     title: str
     rows: tuple[tuple[str, ...], ...]

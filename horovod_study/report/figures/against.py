@@ -6,6 +6,7 @@ Everything shown is a column of the comparison (analysis/study_comparison.py); n
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,10 @@ from horovod_study.report.kit.style import (
 )
 from horovod_study.report.kit.typeset import to_csv, to_latex, to_markdown
 from horovod_study.text.numbers import THIN, fixed, known, quoted, rounded, scientific
-from horovod_study.text.tables import Column, Group, Table, table_of, to_lines
+from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of, table_of, to_lines
 from horovod_study.text.words import listed, one_line, plural, printable
 
 NAME = "against"
-NOTHING = "\u2013"
 MOST_PANELS = 6
 """Settings that are drawn; the table has all of them."""
 
@@ -221,15 +221,12 @@ def section(found: StudyComparison) -> dict[str, Any]:
         "headline": headline(found),
         "sentences": sentences(found),
         "matching": found.matching,
-        "heads": [(name, _HEADS[name].split("\n")) for name in _shown(found)],
-        "groups": _groups(found),
-        "targets": _target_rows(found),
-        "laws": _law_rows(found),
+        "cells": _cells(found),
+        "targets": _targets(found),
+        "laws": _laws(found),
         "unmatched": _alone(found),
-        "changes": [(each.what, each.before or NOTHING, each.after or NOTHING) for each in found.changes],
+        "changes": _changes(found),
         "doubts": list(found.doubts),
-        "paired": found.interleaved,
-        "repeats": _repeats(found),
     }
 
 
@@ -253,39 +250,62 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["series"], row["workers"], f"{row['nodes']}", f"{row['batch']}"
 
 
-def _groups(found: StudyComparison) -> list[dict[str, Any]]:
+def _cells(found: StudyComparison) -> Table:
+    """Return the differences cell by cell, as the page shows them."""
+    before, repeats = found.names[1], _repeats(found)
+    others = {name: _by_cell(found, name) for name in _shown(found)}
+    columns = [
+        Column(head="Workers", names=True, cell=lambda row: Cell(f"{row['workers']:.0f}", _nodes(row))),
+        Column(head="Repeats\nbefore, after", cell=lambda row: f"{row['before_repeats']}, {row['after_repeats']}"),
+        Column(head="Before", unit="samples/s", cell=lambda row: rounded(row["before"])),
+        Column(head="After", unit="samples/s", cell=lambda row: rounded(row["after"])),
+        Column(head="Change", unit="%", cell=_changed),
+        Column(head="Verdict", number=False, cell=_verdict_cell),
+        *(Column(head=_HEADS[name], unit="%", cell=partial(_beside, own)) for name, own in others.items()),
+    ]
+    if repeats:
+        del columns[1]
+    how = "paired: the runs took turns" if found.interleaved else "Welch's t on logarithms"
+    return Table(
+        name="against",
+        caption=f"Geometric means over {repeats or 'repeats'}. Changes in per cent of {before}, with 95 % intervals "
+        f"({how}). The verdict is that on the throughput; differences of the other columns that are resolved are set "
+        "in bold",
+        columns=tuple(columns),
+        groups=_by_series(found, columns),
+    )
+
+
+def _by_series(found: StudyComparison, columns: Sequence[Column]) -> tuple[Group, ...]:
+    """Return the cells of the comparison by series, titled with label and setting, and with another name before."""
     labels = series_labels(found.after.points)
-    beside = {name: _by_cell(found, name) for name in _shown(found)}
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for row in _rows(found, "throughput"):
-        own = groups.setdefault(
-            row["series"], {"label": labels[row["series"]], "setting": row["setting"], "was": _was(row), "rows": []}
+        groups.setdefault(row["series"], []).append(row)
+    return tuple(
+        Group(
+            title=Cell(labels[series], rows[0]["setting"], f"before: {was}" if (was := _was(rows[0])) else ""),
+            rows=tuple(row_of(columns, row) for row in rows),
         )
-        value, interval = _change(row)
-        own["rows"].append(
-            {
-                "workers": _workers(row),
-                "count": f"{row['workers']:.0f}",
-                "nodes": _nodes(row),
-                "repeats": f"{row['before_repeats']}, {row['after_repeats']}",
-                "before": rounded(row["before"]),
-                "after": rounded(row["after"]),
-                "change": value,
-                "interval": interval,
-                "verdict": verdict_words(row),
-                "kind": {WORSE: "worse", BETTER: "better"}.get(row["verdict"], "open"),
-                "beside": [_beside(beside[name].get(_key(row))) for name in beside],
-            }
-        )
-    return list(groups.values())
+        for series, rows in groups.items()
+    )
 
 
-def _beside(row: Mapping[str, Any] | None) -> dict[str, str]:
-    if row is None:
-        return {"change": NOTHING, "interval": "", "kind": "open"}
-    value, interval = _change(row)
-    kind = {WORSE: "worse", BETTER: "better"}.get(row["verdict"], "open")
-    return {"change": value, "interval": interval or f"{row['note']}", "kind": kind}
+def _changed(row: Row) -> Cell:
+    return Cell(*_change(row), strong=row["verdict"] in (WORSE, BETTER))
+
+
+def _verdict_cell(row: Row) -> Cell:
+    return Cell(verdict_words(row), warning=row["verdict"] == WORSE)
+
+
+def _beside(others: Mapping[tuple[Any, ...], Row], row: Row) -> Cell:
+    """Return the change of another metric of the same cell."""
+    own = others.get(_key(row))
+    if own is None:
+        return Cell(NOTHING)
+    value, interval = _change(own)
+    return Cell(value, interval or f"{own['note']}", strong=own["verdict"] in (WORSE, BETTER))
 
 
 def _was(row: Mapping[str, Any]) -> str:
@@ -306,62 +326,87 @@ def _nodes(row: Mapping[str, Any]) -> str:
     return "" if nodes is None or nodes == 1 else f"{nodes:.0f} nodes"
 
 
-def _target_rows(found: StudyComparison) -> list[dict[str, Any]]:
-    labels = series_labels(found.after.points)
-    rows = []
-    for row in _rows(found, "target"):
-        value, interval = _change(row)
-        rows.append(
-            {
-                "label": labels[row["series"]],
-                "setting": row["setting"],
-                "workers": _workers(row),
-                "target": scientific(row["target_mse"]),
-                "before": rounded(row["before"], 3) if known(row["before"]) else NOTHING,
-                "after": rounded(row["after"], 3) if known(row["after"]) else NOTHING,
-                "change": value,
-                "interval": interval,
-                "verdict": verdict_words(row),
-                "kind": {WORSE: "worse", BETTER: "better"}.get(row["verdict"], "open"),
-            }
-        )
-    return rows
+def _targets(found: StudyComparison) -> Table:
+    def seconds(value: float) -> str:
+        return rounded(value, 3) if known(value) else NOTHING
+
+    columns = (
+        _series(found),
+        Column(head="Workers", cell=_workers),
+        Column(head="Target\ntest MSE", cell=lambda row: scientific(row["target_mse"])),
+        Column(head="Before", unit="s", cell=lambda row: seconds(row["before"])),
+        Column(head="After", unit="s", cell=lambda row: seconds(row["after"])),
+        Column(head="Change", unit="%", cell=_changed),
+        Column(head="Verdict", number=False, cell=verdict_words),
+    )
+    caption = "Seconds of training until the test MSE is at most the target"
+    return _flat("against-targets", caption, columns, _rows(found, "target"))
 
 
-def _law_rows(found: StudyComparison) -> list[dict[str, str]]:
+def _series(found: StudyComparison) -> Column:
     labels = series_labels(found.after.points)
-    rows = []
-    for row in found.laws.to_dict("records"):
-        if not (row["law"] in SHOWN_LAWS or row["before_selected"] or row["after_selected"]):
-            continue
+    return Column(
+        head="Series",
+        number=False,
+        names=True,
+        cell=lambda row: Cell(labels[row["series"]], f"{row.get('setting', '')}"),
+    )
+
+
+def _flat(name: str, caption: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
+    group = Group(title="", rows=tuple(row_of(columns, row) for row in rows))
+    return Table(name=name, caption=caption, columns=tuple(columns), groups=(group,) if rows else ())
+
+
+def _laws(found: StudyComparison) -> Table:
+    def law(row: Row) -> Cell:
         chosen = [name for name in ("before", "after") if row[f"{name}_selected"]]
-        rows.append(
-            {
-                "label": labels[row["series"]],
-                "law": LAW_NAMES.get(row["law"], f"{row['law']}"),
-                "selected": f"selected {listed(chosen)}" if chosen else "",
-                "parameter": f"{row['parameter']}",
-                "before": quoted(row["before"], row["before_low"], row["before_high"]),
-                "after": quoted(row["after"], row["after_low"], row["after_high"]),
-                "difference": quoted(row["difference"], row["low"], row["high"]),
-                "verdict": f"{row['verdict']}",
-            }
-        )
-    return rows
+        return Cell(LAW_NAMES.get(row["law"], f"{row['law']}"), f"selected {listed(chosen)}" if chosen else "")
+
+    columns = (
+        _series(found),
+        Column(head="Law", number=False, cell=law),
+        Column(head="Parameter", number=False, cell=lambda row: f"{row['parameter']}"),
+        Column(head="Before", cell=lambda row: quoted(row["before"], row["before_low"], row["before_high"])),
+        Column(head="After", cell=lambda row: quoted(row["after"], row["after_low"], row["after_high"])),
+        Column(head="Difference", cell=lambda row: quoted(row["difference"], row["low"], row["high"])),
+        Column(head="Verdict", number=False, cell=lambda row: f"{row['verdict']}"),
+    )
+    laws = found.laws.to_dict("records")
+    shown = [row for row in laws if row["law"] in SHOWN_LAWS or row["before_selected"] or row["after_selected"]]
+    caption = (
+        "Parameters with 95 % intervals, and AFTER less BEFORE with the interval of the difference; not corrected for "
+        "their number"
+    )
+    return _flat("against-laws", caption, columns, [{**row, "setting": ""} for row in shown])
 
 
-def _alone(found: StudyComparison) -> list[dict[str, str]]:
+def _alone(found: StudyComparison) -> Table:
     labels = {"after": series_labels(found.after.points), "before": series_labels(found.before.points)}
-    return [
-        {
-            "study": found.names[0] if row["study"] == "after" else found.names[1],
-            "label": labels[row["study"]][row["series"]],
-            "setting": f"{row['setting']}",
-            "workers": f"{row['workers']:.0f}",
-            "reason": f"{row['reason']}",
-        }
-        for row in found.unmatched.to_dict("records")
-    ]
+    names = dict(zip(("after", "before"), found.names, strict=True))
+    columns = (
+        Column(head="Only in", number=False, names=True, cell=lambda row: names[row["study"]]),
+        Column(
+            head="Series",
+            number=False,
+            cell=lambda row: Cell(labels[row["study"]][row["series"]], f"{row['setting']}"),
+        ),
+        Column(head="Workers", cell=lambda row: f"{row['workers']:.0f}"),
+        Column(head="Why", number=False, cell=lambda row: f"{row['reason']}"),
+    )
+    caption = "Cells that only one of the studies has a result for; they are not compared"
+    return _flat("against-alone", caption, columns, found.unmatched.to_dict("records"))
+
+
+def _changes(found: StudyComparison) -> Table:
+    columns = (
+        Column(head="What", number=False, names=True, cell=lambda row: row["what"]),
+        Column(head="Before", number=False, cell=lambda row: row["before"] or NOTHING),
+        Column(head="After", number=False, cell=lambda row: row["after"] or NOTHING),
+    )
+    caption = "What else differs between the studies: each of it may be a cause"
+    rows = [{"what": each.what, "before": each.before, "after": each.after} for each in found.changes]
+    return _flat("against-else", caption, columns, rows)
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -369,29 +414,25 @@ def _alone(found: StudyComparison) -> list[dict[str, str]]:
 
 def tables(found: StudyComparison) -> list[Table]:
     """Return the table of the comparison as it is printed."""
-    shown = _shown(found)
+    others = {name: _by_cell(found, name) for name in _shown(found)}
+
+    def beside(name: str, row: Row) -> str:
+        made = _beside(others[name], row)
+        return made if made == NOTHING else " ".join([made, *made.under])
+
     columns = (
-        Column(head="Workers"),
-        Column(head="Before", unit="samples/s"),
-        Column(head="After", unit="samples/s"),
-        Column(head="Change", unit="%", interval=True),
-        Column(head="Verdict", number=False, wrap=True),
-        *(Column(head=_HEADS[name], unit="%", interval=True) for name in shown),
+        Column(head="Workers", cell=_workers),
+        Column(head="Before", unit="samples/s", cell=lambda row: rounded(row["before"])),
+        Column(head="After", unit="samples/s", cell=lambda row: rounded(row["after"])),
+        Column(head="Change", unit="%", interval=True, cell=lambda row: " ".join(filter(None, _change(row)))),
+        Column(head="Verdict", number=False, wrap=True, cell=verdict_words),
+        *(Column(head=_HEADS[name], unit="%", interval=True, cell=partial(beside, name)) for name in others),
     )
-    groups = []
-    for group in _groups(found):
-        rows = [
-            (
-                *(row["workers"], row["before"], row["after"], f"{row['change']} {row['interval']}".strip()),
-                row["verdict"],
-                *(
-                    f"{each['change']} {each['interval'] if each['change'] != NOTHING else ''}".strip()
-                    for each in row["beside"]
-                ),
-            )
-            for row in group["rows"]
-        ]
-        groups.append(Group(title=f"{group['label']}, {group['setting']}", rows=tuple(rows)))
+    groups = [
+        Group(title=", ".join([group.title, *group.title.under[:1]]), rows=group.rows)
+        for group in _by_series(found, columns)
+        if isinstance(group.title, Cell)
+    ]
     after, before = found.names
     return [
         Table(

@@ -5,6 +5,7 @@ Everything drawn is a column of the analysis.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,7 @@ from horovod_study.analysis.boundary import DIRECT, INDIRECT, MEDIAN
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.markup import by_series, estimated
 from horovod_study.report.kit.panels import (
     MOST_PANELS,
     grid_of,
@@ -38,11 +40,11 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
-from horovod_study.text.numbers import THIN, milliseconds, with_interval
+from horovod_study.text.numbers import MINUS, THIN, milliseconds, with_interval
+from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
 from horovod_study.text.words import listed, plural
 
 NAME = "boundary"
-NOTHING = "\u2013"
 MOST_TEXTS = 4
 """Jumps that are written into one panel; with more, the table says them better."""
 
@@ -119,31 +121,36 @@ def sentences(analysis: Analysis) -> list[str]:
     return found
 
 
-def table(analysis: Analysis) -> list[dict[str, Any]]:
+def table(analysis: Analysis) -> Table:
     """Return the table of jumps: one group of rows per series."""
     labels = series_labels(analysis.nodes)
-    groups = []
-    for series, rows in analysis.boundary.groupby("series", sort=False):
-        lines = []
-        for row in rows.to_dict("records"):
-            lines.append(
-                {
-                    "kind": row["kind"],
-                    "fewer": place(row["fewer_workers"], row["fewer_nodes"], row["fewer_per_node"]),
-                    "fewer_path": row["fewer_path"],
-                    "more": place(row["more_workers"], row["more_nodes"], row["more_per_node"]),
-                    "more_path": row["more_path"],
-                    "repeats": f"{row['fewer_repeats']}, {row['more_repeats']}",
-                    "sync": [_time(row["fewer_sync_s"]), _time(row["more_sync_s"])],
-                    "jump": _jump(row, ""),
-                    "beyond": _jump(row, "beyond_") if row["kind"] == INDIRECT else None,
-                    "step_jump": _jump(row, "step_"),
-                    "interval": row["interval"],
-                    "note": row["note"],
-                }
-            )
-        groups.append({"label": labels[str(series)], "setting": rows["setting"].iloc[0], "rows": lines})
-    return groups
+
+    def end(row: Row, name: str) -> str:
+        where = place(row[f"{name}_workers"], row[f"{name}_nodes"], row[f"{name}_per_node"])
+        return Cell(where, f"{row[f'{name}_path']}")
+
+    columns = (
+        Column(head="Comparison", number=False, cell=lambda row: Cell(row["kind"], row["note"])),
+        Column(head="From\ncarried by", number=False, cell=lambda row: end(row, "fewer")),
+        Column(head="To\ncarried by", number=False, cell=lambda row: end(row, "more")),
+        Column(head="Repeats", cell=lambda row: f"{row['fewer_repeats']}, {row['more_repeats']}"),
+        Column(head="Waiting before", unit="ms", cell=lambda row: _time(row["fewer_sync_s"])),
+        Column(head="Waiting after", unit="ms", cell=lambda row: _time(row["more_sync_s"])),
+        Column(head="Jump of waiting", unit="ms", strong=True, cell=_waiting_jump),
+        Column(head="Jump of the step", unit="ms", cell=lambda row: _jump(row, "step_")),
+    )
+    return Table(
+        name="nodes",
+        caption="What another node adds to a step, in ms: means over repeats with 95 % intervals. Direct: equal "
+        "workers on fewer and on more nodes. Indirect: the next worker count needs another node, so that further "
+        "workers have their part in it",
+        columns=columns,
+        groups=by_series(
+            analysis.boundary,
+            partial(row_of, columns),
+            lambda series, rows: Cell(labels[series], rows["setting"].iloc[0]),
+        ),
+    )
 
 
 def place(workers: float, nodes: float, per_node: str) -> str:
@@ -217,15 +224,22 @@ def _time(seconds: float) -> str:
     return milliseconds(seconds) if math.isfinite(seconds) else NOTHING
 
 
-def _jump(row: Mapping[Any, Any], start: str) -> dict[str, str]:
+def _jump(row: Row, start: str, *under: str) -> Cell:
     names = ("s", "low_s", "high_s") if start == "beyond_" else ("jump_s", "low_s", "high_s")
-    value, low, high = (row[f"{start}{name}"] for name in names)
-    if not math.isfinite(value):
-        return {"value": NOTHING, "interval": "", "verdict": ""}
-    text, _, interval = with_interval(1000 * value, 1000 * low, 1000 * high).partition(" ")
+    made = estimated(*(1000 * row[f"{start}{name}"] for name in names))
+    if made == NOTHING:
+        return made
     resolved = row[f"{start}resolved"]
-    verdict = "" if pd.isna(resolved) or resolved else "not resolved"
-    return {"value": text if value < 0 else f"+{text}", "interval": interval or "no interval", "verdict": verdict}
+    doubts = () if pd.isna(resolved) or resolved else ("not resolved",)
+    return Cell(made if made.startswith(MINUS) else f"+{made}", *made.under, *under, doubts=doubts)
+
+
+def _waiting_jump(row: Row) -> Cell:
+    """Return the jump of the waiting, and of an indirect one what lies beyond the growth with the workers."""
+    beyond = _jump(row, "beyond_") if row["kind"] == INDIRECT else Cell(NOTHING)
+    if not beyond.under:
+        return _jump(row, "")
+    return _jump(row, "", f"beyond growth: {', '.join([' '.join([beyond, *beyond.under]), *beyond.doubts])}")
 
 
 def _carried(analysis: Analysis) -> str:

@@ -44,10 +44,10 @@ from horovod_study.report.kit.style import (
     text_in,
 )
 from horovod_study.text.numbers import THIN, percent, rounded, signed
+from horovod_study.text.tables import Cell, Column, Group, Row, Table, row_of
 from horovod_study.text.words import listed, plural
 
 NAME = "forecast"
-NOTHING = "\u2013"
 _TICK_GAP_IN = 0.08  # between the labels of two worker counts
 
 
@@ -97,37 +97,48 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     ]
 
 
-def table(analysis: Analysis) -> list[dict[str, Any]]:
+def table(analysis: Analysis) -> Table:
     """Return the table of forecasts: one group of rows per series, with the hold-out error and the recommendation."""
     labels = series_labels(analysis.points)
     setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
+    columns = (
+        Column(head="Workers", names=True, cell=_workers),
+        Column(head="Throughput", unit="samples/s", strong=True, cell=_throughput),
+        Column(head="Of ideal", cell=lambda row: percent(row["efficiency"])),
+        Column(head="Largest counts hidden", number=False),
+        Column(head="Recommended workers", number=False),
+    )
     groups = []
     for series, document in analysis.holdout["series"].items():
         own = analysis.forecast[(analysis.forecast["series"] == series) & (analysis.forecast["kind"] == FORECAST)]
-        groups.append(
-            {
-                "label": labels[series],
-                "setting": setting[series],
-                "scored": [*_scored(document), *_doubts(own)],
-                "recommended": _recommended(document["recommendation"]),
-                "rows": [_row(row) for row in own.to_dict("records")],
-            }
-        )
-    return groups
+        scored = [*_scored(document), *_doubts(own)]
+        rows: list[tuple[str, ...]] = [row_of(columns[:3], row) for row in own.to_dict("records")]
+        if rows:
+            recommended = Cell("", *_recommended(document["recommendation"]), rows=len(rows))
+            rows[0] = (*rows[0], Cell("", *scored, rows=len(rows)), recommended)
+        else:
+            rows = [(Cell(f"No forecast. {scored[0]}", columns=len(columns), warning=True),)]
+        groups.append(Group(title=Cell(labels[series], setting[series]), rows=tuple(rows)))
+    return Table(
+        name="forecast",
+        caption="Foretold throughput with its 95 % interval for a single run, as a share of ideal scaling; beside it "
+        "how forecasts of this method came out, and the recommended worker counts with 95 % intervals. Knee: where one "
+        "more worker gains less than half of what a worker brings on average",
+        columns=columns,
+        groups=tuple(groups),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- words
 
 
-def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
-    nodes = row["nodes"]
-    return {
-        "workers": f"{row['workers']:.0f}",
-        "nodes": "" if math.isnan(nodes) else f"on {plural(nodes, 'node')}",
-        "throughput": rounded(row["samples_per_s"], 3),
-        "interval": f"{rounded(row['low'], 3)} to {rounded(row['high'], 3)}",
-        "ideal": percent(row["efficiency"]),
-    }
+def _workers(row: Row) -> str:
+    nodes = "" if math.isnan(row["nodes"]) else f"on {plural(row['nodes'], 'node')}"
+    return Cell(f"{row['workers']:.0f}", nodes)
+
+
+def _throughput(row: Row) -> str:
+    return Cell(rounded(row["samples_per_s"], 3), f"{rounded(row['low'], 3)} to {rounded(row['high'], 3)}")
 
 
 def _scored(document: Mapping[str, Any]) -> list[str]:

@@ -72,7 +72,7 @@ class Curve(Protocol):
 
 
 _HEADS = (
-    *("", "specimen", "G0 / MPa\nnetwork", "G0 / MPa\nfit ± s.e.", "a\nnetwork", "a\nfit ± s.e."),
+    *("  specimen", "G0 / MPa\nnetwork", "G0 / MPa\nfit ± s.e.", "a\nnetwork", "a\nfit ± s.e."),
     *("rms / MPa\nnetwork", "rms / MPa\nfit"),
 )
 
@@ -80,8 +80,9 @@ _HEADS = (
 def table(rows: Sequence[Row], *, most: int = MOST_ROWS) -> str:
     """Return an aligned table, 80 characters wide for names of up to 12; `!` marks the specimens with doubts."""
     shown = rows[:most]
-    cells = [("! " if row["doubts"] else "  ", _short(str(row["specimen"])), *_cells(row)) for row in shown]
-    lines = to_lines(table_of(_HEADS, cells, texts=(0, 1)))
+    marks = ["! " if row["doubts"] else "  " for row in shown]
+    cells = [(mark + _short(str(row["specimen"])), *_cells(row)) for mark, row in zip(marks, shown, strict=True)]
+    lines = to_lines(table_of(_HEADS, cells))
     if len(rows) > len(shown):
         lines.append(f"  and {len(rows) - len(shown):,} more specimens; --csv FILE and --json list all {len(rows):,}")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ counter: their worker hours say what the efficiency says.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -18,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.markup import against_baseline, by_series, estimated
 from horovod_study.report.kit.panels import MOST_HEIGHT_IN, boundary_words, legend, marker, node_boundaries, worker_axis
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
@@ -33,10 +35,10 @@ from horovod_study.report.kit.style import (
     small,
 )
 from horovod_study.text.numbers import number, rounded, scientific, with_interval
+from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
 from horovod_study.text.words import plural
 
 NAME = "resources"
-NOTHING = "\u2013"
 MOST_ROWS = 3
 
 _SIZES = {
@@ -98,35 +100,46 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     ]
 
 
-def table(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the table of energy and hours: one group of rows per series; empty where there is no figure either."""
-    panels = _panels(analysis)
-    if not panels:
-        return []
+def table(analysis: Analysis) -> Table:
+    """Return the table of energy and hours: one group of rows per series; none where there is no figure either."""
+    panels = {panel.quantity: panel for panel in _panels(analysis)}
     labels = series_labels(analysis.points)
-    units = {panel.quantity: panel.unit for panel in panels}
-    hours = units.get("worker_hours_per_epoch", 1.0)
-    groups = []
-    for series, rows in analysis.resources.groupby("series", sort=False):
-        lines = [
-            {
-                "workers": f"{row['workers']:.0f}",
-                "repeats": f"{row['repeats']:.0f}",
-                "device": row["device"],
-                "energy_of": _devices(row["energy_of"]) if row["energy_of"] else "",
-                "power": rounded(row["power_w_median"], 3) if _known(row["power_w_median"]) else NOTHING,
-                "energy": _cell(row, "energy_per_sample_j", units.get("energy_per_sample_j", 1.0)),
-                "ratio": _ratio(row),
-                "per_joule": number(row["speedup_per_joule"]) if _known(row["speedup_per_joule"]) else NOTHING,
-                "hours": _cell(row, "worker_hours_per_epoch", hours),
-                "spent": rounded(row["worker_hours_of_run_median"] / hours, 3)
-                if _known(row["worker_hours_of_run_median"])
-                else NOTHING,
-            }
-            for row in rows.to_dict("records")
-        ]
-        groups.append({"label": labels[str(series)], "setting": rows["setting"].iloc[0], "rows": lines})
-    return groups
+    energy, hours = (panels.get(name) for name in ("energy_per_sample_j", "worker_hours_per_epoch"))
+    hour = hours.unit if hours else 1.0
+    told = units(analysis)
+    columns = (
+        Column(head="Workers", names=True, cell=lambda row: f"{row['workers']:.0f}"),
+        Column(head="Repeats", cell=lambda row: f"{row['repeats']:.0f}"),
+        Column(head="Power", unit="W", cell=lambda row: _rounded(row["power_w_median"])),
+        Column(
+            head="Energy per sample",
+            unit=told["energy"],
+            strong=True,
+            cell=lambda row: _cell(row, "energy_per_sample_j", energy.unit if energy else 1.0),
+        ),
+        Column(head="Energy\nratio", cell=_ratio),
+        Column(head="Speedup\nper joule", cell=_per_joule),
+        Column(
+            head=f"{told['hours']}\nper epoch",
+            strong=True,
+            cell=lambda row: _cell(row, "worker_hours_per_epoch", hour),
+        ),
+        Column(head=f"{told['hours']}\nof a run", cell=lambda row: _rounded(row["worker_hours_of_run_median"] / hour)),
+    )
+
+    def heading(series: str, rows: pd.DataFrame) -> Cell:
+        first = rows.iloc[0]
+        of = f", energy of {_devices(first['energy_of'])}" if first["energy_of"] else ""
+        return Cell(labels[series], f"{first['setting']}{of}")
+
+    return Table(
+        name="resources",
+        caption="Medians over repeats with 95 % intervals. Energy: of the timed window, and its ratio to one plain "
+        "worker. Speedup per joule: speedup / energy ratio, 1 for one plain worker. Hours: workers \u00d7 time, per "
+        "epoch of the timed window and of a whole run",
+        columns=columns,
+        groups=by_series(analysis.resources, partial(row_of, columns), heading) if panels else (),
+    )
 
 
 def sentences(analysis: Analysis) -> list[str]:
@@ -381,27 +394,21 @@ def _handles(
 # ---------------------------------------------------------------------------------------------------- digits
 
 
-def _known(value: float) -> bool:
-    return math.isfinite(value)
+def _rounded(value: float) -> str:
+    return rounded(value, 3) if math.isfinite(value) else NOTHING
 
 
-def _cell(row: Mapping[Any, Any], name: str, unit: float) -> tuple[str, str]:
+def _per_joule(row: Row) -> str:
+    return number(row["speedup_per_joule"]) if math.isfinite(row["speedup_per_joule"]) else NOTHING
+
+
+def _cell(row: Row, name: str, unit: float) -> str:
     """Return a median and its interval, or its range where there is none."""
     middle, low, high, least, most = (row[f"{name}_{end}"] / unit for end in ("median", "low", "high", "min", "max"))
-    if not _known(middle):
-        return NOTHING, ""
-    if _known(low):
-        value, _, interval = with_interval(middle, low, high).partition(" ")
-        return value, interval
-    return rounded(middle, 3), f"{rounded(least, 3)} to {rounded(most, 3)}" if most > least else "no interval"
+    if math.isfinite(low) or not math.isfinite(middle):
+        return estimated(middle, low, high)
+    return Cell(rounded(middle, 3), f"{rounded(least, 3)} to {rounded(most, 3)}" if most > least else "no interval")
 
 
-def _ratio(row: Mapping[Any, Any]) -> tuple[str, str]:
-    if not _known(row["energy_ratio"]):
-        return NOTHING, ""
-    if row["energy_ratio_low"] == row["energy_ratio_high"]:
-        return f"{row['energy_ratio']:.2f}", "by definition"
-    value, _, interval = with_interval(
-        row["energy_ratio"], row["energy_ratio_low"], row["energy_ratio_high"]
-    ).partition(" ")
-    return value, interval or "no interval"
+def _ratio(row: Row) -> str:
+    return against_baseline(*(row[f"energy_ratio{end}"] for end in ("", "_low", "_high")))

@@ -5,8 +5,9 @@ lines over NCCL are solid and over MPI dashed here, because the transport is wha
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.transports import NOT_RESOLVED, RESOLVED
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.markup import by_series, estimated
 from horovod_study.report.kit.panels import (
     boundary_words,
     grid_of,
@@ -45,12 +47,12 @@ from horovod_study.report.kit.style import (
     small,
 )
 from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, with_interval
+from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of
 from horovod_study.text.words import listed, plural
 
 NAMES = ("synchronisation", "transports", "batch_size")
 """The figures of the section."""
 
-NOTHING = "\u2013"
 MOST_ROWS = 28
 """Comparisons of one figure; with more, the table says them better."""
 MOST_LINES = 3
@@ -76,20 +78,23 @@ def drawings(analysis: Analysis) -> list[Drawing]:
 
 
 def section(analysis: Analysis) -> dict[str, Any]:
-    """Return what the section of the page shows besides its figures: sentences and tables, where there are any.
+    """Return what the section of the page shows besides its figures: sentences, and tables with what opens them.
 
     `shown` says whether there is a section at all: where some cell of several workers knows its synchronisation, two
     ways to talk were compared, or one worker count has several batches.
     """
     cells = analysis.synchronisation
     known = bool((cells["sync_s_median"].notna() & (cells["workers"] > 1)).any())
+    tables = (
+        ("Per step, per epoch, and its share", "Series", _cells(analysis) if known else None),
+        ("Two ways to talk, pair by pair", "B against A", _transports(analysis)),
+        ("Batch-size knees", "", _knees(analysis)),
+        ("How much of it is Horovod's cycle", "", _cycles(analysis)),
+    )
     return {
         "shown": known or not analysis.transports.empty or not analysis.knees.empty,
         "sentences": _sentences(analysis),
-        "cells": _cells(analysis) if known else [],
-        "transports": _transports(analysis),
-        "knees": _knees(analysis),
-        "cycles": _cycles(analysis),
+        "tables": [each for each in tables if each[2] is not None and any(group.rows for group in each[2].groups)],
     }
 
 
@@ -637,43 +642,48 @@ def _with_unit(value: float, low: float, high: float, unit: str) -> str:
 # ---------------------------------------------------------------------------------------------------- tables
 
 
-def _cell(value: float, low: float = math.nan, high: float = math.nan) -> dict[str, str]:
-    """Return a value and its interval as two texts."""
-    if not math.isfinite(value):
-        return {"value": NOTHING, "interval": ""}
-    text, _, interval = with_interval(value, low, high).partition(" ")
-    return {"value": text, "interval": interval or "no interval"}
+def _of(row: Row, name: str, scale: float = 1.0, middle: str = "_median", doubts: Iterable[str] = ()) -> Cell:
+    """Return a value and its interval, which stand in columns of one name."""
+    return estimated(*(scale * row[f"{name}{end}"] for end in (middle, "_low", "_high")), doubts=doubts)
 
 
-def _of(row: Mapping[Any, Any], name: str, scale: float = 1.0, middle: str = "_median") -> dict[str, str]:
-    return _cell(*(scale * row[f"{name}{end}"] for end in (middle, "_low", "_high")))
+def _noted(row: Row, text: str) -> Cell:
+    return Cell(text, doubts=[row["note"]])
 
 
-def _cells(analysis: Analysis) -> list[dict[str, Any]]:
+def _cells(analysis: Analysis) -> Table:
     labels = _labels(analysis)
-    groups = []
-    for series, rows in analysis.synchronisation.groupby("series", sort=False):
-        lines = [
-            {
-                "workers": f"{row['workers']:.0f}" + (f" on {row['nodes']:.0f} nodes" if row["nodes"] > 1 else ""),
-                "repeats": f"{row['repeats']}",
-                "sync": _of(row, "sync_s", 1000),
-                "share": _of(row, "share", 100),
-                "batches": f"{row['batches_per_epoch']:.0f}" if row["batches_per_epoch"] > 0 else NOTHING,
-                "epoch": _of(row, "sync_per_epoch_s"),
-                "note": row["note"],
-            }
-            for row in rows.to_dict("records")
-        ]
-        groups.append(
-            {
-                "label": labels[str(series)],
-                "setting": rows["setting"].iloc[0],
-                "law": _law(analysis, str(series)),
-                "rows": lines,
-            }
-        )
-    return groups
+    columns = (
+        Column(head="Workers", names=True, cell=_workers),
+        Column(head="Repeats", cell=lambda row: f"{row['repeats']}"),
+        Column(
+            head="Per step",
+            unit="ms",
+            strong=True,
+            cell=lambda row: _of(row, "sync_s", 1000, doubts=[row["note"]]),
+        ),
+        Column(head="Of the step", unit="%", cell=lambda row: _of(row, "share", 100)),
+        Column(
+            head="Batches\nper epoch",
+            cell=lambda row: f"{row['batches_per_epoch']:.0f}" if row["batches_per_epoch"] > 0 else NOTHING,
+        ),
+        Column(head="Per epoch", unit="s", cell=lambda row: _of(row, "sync_per_epoch_s")),
+    )
+    return Table(
+        name="sync",
+        caption="Waiting for gradients: medians over repeats of the mean over steps, with 95 % intervals; per epoch: "
+        "times the batches of an epoch",
+        columns=columns,
+        groups=by_series(
+            analysis.synchronisation,
+            partial(row_of, columns),
+            lambda series, rows: Cell(labels[series], rows["setting"].iloc[0], _law(analysis, series)),
+        ),
+    )
+
+
+def _workers(row: Row) -> str:
+    return f"{row['workers']:.0f}" + (f" on {row['nodes']:.0f} nodes" if row["nodes"] > 1 else "")
 
 
 def _law(analysis: Analysis, series: str) -> str:
@@ -685,31 +695,46 @@ def _law(analysis: Analysis, series: str) -> str:
     return f"{LAW_NAMES.get(fit['selected'], fit['selected'])}: {law['formula']}"
 
 
-def _transports(analysis: Analysis) -> list[dict[str, Any]]:
+def _transports(analysis: Analysis) -> Table:
     labels = _labels(analysis)
-    groups = []
-    for (a, b), rows in analysis.transports.groupby(["a", "b"], sort=False):
-        lines = []
-        for row in rows.to_dict("records"):
-            scale, unit = (1.0, "samples/s") if row["quantity"] == "samples_per_s" else (1000.0, "ms")
-            lines.append(
-                {
-                    "quantity": "throughput" if row["quantity"] == "samples_per_s" else "waiting per step",
-                    "unit": unit,
-                    "workers": f"{row['workers']:.0f}",
-                    "pairs": f"{row['pairs']}",
-                    "a": _value(scale * row["a_value"]),
-                    "b": _value(scale * row["b_value"]),
-                    "ratio": _of(row, "ratio", middle=""),
-                    "p": f"{row['p_holm']:.2g}" if math.isfinite(row["p_holm"]) else NOTHING,
-                    "test": row["test"],
-                    "verdict": _verdict(row, labels),
-                    "needed": f"{row['pairs_needed']:.0f}" if math.isfinite(row["pairs_needed"]) else "",
-                    "note": row["note"],
-                }
-            )
-        groups.append({"a": labels[str(a)], "b": labels[str(b)], "setting": rows["setting"].iloc[0], "rows": lines})
-    return groups
+
+    def scaled(row: Row, name: str) -> str:
+        return _value(row[name] * (1.0 if row["quantity"] == "samples_per_s" else 1000.0))
+
+    def quantity(row: Row) -> Cell:
+        return Cell("throughput", "samples/s") if row["quantity"] == "samples_per_s" else Cell("waiting per step", "ms")
+
+    columns = (
+        Column(head="Quantity", number=False, cell=quantity),
+        Column(head="Workers", names=True, cell=lambda row: f"{row['workers']:.0f}"),
+        Column(head="Pairs", cell=lambda row: f"{row['pairs']}"),
+        Column(head="A", cell=lambda row: scaled(row, "a_value")),
+        Column(head="B", cell=lambda row: scaled(row, "b_value")),
+        Column(head="B / A", strong=True, cell=lambda row: _of(row, "ratio", middle="")),
+        Column(
+            head="p",
+            cell=lambda row: Cell(f"{row['p_holm']:.2g}" if math.isfinite(row["p_holm"]) else NOTHING, row["test"]),
+        ),
+        Column(head="Verdict", number=False, cell=lambda row: _noted(row, _verdict(row, labels))),
+        Column(
+            head="Pairs\nneeded",
+            cell=lambda row: f"{row['pairs_needed']:.0f}" if math.isfinite(row["pairs_needed"]) else "",
+        ),
+    )
+    groups = [
+        Group(
+            title=Cell(f"{labels[str(b)]} against {labels[str(a)]}", rows["setting"].iloc[0]),
+            rows=tuple(row_of(columns, row) for row in rows.to_dict("records")),
+        )
+        for (a, b), rows in analysis.transports.groupby(["a", "b"], sort=False)
+    ]
+    return Table(
+        name="transports",
+        caption="Geometric means over pairs of runs of the same repeat, their ratio with its 95 % interval, and p "
+        "after Holm over the worker counts. Pairs needed: how many would resolve a difference of 1 %",
+        columns=columns,
+        groups=tuple(groups),
+    )
 
 
 def _value(value: float) -> str:
@@ -720,53 +745,82 @@ def _verdict(row: Mapping[Any, Any], labels: Mapping[str, str]) -> str:
     return f"{labels[row[row['better']]]} is better" if row["better"] else f"{row['verdict']}"
 
 
-def _knees(analysis: Analysis) -> list[dict[str, Any]]:
-    labels = series_labels(analysis.knees) if len(analysis.knees) else {}
-    return [
-        {
-            "label": labels[row["series"]],
-            "setting": row["setting"],
-            "workers": f"{row['workers']:.0f}",
-            "batches": f"{row['batches']:.0f}",
-            "form": row["form"] or NOTHING,
-            "knee": _knee(row),
-            "fixed": _cell(*(1000 * row[name] for name in ("fixed_s", "fixed_low_s", "fixed_high_s"))),
-            "sample": _cell(*(1e6 * row[name] for name in ("per_sample_s", "per_sample_low_s", "per_sample_high_s"))),
-            "most": rounded(row["most_samples_per_s"]) if math.isfinite(row["most_samples_per_s"]) else NOTHING,
-            "ninety": number(row["batch_for_90_percent"]) if math.isfinite(row["batch_for_90_percent"]) else NOTHING,
-            "note": row["note"],
-        }
-        for row in analysis.knees.to_dict("records")
-    ]
+def _knees(analysis: Analysis) -> Table:
+    columns = (
+        _series(analysis.knees),
+        Column(head="Workers", cell=lambda row: f"{row['workers']:.0f}"),
+        Column(head="Batches", cell=lambda row: f"{row['batches']:.0f}"),
+        Column(head="Form", number=False, cell=lambda row: _noted(row, row["form"] or NOTHING)),
+        Column(head="Knee", unit="samples", strong=True, cell=_knee),
+        Column(head="Fixed", unit="ms", cell=lambda row: _ends(row, "fixed", "_s", 1000)),
+        Column(head="Per sample", unit="\u00b5s", cell=lambda row: _ends(row, "per_sample", "_s", 1e6)),
+        Column(head="At most", unit="samples/s", cell=lambda row: _value(row["most_samples_per_s"])),
+        Column(
+            head="Batch\nfor 90 %",
+            cell=lambda row: (
+                number(row["batch_for_90_percent"]) if math.isfinite(row["batch_for_90_percent"]) else NOTHING
+            ),
+        ),
+    )
+    return Table(
+        name="knees",
+        caption="The knee: the batch of one worker at which the fixed costs of a step equal those of its samples, with "
+        "95 % intervals",
+        columns=columns,
+        groups=_flat(columns, analysis.knees),
+    )
 
 
-def _knee(row: Mapping[Any, Any]) -> dict[str, str]:
+def _series(table: pd.DataFrame) -> Column:
+    """Return the column of series, each with its setting."""
+    labels = series_labels(table) if len(table) else {}
+    return Column(head="Series", number=False, names=True, cell=lambda row: Cell(labels[row["series"]], row["setting"]))
+
+
+def _flat(columns: Sequence[Column], table: pd.DataFrame) -> tuple[Group, ...]:
+    return (Group(title="", rows=tuple(row_of(columns, row) for row in table.to_dict("records"))),)
+
+
+def _ends(row: Row, name: str, unit: str, scale: float) -> Cell:
+    return estimated(*(scale * row[f"{name}{end}{unit}"] for end in ("", "_low", "_high")))
+
+
+def _knee(row: Row) -> Cell:
     if math.isfinite(row["knee"]):
-        return _cell(row["knee"], row["knee_low"], row["knee_high"])
-    if math.isfinite(row["knee_at_most"]):
-        return {"value": f"<{THIN}{rounded(row['knee_at_most'], 2)}", "interval": ""}
-    if math.isfinite(row["knee_at_least"]):
-        return {"value": f">{THIN}{rounded(row['knee_at_least'], 2)}", "interval": ""}
-    return {"value": NOTHING, "interval": ""}
+        return estimated(row["knee"], row["knee_low"], row["knee_high"])
+    for name, sign in (("knee_at_most", "<"), ("knee_at_least", ">")):
+        if math.isfinite(row[name]):
+            return Cell(f"{sign}{THIN}{rounded(row[name], 2)}")
+    return Cell(NOTHING)
 
 
-def _cycles(analysis: Analysis) -> list[dict[str, Any]]:
-    labels = series_labels(analysis.cycle) if len(analysis.cycle) else {}
-    return [
-        {
-            "label": labels[row["series"]],
-            "setting": row["setting"],
-            "workers": f"{row['workers']:.0f}",
-            "cycles": f"{milliseconds(row['shortest_cycle_s'])} to {milliseconds(row['longest_cycle_s'])}",
-            "runs": f"{row['runs']:.0f}",
-            "slope": _of(row, "slope", middle=""),
-            "expected": "0"
-            if row["expected_high"] == 0
-            else f"{number(row['expected_low'])} to {number(row['expected_high'])}",
-            "rest": _cell(*(1000 * row[name] for name in ("rest_s", "rest_low_s", "rest_high_s"))),
-            "share": _cell(*(100 * row[name] for name in ("share_at_default", "share_low", "share_high"))),
-            "verdict": row["verdict"],
-            "note": row["note"],
-        }
-        for row in analysis.cycle.to_dict("records")
-    ]
+def _cycles(analysis: Analysis) -> Table:
+    def expected(row: Row) -> str:
+        if row["expected_high"] == 0:
+            return "0"
+        return f"{number(row['expected_low'])} to {number(row['expected_high'])}"
+
+    def cycles(row: Row) -> str:
+        return f"{milliseconds(row['shortest_cycle_s'])} to {milliseconds(row['longest_cycle_s'])}"
+
+    def share(row: Row) -> Cell:
+        return estimated(*(100 * row[name] for name in ("share_at_default", "share_low", "share_high")))
+
+    columns = (
+        _series(analysis.cycle),
+        Column(head="Workers", cell=lambda row: f"{row['workers']:.0f}"),
+        Column(head="Cycles", unit="ms", cell=cycles),
+        Column(head="Runs", cell=lambda row: f"{row['runs']:.0f}"),
+        Column(head="ms per ms\nof cycle", strong=True, cell=lambda row: _of(row, "slope", middle="")),
+        Column(head="Expected", cell=expected),
+        Column(head="Rest", unit="ms", cell=lambda row: _ends(row, "rest", "_s", 1000)),
+        Column(head="Share at default", unit="%", cell=share),
+        Column(head="Verdict", number=False, cell=lambda row: _noted(row, row["verdict"])),
+    )
+    return Table(
+        name="cycle",
+        caption="Waiting per step against the cycle time, with 95 % intervals: what a longer cycle adds, what is left "
+        "without one, and the share of the cycle at Horovod's default",
+        columns=columns,
+        groups=_flat(columns, analysis.cycle),
+    )

@@ -10,10 +10,11 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,11 +35,23 @@ from horovod_study.report.figures import boundary, forecast, resources, synchron
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import css_name, inline, script_json
+from horovod_study.report.kit.markup import against_baseline, by_series, to_html
 from horovod_study.report.kit.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, TEXT, Look, series_labels
 from horovod_study.report.page import run_pages
 from horovod_study.report.page.sentences import ENVIRONMENT, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
-from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, scientific, signed, with_interval
+from horovod_study.text.numbers import (
+    MINUS,
+    THIN,
+    milliseconds,
+    number,
+    percent,
+    rounded,
+    scientific,
+    signed,
+    with_interval,
+)
+from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of
 from horovod_study.text.words import listed, plural
 
 PAIRED = ("speedup", "efficiency")
@@ -69,7 +82,6 @@ MOST_ACCOUNTED = 100
 MANY_POINTS = 30
 """From so many points on, drawing takes longer than starting a second Python."""
 
-NOTHING = "\u2013"
 """In a cell that has no value: unknown is not zero."""
 
 
@@ -124,6 +136,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
     }
     script = static(".js")
     labels = series_labels(analysis.points)
+    heading = _heading(analysis, labels)
     provenance = analysis.provenance
     page: dict[str, Any] = dict(  # noqa: C408
         title=f"Scaling of {', '.join(provenance['studies'])}",
@@ -153,25 +166,22 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         targets=_targets(analysis, labels),
         resources={
             "figure": figures.get(resources.NAME),
-            "rows": resources.table(analysis),
+            "table": resources.table(analysis),
             "sentences": resources.sentences(analysis),
-            "units": resources.units(analysis),
         },
         common=_common(provenance),
         baseline=provenance["baseline"],
         works=_works(analysis),
         points=_points(analysis, labels),
-        laps=[
-            (lap, {"sync": "waiting", "compute": "compute"}.get(lap, LAPS[lap].label))
-            for lap in shown(analysis.breakdown, tuple(LAPS))
-        ],
-        parts=_parts(analysis, labels),
-        growth=[(kind, _growth(analysis, labels, kind)) for kind in ("plain", "wrapped")],
+        parts=_parts(analysis, heading),
+        growth=[(kind, _growth(analysis, heading, kind)) for kind in ("plain", "wrapped")],
         accounts=_accounts(analysis, labels),
         closed=" ".join(each for each in (_closed(analysis), _left_out(analysis)) if each),
         fits=_fits(analysis, labels),
+        limits=_limits(analysis, labels),
         doubts=_gathered(provenance["doubts"], set(analysis.points["series"])),
         failed=_failed(provenance, labels),
+        failures=len(provenance["failed"]),
         runs=provenance["runs"],
         environments=_environments(provenance),
         measurement=_measurement(provenance, labels),
@@ -182,7 +192,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         version=__version__,
         light=[(css_name(color), color) for color in DARK],
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
-        nothing=NOTHING,
+        table=to_html,
     )
     text = environment.get_template("report.html.j2").render(**page, contents=_contents(page))
     # The indentation of thousands of rows is a part of the page that nobody sees.
@@ -212,9 +222,10 @@ _CONTENTS = (
 def _contents(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return ids and titles of the sections that this page has, in their order."""
     needs = {
-        **{name: bool(page[name]) for name in ("compared", "jumps", "foretold", "learning", "more", "run_pages")},
+        **{name: bool(page[name]) for name in ("compared", "learning", "more", "run_pages")},
+        **{name: bool(page[name].groups) for name in ("jumps", "foretold")},
         "waiting": bool(page["waiting"]["shown"]),
-        "energy": bool(page["resources"]["rows"]),
+        "energy": bool(page["resources"]["table"].groups),
     }
     return [(place, title) for need, place, title in _CONTENTS if needs.get(need, True)]
 
@@ -314,164 +325,214 @@ def _works(analysis: Analysis) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- tables
 
 
-def _groups(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    return [(str(series), rows) for series, rows in frame.groupby("series", sort=False)]
+def _heading(analysis: Analysis, labels: Mapping[str, str]) -> Callable[[str, pd.DataFrame], Cell]:
+    """Return what makes the title of a series: its label, and below it its setting."""
+    setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
+    return lambda series, _: Cell(labels[series], f"{setting[series]}")
 
 
-def _points(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+def _points(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     """Return the table of points: one group of rows per series."""
     share = analysis.breakdown[analysis.breakdown["lap"] == "sync"].set_index(["series", "workers", "nodes"])["share"]
-    groups = []
-    for series, rows in _groups(analysis.points):
-        lines = []
-        for row in rows.to_dict("records"):
-            if row["missing"]:
-                lines.append({"workers": _count(row), "missing": True, "reasons": row["reasons"]})
-                continue
-            low, high = row["samples_per_s_ci95_low"], row["samples_per_s_ci95_high"]
-            waiting = share.get((series, row["workers"], row["nodes"]), math.nan)
-            lines.append(
-                {
-                    "workers": _count(row),
-                    "missing": False,
-                    "repeats": f"{row['repeats']}",
-                    "failed": int(row["failed"]),
-                    "throughput": rounded(row["samples_per_s_median"]),
-                    "throughput_interval": _pair(low, high, lambda value: rounded(value)),
-                    "spread": _pair(row["samples_per_s_min"], row["samples_per_s_max"], rounded, dash=True),
-                    "step_ms": milliseconds(row["step_s_median"]),
-                    "plain": _ratio(row, "speedup_plain"),
-                    "wrapped": _ratio(row, "speedup_wrapped"),
-                    "efficiency_plain": _share(row["efficiency_plain"]),
-                    "efficiency_wrapped": _share(row["efficiency_wrapped"]),
-                    "waiting": _share(waiting),
-                    "karp_flatt": number(row["karp_flatt"]) if math.isfinite(row["karp_flatt"]) else NOTHING,
-                }
-            )
-        groups.append(
-            {"label": labels[series], "setting": rows.iloc[0]["setting"], "mode": rows.iloc[0]["mode"], "rows": lines}
-        )
-    return groups
+
+    def repeats(row: Row) -> str:
+        return Cell(f"{row['repeats']}", doubts=[f"{row['failed']:.0f} failed"] if row["failed"] else ())
+
+    def throughput(row: Row) -> str:
+        interval = _pair(row["samples_per_s_ci95_low"], row["samples_per_s_ci95_high"], rounded)
+        spread = _pair(row["samples_per_s_min"], row["samples_per_s_max"], rounded, dash=True)
+        return Cell(rounded(row["samples_per_s_median"]), interval, spread)
+
+    columns = (
+        _WORKERS,
+        Column(head="Repeats", cell=repeats),
+        Column(head="Throughput", unit="samples/s", strong=True, cell=throughput),
+        Column(head="Step, median", unit="ms", cell=lambda row: milliseconds(row["step_s_median"])),
+        Column(head="Speedup\nover plain", strong=True, cell=lambda row: _ratio(row, "speedup_plain")),
+        Column(head="Speedup\nover wrapped", cell=lambda row: _ratio(row, "speedup_wrapped")),
+        Column(
+            head="Efficiency\nplain / wrapped",
+            cell=lambda row: Cell(_share(row["efficiency_plain"]), _share(row["efficiency_wrapped"])),
+        ),
+        Column(
+            head="Waiting,\nshare of step",
+            cell=lambda row: _share(share.get((row["series"], row["workers"], row["nodes"]), math.nan)),
+        ),
+        Column(head="Karp-Flatt\nfraction", cell=lambda row: _known(row["karp_flatt"], number)),
+    )
+
+    def cells(row: Row) -> tuple[str, ...]:
+        if not row["missing"]:
+            return row_of(columns, row)
+        return _count(row), Cell(f"no result: {row['reasons']}", columns=len(columns) - 1, warning=True)
+
+    def heading(series: str, rows: pd.DataFrame) -> Cell:
+        first = rows.iloc[0]
+        mode = "" if first["mode"] == "single" else f", {first['mode']} scaling"
+        return Cell(labels[series], f"{first['setting']}{mode}")
+
+    return Table(
+        name="points",
+        caption="Medians over repeats; below them the 95 % interval, and for the throughput also slowest to fastest "
+        "repeat",
+        columns=columns,
+        groups=by_series(analysis.points, cells, heading),
+    )
 
 
-def _count(row: Mapping[Any, Any]) -> str:
+def _count(row: Row) -> str:
     if not math.isfinite(row["nodes"]) or row["nodes"] == 1:
         return f"{row['workers']:.0f}"
     return f"{row['workers']:.0f} on {row['nodes']:.0f} nodes"
 
 
-def _pair(low: float, high: float, form: Any, *, dash: bool = False) -> str:
+_WORKERS = Column(head="Workers", names=True, cell=_count)
+
+
+def _pair(low: float, high: float, form: Callable[[float], str], *, dash: bool = False) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
     return f"{form(low)} to {form(high)}" if dash else f"[{form(low)}, {form(high)}]"
 
 
-def _ratio(row: Mapping[Any, Any], name: str) -> tuple[str, str]:
-    """Return a speedup and its interval as two texts, so that a table can set them apart."""
-    if not math.isfinite(row[name]):
-        return NOTHING, ""
-    if row[f"{name}_low"] == row[f"{name}_high"]:
-        return f"{row[name]:.2f}", "by definition"
-    text = with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
-    value, _, interval = text.partition(" ")
-    return value, interval or "no interval"
+def _ratio(row: Row, name: str) -> Cell:
+    return against_baseline(*(row[f"{name}{end}"] for end in ("", "_low", "_high")))
 
 
 def _share(value: float) -> str:
     return percent(value) if math.isfinite(value) else NOTHING
 
 
-def _parts(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the mean time of each part of a step in ms: the numbers behind the bars."""
+def _laps(
+    analysis: Analysis,
+    heading: Callable[[str, pd.DataFrame], Cell],
+    *,
+    name: str,
+    caption: str,
+    head: str,
+    whole: Callable[[Row], str],
+    part: Callable[[Row], str],
+    least: int = 1,
+) -> Table:
+    """Return a table of the step and its parts in ms; cells without a number for the step are left out."""
+    laps = shown(analysis.breakdown, tuple(LAPS))
+    words = [{"sync": "waiting", "compute": "compute"}.get(lap, LAPS[lap].label) for lap in laps]
     groups = []
-    setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
-    for series, rows in _groups(analysis.breakdown):
-        lines = []
-        for _, cell in rows.groupby(["workers", "nodes"], sort=True):
-            by_lap = {row["lap"]: row for row in cell.to_dict("records")}
-            lines.append(
-                {
-                    "workers": _count(by_lap["step"]),
-                    "step": milliseconds(by_lap["step"]["mean_s"]),
-                    "interval": _spread(by_lap["step"]),
-                    "laps": [_lap(by_lap[lap]) for lap in shown(analysis.breakdown, tuple(LAPS))],
-                }
-            )
-        groups.append({"label": labels[series], "setting": setting[series], "rows": lines})
-    return groups
-
-
-def _spread(row: Mapping[Any, Any]) -> str:
-    """Return the lowest to the highest repeat of a mean in ms; empty for one run."""
-    low, high = (row.get(name, math.nan) for name in ("min_s", "max_s"))
-    return _pair(low, high, milliseconds, dash=True) if row["repeats"] > 1 else ""
-
-
-def _lap(row: Mapping[Any, Any]) -> tuple[str, str]:
-    if not math.isfinite(row["mean_s"]):
-        return NOTHING, f"{row['note']}"
-    return milliseconds(row["mean_s"]), percent(row["share"])
-
-
-def _growth(analysis: Analysis, labels: Mapping[str, str], kind: str) -> list[dict[str, Any]]:
-    """Return how much longer than its one-worker baseline each step is, in ms by part."""
-    rows = analysis.breakdown[analysis.breakdown["workers"] > 1]
-    groups = []
-    setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
-    for series, own in _groups(rows):
-        lines = []
+    for series, own in analysis.breakdown[analysis.breakdown["workers"] >= least].groupby("series", sort=False):
+        rows = []
         for _, cell in own.groupby(["workers", "nodes"], sort=True):
             by_lap = {row["lap"]: row for row in cell.to_dict("records")}
-            if not math.isfinite(by_lap["step"][f"minus_{kind}_s"]):
-                continue
-            lines.append(
-                {
-                    "workers": _count(by_lap["step"]),
-                    "step": signed(milliseconds(by_lap["step"][f"minus_{kind}_s"])),
-                    "interval": _pair(
-                        by_lap["step"].get(f"minus_{kind}_low_s", math.nan),
-                        by_lap["step"].get(f"minus_{kind}_high_s", math.nan),
-                        lambda seconds: signed(milliseconds(seconds)),
-                    ),
-                    "laps": [_growth_lap(by_lap[lap], kind) for lap in shown(analysis.breakdown, tuple(LAPS))],
-                }
-            )
-        if lines:
-            groups.append({"label": labels[series], "setting": setting[series], "rows": lines})
-    return groups
+            if step := whole(by_lap["step"]):
+                rows.append((_count(by_lap["step"]), step, *(part(by_lap[lap]) for lap in laps)))
+        if rows:
+            groups.append(Group(title=heading(f"{series}", own), rows=tuple(rows)))
+    columns = (
+        _WORKERS,
+        Column(head=head, unit="ms", strong=True),
+        *(Column(head=each, unit="ms") for each in words),
+    )
+    return Table(name=name, caption=caption, columns=columns, groups=tuple(groups))
 
 
-def _growth_lap(row: Mapping[Any, Any], kind: str) -> tuple[str, str]:
-    if not math.isfinite(row[f"minus_{kind}_s"]):
-        return NOTHING, f"{row['note']}" if not math.isfinite(row["mean_s"]) else ""
-    part = row[f"growth_{kind}"]
-    return signed(milliseconds(row[f"minus_{kind}_s"])), percent(part, decimals=0) if math.isfinite(part) else ""
+def _parts(analysis: Analysis, heading: Callable[[str, pd.DataFrame], Cell]) -> Table:
+    """Return the mean time of each part of a step in ms: the numbers behind the bars."""
+
+    def whole(row: Row) -> str:
+        low, high = (row.get(name, math.nan) for name in ("min_s", "max_s"))
+        return Cell(
+            milliseconds(row["mean_s"]), _pair(low, high, milliseconds, dash=True) if row["repeats"] > 1 else ""
+        )
+
+    def part(row: Row) -> str:
+        if not math.isfinite(row["mean_s"]):
+            return Cell(NOTHING, f"{row['note']}")
+        return Cell(milliseconds(row["mean_s"]), percent(row["share"]))
+
+    return _laps(
+        analysis,
+        heading,
+        name="parts",
+        caption="Mean time per step by part, over the timed window, all workers and all repeats; below the step its "
+        "lowest and highest repeat",
+        head="Step",
+        whole=whole,
+        part=part,
+    )
 
 
-def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+def _growth(analysis: Analysis, heading: Callable[[str, pd.DataFrame], Cell], kind: str) -> Table:
+    """Return how much longer than its one-worker baseline each step is, in ms by part."""
+
+    def form(seconds: float) -> str:
+        return signed(milliseconds(seconds))
+
+    def whole(row: Row) -> str:
+        if not math.isfinite(row[f"minus_{kind}_s"]):
+            return ""
+        low, high = (row.get(f"minus_{kind}_{end}_s", math.nan) for end in ("low", "high"))
+        return Cell(form(row[f"minus_{kind}_s"]), _pair(low, high, form))
+
+    def part(row: Row) -> str:
+        if not math.isfinite(row[f"minus_{kind}_s"]):
+            return Cell(NOTHING, f"{row['note']}" if not math.isfinite(row["mean_s"]) else "")
+        share = row[f"growth_{kind}"]
+        return Cell(form(row[f"minus_{kind}_s"]), percent(share, decimals=0) if math.isfinite(share) else "")
+
+    return _laps(
+        analysis,
+        heading,
+        name=f"growth-{kind}",
+        caption=f"What more workers add to a step, over one {kind} worker: T(N) \u2212 T(1), and the share of each "
+        "part in it",
+        head="Together",
+        whole=whole,
+        part=part,
+        least=2,
+    )
+
+
+def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     """Return what no part of a step covers, from the rows of every step: one group of rows per series."""
     whole = analysis.accounting[analysis.accounting["rank"].isna()]
-    groups = []
-    for series, rows in _groups(whole[_accounted(whole)]):
-        lines = [
-            {
-                "workers": f"{row['workers']:.0f}",
-                "run": f"{row['run']}".rpartition("/")[2],
-                "state": "" if row["state"] == "done" else f"{row['state']}",
-                "steps": f"{row['steps']:.0f}",
-                "excluded": f"{row['excluded']:.0f}",
-                "why_not": f"{row['why_not']}",
-                "shares": [
-                    _known(row[f"residual_share_{name}"], lambda value: percent(value, decimals=2))
-                    for name in ("mean", "median", "p99", "worst")
-                ],
-                "worst": "" if row["why_not"] else f"step {row['worst_step']:.0f}, rank {row['worst_rank']:.0f}",
-                "open": f"{row['open_steps']:.0f}",
-            }
-            for row in rows.to_dict("records")
-        ]
-        groups.append({"label": labels.get(series, series), "rows": lines})
-    return groups
+
+    def share(row: Row, name: str) -> str:
+        return _known(row[f"residual_share_{name}"], lambda value: percent(value, decimals=2))
+
+    columns = (
+        Column(head="Workers", names=True, cell=lambda row: f"{row['workers']:.0f}"),
+        Column(
+            head="Run",
+            number=False,
+            cell=lambda row: Cell(
+                f"{row['run']}".rpartition("/")[2],
+                doubts=[] if row["state"] == "done" else [f"{row['state']}"],
+                code=True,
+            ),
+        ),
+        Column(head="Steps", cell=lambda row: f"{row['steps']:.0f}"),
+        Column(head="Left out", cell=lambda row: f"{row['excluded']:.0f}"),
+        Column(head="Mean", cell=lambda row: share(row, "mean")),
+        Column(head="Median", cell=lambda row: share(row, "median")),
+        Column(head="99 %", cell=lambda row: share(row, "p99")),
+        Column(
+            head="Worst",
+            cell=lambda row: Cell(share(row, "worst"), f"step {row['worst_step']:.0f}, rank {row['worst_rank']:.0f}"),
+        ),
+        Column(head="Not\nclosed", cell=lambda row: f"{row['open_steps']:.0f}"),
+    )
+
+    def cells(row: Row) -> tuple[str, ...]:
+        if not row["why_not"]:
+            return row_of(columns, row)
+        return *row_of(columns[:4], row), Cell(f"{row['why_not']}", columns=len(columns) - 4, warning=True)
+
+    return Table(
+        name="account",
+        caption="Unexplained share of the step: all of it over all time, then of single steps: median, 99 % quantile, "
+        "worst. Steps before the timed window are left out here and kept in the rows",
+        columns=columns,
+        groups=by_series(whole[_accounted(whole)], cells, lambda series, _: Cell(labels.get(series, series))),
+    )
 
 
 def _accounted(whole: pd.DataFrame) -> pd.Series:
@@ -510,37 +571,49 @@ def _closed(analysis: Analysis) -> str:
 _GREEK = {"alpha": "\u03b1", "beta": "\u03b2", "gamma": "\u03b3"}
 
 
-def _fits(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+def _fits(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     """Return the table of fitted laws: one group of rows per series."""
     groups = []
     for series, fit in analysis.fits["series"].items():
-        laws = []
+        rows = []
         for name, law in fit["laws"].items():
             params = [
                 f"{_GREEK.get(param, param)} = {with_interval(value, *law['ci95'][param])}"
                 for param, value in law["params"].items()
             ]
-            laws.append(
-                {
-                    "name": LAW_NAMES.get(name, name),
-                    "formula": _formula(law.get("formula") or (LAWS[name].formula if name in LAWS else "")),
-                    "params": params,
-                    "rmse": number(law["rmse"]) if law["rmse"] is not None else NOTHING,
-                    "aicc": f"{law['aicc']:.1f}".replace("-", "\u2212") if law["aicc"] is not None else NOTHING,
-                    "selected": name == fit["selected"],
-                }
+            formula = _formula(law.get("formula") or (LAWS[name].formula if name in LAWS else ""))
+            rows.append(
+                (
+                    Cell(LAW_NAMES.get(name, name), formula, tag="selected" if name == fit["selected"] else ""),
+                    "\n".join(params),
+                    number(law["rmse"]) if law["rmse"] is not None else NOTHING,
+                    f"{law['aicc']:.1f}".replace("-", MINUS) if law["aicc"] is not None else NOTHING,
+                )
             )
-        methods = list(dict.fromkeys(law["interval_method"] for law in fit["laws"].values()))
-        groups.append(
-            {
-                "label": labels[series],
-                "baseline": fit["baseline"],
-                "laws": laws,
-                "doubts": list(fit["doubts"]),
-                "methods": methods,
-            }
-        )
-    return groups
+        groups.append(Group(title=Cell(labels[series], fit["baseline"]), rows=tuple(rows)))
+    return Table(
+        name="laws",
+        caption="Parameters with 95 % intervals",
+        columns=(
+            Column(head="Law", number=False, names=True),
+            Column(head="Parameters", number=False),
+            Column(head="RMSE"),
+            Column(head="AICc"),
+        ),
+        groups=tuple(groups),
+    )
+
+
+def _limits(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return of each series what limits its fits, and how their intervals were made."""
+    return [
+        {
+            "label": labels[series],
+            "doubts": list(fit["doubts"]),
+            "methods": list(dict.fromkeys(law["interval_method"] for law in fit["laws"].values())),
+        }
+        for series, fit in analysis.fits["series"].items()
+    ]
 
 
 def _formula(text: str) -> str:
@@ -552,79 +625,106 @@ def _formula(text: str) -> str:
 # ---------------------------------------------------------------------------------------------------- learning
 
 
-def _learned(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+def _learned(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     """Return the table of the best errors: one group of rows per series."""
-    groups = []
-    for series, rows in _groups(analysis.learning):
-        lines = [
-            {
-                "workers": _count(row),
-                "repeats": f"{row['repeats']}",
-                "diverged": int(row["diverged"]),
-                "best": _known(row["best_mse_median"], lambda value: scientific(value, 3)),
-                "spread": _pair(
-                    row["best_mse_min"], row["best_mse_max"], lambda value: scientific(value, 3), dash=True
-                ),
-                "efficiency": _share(row["efficiency"]),
-                "epoch": _known(row["best_epoch"], lambda value: f"{value:.3g}"),
-                "seconds": _known(row["best_train_s"], lambda value: rounded(value, 3)),
-                "rate": _known(row["rate"], lambda value: f"{value:.2f}".replace("-", "\u2212")),
-                "rate_interval": _pair(
-                    row["rate_low"], row["rate_high"], lambda value: f"{value:.2f}".replace("-", "\u2212")
-                ),
-            }
-            for row in rows.to_dict("records")
-        ]
-        groups.append({"label": labels[series], "setting": rows.iloc[0]["setting"], "rows": lines})
-    return groups
+
+    def error(value: float) -> str:
+        return scientific(value, 3)
+
+    def exponent(value: float) -> str:
+        return f"{value:.2f}".replace("-", MINUS)
+
+    columns = (
+        _WORKERS,
+        Column(
+            head="Repeats",
+            cell=lambda row: Cell(
+                f"{row['repeats']}", doubts=[f"{row['diverged']:.0f} diverged"] if row["diverged"] else ()
+            ),
+        ),
+        Column(
+            head="Best\ntest MSE",
+            strong=True,
+            cell=lambda row: Cell(
+                _known(row["best_mse_median"], error),
+                _pair(row["best_mse_min"], row["best_mse_max"], error, dash=True),
+            ),
+        ),
+        Column(head="Efficiency", cell=lambda row: _share(row["efficiency"])),
+        Column(head="After\nepochs", cell=lambda row: _known(row["best_epoch"], lambda value: f"{value:.3g}")),
+        Column(head="After training", unit="s", cell=lambda row: _known(row["best_train_s"], _three)),
+        Column(
+            head="Rate",
+            cell=lambda row: Cell(_known(row["rate"], exponent), _pair(row["rate_low"], row["rate_high"], exponent)),
+        ),
+    )
+    return Table(
+        name="learned",
+        caption="Best test MSE: the median run, and lowest to highest repeat. Efficiency = statistical floor / MSE. "
+        "Rate r: test MSE falls as samples to the power \u2212r, with its 95 % interval",
+        columns=columns,
+        groups=by_series(analysis.learning, partial(row_of, columns), _own_setting(labels)),
+    )
 
 
-def _targets(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+def _targets(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     """Return the table of times to target: one group of rows per series."""
-    groups = []
-    for series, rows in _groups(analysis.targets):
-        lines = []
-        for row in rows.sort_values(["target_mse", "workers"], ascending=[False, True], kind="stable").to_dict(
-            "records"
-        ):
-            lines.append(
-                {
-                    "target": scientific(row["target_mse"]),
-                    "workers": _count(row),
-                    "reached": f"{row['reached']} of {row['repeats']}",
-                    "seconds": _time(row, "train_s"),
-                    "spread": _pair(row["train_s_min"], row["train_s_max"], lambda value: rounded(value, 3), dash=True),
-                    "wall": _time(row, "wall_s"),
-                    "samples": _time(row, "samples"),
-                    **_speedup_to_target(row),
-                    "throughput": _known(row["throughput_ratio"], number),
-                    "statistical": _known(row["statistical_efficiency"], number),
-                    "speedup_wall": _known(row["speedup_wall"], number),
-                    "note": "" if row["note"] == "" else "at the first evaluation or before",
-                }
-            )
-        groups.append({"label": labels[series], "setting": rows.iloc[0]["setting"], "rows": lines})
-    return groups
+
+    def seconds(row: Row) -> str:
+        spread = _pair(row["train_s_min"], row["train_s_max"], _three, dash=True)
+        return Cell(_time(row, "train_s"), "at the first evaluation or before" if row["note"] else spread)
+
+    columns = (
+        Column(head="Target\ntest MSE", names=True, cell=lambda row: scientific(row["target_mse"])),
+        Column(head="Workers", cell=_count),
+        Column(head="Met by\nrepeats", cell=lambda row: f"{row['reached']} of {row['repeats']}"),
+        Column(head="Training", unit="s", strong=True, cell=seconds),
+        Column(head="With evaluation", unit="s", cell=lambda row: _time(row, "wall_s")),
+        Column(head="Samples", cell=lambda row: _time(row, "samples")),
+        Column(head="Speedup\nto target", strong=True, cell=_speedup_to_target),
+        Column(head="Throughput\nratio", cell=lambda row: _known(row["throughput_ratio"], number)),
+        Column(head="Statistical\nefficiency", cell=lambda row: _known(row["statistical_efficiency"], number)),
+        Column(head="Speedup\nwith evaluation", cell=lambda row: _known(row["speedup_wall"], number)),
+    )
+    # The order of the series is that of the table, in which a series has its targets in any order.
+    place = analysis.targets["series"].map({each: at for at, each in enumerate(analysis.targets["series"].unique())})
+    rows = analysis.targets.assign(place=place).sort_values(
+        ["place", "target_mse", "workers"], ascending=[True, False, True], kind="stable"
+    )
+    return Table(
+        name="targets",
+        caption="Time to target: the median run. Speedup = throughput ratio \u00d7 statistical efficiency, all over "
+        f"one {analysis.provenance['baseline']} worker; > and < stand before bounds from targets that were not met",
+        columns=columns,
+        groups=by_series(rows, partial(row_of, columns), _own_setting(labels)),
+    )
 
 
-def _known(value: float, form: Any) -> str:
-    return f"{form(value)}" if math.isfinite(value) else NOTHING
+def _own_setting(labels: Mapping[str, str]) -> Callable[[str, pd.DataFrame], Cell]:
+    return lambda series, rows: Cell(labels[series], f"{rows.iloc[0]['setting']}")
 
 
-def _time(row: Mapping[Any, Any], name: str) -> str:
+def _three(value: float) -> str:
+    return rounded(value, 3)
+
+
+def _known(value: float, form: Callable[[float], str]) -> str:
+    return form(value) if math.isfinite(value) else NOTHING
+
+
+def _time(row: Row, name: str) -> str:
     if row["censored"]:
-        return f">{THIN}{rounded(row[f'{name}_at_least'], 3)}"
-    return rounded(row[name], 3)
+        return f">{THIN}{_three(row[f'{name}_at_least'])}"
+    return _three(row[name])
 
 
-def _speedup_to_target(row: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the speedup to a target, or what bounds it, and its interval."""
+def _speedup_to_target(row: Row) -> str:
+    """Return the speedup to a target, or what bounds it, with its interval below it."""
     if math.isfinite(row["speedup_at_most"]):
-        return {"speedup": f"<{THIN}{number(row['speedup_at_most'])}", "speedup_interval": "target not met"}
+        return Cell(f"<{THIN}{number(row['speedup_at_most'])}", "target not met")
     if math.isfinite(row["speedup_at_least"]):
-        return {"speedup": f">{THIN}{number(row['speedup_at_least'])}", "speedup_interval": "not met by the baseline"}
-    value, interval = _ratio(row, "speedup")
-    return {"speedup": value, "speedup_interval": interval}
+        return Cell(f">{THIN}{number(row['speedup_at_least'])}", "not met by the baseline")
+    return _ratio(row, "speedup")
 
 
 def _common(provenance: Mapping[str, Any]) -> str:
@@ -662,18 +762,18 @@ def _gathered(doubts: Sequence[str], series: set[str]) -> list[tuple[str, list[s
     return list(found.values())
 
 
-def _failed(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, str]]:
-    return [
-        {
-            "run": f"{row['run']}",
-            "series": labels.get(row["series"], row["series"]),
-            "workers": "?" if row["workers"] is None else f"{row['workers']}",
-            "repeat": f"{row['repeat']}",
-            "status": f"{row['status']}",
-            "reason": f"{row['reason']}",
-        }
-        for row in provenance["failed"]
-    ]
+def _failed(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> Table:
+    columns = (
+        Column(head="Run", number=False, names=True, cell=lambda row: Cell(f"{row['run']}", code=True)),
+        Column(head="Series", number=False, cell=lambda row: labels.get(row["series"], row["series"])),
+        Column(head="Workers", cell=lambda row: "?" if row["workers"] is None else f"{row['workers']}"),
+        Column(head="Repeat", cell=lambda row: f"{row['repeat']}"),
+        Column(head="Status", number=False, cell=lambda row: f"{row['status']}"),
+        Column(head="Reason", number=False, cell=lambda row: f"{row['reason']}"),
+    )
+    rows = tuple(row_of(columns, row) for row in provenance["failed"])
+    caption = "Nothing was filled in for them"
+    return Table(name="failed", caption=caption, columns=columns, groups=(Group(title="", rows=rows),) if rows else ())
 
 
 def _environments(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -688,21 +788,25 @@ def _environments(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _measurement(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, str]]:
-    return [
-        {
-            "label": labels.get(each["series"], each["series"]),
-            "train_samples": _span(each["train_samples"], 6),
-            "repeats": _span(each["repeats"], 6),
-            "window_s": _span(each.get("window_s"), 3),
-            "steps": _span(each.get("steps"), 6),
-            "excluded_steps": _span(each.get("excluded_steps"), 6),
-            "precision": f"{each['precision']}",
-            "reduction": f"{each['reduction']}",
-            "settings": "stock" if each["stock_settings"] else "shipped",
-        }
-        for each in provenance["measurement"]
-    ]
+def _measurement(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> Table:
+    columns = (
+        Column(head="Series", number=False, names=True, cell=lambda row: labels.get(row["series"], row["series"])),
+        Column(head="Precision", number=False, cell=lambda row: f"{row['precision']}"),
+        Column(head="Gradients", number=False, cell=lambda row: f"{row['reduction']}"),
+        Column(
+            head="Communication settings",
+            number=False,
+            cell=lambda row: "stock" if row["stock_settings"] else "shipped",
+        ),
+        Column(head="Training set", unit="samples", cell=lambda row: _span(row["train_samples"], 6)),
+        Column(head="Repeats\nper point", cell=lambda row: _span(row["repeats"], 6)),
+        Column(head="Timed window", unit="s", cell=lambda row: _span(row.get("window_s"), 3)),
+        Column(head="Timed\nsteps", cell=lambda row: _span(row.get("steps"), 6)),
+        Column(head="Steps left out\nbefore it", cell=lambda row: _span(row.get("excluded_steps"), 6)),
+    )
+    rows = tuple(row_of(columns, row) for row in provenance["measurement"])
+    caption = "Per series, smallest to largest value over its runs"
+    return Table(name="measurement", caption=caption, columns=columns, groups=(Group(title="", rows=rows),))
 
 
 def _span(ends: Sequence[float | None] | None, digits: int) -> str:

@@ -1,0 +1,106 @@
+"""A table as HTML, for a page whose style knows the classes n (a number), strong, missing (a warning), tag."""
+
+import math
+from collections.abc import Callable, Iterable
+
+import pandas as pd
+from markupsafe import Markup, escape
+
+from horovod_study.text.numbers import with_interval
+from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table
+
+
+def estimated(value: float, low: float = math.nan, high: float = math.nan, *, doubts: Iterable[str] = ()) -> Cell:
+    """Return a number with its 95 % interval below it, or that it has none."""
+    if not math.isfinite(value):
+        return Cell(NOTHING, doubts=doubts)
+    text, _, interval = with_interval(value, low, high).partition(" ")
+    return Cell(text, interval or "no interval", doubts=doubts)
+
+
+def against_baseline(value: float, low: float, high: float) -> Cell:
+    """Return a ratio to a baseline; that of the baseline to itself is exact."""
+    return Cell(f"{value:.2f}", "by definition") if low == high else estimated(value, low, high)
+
+
+def by_series(
+    frame: pd.DataFrame,
+    cells: Callable[[Row], tuple[str, ...]],
+    title: Callable[[str, pd.DataFrame], str],
+) -> tuple[Group, ...]:
+    """Return one group per series, in their order: `cells` makes a row of a row, `title` the heading of a series."""
+    return tuple(
+        Group(title=title(f"{series}", own), rows=tuple(cells(row) for row in own.to_dict("records")))
+        for series, own in frame.groupby("series", sort=False)
+    )
+
+
+def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Markup:
+    """Return the caption and the table, which scrolls in itself where it is wider than the page.
+
+    `groups` heads the titles of the groups, which stand before their rows; without any title there is no such column.
+    `kind`: the classes of the table; `broad` where its rows have several lines, `flat` where they have one.
+    """
+    place = f"table-{table.name}"
+    titled = any(group.title for group in table.groups)
+    heads = [*([Column(head=groups, number=False)] if titled else []), *table.columns]
+    lines = [
+        Markup('<p class="caption" id="{0}">{1}</p>\n').format(place, table.caption)
+        + Markup('<div class="scroll" role="region" aria-labelledby="{0}" tabindex="0">\n').format(place)
+        + Markup('<table aria-labelledby="{0}" class="{1}">').format(place, kind),
+        Markup("<thead><tr>") + Markup("").join(map(_head, heads)) + Markup("</tr></thead>"),
+    ]
+    for group in table.groups:
+        lines.append(Markup("<tbody>"))
+        for number, row in enumerate(group.rows):
+            begin = _title(group.title, len(group.rows)) if titled and number == 0 else ""
+            lines.append(Markup("<tr>") + begin + Markup("").join(_cells(row, table.columns)) + Markup("</tr>"))
+        lines.append(Markup("</tbody>"))
+    return Markup("\n").join([*lines, Markup("</table>\n</div>")])
+
+
+def _head(column: Column) -> Markup:
+    number = Markup(' class="n"') if column.number else ""
+    words = column.head.split("\n") + ([column.unit] if column.unit else [])
+    return Markup('<th scope="col"{0}>{1}</th>').format(number, _broken(words))
+
+
+def _broken(lines: Iterable[str]) -> Markup:
+    return Markup("<br>").join(escape(line) for line in lines)
+
+
+def _title(title: str, rows: int) -> Markup:
+    return Markup('<th scope="rowgroup" rowspan="{0}">{1}</th>').format(rows, _content(title))
+
+
+def _cells(row: Iterable[str], columns: Iterable[Column]) -> Iterable[Markup]:
+    places = iter(columns)
+    for cell in row:
+        column = next(places)
+        spans = ""
+        if isinstance(cell, Cell):
+            for _ in range(cell.columns - 1):
+                next(places)
+            spans = Markup("").join(
+                Markup(' {0}="{1}"').format(name, count)
+                for name, count in (("colspan", cell.columns), ("rowspan", cell.rows))
+                if count > 1
+            )
+        warning = isinstance(cell, Cell) and cell.warning
+        strong = column.strong or (isinstance(cell, Cell) and cell.strong)
+        kinds = ["missing"] if warning else [*(["n"] if column.number else []), *(["strong"] if strong else [])]
+        kind = Markup(' class="{0}"').format(" ".join(kinds)) if kinds else ""
+        names = column.names and not warning
+        name = Markup('th scope="row"') if names else Markup("td")
+        end = "th" if names else "td"
+        yield Markup("<{0}{1}{2}>{3}</{4}>").format(name, kind, spans, _content(cell), end)
+
+
+def _content(cell: str) -> Markup:
+    text = _broken(cell.split("\n"))
+    if not isinstance(cell, Cell):
+        return text
+    text = Markup("<code>{0}</code>").format(text) if cell.code else text
+    text += Markup('<span class="tag">{0}</span>').format(cell.tag) if cell.tag else ""
+    text += Markup("").join(Markup("<small>{0}</small>").format(line) for line in cell.under)
+    return text + Markup("").join(Markup('<small class="missing">{0}</small>').format(line) for line in cell.doubts)

@@ -1,0 +1,71 @@
+"""Tables as HTML: every text escaped, numbers and warnings marked, cells that span others."""
+
+from html.parser import HTMLParser
+
+from horovod_study.report.kit.markup import against_baseline, estimated, to_html
+from horovod_study.text.tables import Cell, Column, Group, Table, table_of, to_lines
+
+EVIL = "<script>alert('&')</script>"
+
+
+class Reader(HTMLParser):
+    """The tags of a text with their attributes, and the words between them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words += [data.strip()] if data.strip() else []
+
+
+def read(*rows: tuple[str, ...], title: str = "", caption: str = "", **how: str) -> Reader:
+    columns = (Column(head="name", number=False, names=True), Column(head="a\nb", unit="ms", strong=True))
+    table = Table(name="t", caption=caption, columns=columns, groups=(Group(title=title, rows=rows),))
+    return Reader(to_html(table, **how))
+
+
+def test_no_text_becomes_markup() -> None:
+    found = read((Cell(EVIL, EVIL, doubts=[EVIL], tag=EVIL, code=True), EVIL), title=EVIL, caption=EVIL)
+
+    assert "script" not in {tag for tag, _ in found.tags}
+    assert 7 == found.words.count(EVIL)
+
+
+def test_what_a_page_needs_is_marked() -> None:
+    found = read(("x", Cell("1", "[0, 2]", "", doubts=["few"])), ("y", Cell("none", warning=True)), title="series")
+    tags = [(tag, attributes) for tag, attributes in found.tags if tag in ("td", "th", "small", "br")]
+
+    assert tags == [
+        *(("th", {"scope": "col"}), ("th", {"scope": "col"}), ("th", {"scope": "col", "class": "n"})),
+        *(("br", {}), ("br", {})),
+        ("th", {"scope": "rowgroup", "rowspan": "2"}),
+        *(("th", {"scope": "row"}), ("td", {"class": "n strong"}), ("small", {}), ("small", {"class": "missing"})),
+        *(("th", {"scope": "row"}), ("td", {"class": "missing"})),
+    ]
+    assert ["Series", "name", "a", "b", "ms", "series", "x", "1", "[0, 2]", "few", "y", "none"] == found.words
+
+
+def test_a_cell_may_stand_for_several() -> None:
+    found = read((Cell("no result", columns=2, warning=True),), ("x", Cell("1", rows=2)), ("y",))
+
+    assert ("td", {"class": "missing", "colspan": "2"}) in found.tags
+    assert ("td", {"class": "n strong", "rowspan": "2"}) in found.tags
+    assert "Series" not in found.words, "no column for titles where no group has one"
+
+
+def test_a_number_has_its_interval_below_it() -> None:
+    nan = float("nan")
+    assert ("1.70", ("[1.66, 1.75]",)) == (estimated(1.7, 1.66, 1.75), estimated(1.7, 1.66, 1.75).under)
+    assert ("1.70", ("no interval",)) == (estimated(1.7), estimated(1.7).under)
+    assert ("\u2013", ()) == (estimated(nan), estimated(nan).under)
+    assert ("1.00", ("by definition",)) == (against_baseline(1, 1, 1), against_baseline(1, 1, 1).under)
+
+
+def test_elsewhere_a_cell_is_its_text() -> None:
+    assert ["head", "text"] == to_lines(table_of(["head"], [[Cell("text", "below", doubts=["doubt"])]]))
