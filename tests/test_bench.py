@@ -14,36 +14,36 @@ from horovod_study.programs.microbench import step_roofline
 from horovod_study.report.figures.bench import allreduce_table, text, write_bench
 from horovod_study.studies import bench
 from horovod_study.studies.attempt import ProgramRun
-from horovod_study.studies.bench import Job, byte_count, message_sizes, plan_jobs, run_bench, worker_count
+from horovod_study.studies.bench import BenchJob, byte_count, message_sizes, plan_jobs, run_bench, worker_count
 
 # ------------------------------------------------------------------------------------------------------- jobs
 
 
 def test_raw_transports_take_turns_with_horovod_over_mpi() -> None:
     assert plan_jobs(["mpi", "gloo"], ["horovod/gloo", "horovod/mpi", "ddp/gloo"]) == [
-        Job(runtime="horovod/gloo"),
-        Job(runtime="horovod/mpi", transports=("mpi", "gloo")),
-        Job(runtime="ddp/gloo"),
+        BenchJob(runtime="horovod/gloo"),
+        BenchJob(runtime="horovod/mpi", transports=("mpi", "gloo")),
+        BenchJob(runtime="ddp/gloo"),
     ]
 
 
 @pytest.mark.parametrize(
     ("transports", "runtimes", "jobs"),
     [
-        (["mpi"], [], [Job(runtime="mpi/mpi", transports=("mpi",), itself=False)]),
-        (["gloo"], [], [Job(runtime="ddp/gloo", transports=("gloo",), itself=False)]),
-        (["gloo"], ["horovod/gloo"], [Job(runtime="horovod/gloo", transports=("gloo",))]),
+        (["mpi"], [], [BenchJob(runtime="mpi/mpi", transports=("mpi",), itself=False)]),
+        (["gloo"], [], [BenchJob(runtime="ddp/gloo", transports=("gloo",), itself=False)]),
+        (["gloo"], ["horovod/gloo"], [BenchJob(runtime="horovod/gloo", transports=("gloo",))]),
         (
             ["mpi", "mpi"],
             ["horovod/gloo"],
-            [Job(runtime="mpi/mpi", transports=("mpi",), itself=False), Job(runtime="horovod/gloo")],
+            [BenchJob(runtime="mpi/mpi", transports=("mpi",), itself=False), BenchJob(runtime="horovod/gloo")],
         ),
-        ([], ["ddp/gloo"], [Job(runtime="ddp/gloo")]),
-        (None, ["mpi/mpi"], [Job(runtime="mpi/mpi", transports=("mpi", "gloo", "nccl"))]),
+        ([], ["ddp/gloo"], [BenchJob(runtime="ddp/gloo")]),
+        (None, ["mpi/mpi"], [BenchJob(runtime="mpi/mpi", transports=("mpi", "gloo", "nccl"))]),
     ],
 )
 def test_a_job_is_made_where_no_other_can_host(
-    transports: list[str] | None, runtimes: list[str], jobs: list[Job]
+    transports: list[str] | None, runtimes: list[str], jobs: list[BenchJob]
 ) -> None:
     assert plan_jobs(transports, runtimes) == jobs
 
@@ -167,7 +167,7 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_job_may_fail_unless_it_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: bool) -> None:
     fake_ranks(monkeypatch, "horovod/mpi")
-    jobs = [Job(runtime=name, asked=asked) for name in ("horovod/mpi", "ddp/gloo")]
+    jobs = [BenchJob(runtime=name, asked=asked) for name in ("horovod/mpi", "ddp/gloo")]
     plan = {"sizes": (4,), "seconds": 1.0, "rounds": 1, "batch": 75, "widths": "15-38-197"}
     kept: list[str] = []
 
@@ -192,7 +192,7 @@ def test_a_job_may_fail_unless_it_was_asked_for(monkeypatch: pytest.MonkeyPatch,
 def test_nothing_measured_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_ranks(monkeypatch, "ddp/gloo")
     plan = {"sizes": (4,), "seconds": 1.0, "rounds": 1, "batch": 75, "widths": "15-38-197"}
-    jobs = [Job(runtime="ddp/gloo", asked=False)]
+    jobs = [BenchJob(runtime="ddp/gloo", asked=False)]
     with pytest.raises(StudyError) as caught:
         run_bench(jobs, plan, MODEL, tmp_path, workers=2, tell=lambda text: None, keep=lambda text: None)
     assert str(caught.value).startswith("bench: nothing could be measured (ddp/gloo: ddp/gloo with 2 workers failed")

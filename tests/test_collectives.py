@@ -13,7 +13,7 @@ from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, ConfigError
 from horovod_study.programs.collectives import (
     PERIOD,
-    Plan,
+    CollectivePlan,
     _differing,
     _fill,
     _row,
@@ -112,7 +112,7 @@ def test_wrong_elements_are_counted(spoil: str, operation: str, place: str, wron
 
 
 def test_points_of_all_ways_and_sizes(serial: SerialBackend) -> None:
-    plan = Plan(sizes=(4, 4096), transports=(), runtime=False, seconds=0.01, rounds=3)
+    plan = CollectivePlan(sizes=(4, 4096), transports=(), runtime=False, seconds=0.01, rounds=3)
     good, bad = Alone(), Alone("element")
     bad.name = "bad"
     points, barriers = measure_collectives([good, bad], plan, serial)
@@ -148,7 +148,7 @@ def test_ranks_agree_on_the_number_of_calls(
     monkeypatch.setattr(serial, "maximum", lambda value: slowest_s)
     monkeypatch.setattr(serial, "gather", stop)
     with pytest.raises(InterruptedError):
-        measure_collectives([alone], Plan(sizes=(4,), transports=(), runtime=False, seconds=1.0), serial)
+        measure_collectives([alone], CollectivePlan(sizes=(4,), transports=(), runtime=False, seconds=1.0), serial)
 
     assert alone.calls.count("broadcast") == calls
 
@@ -177,12 +177,12 @@ def test_facts_of_the_shipped_model() -> None:
 def test_a_plan_that_cannot_be(change: dict[str, Any], message: str) -> None:
     fields: dict[str, Any] = {"sizes": (4,), "transports": ("mpi",), "runtime": False, "seconds": 1.0, **change}
     with pytest.raises(ConfigError) as caught:
-        Plan(**fields)
+        CollectivePlan(**fields)
     assert str(caught.value) == message
 
 
 def test_a_plan_survives_its_file() -> None:
-    plan = Plan(sizes=(4, 8), transports=("mpi", "gloo"), runtime=True, seconds=2.0, insist=False)
+    plan = CollectivePlan(sizes=(4, 8), transports=("mpi", "gloo"), runtime=True, seconds=2.0, insist=False)
 
     assert plan_from(plan.to_dict()) == plan
 
@@ -195,7 +195,7 @@ def test_sizes_in_words() -> None:
 
 
 def test_one_worker_has_nothing_to_reduce(serial: SerialBackend) -> None:
-    plan = Plan(sizes=(4,), transports=("gloo",), runtime=False, seconds=1.0)
+    plan = CollectivePlan(sizes=(4,), transports=("gloo",), runtime=False, seconds=1.0)
     with pytest.raises(BackendError) as caught:
         measure(plan, serial)
     assert str(caught.value) == (

@@ -298,7 +298,7 @@ def test_cell_of_a_job_that_was_killed_is_run_at_once(tmp_path, monkeypatch, sta
         directory=tmp_path,
         console=console,
         stop=Interruption(),
-        places=grid.Places(launch=fake_launch({})),
+        places=grid.CellPlaces(launch=fake_launch({})),
     ).run([cell])
 
     assert outcome in console.file.getvalue()

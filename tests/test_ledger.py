@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from horovod_study import alive as who
 from horovod_study import lease, records
-from horovod_study.cluster import identity
+from horovod_study.cluster import allocations, identity
 from horovod_study.config import RUNTIMES, RunConfig
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.studies import ledger
@@ -213,7 +213,7 @@ def test_lines_and_json_of_status(tmp_path):
 def test_names_tell_apart_what_the_study_varies():
     study = make_study(varied={"batch": (75, 256), "horovod_defaults": (False, True)}, repeats=1)
 
-    names = [ledger.cell_name(study, cell) for cell in study.cells()]
+    names = [allocations.cell_name(study, cell) for cell in study.cells()]
 
     assert len(names) == len(set(names)) == len(study.cells())
     assert "serial, 1 worker, batch 256, repeat 1" in names
@@ -227,19 +227,19 @@ def test_names_tell_apart_what_the_study_varies():
 def test_a_block_holds_every_cell_of_one_repeat_once(seed, repeats):
     cells = make_study(repeats=repeats).cells()
 
-    ordered = ledger.blocks(cells, seed)
+    ordered = allocations.blocks(cells, seed)
 
     assert list(range(repeats)) == [block[0].config.repeat for block in ordered]
     for repeat, block in enumerate(ordered):
         assert sorted(c.key for c in cells if c.config.repeat == repeat) == sorted(c.key for c in block)
-    assert ordered == ledger.blocks(cells, seed), "the order is a function of the seed"
+    assert ordered == allocations.blocks(cells, seed), "the order is a function of the seed"
 
 
 def test_blocks_are_shuffled_differently_and_by_the_seed():
     cells = make_study(repeats=3).cells()
 
     def orders(seed):
-        return [[(c.runtime, c.placement.workers) for c in block] for block in ledger.blocks(cells, seed)]
+        return [[(c.runtime, c.placement.workers) for c in block] for block in allocations.blocks(cells, seed)]
 
     first, second, third = orders(1)
     assert not first == second == third

@@ -563,7 +563,7 @@ def test_what_the_gpu_can_do_is_possible() -> None:
 
 
 def test_timer_modes_take_turns_on_captured_steps(curves: Path, tmp_path: Path) -> None:
-    plan = timers.Plan(dataset=str(curves), seconds=2.0, rounds=5)
+    plan = timers.TimerPlan(dataset=str(curves), seconds=2.0, rounds=5)
     config = replace(CONFIG, cuda_graphs=True, dataset=str(curves))
     threads = torch.get_num_threads()
     found = timers.measure(plan, config, open_backend(config, detect({})), tmp_path)

@@ -19,6 +19,7 @@ from fake_trainer import fake_launch
 from rich.console import Console
 
 from horovod_study import lease, records
+from horovod_study.cluster import allocations
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.process import marked_processes, stop_marked
 from horovod_study.cluster.reason import failure_reason
@@ -91,10 +92,13 @@ def test_every_cell_runs_once_in_the_order_of_the_blocks(tmp_path):
 
     assert 0 == result.exit_code
     assert ["done"] * 6 == states(result)
-    assert [cell.key for block in ledger.blocks(study.cells(), study.seed) for cell in block] == starts(tmp_path)
+    assert [cell.key for block in allocations.blocks(study.cells(), study.seed) for cell in block] == starts(tmp_path)
     lines = re.sub(r", \d+ s(;|$)", r", S s\1", output, flags=re.M).splitlines()
     lines = [re.sub(r"about .* left( \(a guess\))?", "T left", line) for line in lines]
-    names = [[ledger.cell_name(study, cell) for cell in block] for block in ledger.blocks(study.cells(), study.seed)]
+    names = [
+        [allocations.cell_name(study, cell) for cell in block]
+        for block in allocations.blocks(study.cells(), study.seed)
+    ]
     short = [[name.rpartition(", ")[0] for name in block] for block in names]
     rates = [f"{'2,000' if '2 workers' in name else '1,000'} samples/s, S s" for name in names[0] + names[1]]
     assert [
@@ -289,7 +293,7 @@ def test_cell_that_runs_elsewhere_is_left_alone(tmp_path):
 def test_cell_that_another_runner_took_meanwhile_is_left_alone(tmp_path):
     """Planned while it was free, claimed when its turn comes."""
     study = make_study(repeats=1)
-    order = ledger.blocks(study.cells(), study.seed)[0]
+    order = allocations.blocks(study.cells(), study.seed)[0]
     launch = fake_launch({})
 
     def launch_and_claim(cell, config, out, **options):
@@ -300,7 +304,7 @@ def test_cell_that_another_runner_took_meanwhile_is_left_alone(tmp_path):
     result, output = run(study, tmp_path, launch=launch_and_claim)
 
     assert [order[0].key, order[2].key] == starts(tmp_path)
-    assert f"left alone: {ledger.cell_name(study, order[1])} is being run by process 77 on node9 since" in output
+    assert f"left alone: {allocations.cell_name(study, order[1])} is being run by process 77 on node9 since" in output
     assert 1 == result.exit_code
 
 
@@ -352,7 +356,7 @@ def start_runner(runs, behaviour=None, point="", study=None, grace_s=0.3, **opti
 )
 def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, number):
     study = make_study(repeats=1)
-    order = ledger.blocks(study.cells(), study.seed)[0]
+    order = allocations.blocks(study.cells(), study.seed)[0]
     second = order[1]
     name = f"{second.runtime}/{second.placement.workers}/0"
     process = start_runner(tmp_path, {name: "grandchild"}, study={"repeats": 1})
@@ -364,7 +368,7 @@ def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, numbe
     assert 130 == process.returncode, output
     expected = [
         "study tiny: 1 of 3 cells done (1 incomplete, 1 missing)",
-        f"interrupted in {ledger.cell_name(study, second)}; continue with: {COMMAND}",
+        f"interrupted in {allocations.cell_name(study, second)}; continue with: {COMMAND}",
     ]
     assert expected == output.splitlines()[-2:]
     assert [] == marked_processes(str(tmp_path / "tiny"))
@@ -434,7 +438,7 @@ def test_resumed_cell_that_fails_is_shown_with_its_reason_and_then_starts_anew(t
 
 def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path):
     study = make_study(repeats=1)
-    first = ledger.blocks(study.cells(), study.seed)[0][0]
+    first = allocations.blocks(study.cells(), study.seed)[0][0]
     code = SCRIPT.replace("grace_s=0.3", "grace_s=20")
     process = subprocess.Popen(
         [
@@ -457,7 +461,7 @@ def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path
     output, _ = process.communicate(timeout=20)
 
     assert 130 == process.returncode
-    name = ledger.cell_name(study, first)
+    name = allocations.cell_name(study, first)
     assert [
         "study tiny: 0 of 3 cells done (1 stopped, 2 missing)",
         f"  stopped: {name}: stopped by SIGUSR1",
@@ -471,7 +475,7 @@ def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path
 
 def test_second_interrupt_gives_no_grace(tmp_path):
     study = make_study(repeats=1)
-    first = ledger.blocks(study.cells(), study.seed)[0][0]
+    first = allocations.blocks(study.cells(), study.seed)[0][0]
     code = SCRIPT.replace("grace_s=0.3", "grace_s=60").format(
         tests=str(TESTS), runs=str(tmp_path), behaviour={"*": "grandchild"}, point="", study={"repeats": 1}
     )
@@ -585,7 +589,7 @@ KILL_POINTS = [
 def test_killed_at_any_point_the_next_run_does_what_is_missing_and_only_that(tmp_path, point):
     """The first of three cells, in their order, crashes before and the second after its record is written."""
     study = make_study(repeats=1)
-    order = ledger.blocks(study.cells(), study.seed)[0]
+    order = allocations.blocks(study.cells(), study.seed)[0]
     names = [f"{cell.runtime}/{cell.placement.workers}/0" for cell in order]
     behaviour = {names[0]: "user error", names[1]: "traceback"}
     process = start_runner(tmp_path, behaviour, point, study={"repeats": 1})
@@ -608,7 +612,7 @@ def test_killed_at_any_point_the_next_run_does_what_is_missing_and_only_that(tmp
 @pytest.mark.parametrize("behaviour", ["hang before the record", "grandchild"])
 def test_what_a_killed_runner_leaves_behind_is_stopped_by_the_next(tmp_path, behaviour):
     study = make_study(repeats=1)
-    first = ledger.blocks(study.cells(), study.seed)[0][0]
+    first = allocations.blocks(study.cells(), study.seed)[0][0]
     process = start_runner(tmp_path, {"*": behaviour}, study={"repeats": 1})
     wait_for(lambda: len(starts(tmp_path)) == 1)
     if behaviour == "grandchild":
@@ -700,7 +704,7 @@ def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path):
             directory=tmp_path / "tiny",
             console=console,
             stop=stop,
-            places=grid.Places(launch=fake_launch({})),
+            places=grid.CellPlaces(launch=fake_launch({})),
             lasts_s=5.0,  # less than the guess for horovod, 7 s, and more than that for serial, 4 s
         ).run(study.cells())
 
@@ -725,7 +729,7 @@ def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
         stop.requested = True
 
     console = Console(file=io.StringIO(), force_terminal=False)
-    places = grid.Places(launch=launch, grace_s=20)
+    places = grid.CellPlaces(launch=launch, grace_s=20)
     broken_off = grid.Grid(study=study, directory=tmp_path / "tiny", console=console, stop=stop, places=places).run(
         study.cells()
     )
@@ -748,8 +752,8 @@ def cancel(study, runs, *which) -> tuple[int, str]:
 
 def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path):
     study = make_study(repeats=1)
-    first = ledger.blocks(study.cells(), study.seed)[0][0]
-    name = ledger.cell_name(study, first)
+    first = allocations.blocks(study.cells(), study.seed)[0][0]
+    name = allocations.cell_name(study, first)
     behaviour = {f"{first.runtime}/{first.placement.workers}/0": "stops when asked"}
     process = start_runner(tmp_path, behaviour, study={"repeats": 1}, grace_s=20)
     wait_for((tmp_path / "tiny" / first.key / "ready").exists)
@@ -789,7 +793,7 @@ def test_cancelling_all_ends_the_runner_too(tmp_path):
 
 def test_cancelled_before_its_turn_a_cell_is_left_out(tmp_path):
     study = make_study(repeats=1)
-    order = ledger.blocks(study.cells(), study.seed)[0]
+    order = allocations.blocks(study.cells(), study.seed)[0]
     launch = fake_launch({})
 
     def launch_and_cancel(cell, config, out, **options):
@@ -800,7 +804,7 @@ def test_cancelled_before_its_turn_a_cell_is_left_out(tmp_path):
     result, output = run(study, tmp_path, launch=launch_and_cancel)
 
     assert [order[0].key, order[2].key] == starts(tmp_path)
-    assert f"left out: {ledger.cell_name(study, order[1])} was cancelled\n" in output
+    assert f"left out: {allocations.cell_name(study, order[1])} was cancelled\n" in output
     assert 1 == result.ledger.count("cancelled")
 
 
@@ -963,7 +967,7 @@ def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path, monkeypatch):
         directory=tmp_path / "tiny",
         console=Console(file=io.StringIO()),
         stop=Interruption(),
-        places=grid.Places(launch=fake_launch({"*": "tells its ranks"}), site_of=lambda cell: site),
+        places=grid.CellPlaces(launch=fake_launch({"*": "tells its ranks"}), site_of=lambda cell: site),
     ).run([cell])
 
     record = records.read_run(out)

@@ -18,11 +18,11 @@ from horovod_study.config import LAPS, RunConfig
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs import timers
-from horovod_study.programs.timers import BESIDE, Plan, measure
+from horovod_study.programs.timers import BESIDE, TimerPlan, measure
 from horovod_study.records import read_step_column
 from horovod_study.report.figures.timers import caption, draw, text
 from horovod_study.report.kit.style import style
-from horovod_study.studies.timers import measure_timers
+from horovod_study.studies.timers import TimersRequest, measure_timers
 from horovod_study.workload import dataset as data
 from horovod_study.workload.graphs import RING, CapturedStep
 
@@ -170,7 +170,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(
     dataset: Path, folder: Path, computing: Mapping[str, Any] = MappingProxyType({}), **values: Any
 ) -> dict[str, Any]:
-    plan = Plan(**{"dataset": str(dataset), "seconds": 1.0, "rounds": 5, "steps_per_block": 2, **values})
+    plan = TimerPlan(**{"dataset": str(dataset), "seconds": 1.0, "rounds": 5, "steps_per_block": 2, **values})
     config = RunConfig(backend="serial", batch=10, device="cpu", **computing)
     threads = torch.get_num_threads()
     try:
@@ -288,9 +288,14 @@ def test_what_a_mode_costs_is_found(dataset: Path, tmp_path: Path, monkeypatch: 
 )
 def test_a_plan_that_measures_nothing_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Plan(**{"dataset": "x", "seconds": 1.0, **values})
+        TimerPlan(**{"dataset": "x", "seconds": 1.0, **values})
 
     assert str(caught.value) == message
+
+
+def request_for(dataset: Path, workers: Sequence[int], over: str) -> TimersRequest:
+    options = {"device": "cpu"}
+    return TimersRequest(dataset=dataset, batches=[75], workers=workers, over=over, options=options, seconds=1.0)
 
 
 @pytest.mark.parametrize(
@@ -305,10 +310,7 @@ def test_what_cannot_be_measured_here_is_refused(
     tmp_path: Path, workers: Sequence[int], over: str, message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        measure_timers(
-            dataset=tmp_path, batches=[75], workers=workers, over=over, widths="15-38-197", device="cpu", threads=1,
-            seconds=1.0, rounds=3, steps_per_block=2, beside=False, seed=1, out=tmp_path, tell=print,
-        )  # fmt: skip
+        measure_timers(request_for(tmp_path, workers, over), tmp_path)
 
     assert str(caught.value).startswith(message)
     assert list(tmp_path.iterdir()) == []
@@ -318,10 +320,7 @@ def test_a_launch_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     for name, value in {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="started 2 ranks of it, but it starts its own; start it alone, with --work"):
-        measure_timers(
-            dataset=tmp_path, batches=[75], workers=[1], over="ddp/gloo", widths="15-38-197", device="cpu", threads=1,
-            seconds=1.0, rounds=3, steps_per_block=2, beside=False, seed=1, out=tmp_path, tell=print,
-        )  # fmt: skip
+        measure_timers(request_for(tmp_path, [1], "ddp/gloo"), tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------ verb
@@ -347,7 +346,7 @@ def test_the_verb_measures_one_worker_and_two(
 def test_the_verb_fails_above_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("horovod_study.studies.timers.measure_timers", lambda **_: [case(light_percent=3.0)])
+    monkeypatch.setattr("horovod_study.studies.timers.measure_timers", lambda *_, **__: [case(light_percent=3.0)])
     line = ["bench", "timers", "--dataset", "400", "--out", str(tmp_path)]
 
     assert cli.main([*line, "--fail-above", "2"]) == 1

@@ -31,7 +31,7 @@ from horovod_study.studies.racing import (
     FIRST_BLOCKS,
     Book,
     Candidate,
-    Launch,
+    NextLaunch,
     Outcome,
     Trial,
     pooled_variance,
@@ -170,12 +170,12 @@ def simulate(
     launches: int = 85,
     rounds: int = 6,
     noise: float = 0.02,
-    change: Callable[[Launch, float], float | None] = lambda launch, speed: speed,
-) -> tuple[Outcome, list[Launch]]:
+    change: Callable[[NextLaunch, float], float | None] = lambda launch, speed: speed,
+) -> tuple[Outcome, list[NextLaunch]]:
     """Race on a machine that drifts by 10 % and more, with room for so many launches."""
     generator = np.random.default_rng(seed)
     runner = race(field(effects), seed=seed, rounds=rounds)
-    done: list[Launch] = []
+    done: list[NextLaunch] = []
     wander = 0.0
     launch = next(runner)
     while True:
@@ -269,7 +269,7 @@ def test_a_setting_that_fails_is_out_with_its_reason() -> None:
 
 
 def test_a_fast_setting_that_falls_into_a_slow_mode_is_not_chosen() -> None:
-    def slow(launch: Launch, speed: float) -> float:
+    def slow(launch: NextLaunch, speed: float) -> float:
         return speed / 6 if launch.candidate.values.get("b") == "1" and launch.block % 4 == 2 else speed
 
     outcome, _ = simulate(BEST, 1, change=slow)
@@ -279,7 +279,7 @@ def test_a_fast_setting_that_falls_into_a_slow_mode_is_not_chosen() -> None:
 
 
 def test_a_leader_that_turns_out_unstable_late_is_not_even_confirmed() -> None:
-    def slow(launch: Launch, speed: float) -> float:
+    def slow(launch: NextLaunch, speed: float) -> float:
         return speed / 6 if launch.candidate.values.get("b") == "1" and launch.block == 3 else speed
 
     outcome, launches = simulate({**BEST, "b": {"1": 1.5}}, 1, launches=50, change=slow)
@@ -295,7 +295,7 @@ def test_shipped_settings_that_keep_failing_end_the_race() -> None:
 
 
 def test_a_winner_that_loses_when_launched_again_is_not_kept() -> None:
-    def lucky(launch: Launch, speed: float) -> float:
+    def lucky(launch: NextLaunch, speed: float) -> float:
         return speed * (1.15 if launch.candidate.name == "c=1" and launch.stage == "race" else 1.0)
 
     outcome, _ = simulate({"c": {"1": 0.98}}, 4, rounds=2, change=lucky)

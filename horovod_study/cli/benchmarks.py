@@ -175,7 +175,7 @@ def timers(options: argparse.Namespace) -> int:
     from horovod_study.analysis.timers import timer_cost
     from horovod_study.progress import Line
     from horovod_study.report.figures.timers import content, text, write_timers
-    from horovod_study.studies.timers import measure_timers
+    from horovod_study.studies.timers import TimersRequest, measure_timers
     from horovod_study.workload import dataset
 
     with curves_told() as tell:
@@ -186,23 +186,20 @@ def timers(options: argparse.Namespace) -> int:
         if line.due():
             line.show(f"  {text}")
 
-    cases = measure_timers(
+    options_of_runs = ("widths", "device", "threads", "precision", "loader", "cuda_graphs", "kernels")
+    request = TimersRequest(
         dataset=path,
         batches=options.batch,
         workers=options.workers,
         over=options.over,
-        widths=options.widths,
-        computing={name: getattr(options, name) for name in ("precision", "loader", "cuda_graphs", "kernels")},
-        device=options.device,
-        threads=options.threads,
+        options={name: getattr(options, name) for name in options_of_runs},
         seconds=options.seconds,
         rounds=options.rounds,
         steps_per_block=options.steps_per_block,
         beside=options.beside,
         seed=options.seed,
-        out=options.out,
-        tell=told,
     )
+    cases = measure_timers(request, options.out, on_progress=told)
     line.close()
     limit = 0.5 if options.fail_above is None else options.fail_above
     costs = [timer_cost(case, limit_percent=limit) for case in cases]

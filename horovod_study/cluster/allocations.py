@@ -22,7 +22,7 @@ STEP_S = 300.0
 SHORTEST_S = 900.0
 
 
-class Labels(Protocol):
+class NamesCells(Protocol):
     """What is needed of a study to name its cells for people."""
 
     @property
@@ -33,7 +33,7 @@ class Labels(Protocol):
         """Return what tells a cell from others, its repeat apart."""
 
 
-def cell_name(study: Labels, cell: Cell) -> str:
+def cell_name(study: NamesCells, cell: Cell) -> str:
     """Name a cell for people: runtime, workers, whatever else the study varies, repeat (counted from 1)."""
     return f"{study.label(cell)}, repeat {cell.config.repeat + 1}"
 

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from horovod_study.cluster.allocations import Allocation, Labels, cell_name
+from horovod_study.cluster.allocations import Allocation, NamesCells, cell_name
 from horovod_study.cluster.partitions import Partition
 from horovod_study.errors import ConfigError
 from horovod_study.progress import duration
@@ -56,7 +56,7 @@ def script(
     allocation: Allocation,
     partition: Partition,
     *,
-    study: Labels,
+    study: NamesCells,
     folder: Path,
     name: str,
     python: Path,

@@ -63,7 +63,7 @@ COPY_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class CollectivePlan:
     """What one launch of ranks measures."""
 
     sizes: tuple[int, ...]  # bytes
@@ -97,10 +97,10 @@ class Plan:
         return asdict(self)
 
 
-def plan_from(values: Mapping[str, Any]) -> Plan:
+def plan_from(values: Mapping[str, Any]) -> CollectivePlan:
     """Return the plan that `to_dict` made."""
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return Plan(**plain)
+    return CollectivePlan(**plain)
 
 
 def model_facts(widths: str, batch: int) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _timed(call: Callable[[], None], raw: Raw, count: int) -> tuple[float, float
 
 
 def measure_collectives(
-    raws: Sequence[Raw], plan: Plan, backend: Backend, *, tell: Callable[[str], None] = lambda text: None
+    raws: Sequence[Raw], plan: CollectivePlan, backend: Backend, *, tell: Callable[[str], None] = lambda text: None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Measure every operation, size and way; return the points and the barriers, the same on every rank.
 
@@ -363,7 +363,7 @@ def measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[dic
     return found
 
 
-def measure_step(plan: Plan, backend: Backend, *, rounds: int, seconds: float) -> dict[str, Any]:
+def measure_step(plan: CollectivePlan, backend: Backend, *, rounds: int, seconds: float) -> dict[str, Any]:
     """Measure the training step without communication, on all ranks at the same time; the same on every rank.
 
     The model, optimiser and arithmetic are the trainer's own, the batch is one and the same. Returns "seconds": per
@@ -423,7 +423,9 @@ def measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[d
     return [min(same, key=lambda rate: float(rate["gflops_median"])) for same in zip(*everybody, strict=True)]
 
 
-def measure_launches(plan: Plan, backend: Backend, machine: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
+def measure_launches(
+    plan: CollectivePlan, backend: Backend, machine: Mapping[str, Any], *, seconds: float
+) -> dict[str, Any]:
     """Measure what launching a kernel takes, and where the step of `machine` stands; {} without a GPU.
 
     All ranks measure at the same time; "launch" is what the rank with the slowest host found, "step_roofline" the step
@@ -450,7 +452,9 @@ def measure_launches(plan: Plan, backend: Backend, machine: Mapping[str, Any], *
 # -------------------------------------------------------------------------------------------------- the program
 
 
-def measure(plan: Plan, backend: Backend, *, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def measure(
+    plan: CollectivePlan, backend: Backend, *, tell: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
     """Do all that `plan` says; return it as plain values, the same on every rank. Collective.
 
     Raises BackendError for a transport that is insisted on and cannot be opened, ConfigError where sizes do not fit

@@ -81,7 +81,7 @@ MOST_ROUNDS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class TimerPlan:
     """What one launch of ranks measures: `rounds` of blocks, or as many as fit into `seconds`."""
 
     dataset: str
@@ -131,7 +131,7 @@ class _Way:
 
 
 def measure(
-    plan: Plan, config: RunConfig, backend: Backend, folder: Path, tell: Callable[[str], None] | None = None
+    plan: TimerPlan, config: RunConfig, backend: Backend, folder: Path, tell: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
     """Return what was measured on all ranks; collective, and the same on all of them.
 
@@ -411,7 +411,7 @@ def _module_hooks(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _calibrate(plan: Plan, backend: Backend, steps: _Steps, ways: Mapping[str, _Way]) -> int:
+def _calibrate(plan: TimerPlan, backend: Backend, steps: _Steps, ways: Mapping[str, _Way]) -> int:
     """Warm up every way and choose its steps; return the rows at which training writes. Equal on all ranks."""
     off = ways["off"]
     off.steps = WARMUP_STEPS
@@ -463,7 +463,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     launch = detect(os.environ)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        plan, config = Plan(**content["plan"]), run_config(content["config"], source="bench timers")
+        plan, config = TimerPlan(**content["plan"]), run_config(content["config"], source="bench timers")
         backend = open_backend(config, launch)
         last = now() - 1.0
 

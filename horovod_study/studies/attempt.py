@@ -93,7 +93,7 @@ def _leave(running: "Running") -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RankRun:
     """What is to be started, where it writes, and for how long it may run."""
 
     out: Path  # the run directory of a cell, the folder of a program
@@ -110,7 +110,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CellRun(Run):
+class CellRun(RankRun):
     """A cell that is to be trained."""
 
     cell: Cell
@@ -128,7 +128,7 @@ class CellRun(Run):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramRun(Run):
+class ProgramRun(RankRun):
     """A program of several ranks that trains no cell."""
 
     runtime: str
@@ -174,7 +174,7 @@ class Attempt:
 class Running:
     """An attempt that is under way, until `poll` returns how it ended or `end` ends it."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RankRun) -> None:
         """Start it. OSError: a file cannot be written. A launcher that cannot be executed ends the attempt."""
         self.run, self.started = run, utc_now()
         self.exit_code: int | None = None
@@ -337,11 +337,11 @@ class Running:
         return state or record.status, reason
 
 
-def _record(run: Run) -> RunRecord | None:
+def _record(run: RankRun) -> RunRecord | None:
     return read_run(run.out) if isinstance(run, CellRun) and (run.out / MANIFEST).exists() else None
 
 
-def _resumes(run: Run) -> bool:
+def _resumes(run: RankRun) -> bool:
     return isinstance(run, CellRun) and run.resume
 
 

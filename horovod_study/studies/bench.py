@@ -40,7 +40,7 @@ _LAUNCHED_BY = {"horovodrun --gloo": ("horovod/gloo",), "torchrun": ("ddp/gloo",
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class BenchJob:
     """One launch: the runtime that starts it, the raw transports measured in it, and whether the runtime itself is."""
 
     runtime: str
@@ -99,7 +99,7 @@ def _largest_that_fits(workers: int) -> int:
     return size
 
 
-def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) -> list[Job]:
+def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) -> list[BenchJob]:
     """Return the launches that measure the raw `transports` and the `runtimes`; None is whatever is there.
 
     Raises ConfigError for a name that is not known, with the nearest one that is.
@@ -115,7 +115,7 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
             raise ConfigError(f"bench: --runtime {name!r}{known}; allowed: {', '.join(MEASURABLE)}")
     raw = list(dict.fromkeys(RAW if transports is None else transports))
     wanted = list(dict.fromkeys(_default_runtimes() if runtimes is None else runtimes))
-    jobs = [Job(runtime=name, asked=runtimes is not None) for name in wanted]
+    jobs = [BenchJob(runtime=name, asked=runtimes is not None) for name in wanted]
     if not raw and not jobs:
         raise ConfigError("bench: neither a transport nor a runtime is left to measure; name one")
     if not raw:
@@ -124,7 +124,7 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
     if host is None and ("mpi" in raw or not jobs):
         # Raw Gloo and NCCL need no MPI; where it is not wanted, torchrun will do.
         runtime = "mpi/mpi" if "mpi" in raw else "ddp/gloo"
-        host = Job(runtime=runtime, itself=False, asked=transports is not None)
+        host = BenchJob(runtime=runtime, itself=False, asked=transports is not None)
         jobs.insert(0, host)
     host = host or jobs[0]
     return [replace(job, transports=tuple(raw)) if job is host else job for job in jobs]
@@ -163,7 +163,7 @@ def worker_count(asked: int | None, cores: int) -> int:
 
 
 def run_bench(
-    jobs: Sequence[Job],
+    jobs: Sequence[BenchJob],
     plan: Mapping[str, Any],
     model: Mapping[str, Any],
     out: Path,
@@ -174,9 +174,9 @@ def run_bench(
 ) -> dict[str, Any]:
     """Start every job, one after the other, and return the document: workers, model, jobs, and what was not measured.
 
-    `plan`: fields of measure.collectives.Plan; its seconds are shared by the jobs. A job that nobody asked for by name
-    may fail and is left out with its reason. `tell` is what goes on, `keep` is what remains to be read. Everything the
-    ranks print is kept below `out`.
+    `plan`: fields of CollectivePlan (programs/collectives.py); its seconds are shared by the jobs. A job that nobody
+    asked for by name may fail and is left out with its reason. `tell` is what goes on, `keep` is what remains to be
+    read. Everything the ranks print is kept below `out`.
     """
     total = sum(job.ways for job in jobs)
     document: dict[str, Any] = {"workers": workers, "model": dict(model), "jobs": [], "unavailable": {}}
@@ -203,7 +203,9 @@ def run_bench(
     return document
 
 
-def _run(job: Job, plan: Mapping[str, Any], folder: Path, workers: int, tell: Callable[[str], None]) -> dict[str, Any]:
+def _run(
+    job: BenchJob, plan: Mapping[str, Any], folder: Path, workers: int, tell: Callable[[str], None]
+) -> dict[str, Any]:
     backend, _, transport = job.runtime.partition("/")
     config = run_config({"backend": backend, "transport": transport, "batch": plan["batch"], "widths": plan["widths"]})
     path = folder / "plan.json"

@@ -67,7 +67,7 @@ _HOPELESS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
+class Side:
     """One side of a comparison."""
 
     letter: str
@@ -94,7 +94,7 @@ class Turn:
 class CompareResult:
     """What the runs gave: the blocks for `analysis.comparison.compare`, and what must be told beside them."""
 
-    arms: tuple[Arm, Arm]
+    arms: tuple[Side, Side]
     directory: Path
     steps: Mapping[int, int]  # per run, by worker count
     wanted: int  # blocks per worker count
@@ -157,7 +157,7 @@ def _workers(count: int) -> str:
 # ------------------------------------------------------------------------------------------------------------ the arms
 
 
-def read_arms(a: str, b: str, given: Mapping[str, Any]) -> tuple[tuple[Arm, Arm], float]:
+def read_arms(a: str, b: str, given: Mapping[str, Any]) -> tuple[tuple[Side, Side], float]:
     """Return both sides from their texts and the options of the command line, and the seconds of a run."""
     common = dict(given)
     given_s = common.pop("seconds", SECONDS)
@@ -165,7 +165,7 @@ def read_arms(a: str, b: str, given: Mapping[str, Any]) -> tuple[tuple[Arm, Arm]
     return (read_arm("A", a, common), read_arm("B", b, common)), float(seconds)
 
 
-def read_arm(letter: str, text: str, common: Mapping[str, Any]) -> Arm:
+def read_arm(letter: str, text: str, common: Mapping[str, Any]) -> Side:
     """Return one side: a YAML file of options, a settings file of `tune`, or RUNTIME[,option=value...].
 
     `common`: options of the command line. They replace those of a file, and are replaced by those of a short text.
@@ -195,7 +195,7 @@ def read_arm(letter: str, text: str, common: Mapping[str, Any]) -> Arm:
                 f"{source} ({text}): the settings are for widths {widths}, but the runs have {config.widths}; give "
                 f"--widths {widths}, or tune this model"
             )
-    return Arm(letter=letter, text=text, runtime=runtime, config=config)
+    return Side(letter=letter, text=text, runtime=runtime, config=config)
 
 
 def _instead(name: str) -> str:
@@ -281,7 +281,7 @@ def _refuse_set(source: str, name: str) -> None:
         raise ConfigError(f"{source}: {name} has no place here; it is the same for both sides and every run")
 
 
-def check_configs(a: Arm, b: Arm) -> dict[str, tuple[Any, Any]]:
+def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     """Return the options in which A and B differ by intent; ConfigError when they are not to do the same work."""
     one, other = a.config.to_dict(), b.config.to_dict()
     differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
@@ -295,7 +295,7 @@ def check_configs(a: Arm, b: Arm) -> dict[str, tuple[Any, Any]]:
 # ------------------------------------------------------------------------------------------------------------ the order
 
 
-def worker_counts(arms: Sequence[Arm], given: Sequence[int] | None) -> tuple[int, ...]:
+def worker_counts(arms: Sequence[Side], given: Sequence[int] | None) -> tuple[int, ...]:
     """Return the worker counts, each once: as given, else one for serial arms and all cores for others."""
     if given:
         return tuple(sorted(set(given)))
@@ -375,7 +375,7 @@ def effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, An
 
 
 def run_compare(
-    arms: tuple[Arm, Arm],
+    arms: tuple[Side, Side],
     out: Path,
     *,
     command: str,
@@ -428,7 +428,7 @@ def run_compare(
     )
 
 
-def _check_numbers(arms: Sequence[Arm], workers: Sequence[int], blocks: int, cores: int) -> None:
+def _check_numbers(arms: Sequence[Side], workers: Sequence[int], blocks: int, cores: int) -> None:
     if blocks < 1:
         raise ConfigError(f"compare: --blocks is {blocks}; it must be at least 1")
     for count in workers:
@@ -453,7 +453,7 @@ def _check_numbers(arms: Sequence[Arm], workers: Sequence[int], blocks: int, cor
             )
 
 
-def _cell(arm: Arm, workers: int, block: int, steps: int | None, *, seconds: float | None = None) -> Cell:
+def _cell(arm: Side, workers: int, block: int, steps: int | None, *, seconds: float | None = None) -> Cell:
     config = replace(
         arm.config,
         steps=steps,
@@ -472,7 +472,7 @@ class _Pairs:
 
     def __init__(
         self,
-        arms: tuple[Arm, Arm],
+        arms: tuple[Side, Side],
         out: Path,
         launch: Launcher,
         stop: Interruption,

@@ -25,10 +25,10 @@ from horovod_study.files import not_written
 from horovod_study.lease import ATTEMPTS, hold_study, move_run
 from horovod_study.progress import say
 from horovod_study.records import MANIFEST, read_run
-from horovod_study.studies.attempt import Attempt, Run, Running
+from horovod_study.studies.attempt import Attempt, RankRun, Running
 from horovod_study.studies.interruption import Interruption
 
-Lane = Generator[Run | None, Any, None]
+Lane = Generator[RankRun | None, Any, None]
 """Yields what is to be run next, None for nothing now; receives the Attempt."""
 
 _WAKE_S = 0.25  # how soon Ctrl-C and a time limit are noticed
@@ -51,7 +51,7 @@ def sweep(lanes: Iterable[Lane], stop: Interruption) -> None:
             place.close(stop)
 
 
-def attempt(run: Run, stop: Interruption) -> Attempt:
+def attempt(run: RankRun, stop: Interruption) -> Attempt:
     """Run one thing alone and return how it ended; KeyboardInterrupt: after a wish to stop."""
     ended: list[Attempt] = []
 

@@ -58,7 +58,7 @@ _REDRAW_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
+class CellPlaces:
     """Where the cells of a study are started, and how."""
 
     launch: Launcher = local_launch
@@ -86,7 +86,7 @@ class Grid:
     directory: Path
     console: Console
     stop: Interruption
-    places: Places = field(default_factory=Places)
+    places: CellPlaces = field(default_factory=CellPlaces)
     planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
     held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
     lasts_s: float = math.inf  # no cell is begun that would probably not end by then, where its time is known

@@ -47,7 +47,7 @@ from horovod_study.progress import duration
 from horovod_study.records import MANIFEST, create_run, read_run
 from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_of
 from horovod_study.studies.estimate import Estimate
-from horovod_study.studies.grid import Grid, Places
+from horovod_study.studies.grid import CellPlaces, Grid
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.ledger import past_durations, read_ledger, set_aside
 from horovod_study.studies.progress import say
@@ -139,9 +139,9 @@ class Inside:
         """Return what Slurm says about the job."""
         return told_by_slurm(self.ask, self.job_id)
 
-    def places(self, partition_of: Callable[[Cell], Partition], grace_s: float) -> Places:
+    def places(self, partition_of: Callable[[Cell], Partition], grace_s: float) -> CellPlaces:
         """Return where and how cells are started here."""
-        return Places(
+        return CellPlaces(
             launch=self.launch,
             site_of=lambda cell: site_of(partition_of(cell), cell.placement, environ=self.environ),
             grace_s=grace_s,

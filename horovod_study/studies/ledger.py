@@ -38,11 +38,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from horovod_study import lease
 from horovod_study.cluster import identity
 from horovod_study.cluster.allocations import cell_name
+from horovod_study.cluster.jobs import JobBook, JobState
 from horovod_study.config import Cell
 from horovod_study.documents import parse_csv, read_bytes, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
@@ -72,38 +73,6 @@ _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
 _CACHE = ".ledger.json"
 _CACHE_SCHEMA = 1
 _WORTH_CACHING = 100  # new ones; fewer are read again in no time
-
-
-class JobState(Protocol):
-    """What is known about the latest submitted job that a cell is part of."""
-
-    @property
-    def state(self) -> str:
-        """One of pending, running, completed, failed, timed out, pre-empted, cancelled, out of memory, node failed,
-        unknown."""
-
-    @property
-    def reason(self) -> str:
-        """Why, in the scheduler's words, such as Priority; may be empty."""
-
-    @property
-    def job_id(self) -> str:
-        """Its number, 12 or 12_3."""
-
-    @property
-    def restarts(self) -> int:
-        """How often it was requeued after it had begun."""
-
-    @property
-    def left_out(self) -> bool:
-        """It did not begin the cell, because too little time was left."""
-
-
-class JobBook(Protocol):
-    """Knows the submitted jobs of a study."""
-
-    def of(self, key: str) -> JobState | None:
-        """Return the latest job that holds the cell `key`."""
 
 
 _ALIVE = ("pending", "running")  # states of jobs that may still come to a cell

@@ -68,7 +68,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
+class NextLaunch:
     """What to launch next. `confirms`: were the race over now, its winner would still have to be confirmed."""
 
     stage: str  # race | confirm
@@ -261,7 +261,7 @@ class _Standing:
     open: list[Candidate]
 
 
-def race(candidates: Sequence[Candidate], *, seed: int, rounds: int) -> Generator[Launch, Trial | None, Outcome]:
+def race(candidates: Sequence[Candidate], *, seed: int, rounds: int) -> Generator[NextLaunch, Trial | None, Outcome]:
     """Yield one launch after the other; send what came of it, or None when there is no time for it.
 
     The first candidate is what the race is about to beat, the shipped settings of the first runtime. The same trials
@@ -294,14 +294,14 @@ class _Race:
 
     # ------------------------------------------------------------------ launches
 
-    def run_block(self, stage: str, group: Sequence[Candidate]) -> Generator[Launch, Trial | None, bool]:
+    def run_block(self, stage: str, group: Sequence[Candidate]) -> Generator[NextLaunch, Trial | None, bool]:
         """Launch every candidate of `group` once, in random order; return False when there was no time for all."""
         self._block += 1
         order = list(group)
         random.Random(f"{self._seed} {stage} {self._block}").shuffle(order)
         confirms = stage == "race" and self._block > FIRST_BLOCKS and self.tentative().kind != "shipped"
         for candidate in order:
-            trial = yield Launch(stage=stage, block=self._block, candidate=candidate, confirms=confirms)
+            trial = yield NextLaunch(stage=stage, block=self._block, candidate=candidate, confirms=confirms)
             if trial is None:
                 return False
             self.book.add(trial)
@@ -432,7 +432,7 @@ class _Race:
 
     # ------------------------------------------------------------------ the end
 
-    def finish(self, stop: str) -> Generator[Launch, Trial | None, Outcome]:
+    def finish(self, stop: str) -> Generator[NextLaunch, Trial | None, Outcome]:
         """Choose, and where that is not the shipped settings, launch it against them in blocks of its own."""
         found = self.standing(LOOK_LEVEL)
         if stop == "resolved":

@@ -29,7 +29,7 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import duration
 from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, require_launchers
 from horovod_study.studies.estimate import Estimate
-from horovod_study.studies.grid import Grid, Places, ask_to_end, record_in
+from horovod_study.studies.grid import CellPlaces, Grid, ask_to_end, record_in
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.ledger import (
     BY_ITSELF,
@@ -329,7 +329,7 @@ def _site(study: StudyConfig, placement: Placement, options: RunOptions) -> Site
     return site_of(study.partitions[placement.partition], placement, oversubscribe=options.oversubscribe)
 
 
-def _places(study: StudyConfig, sites: Mapping[Placement, Site], options: RunOptions) -> Places:
+def _places(study: StudyConfig, sites: Mapping[Placement, Site], options: RunOptions) -> CellPlaces:
     """Return where the cells run, and how they are started."""
     available = cores_in_order(sorted(os.sched_getaffinity(0)))
 
@@ -344,7 +344,7 @@ def _places(study: StudyConfig, sites: Mapping[Placement, Site], options: RunOpt
         per_worker = study.partitions[cell.placement.partition].cores_per_worker
         return cell_cores(cell, cores_per_worker=per_worker, available=available)
 
-    return Places(
+    return CellPlaces(
         launch=options.launch,
         site_of=place,
         cores_of=cores,

@@ -26,7 +26,7 @@ from horovod_study.progress import duration
 from horovod_study.roles import Role, named
 from horovod_study.studies.attempt import TIMED_OUT, Attempt, CellRun
 from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.grid import Places
+from horovod_study.studies.grid import CellPlaces
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.progress import say
 
@@ -42,7 +42,7 @@ _REACH_S = 15.0  # a host may take so long to let us in
 def smoke_test(
     cells: Sequence[Cell],
     directory: Path,
-    places: Places,
+    places: CellPlaces,
     sites: Mapping[Placement, Site],
     partitions: Mapping[str, Partition],
     *,
@@ -63,7 +63,7 @@ def smoke_test(
 def _lane(
     cells: Sequence[Cell],
     directory: Path,
-    places: Places,
+    places: CellPlaces,
     sites: Mapping[Placement, Site],
     partitions: Mapping[str, Partition],
     console: Console,
@@ -93,7 +93,7 @@ def _lane(
         )
 
 
-def _run(cell: Cell, site: Site, folder: Path, places: Places) -> CellRun:
+def _run(cell: Cell, site: Site, folder: Path, places: CellPlaces) -> CellRun:
     out = folder.resolve() / f"{cell.runtime.replace('/', '-')}-{utc_stamp()}"
     number = 1
     while out.exists():

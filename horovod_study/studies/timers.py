@@ -4,10 +4,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import RUNTIMES, available_cores, run_config
+from horovod_study.config import RUNTIMES, RunConfig, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.programs.answer import ROWS
@@ -19,29 +20,57 @@ _SILENT_PROFILER = {"KINETO_LOG_LEVEL": "99"}
 """torch.profiler says at every start and stop that it starts and stops."""
 
 
-def measure_timers(
-    *,
-    dataset: Path,
-    batches: Sequence[int],
-    workers: Sequence[int],
-    over: str,
-    widths: str,
-    device: str,
-    threads: int,
-    seconds: float,
-    rounds: int | None,
-    steps_per_block: int | None,
-    beside: bool,
-    seed: int,
-    out: Path,
-    tell: Callable[[str], None],
-    computing: Mapping[str, Any] | None = None,
-) -> list[dict[str, Any]]:
-    """Return what `measure.timers.measure` found for each number of workers at each batch size, with its `runtime`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimersRequest:
+    """What is to be measured: each number of workers at each batch size. One worker trains without a library."""
 
-    `computing`: further options of a run, such as {"cuda_graphs": True}.
-    One worker trains without a communication library, several over the runtime `over`. What the ranks print is kept
-    below `out`. Raises ConfigError for what cannot be measured here, before anything is started.
+    dataset: Path
+    batches: Sequence[int]
+    workers: Sequence[int]
+    over: str  # the runtime of several workers
+    options: Mapping[str, Any]  # of the runs: widths, device, threads, ...
+    seconds: float
+    rounds: int | None = None
+    steps_per_block: int | None = None
+    beside: bool = False
+    seed: int = 1
+
+    def plan(self) -> dict[str, Any]:
+        """Return the fields of programs.timers.TimerPlan."""
+        names = ("seconds", "rounds", "steps_per_block", "beside", "seed")
+        return {"dataset": str(self.dataset.absolute()), **{name: getattr(self, name) for name in names}}
+
+    def configs(self) -> list[tuple[str, int, RunConfig]]:
+        """Return runtime, workers and configuration of each launch; ConfigError for what cannot be measured here."""
+        cores = available_cores()
+        for count in self.workers:
+            if not 1 <= count <= cores:
+                raise ConfigError(
+                    f"bench timers: --workers {count} on {cores} core{'s' * (cores > 1)} would measure how cores are "
+                    f"shared; use 1 to {cores}"
+                )
+        if self.over not in RUNTIMES or self.over == "serial":
+            raise ConfigError(
+                f"bench timers: --over {self.over!r} is not known{nearest(self.over, RUNTIMES)}; allowed: "
+                f"{', '.join(name for name in RUNTIMES if name != 'serial')}"
+            )
+        found = []
+        for count in self.workers:
+            runtime = self.over if count > 1 else "serial"
+            backend, _, transport = runtime.partition("/")
+            for batch in self.batches:
+                values = {**self.options, "backend": backend, "transport": transport or "auto", "batch": batch}
+                found.append((runtime, count, run_config(values, source="bench timers")))
+        return found
+
+
+def measure_timers(
+    request: TimersRequest, out: Path, *, on_progress: Callable[[str], None] = lambda text: None
+) -> list[dict[str, Any]]:
+    """Return what `programs.timers.measure` found in each launch, with its `runtime`.
+
+    What the ranks print is kept below `out`. Raises ConfigError for what cannot be measured here, before anything is
+    started.
     """
     from horovod_study.comm import detect  # loads PyTorch
 
@@ -51,43 +80,14 @@ def measure_timers(
             f"bench timers: {launch.launcher} started {launch.workers} ranks of it, but it starts its own; start it "
             "alone, with --workers"
         )
-    cores = available_cores()
-    for count in workers:
-        if not 1 <= count <= cores:
-            raise ConfigError(
-                f"bench timers: --workers {count} on {cores} core{'s' * (cores > 1)} would measure how cores are "
-                f"shared; use 1 to {cores}"
-            )
-    if over not in RUNTIMES or over == "serial":
-        raise ConfigError(
-            f"bench timers: --over {over!r} is not known{nearest(over, RUNTIMES)}; allowed: "
-            f"{', '.join(name for name in RUNTIMES if name != 'serial')}"
-        )
-    plan = {
-        "dataset": str(dataset.absolute()),
-        "seconds": seconds,
-        "rounds": rounds,
-        "steps_per_block": steps_per_block,
-        "beside": beside,
-        "seed": seed,
-    }
-    jobs = []
-    for count in workers:
-        runtime = over if count > 1 else "serial"
-        backend, _, transport = runtime.partition("/")
-        for batch in batches:
-            values = {"backend": backend, "transport": transport or "auto", "batch": batch, "widths": widths}
-            values |= {"device": device, "threads": threads, **(computing or {})}
-            config = run_config(values, source="bench timers")
-            jobs.append((runtime, count, config))
     found = []
-    for runtime, count, config in jobs:
+    for runtime, count, config in request.configs():
         name = f"{count}w-b{config.batch}"
         folder = out / "jobs" / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(folder / ROWS, ignore_errors=True)
-            write_file(folder / "plan.json", json.dumps({"plan": plan, "config": config.to_dict()}, indent=1))
+            write_file(folder / "plan.json", json.dumps({"plan": request.plan(), "config": config.to_dict()}, indent=1))
         except OSError as error:
             raise RecordError(not_written(folder, error, "choose a writable --out")) from None
         text = f"batch {config.batch}, {count} worker{'s' * (count > 1)}"
@@ -99,10 +99,13 @@ def measure_timers(
                 arguments=(str((folder / "plan.json").absolute()),),
                 out=folder,
                 log=folder / "output.log",
-                environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), **_SILENT_PROFILER},
-                timeout_s=600.0 + 10 * seconds,
+                environment={
+                    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(config.threads)),
+                    **_SILENT_PROFILER,
+                },
+                timeout_s=600.0 + 10 * request.seconds,
             ),
-            on_progress=lambda last, text=text: tell(f"{text}: {last}"),  # type: ignore[misc]
+            on_progress=lambda last, text=text: on_progress(f"{text}: {last}"),  # type: ignore[misc]
         )
         shutil.rmtree(folder / ROWS, ignore_errors=True)  # they were written to see what that takes
         found.append({"runtime": runtime, **answered})

@@ -51,7 +51,7 @@ from horovod_study.studies.racing import (
     FIRST_BLOCKS,
     Book,
     Candidate,
-    Launch,
+    NextLaunch,
     Outcome,
     Trial,
     plain,
@@ -586,7 +586,7 @@ class _Tuning:
         shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
         self._shipped[runtime] = shipped
         if runtime not in self._ledger.facts:
-            launch = Launch(stage="pilot", block=0, candidate=shipped)
+            launch = NextLaunch(stage="pilot", block=0, candidate=shipped)
             record = yield from self._launch(launch)
             if record is None:
                 why = self._ledger.order[-1].reason
@@ -600,13 +600,13 @@ class _Tuning:
         )
         return candidates
 
-    def _time_for(self, launch: Launch) -> bool:
+    def _time_for(self, launch: NextLaunch) -> bool:
         budget_s, launch_s = 60 * self._request.minutes, self._ledger.launch_s
         if launch.stage == "race" and launch.confirms:
             budget_s -= min(15 * launch_s, _RESERVED * budget_s)
         return self._ledger.used_s + launch_s <= budget_s
 
-    def _launch(self, launch: Launch) -> Generator[CellRun, Any, RunRecord | None]:
+    def _launch(self, launch: NextLaunch) -> Generator[CellRun, Any, RunRecord | None]:
         """Try a candidate and keep what came of it; return its record, None when it failed."""
         candidate, record, seconds = launch.candidate, None, 0.0
         number = len(self._ledger.order) + 1
@@ -653,7 +653,7 @@ class _Tuning:
     def _name(self, candidate: Candidate) -> str:
         return candidate.name if len(self._request.runtimes) == 1 else candidate.key
 
-    def _tell(self, launch: Launch, trial: Trial) -> None:
+    def _tell(self, launch: NextLaunch, trial: Trial) -> None:
         """Keep one line on how a launch ended, who leads, and how much time is left."""
         name = self._name(launch.candidate)
         stage = {"pilot": "first look", "race": f"block {launch.block}", "confirm": "confirming"}[launch.stage]

@@ -18,13 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from horovod_study import lease
+from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.config import Cell
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import duration
 from horovod_study.records import RunRecord, last_step, read_run
 from horovod_study.studies.estimate import Estimate, TimeLeft
-from horovod_study.studies.ledger import BY_ITSELF, Entry, JobBook, Ledger, past_durations, read_ledger
+from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
 from horovod_study.studies.progress import say
 from horovod_study.studies.study_file import StudyConfig
 
@@ -281,9 +282,7 @@ def lines(view: View, before: View | None) -> list[str]:
 
 def submitted_jobs(directory: Path) -> JobBook | None:
     """Return the jobs of a study, None where none was ever submitted."""
-    from horovod_study.cluster import jobs
-
-    return jobs.JobBook(directory) if (directory / jobs.JOBS).is_dir() else None
+    return JobBook(directory) if (directory / JOBS).is_dir() else None
 
 
 def watch(
