@@ -24,7 +24,7 @@ A map of the package:
     alive       the one rule for who is alive; lease: who holds a run, a cell, a study
     variables   the one reader of numbers in environment variables
     text        numbers as readers see them
-    errors      what a user can do wrong; low_memory: the end of memory in one line
+    errors      what a user can do wrong; limits: what the system refuses, in one line
 
     run wing        workload (what is trained), comm (how workers talk), measure (clocks and probes),
                     cluster (where it runs)

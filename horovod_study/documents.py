@@ -10,6 +10,7 @@ The form of a document is declared as a pydantic type, usually a TypedDict; `con
 """
 
 import csv
+import errno
 import io
 import math
 import os
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
 
@@ -50,6 +51,23 @@ def _short(value: Any) -> str:
     return cut.repr(value)
 
 
+class _NotRegularError(OSError):
+    """What has the name of a file is none."""
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading; OSError also for a folder, a pipe, a socket or a device, without waiting for it."""
+    # Opening a pipe waits until somebody writes, unless asked not to. On a regular file the flag has no effect.
+    stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    mode = os.fstat(stream.fileno()).st_mode
+    if not stat.S_ISREG(mode):
+        stream.close()
+        raise _NotRegularError(
+            errno.EINVAL, "is a folder, not a file" if stat.S_ISDIR(mode) else "is no regular file", str(path)
+        )
+    return stream
+
+
 def read_bytes(
     path: Path, *, error: Refusal = RecordError, again: str, max_bytes: int = MAX_JSON_BYTES, missing: str = ""
 ) -> bytes:
@@ -59,16 +77,12 @@ def read_bytes(
     takes the place of both. A pipe, socket or device is refused without waiting for it.
     """
     try:
-        # Non-blocking, because opening a pipe waits until somebody writes.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            facts = os.fstat(stream.fileno())
-            if stat.S_ISDIR(facts.st_mode):
-                raise error(f"{shown(path)}: is a folder, not a file; {again}")
-            if not stat.S_ISREG(facts.st_mode):
-                raise error(f"{shown(path)}: is no regular file; {again}")
+        with open_file(path) as stream:
             content = stream.read(max_bytes + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise error(f"{shown(path)}: {missing or f'no such file; {again}'}") from None
+    except _NotRegularError as problem:
+        raise error(f"{shown(path)}: {problem.strerror}; {again}") from None
     except OSError as problem:
         raise error(f"{shown(path)}: cannot be read ({problem.strerror or problem}); {again}") from None
     if len(content) > max_bytes:

@@ -36,7 +36,7 @@ from typing import Any, Required, Self
 from typing_extensions import TypedDict
 
 from horovod_study import alive
-from horovod_study.documents import conform, parse_json
+from horovod_study.documents import conform, open_file, parse_json
 from horovod_study.errors import StudyError
 from horovod_study.files import not_written, write_file
 from horovod_study.variables import whole_number
@@ -50,6 +50,8 @@ STUDY, RUN = "study", "run"
 STALE_S = 120.0
 """Longer than two touches and the minute for which a client of a file server may believe old times."""
 REFRESH_S = 30.0
+
+MAX_CLAIM_BYTES = 100_000
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_+=,-]*")
 _NO_LINK = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
@@ -190,8 +192,8 @@ def read_claim(folder: Path, name: str, generation: int) -> Claim | None:
     """Return what a claim file says, None when there is none; a torn one has no holder."""
     path = folder / f"{name}.{generation}"
     try:
-        with path.open("rb") as stream:  # opened, because a client of a file server asks it again only then
-            touched, text = os.fstat(stream.fileno()).st_mtime, stream.read()
+        with open_file(path) as stream:  # opened, because a client of a file server asks it again only then
+            touched, text = os.fstat(stream.fileno()).st_mtime, stream.read(MAX_CLAIM_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

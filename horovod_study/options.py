@@ -27,6 +27,12 @@ class Parser(argparse.ArgumentParser):
             message = f"{choice[1]!r} is not known{nearest(choice[1], allowed)}; allowed: {', '.join(allowed)}"
         raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or version; argparse says nothing where that cannot be written."""
+        if file is not None:
+            file.write(message)
+            file.flush()
+
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:

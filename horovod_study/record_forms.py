@@ -5,10 +5,13 @@ One form for all schema numbers: what a number added is not required. Names insi
 at the top nothing else may stand. A value may be null wherever it may be unknown.
 """
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, get_type_hints
 
-from pydantic import ConfigDict, Field, with_config
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema, with_config
+from pydantic_core.core_schema import CoreSchema, typed_dict_field, typed_dict_schema
 from typing_extensions import TypedDict
+
+from horovod_study.config import OPTIONS
 
 MAX_WORKERS = 100_000
 MAX_COUNT = 10**15
@@ -47,16 +50,20 @@ class Settings(TypedDict, total=False):
     lr: Number | None
 
 
-@_Open
-class Requested(Settings, total=False):
-    """What was asked for."""
+_KINDS: dict[type, Any] = {bool: bool, int: int, float: Number, str: Text}
 
-    epochs: Number | None
-    seconds: Number | None
-    steps: Number | None
-    seed: int | None
-    horovod_defaults: bool | None
-    timer_mode: Text | None
+
+def _requested(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """Return the form of what was asked for: every option of training has a value of its kind, or none."""
+    options = {name: _KINDS[each.kind] | None for name, each in OPTIONS.items()}
+    forms = {**options, **get_type_hints(Settings, include_extras=True)}
+    return typed_dict_schema(
+        {name: typed_dict_field(handler.generate_schema(form), required=False) for name, form in forms.items()},
+        extra_behavior="allow",
+    )
+
+
+Requested = Annotated[dict[str, Any], GetPydanticSchema(_requested)]
 
 
 @_Open

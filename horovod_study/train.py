@@ -13,10 +13,10 @@ Exit codes: 0 done, 2 wrong use or bad input, 75 stopped by SIGTERM or SIGUSR1 w
 Letters: B curves per worker and step, C = 3 channels, L = 201 points, P = 2 targets.
 """
 
-from horovod_study import low_memory  # isort: split
+from horovod_study import limits  # isort: split
 
 if __name__ == "__main__":
-    low_memory.install()  # before PyTorch, which may not find room
+    limits.install()  # before PyTorch, which may not find room
 
 import json
 import math
@@ -1082,24 +1082,30 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail("interrupted; the run is marked failed", launch, code=130)
     except Exception as error:
         if launch.workers == 1:
+            if isinstance(error, OSError):
+                return limits.refused(error)
             raise
-        if low_memory.is_lack(error):
-            low_memory.end()
+        if limits.is_lack(error):
+            limits.end()
         # A bug on one rank: end at once, so that the launcher ends the ranks that wait for this one.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
+    code = 0
     if launch.rank == 0:
-        print(summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
-        if options.json:
-            print(json.dumps(records.finite(result), allow_nan=False), flush=True)
+        try:
+            print(summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
+            if options.json:
+                print(json.dumps(records.finite(result), allow_nan=False), flush=True)
+        except OSError as error:  # what was trained is recorded; it only cannot be told
+            code = limits.refused(error)
     if launch.launcher != "none":
         # The backend is closed and everything is on the disk. What is left are threads of libraries that now and then
         # abort when the interpreter takes them down (seen with DistributedDataParallel), and fail a good run.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
-    return 0
+        os._exit(code)
+    return code
 
 
 def _apply(settings: SettingsFile, config: RunConfig, launch: Launch, asked_backend: str | None) -> dict[str, Any]:

@@ -362,5 +362,23 @@ def test_the_package_starts_no_python_without_the_safe_path() -> None:
                 if not safe and ("sys.executable" in source or "here.python" in source):
                     bare.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     # None of these starts a Python: Slurm's commands, py-spy with the process that it looks at, git.
-    others = ("cluster/slurm.py", "measure/profiling.py", "measure/environment.py")
+    others = ("cluster/slurm.py", "studies/submit.py", "measure/profiling.py", "measure/environment.py")
     assert [each for each in bare if not each.startswith(others)] == []
+
+
+@pytest.mark.parametrize("name, code", [("MPLBACKEND", 0), ("SOURCE_DATE_EPOCH", 2)])
+def test_what_libraries_read_while_they_are_imported_is_one_line_or_without_effect(
+    name: str, code: int, tmp_path: Path
+) -> None:
+    words = ["simulate", "--workers", "4", "--compute-ms", "1", "--batch", "75", "--gradient-mb", "1"]
+    network = ["--alpha-us", "5", "--gb-per-s", "1", "--out", str(tmp_path / "out")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "horovod_study.cli", *words, *network],
+        env={**os.environ, name: "rubbish"},
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    assert (name in ended.stderr) == (code == 2)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from horovod_study import api, cli, documents, records
 from horovod_study.analysis import timeline
+from horovod_study.config import OPTIONS
 from horovod_study.errors import RecordError, StudyError
 
 FROZEN = Path(__file__).parent / "runs"
@@ -138,6 +139,16 @@ def test_a_field_that_cannot_be_true_is_named(tmp_path: Path, place: tuple[str, 
     (tmp_path / "run.json").write_text(json.dumps(changed(valid, place, value, remove=False)))
 
     with pytest.raises(RecordError, match=rf"run\.json: {'.'.join(place)}"):
+        records.read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_that_was_asked_for_is_a_value_of_its_kind(tmp_path: Path, name: str) -> None:
+    valid = json.loads((FROZEN / "schema-4" / "run.json").read_text())
+    valid["requested"][name] = [[]]
+    (tmp_path / "run.json").write_text(json.dumps(valid))
+
+    with pytest.raises(RecordError, match=rf"run\.json: requested\.{name} "):
         records.read_run(tmp_path)
 
 

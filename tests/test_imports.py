@@ -11,7 +11,7 @@ import horovod_study
 ROOT = Path(horovod_study.__file__).parent
 LAYERS = (
     ("errors", "text"),
-    ("variables", "low_memory", "alive", "files"),
+    ("variables", "limits", "alive", "files"),
     ("documents", "roles"),
     ("config", "requirements", "options", "record_forms"),
     ("records", "lease", "progress"),

@@ -1,7 +1,9 @@
-"""Where memory or room for files ends, a program ends in one line with exit code 2, wherever it was."""
+"""What the system refuses - memory, files, output - is one line with exit code 2, wherever a program was."""
 
 import errno
+import json
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from horovod_study.comm import Launch
 from horovod_study.comm.launch import MIN_FILE_BYTES, require_file_size
 from horovod_study.errors import BackendError
-from horovod_study.low_memory import is_lack
+from horovod_study.limits import is_lack, refused
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -43,7 +45,7 @@ def test_other_errors_stay_what_they_are(error: BaseException) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mib", [250, 400])
+@pytest.mark.parametrize("mib", [250, 400, 700])
 @pytest.mark.parametrize(
     "words",
     [
@@ -103,3 +105,104 @@ def test_a_run_under_a_limit_on_file_sizes_ends(launcher: str, tmp_path: Path) -
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
     assert len([line for line in (ended.stdout + ended.stderr).splitlines() if "error: " in line]) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- standard streams
+
+
+TRAIN = ("horovod_study.train", "--dataset", "20000", "--steps", "5", "--warmup-steps", "1", "--out", "run")
+SIMULATE = (
+    "horovod_study.cli",
+    "simulate",
+    "--workers",
+    "4",
+    "--compute-ms",
+    "1",
+    "--batch",
+    "75",
+    "--gradient-mb",
+    "1",
+)
+COMMANDS = {
+    "help": ("horovod_study.cli", "--help"),
+    "help of train": ("horovod_study.train", "--help"),
+    "simulate": (*SIMULATE, "--alpha-us", "5", "--gb-per-s", "1"),
+    "train": TRAIN,
+}
+
+
+def told(command: str, redirection: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command of COMMANDS with a redirection of the shell."""
+    return subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -m "$@" {redirection}', sys.executable, *COMMANDS[command]],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def state_of_run(cwd: Path) -> str:
+    return str(json.loads((cwd / "run" / "run.json").read_text())["status"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_result_that_cannot_be_printed_is_one_line(command: str, tmp_path: Path) -> None:
+    ended = told(command, "> /dev/full", tmp_path)
+
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert len([line for line in ended.stderr.splitlines() if line.startswith("error: ")]) == 1
+    assert command != "train" or state_of_run(tmp_path) == "done"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["simulate", "train"])
+@pytest.mark.parametrize("redirection", ["2>&-", "2> /dev/full", "<&- >&- 2>&-", ">&-", "> /dev/null 2> /dev/full"])
+def test_words_that_nobody_can_hear_end_nothing(command: str, redirection: str, tmp_path: Path) -> None:
+    ended = told(command, redirection, tmp_path)
+
+    assert ended.returncode == 0
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert command != "train" or state_of_run(tmp_path) == "done"
+
+
+@pytest.mark.slow
+def test_a_reader_of_the_progress_who_leaves_does_not_end_the_training(tmp_path: Path) -> None:
+    ended = told("train", "2>&1 > /dev/null | true", tmp_path)
+
+    assert ended.returncode == 0
+    assert state_of_run(tmp_path) == "done"
+
+
+def test_no_file_gets_the_number_of_a_stream_that_was_closed(tmp_path: Path) -> None:
+    """What a library writes on standard error by its number would go into that file."""
+    program = (
+        "from horovod_study import limits; limits.install(); print(open('new', 'w').fileno(), file=open('n', 'w'))"
+    )
+    subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, program], cwd=tmp_path, check=True
+    )
+
+    assert int((tmp_path / "n").read_text()) > 2
+
+
+@pytest.mark.parametrize("number, said", [(errno.EPIPE, 0), (errno.ENOSPC, 1), (errno.EACCES, 1)])
+def test_what_the_system_refuses_is_one_line(number: int, said: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(OSError(number, "no", "a.txt")) == 1 + said
+    assert capsys.readouterr().err.count("a.txt") == said
+
+
+def test_an_error_that_is_a_bug_is_none_of_the_system() -> None:
+    with pytest.raises(FileNotFoundError):
+        refused(FileNotFoundError(errno.ENOENT, "no", "a.txt"))
+
+
+def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None:
+    program = "from horovod_study import limits; limits.install(); raise KeyboardInterrupt"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == "interrupted\n"

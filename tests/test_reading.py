@@ -66,6 +66,59 @@ _READERS = {
 }
 
 
+OPENING = {
+    "alive.py": "facts of the system",
+    "cli/": "standard input",
+    "cluster/doctor/": "facts of the system",
+    "cluster/identity.py": "the source of this package and of what is installed",
+    "cluster/pinning.py": "facts of the system",
+    "cluster/process.py": "facts of the system",
+    "comm/": "facts of the system, and what this program wrote for its ranks",
+    "limits.py": "standard input",
+    "measure/": "facts of the system, and what this program wrote for its ranks",
+    "programs/": "what the program that started them wrote",
+    "records.py": "files that were listed as regular ones before",
+    "report/page/check.py": "files that it has written itself",
+    "report/page/html.py": "files of this package",
+    "studies/attempt.py": "the log that it writes",
+    "studies/ranks.py": "the log and the answer of ranks that this program started",
+    "studies/study_file.py": "a file that was read through the door before",
+    "studies/verify.py": "the answer of ranks that this program started",
+    "workload/room.py": "facts of the system",
+}
+"""Modules that open files by themselves -> what they read so."""
+
+
+def _opens_to_read(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("read_text", "read_bytes"):
+        return getattr(node.func.value, "id", "") != "tables"  # a module
+    is_open = isinstance(node.func, ast.Name) and node.func.id == "open"
+    is_path_open = isinstance(node.func, ast.Attribute) and node.func.attr == "open"
+    modes = [each.value for each in (*node.args, *(each.value for each in node.keywords)) if _is_mode(each)]
+    if is_path_open and not modes and not any(each.arg in ("encoding", "newline") for each in node.keywords):
+        return False  # of an archive, a sampler, ...
+    return (is_open or is_path_open) and not any(set("wax+") & set(mode) for mode in modes)
+
+
+def _is_mode(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and set(node.value) <= set("rwaxbt+")
+
+
+def test_a_file_of_somebody_else_is_opened_by_the_one_door() -> None:
+    """`documents.open_file` refuses pipes, sockets and devices, which would be waited for without end."""
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if name != "documents.py" and any(_opens_to_read(node) for node in ast.walk(ast.parse(path.read_text()))):
+            found.add(name)
+    known = {name for name in found if any(name.startswith(each) for each in OPENING)}
+
+    assert found == known
+    assert [each for each in OPENING if not any(name.startswith(each) for name in found)] == []
+
+
 def test_every_module_reads_through_the_one_door() -> None:
     found = set()
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -374,6 +376,26 @@ def test_data_generate_that_is_killed_anywhere_leaves_a_whole_set_or_none(tmp_pa
             break
     assert k > 4
     assert len(dataset.open_dataset(tmp_path / "set").curves) == 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("between_s", [0.0, 0.02])
+def test_a_second_sigterm_does_not_stop_the_clearing_away(between_s: float, tmp_path: Path) -> None:
+    words = ["data", "generate", "--size", "400000", "--processes", "2", "--out", "set"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "horovod_study.cli", *words], cwd=tmp_path, stdout=subprocess.PIPE
+    )
+    while not list(tmp_path.glob(".set.*/curves.npy")) and process.poll() is None:
+        time.sleep(0.01)
+
+    process.send_signal(signal.SIGTERM)
+    time.sleep(between_s)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+    assert process.returncode == 143
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".set") and each.is_dir()] == []
+    assert not (tmp_path / "set").exists()
 
 
 @pytest.mark.slow

@@ -15,17 +15,17 @@ matplotlib is imported by the verb that uses it, so that help is quick and every
 installed.
 """
 
-import errno
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from horovod_study import __version__, low_memory
+from horovod_study import __version__, limits
 from horovod_study.cli import analysis, benchmarks, data, experiments, forecasts, runs, studies, training
 from horovod_study.errors import StudyError
 from horovod_study.options import Parser
+from horovod_study.variables import whole_number
 
 VERBS = (
     *data.VERBS,
@@ -44,12 +44,14 @@ EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("to
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code: 0 done, 1 a check failed or cells are missing, 2 wrong use."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    low_memory.install()
+    limits.install()
     if arguments is None:
         signal.signal(signal.SIGTERM, _end_in_order)
+        os.environ["MPLBACKEND"] = "agg"  # figures are written and never shown, whatever is set for other programs
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name from a file that the terminal cannot show
     try:
+        whole_number("SOURCE_DATE_EPOCH", os.environ)  # libraries read it while they are imported
         if words[:1] == ["train"] and not {"-h", "--help"} & set(words):
             from horovod_study import train
 
@@ -57,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = command_line().parse_strictly(words)
         options.words = words
         code: int = options.verb(options)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a reader that left or a full disk can still be told
+        sys.stdout.flush()  # here, where a reader that left or a full disk can still be told
         return code
     except StudyError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -78,23 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe left early
-        return 1
     except OSError as error:
-        if error.errno not in _OF_THE_SYSTEM:
-            raise
-        print(f"error: {error.filename or 'the output'}: {error.strerror}; mend that, and try again", file=sys.stderr)
-        if error.filename is None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
-
-
-_OF_THE_SYSTEM = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE),
-    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),
-)
-"""What a disk, its permissions and its limits refuse is no bug of this program."""
+        return limits.refused(error)
 
 
 def _end_in_order(number: int, _: Any) -> None:

@@ -38,7 +38,7 @@ PACKAGE = Path(horovod_study.__file__).parent
 
 _FOLDERS = ("comm", "measure", "workload")
 _MODULES = (
-    *("__init__.py", "alive.py", "config.py", "documents.py", "errors.py", "files.py", "lease.py", "low_memory.py"),
+    *("__init__.py", "alive.py", "config.py", "documents.py", "errors.py", "files.py", "lease.py", "limits.py"),
     *("options.py", "progress.py", "record_forms.py", "records.py", "recording.py", "requirements.py", "roles.py"),
     *("train.py", "variables.py"),
 )

@@ -91,7 +91,7 @@ def without_tags(line: str) -> str:
 def told_to_end(reason: str, exit_code: int | None, *, begun: bool) -> bool:
     """Return whether a signal ended a run from outside, which says nothing against its going on.
 
-    `begun`: it had told so in its record. Before that, SIGKILL is no word about its memory either.
+    `begun`: it trained, and SIGKILL, which a lack of memory also sends, counts as a failure.
     """
     code = exit_code or 0
     number = -code if code < 0 else code - 128

@@ -25,7 +25,7 @@ from horovod_study.errors import StudyError
 from horovod_study.files import not_written
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, require_free
 from horovod_study.measure.clock import now
-from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run
+from horovod_study.records import MANIFEST, RunRecord, read_run
 from horovod_study.studies.attempt import (
     CANCELLED,
     TAKEN_OVER,
@@ -41,6 +41,7 @@ from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.ledger import (
     foreign,
+    goes_on,
     keep_log,
     log_path,
     note_attempt,
@@ -185,8 +186,7 @@ class Grid:
         wrong = record is not None and foreign(record, self.study, cell) != ""
         if record is not None and record.status == "done" and not wrong:
             return _End(state="done")
-        going_on = not wrong and record is not None and record.status in ("running", "stopped")
-        resume = going_on and bool(checkpoint_paths(out))
+        resume = not wrong and record is not None and goes_on(record, out)
         if resume:
             keep_log(self.directory, cell)
         else:

@@ -18,8 +18,8 @@ again. The states are
 Only `done`, `failed`, `stopped` and `running` are words of a run's own record. What else happened is known to whoever
 ran the cell, who says so when giving back the claim on it (lease.py), or to the scheduler (jobs.py).
 
-A stopped, incomplete, pre-empted or timed out cell that has a checkpoint goes on from there, in its directory. Before
-any other one is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, together with its log. Folders
+A stopped, incomplete, pre-empted, timed out or killed cell that has a checkpoint goes on from there, in its directory.
+Before any other one is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, with its log. Folders
 whose names begin with a dot hold no current runs, and `records.run_directories` passes over them: an analysis counts
 the latest attempt only, so a failure that was made good is no failure, and one that was not is shown. Nothing is ever
 overwritten or deleted.
@@ -44,6 +44,7 @@ from horovod_study import lease
 from horovod_study.cluster import identity
 from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.jobs import JobBook, JobState
+from horovod_study.cluster.reason import told_to_end
 from horovod_study.config import Cell
 from horovod_study.documents import parse_csv, read_bytes, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
@@ -618,12 +619,22 @@ def log_path(directory: Path, cell: Cell) -> Path:
 _RESUMED = ("stopped", "incomplete", "pre-empted", "timed out", "cancelled")
 
 
+def goes_on(record: RunRecord, directory: Path) -> bool:
+    """Return whether the next attempt at a run continues from a checkpoint; damage is found when it is read.
+
+    One that failed by itself would fail again where it did; one that was killed goes on.
+    """
+    killed = record.status == "failed" and told_to_end(record.reason, None, begun=False)
+    return (killed or record.status in ("running", "stopped")) and bool(checkpoint_paths(directory))
+
+
 def can_resume(entry: Entry, directory: Path) -> bool:
-    """Return whether the cell goes on from a checkpoint instead of starting anew; damage is found when it is read."""
-    path = directory / entry.key
-    if entry.state not in _RESUMED or not entry.recorded or not checkpoint_paths(path):
+    """Return whether the cell goes on from a checkpoint instead of starting anew."""
+    killed = entry.state == "failed" and told_to_end(entry.reason, None, begun=False)
+    if not entry.recorded or not (killed or entry.state in _RESUMED):
         return False
-    return read_run(path).status in ("running", "stopped")  # a failed one would fail again where it did
+    path = directory / entry.key
+    return goes_on(read_run(path), path)
 
 
 def keep_log(directory: Path, cell: Cell) -> None:

@@ -29,6 +29,7 @@ from torch import nn
 
 from horovod_study.comm import Backend, agreed
 from horovod_study.config import RunConfig, parse_widths
+from horovod_study.documents import open_file
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import result_folder, write_file
 from horovod_study.measure.clock import now
@@ -39,6 +40,7 @@ from horovod_study.workload.model import StressCNN
 
 SCHEMA = 1
 KEEP = 2
+_BEGIN = b"PK\x03\x04"
 _MARK = b"horovod_study sha256 "
 _DIGITS = 64
 
@@ -157,15 +159,22 @@ def _is_dense(value: Any) -> bool:
     )
 
 
-def _damage(data: bytes) -> str:
-    """Say what is wrong with the bytes of a file, "" when its digest is right."""
+def _damaged_ends(data: bytes) -> str:
+    """Say what is wrong with the first and the last bytes of a file, "" when both are of a checkpoint."""
     if not data:
         return "is empty"
-    if data[:4] != b"PK\x03\x04":
+    if not data.startswith(_BEGIN):
         return "is not a checkpoint (it does not begin as a PyTorch file)"
-    body, digits = data[:-_DIGITS], data[-_DIGITS:]
-    if not body.endswith(_MARK):
+    if not data[:-_DIGITS].endswith(_MARK):
         return "has no digest at its end: it was cut short, or not written by this program"
+    return ""
+
+
+def _damage(data: bytes) -> str:
+    """Say what is wrong with the bytes of a file, "" when its digest is right."""
+    if problem := _damaged_ends(data):
+        return problem
+    body, digits = data[:-_DIGITS], data[-_DIGITS:]
     if hashlib.sha256(body).hexdigest().encode() != digits:
         return "is damaged: its content does not fit its SHA-256 digest"
     return ""
@@ -315,8 +324,16 @@ def set_aside_newer(run_directory: Path, step: int) -> None:
 
 
 def _bytes_of(path: Path) -> bytes:
+    """Return the content of a file; RecordError where it is no checkpoint, before gigabytes are read."""
     try:
-        return path.read_bytes()
+        with open_file(path) as stream:
+            ends = stream.read(len(_BEGIN))
+            stream.seek(-min(len(_MARK) + _DIGITS, os.fstat(stream.fileno()).st_size), os.SEEK_END)
+            ends += stream.read()
+            if problem := _damaged_ends(ends):
+                raise RecordError(f"{path}: {problem}")
+            stream.seek(0)
+            return stream.read()
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
 

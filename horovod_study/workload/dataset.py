@@ -32,7 +32,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from horovod_study.config import available_cores
-from horovod_study.documents import read_json
+from horovod_study.documents import open_file, read_json
 from horovod_study.errors import DataError
 from horovod_study.files import not_written, write_file
 from horovod_study.text.numbers import amount
@@ -610,7 +610,7 @@ def open_dataset(path: Path) -> Dataset:
 def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Map a .npy file after checking its header and its length; pages are private but never written."""
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             header = _header_bytes(stream)
         actual = path.stat().st_size
         expected = header + 4 * int(np.prod(shape))

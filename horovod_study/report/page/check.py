@@ -25,7 +25,7 @@ from horovod_study import records
 from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Finding, Study, versions
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
-from horovod_study.documents import parse_json, read_text, shown
+from horovod_study.documents import parse_json, read_bytes, read_text, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import csv_of
 from horovod_study.report.figures.catalogue import drawings
@@ -436,8 +436,8 @@ def _made(
 def _picture(directory: Path, name: str, kept: str | None, again: str | None) -> tuple[list[Finding], int]:
     """Compare one picture with the digest that report kept of it, and with that of the one drawn again."""
     try:
-        content = (directory / name).read_bytes()
-    except OSError:
+        content = read_bytes(directory / name, again="")
+    except RecordError:
         content = b""
     if not content:
         return [Finding(name="file-missing", text="is not there", where=name)], 0

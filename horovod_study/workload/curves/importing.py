@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import horovod_study
+from horovod_study.documents import open_file
 from horovod_study.errors import DataError
 from horovod_study.workload import dataset, floor, material, room
 from horovod_study.workload.curves import blocks, checks, reading
@@ -248,7 +249,7 @@ def _open(path: Path, options: ReadOptions, tell: Tell | None) -> Source:
 def _hashed(path: Path, ended: Event) -> dict[str, Any]:
     """Return name, size and SHA-256 of a file; gives up once the import has `ended`."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         while not ended.is_set() and (piece := stream.read(1 << 22)):
             digest.update(piece)
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}

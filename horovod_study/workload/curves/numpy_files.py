@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_study.documents import open_file
 from horovod_study.errors import DataError
 from horovod_study.workload import material, room
 
@@ -40,7 +41,7 @@ class Header:
 
 def is_npy(path: Path) -> bool:
     """Return whether a file begins as a .npy file does, whatever its name."""
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return stream.read(len(_MAGIC)) == _MAGIC
 
 
@@ -82,7 +83,7 @@ def open_npy(path: Path) -> NDArray[Any]:
     """Map the numbers of a .npy file; refuse one that is cut short."""
     if not path.exists():
         raise DataError(f"{path}: no such file; name a .npy file")
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         header = read_header(stream, str(path))
     _real(header, str(path))
     _whole(path, header.length + header.nbytes, path.stat().st_size)
@@ -139,7 +140,7 @@ class Archive:
                 f"only repetitions can be (more than {MAX_RATIO} times smaller); export the curves again"
             )
         if entry.compress_type == zipfile.ZIP_STORED and numbers and header.nbytes:
-            with self.path.open("rb") as stream:
+            with open_file(self.path) as stream:
                 stream.seek(entry.header_offset + 26)
                 begin = entry.header_offset + 30 + sum(int.from_bytes(stream.read(2), "little") for _ in range(2))
             _whole(self.path, begin + header.length + header.nbytes, self.path.stat().st_size)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_study.documents import open_file
 from horovod_study.errors import DataError
 from horovod_study.workload.curves import arrays, blocks, checks, numpy_files, parquet, tables
 from horovod_study.workload.curves.values import CurveSet, ReadOptions, Tell
@@ -50,7 +51,7 @@ def find_layout(path: Path, options: ReadOptions) -> str:
         raise DataError(f"{path}: is empty (0 bytes); a file with curves was expected, export it again")
     if wanted != "auto":
         return wanted
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         start = stream.read(6)
     if start == b"\x93NUMPY" or path.suffix.lower() == ".npy":
         return "npy"

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_study.documents import read_bytes
 from horovod_study.errors import DataError
 from horovod_study.workload.curves import units
 from horovod_study.workload.curves.text_table import Cells, Table, ends, open_table, read_cells, same_column
@@ -443,16 +444,20 @@ def read_targets(
 
 
 def _names_targets(path: Path) -> bool:
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
-    first = next((line for line in text.splitlines() if line.strip()), "")
+    first = next(iter(_lines(path)), "")
     names = {units.split(cell.strip(' "'))[0] for cell in re.split(r"[,;\t|]", first)}
     return bool(names & (units.NAMES["g0"] | units.NAMES["a"]))
 
 
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a text file that are not blank; DataError where it cannot be read."""
+    text = read_bytes(path, error=DataError, again="name an existing file").decode("utf-8-sig", errors="replace")
+    return [line for line in text.splitlines() if line.strip()]
+
+
 def _read_ids(path: Path) -> list[str]:
     """Return the first column with a specimen's name of a table without numbers."""
-    lines = [line for line in path.read_text(encoding="utf-8-sig", errors="replace").splitlines() if line.strip()]
-    rows = [[cell.strip(' "') for cell in re.split(r"[,;\t|]", line)] for line in lines]
+    rows = [[cell.strip(' "') for cell in re.split(r"[,;\t|]", line)] for line in _lines(path)]
     column = next(
         (k for k, name in enumerate(rows[0] if rows else []) if units.plain(name) in units.NAMES["specimen"]), None
     )

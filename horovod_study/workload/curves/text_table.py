@@ -6,6 +6,7 @@ numbers the file is ambiguous, which is an error and not a guess.
 
 import codecs
 import csv
+import io
 import itertools
 import math
 import re
@@ -19,6 +20,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_study.documents import open_file
 from horovod_study.errors import DataError
 from horovod_study.workload import room
 from horovod_study.workload.curves import units
@@ -117,7 +119,7 @@ def open_table(path: Path, options: ReadOptions, *, required: Sequence[str] = ("
 
 def _encoding(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             start = stream.read(4)
             if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 return "utf-16"
@@ -138,7 +140,7 @@ def _encoding(path: Path) -> str:
 @contextmanager
 def _opened(path: Path, encoding: str) -> Iterator[IO[str]]:
     try:
-        with path.open(encoding=encoding, newline="") as stream:
+        with io.TextIOWrapper(open_file(path), encoding=encoding, newline="") as stream:
             yield stream
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); name an existing file") from None

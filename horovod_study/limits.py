@@ -1,0 +1,149 @@
+"""What the system refuses, as one line instead of a traceback; for the programs that people start.
+
+Where memory ends, anything fails: a library cannot be mapped while it is imported, a thread cannot be started, an array
+not be made. What is uncaught then is told in one line, with the limits that hold here, and the program ends with code 2
+at once, because libraries that lacked memory often crash while the interpreter takes them down.
+
+What a program says on standard error never ends it: a disk that is full, a pipe whose reader left and a stream that was
+closed take the words and nothing else. A result that standard output cannot take is an error (`refused`).
+"""
+
+import errno
+import io
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn
+
+EXIT_CODE = 2
+MIN_ADDRESS_BYTES = 512 << 20
+ADDRESS_BYTES_PER_CORE = 64 << 20
+"""OpenBLAS (NumPy's and SciPy's) maps 32 MiB for every core while it is loaded, and tries for ever where it cannot.
+
+That cannot be interrupted, so it is not begun. What the programs need in the end is a multiple of this.
+"""
+_SIGNS = (
+    *("failed to map segment", "cannot allocate memory", "can't allocate memory", "std::bad_alloc"),
+    *("can't start new thread", "cannot create thread", "not enough memory", "resource temporarily unavailable"),
+)
+"""What PyTorch, the dynamic loader and Python say in errors that are no MemoryError, in small letters."""
+
+_OF_THE_SYSTEM = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),
+)
+"""What a disk, its permissions and its limits refuse is no bug of this program."""
+
+
+def is_lack(error: BaseException) -> bool:
+    """Return whether an error, or one that led to it, says that memory (or room for a thread) was not to be had."""
+    return any(_says_so(each) for each in _chain(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _says_so(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    # Errors of ours quote file names, which may say anything.
+    return isinstance(error, ImportError | RuntimeError | OSError) and any(
+        sign in str(error).lower() for sign in _SIGNS
+    )
+
+
+def line() -> str:
+    """Return what is told, with the limits that hold for this process."""
+    limits = [
+        f"{name} is {limit // 2**20:,} MiB"
+        for name, kind in (("ulimit -v", resource.RLIMIT_AS), ("ulimit -d", resource.RLIMIT_DATA))
+        for limit in (resource.getrlimit(kind)[0],)
+        if limit != resource.RLIM_INFINITY
+    ]
+    why = f" ({', '.join(limits)})" if limits else ""
+    return f"error: not enough memory{why}; allow more, or end other programs, and try again"
+
+
+def refused(error: OSError) -> int:
+    """Say in one line what the system refused, and return the exit code; raises `error` where that is a bug."""
+    if isinstance(error, BrokenPipeError):  # the reader of a pipe left early
+        _leave_output()
+        return 1
+    if error.errno not in _OF_THE_SYSTEM:
+        raise error
+    print(f"error: {error.filename or 'the output'}: {error.strerror}; mend that, and try again", file=sys.stderr)
+    if error.filename is None:
+        _leave_output()
+    return EXIT_CODE
+
+
+def _leave_output() -> None:
+    """Let what standard output still holds go nowhere, so that it is not tried again at the end."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Words(io.RawIOBase):
+    """Standard error, which takes what it can."""
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 2
+
+    def isatty(self) -> bool:
+        return os.isatty(2)
+
+    def write(self, words: Any) -> int:
+        with suppress(OSError):
+            return os.write(2, words)
+        return len(words)
+
+
+def _mend_streams() -> None:
+    """Give the numbers 0, 1, 2 that are closed to /dev/null, or the next file that is opened would have them."""
+    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(free, True)
+    os.close(free)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = io.TextIOWrapper(
+            io.BufferedWriter(_Words()), encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
+
+
+def install() -> None:
+    """Mend the standard streams; tell lack of memory and Ctrl-C in one line where they would be a traceback."""
+    _mend_streams()
+    room = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if room != resource.RLIM_INFINITY and room < MIN_ADDRESS_BYTES + ADDRESS_BYTES_PER_CORE * (os.cpu_count() or 1):
+        end()
+    usual = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if is_lack(error):
+            end()
+        if issubclass(kind, KeyboardInterrupt):  # while libraries are imported, which takes seconds
+            print("interrupted", file=sys.stderr)
+            return
+        usual(kind, error, trace)
+
+    sys.excepthook = tell
+
+
+def end() -> NoReturn:
+    """Say the line and end this process without taking libraries down."""
+    os.write(2, f"{line()}\n".encode())
+    os._exit(EXIT_CODE)
