@@ -327,8 +327,11 @@ def settled(figure: Figure) -> Figure:
     The solver behind the layout works in an order that differs from run to run, and so do the last bits of its result:
     enough for other bytes in the file.
     """
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    with mpl.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)  # "none" leaves a stand-in, for which each file is drawn once more
     for axes in figure.axes:
         left, bottom, width, height = (round(value, 6) for value in axes.get_position().bounds)
         axes.set_position((left, bottom, width, height))
