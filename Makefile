@@ -61,19 +61,22 @@ docs: extras  ## the documentation as a site that reads without a network: build
 LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy --strict horovod_study && \
        $(BIN)/python scripts/size.py
 
+# As many processes as there are cores, each with whole files.
+SHARE = $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 check: extras  ## quick checks before each commit: format, lint, types, fast tests
-	@$(call TIMED,$(LINT) && $(BIN)/python -m pytest -q -m "not slow and not horovod and not cluster")
+	@$(call TIMED,$(LINT) && $(SHARE) -m "not slow and not horovod and not cluster")
 
-# Tests that start workers of their own need the cores for themselves; the others share them. Lines are counted only by
-# `make coverage`: that takes about 70 % more time of the processor, and does not see what workers run.
+# Tests that start workers of their own run one after the other; at the same time the others share what those leave of the
+# cores. Lines are counted only by `make coverage`: that takes about 70 % more time of the processor, and does not see what
+# workers run.
 REAL = horovod or cluster
-SHARED = $(BIN)/python -m pytest -q -m "not ($(REAL))" -n logical --maxprocesses 4 --dist loadfile
 test: extras  ## everything: checks, then all tests, with real Horovod on 2 workers
-	@$(call TIMED,$(BIN)/python scripts/debian.py --test && $(LINT) && { \
-	  $(SHARED); shared=$$?; $(BIN)/python -m pytest -q -m "$(REAL)" && ( exit $$shared ); })
+	@$(call TIMED,$(BIN)/python scripts/debian.py --test && $(LINT) && { mkdir -p build; \
+	  nice -n 5 $(SHARE) -m "not ($(REAL))" > build/tests.txt 2>&1 & \
+	  $(BIN)/python -m pytest -q -m "$(REAL)"; real=$$?; wait $$!; shared=$$?; cat build/tests.txt; test $$real = 0 -a $$shared = 0; })
 
 coverage: extras  ## which lines the tests without real workers reach
-	@$(call TIMED,$(SHARED) --cov --cov-report=term:skip-covered)
+	@$(call TIMED,$(SHARE) -m "not ($(REAL))" --cov --cov-report=term:skip-covered)
 
 # Extra-P, which the forecast is compared with, is one of the extras.
 bench: $(if $(filter forecast,$(BENCH)),extras,setup)  ## the project's performance tables, side by side with the usual ways (BENCH='data step' for some)

@@ -1,5 +1,6 @@
 """What the tests share: small data sets, launchers, and the rule that nothing is skipped where everything is there."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -9,12 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import slurm_cluster
+from slurm_cluster import SlurmCluster
 from two_hosts import TwoHosts, missing
 
 BIN = Path(sys.executable).parent
 # A shell's background job ignores Ctrl-C, and so would all programs that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup they would ignore the end of the terminal
+if importlib.util.find_spec("hypothesis") is not None:  # a machine may have only what running needs
+    from hypothesis import settings
+
+    settings.register_profile("thorough", max_examples=1000, deadline=None)  # ten times what is usual
 REQUIRE_ALL = os.environ.get("HOROVOD_STUDY_REQUIRE_ALL") == "1"
 
 
@@ -50,11 +57,18 @@ def has_gpu() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests for a GPU where there is none."""
+    """Skip the tests for a GPU where there is none; those with Slurm come last: its network stays until the end."""
+    items.sort(key=lambda item: "slurm" in getattr(item, "fixturenames", ()))
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if for_gpu and not has_gpu():
         for item in for_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of the search for cycles, which would go through all of it time and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,14 +82,23 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def two_hosts() -> Iterator[TwoHosts]:
-    """Two hosts, node1 and node2, on this machine (two_hosts.py); the tests of one file share them."""
+    """Two hosts, node1 and node2, on this machine (two_hosts.py); all tests share them, and mend what they cut."""
     reason = missing()
     if reason:
         pytest.skip(reason)
     with TwoHosts() as hosts:
         yield hosts
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm of two nodes on this machine (slurm_cluster.py); all tests share it, and leave no job in it."""
+    if reason := slurm_cluster.why_not():
+        pytest.skip(reason)
+    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
 
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]

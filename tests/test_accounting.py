@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import make.records
 import numpy as np
 import pandas as pd
 import pytest
@@ -79,28 +80,15 @@ def run(
         "settings": {},
         "ranks": [{"host": f"node{rank}"} for rank in range(workers)],
     }
-    record = records.RunRecord(
-        study="s",
-        key=directory.name,
-        repeat=repeat,
-        partition="local",
-        status="running",
-        started="2026-01-01T00:00:00+00:00",
-        host=os.uname().nodename,
-        pid=os.getpid(),
-        requested={"horovod_defaults": False, "batch": 75, **(requested or {})},
-        effective=effective,
-        environment={},
-    )
+    asked = {"horovod_defaults": False, "batch": 75, **(requested or {})}
+    record = make.records.record(key=directory.name, repeat=repeat, requested=asked, effective=effective)
     records.create_run(directory, record)
     means = []
     for rank in range(workers):
         rows = steps((counts or {}).get(rank, count), rank, seed=repeat, **laps_ms)
         if change is not None:
             change(rows, rank)
-        writer = records.StepWriter(directory, rank)
-        writer.append(rows)
-        writer.close()
+        make.records.write_rows(directory, {rank: rows})
         means.append(float(rows["step_s"].mean()))
     if status != "running":
         measured = {"samples_per_s": 75 * workers / max(means), "window_s": 1.0, "steps": count - WARMUP}

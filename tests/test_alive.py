@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from make.records import record
 
 import horovod_study
 from horovod_study import alive, lease, records
@@ -34,11 +35,10 @@ def ended() -> alive.Process:
 
 
 def run_of(process: alive.Process | None, **changes) -> records.RunRecord:
-    here = {"host": platform.node(), "pid": os.getpid(), "started": "2026-01-01T00:00:00+00:00"}
+    here: dict[str, object] = {"host": platform.node(), "pid": os.getpid()}
     if process is not None:
-        here |= {"host": process.host, "pid": process.pid, "process": asdict(process)}
-    plain = {"study": "s", "key": "k", "repeat": 0, "partition": "local", "status": "running"}
-    return records.RunRecord(**{**plain, **here, **changes}, requested={}, effective={}, environment={})
+        here = {"host": process.host, "pid": process.pid, "process": asdict(process)}
+    return record(**{**here, **changes})
 
 
 # ---------------------------------------------------------------------------------------------------- the rule

@@ -42,11 +42,9 @@ LOADED_S = 90.0  # how long a machine with other work may take for what a quiet 
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    if why := slurm_cluster.why_not():
-        pytest.skip(why)
-    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster, slurm_cluster.environment(cluster.environment):
-        yield cluster
+def cluster(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
+    with slurm_cluster.environment(slurm.environment):
+        yield slurm
 
 
 @pytest.fixture(autouse=True)

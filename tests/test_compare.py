@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import make.records
 import numpy as np
 import pytest
 import yaml
@@ -75,15 +76,11 @@ def finished_run(cell, folder: Path, name: str, act: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     config, workers = cell.config, cell.placement.workers
     batch = 50 if act == "other batch" else config.batch
-    record = records.RunRecord(
+    record = make.records.record(
         study="compare",
         key=name,
         repeat=config.repeat,
-        partition="local",
-        status="running",
-        started="now",
         host="h",
-        pid=1,
         requested=config.to_dict(),
         environment={"torch": "2"},
         effective={
@@ -97,10 +94,8 @@ def finished_run(cell, folder: Path, name: str, act: str) -> None:
         },
     )
     records.create_run(folder, record)
-    writer = records.StepWriter(folder, 0)
     columns = {name: np.zeros(3) for name in records.step_schema().names}
-    writer.append({**columns, "loss": np.array([0.3, 0.2, 0.1])})
-    writer.close()
+    make.records.write_rows(folder, {0: {**columns, "loss": np.array([0.3, 0.2, 0.1])}})
     totals = {
         "samples_per_s": 1000.0 * workers + (100 if name == "B" else 0) + 10 * config.repeat,
         "step_s_median": 0.01,

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import make.records
 import numpy as np
 import pandas as pd
 import pytest
@@ -414,15 +415,13 @@ def test_every_option_that_a_study_can_sweep_separates_points():
 
 
 def write_run(directory: Path, *, workers=1, requested=None, effective=None, epochs=((1, 4e-3), (2, 1e-3))) -> None:
-    record = records.RunRecord(
-        study="tiny", key=directory.name, repeat=0, partition="local", status="done",
-        started="2026-01-01T00:00:00+00:00", host="node1", pid=1,
+    record = make.records.record(
+        study="tiny", key=directory.name, status="done", host="node1",
         requested={"precision": "fp32", "epochs": 2, **(requested or {})},
         effective={
             "backend": "serial", "transport": "none", "reduction": "none", "workers": workers, "nodes": 1, "batch": 75,
             "global_batch": 75, "train_samples": 7500, **(effective or {}),
         },
-        environment={},
         totals={"samples_per_s": 1000.0, "window_s": 15.0, "steps": 200, "excluded_steps": 0},
     )  # fmt: skip
     records.create_run(directory, record)

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+import make.records
 import pytest
 from rich.console import Console
 
@@ -64,18 +65,14 @@ def prepare_records(study: StudyConfig, folder: Path) -> None:
     folder.mkdir()
     for cell in study.cells():
         for status in ("running", "done"):
-            record = records.RunRecord(
+            record = make.records.record(
                 study="tiny",
                 key=cell.key,
                 repeat=cell.config.repeat,
-                partition="local",
                 status=status,
-                started="2026-01-01T00:00:00+00:00",
-                host=os.uname().nodename,
                 pid=4242424242,
                 requested=cell.config.to_dict(),
                 effective={"backend": "horovod", "workers": 1},
-                environment={},
                 totals={"samples_per_s": 1000.0} if status == "done" else {},
             )
             (folder / f"{cell.key}.{status}").write_text(json.dumps(asdict(record)))

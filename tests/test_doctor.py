@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import slurm_cluster
 from rich.console import Console
 from slurm_cluster import SlurmCluster
 from two_hosts import TwoHosts
@@ -2057,16 +2056,12 @@ print(json.dumps({{each.name: (each.verdict, each.what) for each in area.finding
 
 
 @pytest.mark.cluster
-def test_a_real_slurm_and_files_that_do_not_fit_it(tmp_path: Path) -> None:
-    reason = slurm_cluster.why_not()
-    if reason:
-        pytest.skip(reason)
-    with SlurmCluster(tmp_path) as cluster:
-        here = Here(environ=cluster.environment, python=Path(sys.executable))
-        good = found(Slurm(here, MAIN, quick=False).check)
-        bad = found(Slurm(here, replace(MAIN, gpus_per_node=3, cores_per_node=48, srun_mpi="pmix9"), quick=False).check)
-        unknown = found(Slurm(here, replace(MAIN, slurm_partition="alpha"), quick=False).check)
-        none = found(Slurm(here, None, quick=False).check)
+def test_a_real_slurm_and_files_that_do_not_fit_it(slurm: SlurmCluster) -> None:
+    here = Here(environ=slurm.environment, python=Path(sys.executable))
+    good = found(Slurm(here, MAIN, quick=False).check)
+    bad = found(Slurm(here, replace(MAIN, gpus_per_node=3, cores_per_node=48, srun_mpi="pmix9"), quick=False).check)
+    unknown = found(Slurm(here, replace(MAIN, slurm_partition="alpha"), quick=False).check)
+    none = found(Slurm(here, None, quick=False).check)
 
     assert {name for name, each in good.items() if each[0] != "ok"} == {"sacct"}
     assert good["partition"] == ok("main is up, 2 of 2 nodes usable")

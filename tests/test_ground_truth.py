@@ -255,13 +255,13 @@ def test_the_wait_for_a_slow_rank_is_sync_where_the_library_waits_inside_backwar
     """DistributedDataParallel returns from backward when the slow rank's gradients have come."""
     slow = str(Path(__file__).parent / "slow_rank.py")
     line = [part.format(workers=2) if isinstance(part, str) else str(part) for part in LAUNCHERS["torchrun"]]
-    options = ("--dataset", "4000", "--warmup-steps", "5", "--steps", "40", "--no-checkpoint-at-end", "--out")
+    options = ("--dataset", "4000", "--warmup-steps", "5", "--steps", "30", "--no-checkpoint-at-end", "--out")
     done = subprocess.run(
         [
             *line,
             slow,
             "1",
-            "0.020",
+            "0.060",
             str(tmp_path / "slept.json"),
             *options,
             str(tmp_path / "r"),
@@ -279,9 +279,12 @@ def test_the_wait_for_a_slow_rank_is_sync_where_the_library_waits_inside_backwar
     fast, slow_rows = (records.read_steps(tmp_path / "r", rank).to_pandas()[10:] for rank in (0, 1))
 
     assert (record.effective["backend"], record.effective["reduction"]) == ("ddp", "hooks")
-    assert slow_rows["data_s"].median() > 20 * MS
-    assert fast["sync_s"].median() - slow_rows["sync_s"].median() == pytest.approx(20 * MS, abs=8 * MS)
-    assert record.totals["sync_s"] > 5 * MS
+    assert slow_rows["data_s"].median() >= 60 * MS
+    late_s = slow_rows["data_s"] - fast["data_s"]
+    waited_s = fast["sync_s"] - slow_rows["sync_s"]
+    assert 0.5 < (waited_s / late_s).median() < 1.5, "and half of it is more than another program takes from a step"
+    assert fast["backward_s"].median() < 0.5 * late_s.median(), "no part of the wait is taken for backward"
+    assert record.totals["sync_s"] > 0.25 * late_s.median()
 
 
 # ---------------------------------------------------------------------------------------------- the last gradient

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study import api, cli, documents, records
 from horovod_study.analysis import timeline
@@ -18,11 +19,10 @@ from horovod_study.config import OPTIONS
 from horovod_study.errors import RecordError, StudyError
 
 FROZEN = Path(__file__).parent / "runs"
-EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "12"))
 hostile = settings(
-    max_examples=EXAMPLES,
+    max_examples=examples(12),
     deadline=None,
-    derandomize="HOSTILE_EXAMPLES" not in os.environ,
+    derandomize=examples(100) == 100,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 VALUES: tuple[Any, ...] = (

@@ -1,12 +1,12 @@
 """One run in detail: what the verb prints and writes, finished or killed, and what it refuses in one line."""
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import make.records
 import numpy as np
 import pytest
 from rank_rows import noise, rows_of
@@ -41,15 +41,11 @@ def recorded(
 ) -> Path:
     """Write a run with these rows and return its directory."""
     ranks = len(rows) if workers is None else workers
-    record = records.RunRecord(
+    record = make.records.record(
         study="test",
         key=directory.name,
-        repeat=0,
-        partition="local",
-        status="running",
         started="2026-03-14T09:26:53+00:00",
         host="node0",
-        pid=os.getpid(),
         requested={"workers": ranks, "evaluate_every": 1.0, "system_interval_s": 1.0},
         effective={
             **EFFECTIVE,
@@ -57,13 +53,12 @@ def recorded(
             "ranks": [{"host": f"node{rank}"} for rank in range(ranks)],
             **changes,
         },
-        environment={},
     )
     records.create_run(directory, record)
-    for rank, columns in rows.items():
-        writer = records.StepWriter(directory, rank)
-        writer.append({name: np.ma.masked_invalid(values) for name, values in columns.items()})
-        writer.close()
+    known = {
+        rank: {name: np.ma.masked_invalid(values) for name, values in columns.items()} for rank, columns in rows.items()
+    }
+    make.records.write_rows(directory, known)
     if status != "running":
         records.finish_run(
             directory, record, status=status, finished="2026-03-14T09:36:53+00:00", totals=totals or {}, reason=""

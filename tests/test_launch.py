@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import slurm_cluster
 from hypothesis import given
 from hypothesis import strategies as st
+from slurm_cluster import SlurmCluster
 
 from horovod_study.cluster.launch import MARKER, cell_environment, launch_line, program_line, refuse_oversubscription
 from horovod_study.cluster.partitions import Host
@@ -490,26 +490,15 @@ def start_cases(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.horovod
-def test_ranks_in_a_real_job_are_where_they_should_be(tmp_path):
+def test_ranks_in_a_real_job_are_where_they_should_be(slurm: SlurmCluster, tmp_path):
     """Also where the job was asked for without a word on tasks, and its nodes are in another order."""
-    if reason := slurm_cluster.why_not():
-        pytest.skip(reason)
     script = tmp_path / "job.sh"
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path; "
     code += f"import test_launch; test_launch.start_cases(Path({str(tmp_path)!r}))"
     script.write_text(f"#!/bin/sh\nexec {sys.executable} -c {shlex.quote(code)}\n")
-    with slurm_cluster.SlurmCluster(tmp_path / "slurm") as slurm:
-        output = tmp_path / "output"
-        slurm.run(
-            "sbatch",
-            "--wait",
-            "--nodes=2",
-            "--exclusive",
-            f"--output={output}",
-            str(script),
-            check=False,
-            timeout_s=150,
-        )
+    output = tmp_path / "output"
+    asked = ("--wait", "--nodes=2", "--exclusive", f"--output={output}")
+    slurm.run("sbatch", *asked, str(script), check=False, timeout_s=150)
 
     for name, (_, hosts, _, launcher) in CASES.items():
         wanted = [each[:2] for each in hosts for _ in range(int(each[3:]))]

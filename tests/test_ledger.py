@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
+import make.records
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study import alive as who
 from horovod_study import lease, records
 from horovod_study.cluster import allocations, identity
 from horovod_study.config import RUNTIMES, RunConfig
@@ -41,19 +41,11 @@ def record(study, cell, **changes) -> records.RunRecord:
         "study": study.name,
         "key": cell.key,
         "repeat": cell.config.repeat,
-        "partition": "local",
         "status": "done",
-        "started": "2026-01-01T00:00:00+00:00",
-        "host": os.uname().nodename,
-        "pid": os.getpid(),
         "requested": cell.config.to_dict(),
-        "effective": {},
-        "environment": {},
         "totals": {"samples_per_s": 31415.9},
     }
-    if not {"pid", "host"} & changes.keys():
-        values["process"] = who.identity()
-    return records.RunRecord(**{**values, **changes})
+    return make.records.record(**{**values, **changes})
 
 
 def dead_pid() -> int:

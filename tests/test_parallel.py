@@ -140,9 +140,7 @@ def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     ("launcher", "options", "code", "message"),
     [
         ("horovodrun --mpi", ("--bach", "75"), 2, r"unknown argument '--bach' \(did you mean '--batch'\?\)"),
-        ("horovodrun --gloo", ("--bach", "75"), 2, r"unknown argument '--bach' \(did you mean '--batch'\?\)"),
-        ("horovodrun --mpi", ("--batch", "1501"), 2, "batch 1501 x 2 workers = 3002 curves per step, but the training"),
-        ("horovodrun --gloo", ("--batch", "1501"), 2, "batch 1501 x 2 workers = 3002 curves per step"),
+        ("horovodrun --gloo", ("--batch", "1501"), 2, "batch 1501 x 2 workers = 3002 curves per step, but the"),
         (
             "horovodrun --gloo",
             ("--transport", "mpi"),

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from synthetic_study import write_study
 from test_audit import PAIR, SERIAL, edit, findings_of, retotal, rewrite
 
@@ -157,7 +158,7 @@ FINDINGS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(found=st.lists(FINDINGS, max_size=12), allow=st.sets(st.sampled_from(sorted(RULES))))
 def test_no_finding_and_no_allowance_hides_an_error(found: list[Finding], allow: set[str], made: Made) -> None:
     """Whatever is found together, and even if the name of an error is allowed: every error is told and counts."""
@@ -178,7 +179,7 @@ def test_no_finding_and_no_allowance_hides_an_error(found: list[Finding], allow:
     assert all(RULES[each.name].severity == "doubt" for each in told.accepted)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.floats(allow_nan=False, allow_infinity=False),
     st.floats(-1e-13, 1e-13),
@@ -189,7 +190,7 @@ def test_numbers_that_writing_changes_are_equal_wherever_they_stand(value: float
     assert same_text(frame.format(value), frame.format(other)) or not np.isfinite(other)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(-(10**15), 10**15), st.integers(0, 6), st.sampled_from(["{}", "a {} b", "1,{}|x"]))
 def test_a_change_of_the_last_digit_shown_is_found(digits: int, places: int, frame: str) -> None:
     """571 is not 572, and 5.71 not 5.72, as long as fewer digits are shown than a number of double precision has."""

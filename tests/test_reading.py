@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 import horovod_study
 from horovod_study import documents
@@ -28,7 +29,6 @@ from horovod_study.workload.curves.arrays import read_npz
 from horovod_study.workload.curves.values import ReadOptions
 
 PACKAGE = Path(horovod_study.__file__).parent
-EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "40"))
 
 READING = {
     "documents.py": "the door",
@@ -162,7 +162,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_json_that_python_writes_is_read_as_it_was(value: Any) -> None:
     assert documents.parse_json(json.dumps(value), source="x", again="y") == value
     assert repr(documents.parse_json(json.dumps(value), source="x", again="y")) == repr(value)
@@ -428,7 +428,7 @@ def test_an_archive_of_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> 
 
 
 @given(drawn=st.data())
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_archive_with_changed_bytes_is_read_or_named(tmp_path: Path, drawn: st.DataObject) -> None:
     path = tmp_path / "curves.npz"
     strain = np.linspace(0.0, 0.1, 20).reshape(2, 10)

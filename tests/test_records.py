@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import make.records
 import numpy as np
 import pytest
 
@@ -19,15 +20,11 @@ from horovod_study.records import max_over_ranks, mean_over_ranks, step_totals
 
 def record(**changes: Any) -> records.RunRecord:
     values = {
-        "study": "s", "key": "k", "repeat": 0, "partition": "local", "status": "running",
-        "started": "2026-01-01T00:00:00+00:00", "host": os.uname().nodename, "pid": os.getpid(),
         "requested": {"batch": 75, "horovod_defaults": False},
         "effective": {"backend": "serial", "transport": "none", "workers": 1, "nodes": 1, "batch": 75},
         "environment": {"cpu_model": "x"},
-    }  # fmt: skip
-    if not {"pid", "host"} & changes.keys():
-        values["process"] = alive.identity()
-    return records.RunRecord(**{**values, **changes})
+    }
+    return make.records.record(**{**values, **changes})
 
 
 def columns(rows: int, first: int = 0) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import make.records
 import numpy as np
 import pandas as pd
 import pytest
@@ -167,10 +168,7 @@ def test_doubtful_and_lacking_energy_is_said():
 )
 def test_a_kind_of_device_counts_where_all_of_them_were_read(tmp_path, nodes, devices, expected):
     total_j = math.fsum(value or 0.0 for _, _, value in devices)
-    record = records.RunRecord(
-        study="s", key="k", repeat=0, partition="local", status="done", started="2026-03-14T09:26:53+00:00", host="a",
-        pid=1, requested={}, effective={"workers": 2, "nodes": nodes, "batch": 75}, environment={},
-    )  # fmt: skip
+    record = make.records.record(status="done", host="a", effective={"workers": 2, "nodes": nodes, "batch": 75})
     records.create_run(tmp_path / "run", record)
     energy = {
         "total_j": total_j,

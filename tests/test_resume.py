@@ -18,6 +18,7 @@ import pytest
 from conftest import BIN, LAUNCHERS, Launch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study import lease, records, train
 from horovod_study.comm.stop import StopRequest, Terminated
@@ -129,7 +130,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 # Each epoch has 18 steps and an evaluation in its middle; the timed window opens at 5, the rate has risen at 8.
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(every=st.sampled_from([1, 2, 5, 7, 8, 9, 18, 35]), more=st.integers(0, 20))
 def test_a_run_that_crashed_anywhere_goes_on_as_if_it_had_not(
     tmp_path_factory: pytest.TempPathFactory, uninterrupted: dict[str, Any], every: int, more: int
@@ -274,7 +275,7 @@ def test_a_budget_of_seconds_continues_where_it_was(
     monkeypatch.setattr(train, "_steps_between_checks", lambda backend, recorder, config: 20)
     options = [*SMALL[:-2], "--seconds", "2.0", "--schedule", schedule, "--out", str(out)]
     with pytest.MonkeyPatch.context() as patch:
-        signal_after(patch, 100, signal.SIGUSR1)
+        signal_after(patch, 30, signal.SIGUSR1)
         assert train.main(options) == 75
     stopped = len(rates)
     before = load_newest(out).progress["window_s"]

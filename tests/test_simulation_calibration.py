@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import make.records
 import numpy as np
 import pytest
 from bench_document import MODEL, document
@@ -342,24 +343,10 @@ def test_the_networks_that_come_along_can_be_used_and_name_their_sources(path: P
 def write_run(directory: Path, own_s: np.ndarray) -> Path:
     ranks = own_s.shape[1]
     made = recorded(own_s)
-    record = records.RunRecord(
-        study="s",
-        key=directory.name,
-        repeat=0,
-        partition="local",
-        status="running",
-        started="2026-01-01T00:00:00+00:00",
-        host="node0",
-        pid=1,
-        requested={"batch": 75},
-        effective={**made.record.effective, "warmup_steps": 5},
-        environment={},
-    )
+    effective = {**made.record.effective, "warmup_steps": 5}
+    record = make.records.record(key=directory.name, host="node0", requested={"batch": 75}, effective=effective)
     records.create_run(directory, record)
-    for rank in range(ranks):
-        writer = records.StepWriter(directory, rank)
-        writer.append(made.rows[rank])
-        writer.close()
+    make.records.write_rows(directory, {rank: made.rows[rank] for rank in range(ranks)})
     records.finish_run(directory, record, status="done", finished="2026-01-01T00:01:00+00:00", totals={})
     return directory
 

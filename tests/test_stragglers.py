@@ -360,9 +360,9 @@ def test_a_real_rank_that_sleeps_is_named(launcher: str, backend: str, tmp_path:
     def check(attempt: int) -> None:
         out = tmp_path / str(attempt)
         line = [str(part).format(workers=2) for part in LAUNCHERS[launcher]]
-        options = f"--backend {backend} --dataset 4000 --batch 25 --steps 200 --warmup-steps 20 --system-interval-s 0.2"
+        options = f"--backend {backend} --dataset 4000 --batch 25 --steps 120 --warmup-steps 20 --system-interval-s 0.2"
         result = subprocess.run(
-            [*line, str(program), "1", "0.005", str(tmp_path / f"{attempt}.json"), *options.split(), "--out", str(out)],
+            [*line, str(program), "1", "0.020", str(tmp_path / f"{attempt}.json"), *options.split(), "--out", str(out)],
             capture_output=True,
             text=True,
             timeout=120,
@@ -378,12 +378,12 @@ def test_a_real_rank_that_sleeps_is_named(launcher: str, backend: str, tmp_path:
         assert seen.stragglers.slow == (1,)
         (slow,) = seen.stragglers.named
         assert (slow.host, slow.cause) == (os.uname().nodename, "data")
-        # A sleep of 5 ms, and what the system added to it.
+        # A sleep of 20 ms, and what the system added to it.
         rows = align(run.rows, workers=2, from_step=seen.first_step)
         slept_s = np.array(json.loads((tmp_path / f"{attempt}.json").read_text()))[rows.step[rows.follows]].mean()
-        assert slept_s >= 5e-3
-        assert slow.laps_s["data"] == pytest.approx(slept_s, abs=2e-4)
-        assert slow.value_s == pytest.approx(slept_s, abs=1e-3)
+        assert slept_s >= 20e-3
+        assert slow.laps_s["data"] == pytest.approx(slept_s, rel=0.1)
+        assert slow.value_s == pytest.approx(slept_s, rel=0.3)
         assert slow.last_share > 0.9
         # What the sensors said is there too.
         parts = {(row["host"], row["part"]) for row in seen.system.rows}

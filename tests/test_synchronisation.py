@@ -193,7 +193,7 @@ def test_the_experiment_runs_its_arms_once_and_goes_on_where_it_was(
     records.finish_run(alone, records.read_run(alone), status="failed", finished="2026-01-01T00:00:00+00:00", totals={})
     assert cli.main(words) == 0
     assert records.read_run(alone).status == "done"
-    assert records.read_run(tmp_path / "runs" / ".attempts" / "0-one-worker-try-1").status == "failed"
+    assert records.read_run(tmp_path / "runs" / ".attempts" / "0-one-worker-1").status == "failed"
     capsys.readouterr()
 
     assert cli.main([*words, "--batch", "50"]) == 2
