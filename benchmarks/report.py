@@ -1,7 +1,7 @@
 """`make bench BENCH=report`: what `analyze` and `report` take for studies of up to 1,000 runs, and the size of pages.
 
 Whole commands are timed, from the shell to their end; memory is that of the process and its children. The studies are
-those of tests/synthetic_study.py: two partitions, Horovod over NCCL and MPI and DDP over NCCL, up to four batch sizes
+those of tests/make/synthetic_study.py: two partitions, Horovod over NCCL and MPI and DDP over NCCL, up to four batches
 and five repeats, with evaluations and samples of the hosts. Nothing is trained. The bar: the report of 1,000 runs in
 less than a minute, its page below 5 MB.
 """
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
 from analysis import timed  # noqa: E402
-from synthetic_study import write_study  # type: ignore[import-not-found]  # noqa: E402
+from make.synthetic_study import write_study  # type: ignore[import-not-found]  # noqa: E402
 
 LIMITS = {"report_s": 60.0, "page_mb": 5.0, "runs": 1_000}
 SERIAL, NCCL, MPI, DDP = ("serial", "none"), ("horovod", "nccl"), ("horovod", "mpi"), ("ddp", "nccl")

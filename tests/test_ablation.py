@@ -14,8 +14,8 @@ import torch
 from conftest import BIN, LAUNCHERS, Launch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.scratch_job import Time, TwinBackend, job
 from scipy import stats
-from scratch_job import Time, TwinBackend, job
 
 from horovod_study import records
 from horovod_study.analysis.ablation import Answer, answer

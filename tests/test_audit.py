@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from synthetic_study import write_study
+from make.synthetic_study import write_study
 
 from horovod_study import records
 from horovod_study.analysis import audit

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_document import MODEL, document
+from make.bench_document import MODEL, document
 
 from horovod_study import cli
 from horovod_study.analysis.network import analyze, restored

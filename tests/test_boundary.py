@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_runs import run_table
+from make.synthetic_runs import run_table
 
 from horovod_study import records
 from horovod_study.analysis import boundary, points

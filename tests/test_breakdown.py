@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 import pytest
-from synthetic_runs import run_table
+from make.synthetic_runs import run_table
 
 from horovod_study.analysis import breakdown
 

@@ -10,8 +10,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from browser import PHONE, axe_core, chromium, opened, violations
-from rich_study import rich_analysis, rich_runs
-from synthetic_runs import run_table
+from make.rich_study import rich_analysis, rich_runs
+from make.synthetic_runs import run_table
 
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures.catalogue import drawings

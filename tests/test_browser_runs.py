@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from browser import PHONE, Seen, axe_core, chromium, opened, violations
-from synthetic_study import write_study
+from make.synthetic_study import write_study
 
 from horovod_study import records
 from horovod_study.analysis.accounting import account, account_runs

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_rows import noise, rows_of
-from synthetic_runs import run_table
-from synthetic_study import write_study
+from make.rank_rows import noise, rows_of
+from make.synthetic_runs import run_table
+from make.synthetic_study import write_study
 
 from horovod_study import cli, records
 from horovod_study.analysis import breakdown, history, trace

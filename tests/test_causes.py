@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from bench_document import document
 from drawn_figures import cut_texts, drawn, light, one
-from synthetic_runs import run_table
-from synthetic_study import truth, write_study
+from make.bench_document import document
+from make.synthetic_runs import run_table
+from make.synthetic_study import truth, write_study
 
 from horovod_study import records
 from horovod_study.analysis import losses, network, usage

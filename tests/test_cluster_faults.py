@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pair_study import RUNTIMES, PairStudy, ranks
+from make.pair_study import RUNTIMES, PairStudy, ranks
 from two_hosts import RATE, HostProcess, Running, TwoHosts
 
 from horovod_study.cluster.remote import MARKER

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from pair_study import RUNTIMES, PairStudy
+from make.pair_study import RUNTIMES, PairStudy
 from two_hosts import TwoHosts
 
 from horovod_study import records

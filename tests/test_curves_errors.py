@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import curve_files as files
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from make import curve_files as files
 
 from horovod_study.errors import DataError
 from horovod_study.workload import material, room

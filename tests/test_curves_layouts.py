@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import curve_files as files
 import numpy as np
 import pytest
+from make import curve_files as files
 
 from horovod_study.cli import main
 from horovod_study.errors import DataError

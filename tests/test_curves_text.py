@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import curve_files as files
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make import curve_files as files
 
 from horovod_study.errors import DataError
 from horovod_study.workload.curves import ReadOptions, read_curves, units

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import bench_document
-import curve_files
 import pytest
-import synthetic_study
 from doc_commands import PAGES, ROOT, blocks, commands, inline, text_of, words_of
+from make import bench_document, curve_files, synthetic_study
 
 from horovod_study import cli
 from horovod_study.analysis import network

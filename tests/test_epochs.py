@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn_figures import cut_texts, drawn, light, one
-from synthetic_runs import run_table
+from make.synthetic_runs import run_table
 
 from horovod_study.analysis.points import scaling_points
 from horovod_study.analysis.study import analyze

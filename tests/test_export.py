@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from synthetic_runs import run_table
+from make.synthetic_runs import run_table
 
 from horovod_study import records
 from horovod_study.analysis.exchange import extra_p, points_of, points_text

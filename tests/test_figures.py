@@ -12,12 +12,12 @@ import subprocess
 import numpy as np
 import pandas as pd
 import pytest
+from make.synthetic_runs import evaluation_table, run_table
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
-from synthetic_runs import evaluation_table, run_table
 
 from horovod_study import cli
 from horovod_study.analysis.points import scaling_points

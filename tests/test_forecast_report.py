@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_runs import run_table
+from make.synthetic_runs import run_table
 
 from horovod_study.analysis import forecast
 from horovod_study.analysis.study import analyze

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from scaling_curves import noisy, points, usl
+from make.scaling_curves import noisy, points, usl
 
 from horovod_study import cli
 from horovod_study.analysis import holdout

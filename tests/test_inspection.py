@@ -9,7 +9,7 @@ from typing import Any
 import make.records
 import numpy as np
 import pytest
-from rank_rows import noise, rows_of
+from make.rank_rows import noise, rows_of
 
 from horovod_study import cli, records
 from horovod_study.analysis.inspection import BINS, Inspection, course, inspect

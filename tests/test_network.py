@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from bench_document import MODEL, SIZES, WAYS, document
 from hypothesis import given
 from hypothesis import strategies as st
+from make.bench_document import MODEL, SIZES, WAYS, document
 
 from horovod_study.analysis.network import (
     algbw,

@@ -8,8 +8,8 @@ from typing import Any
 
 import nbformat
 import pytest
+from make.synthetic_study import write_study
 from nbclient import NotebookClient
-from synthetic_study import write_study
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))

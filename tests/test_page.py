@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import matplotlib
 import pandas as pd
 import pytest
+from make.synthetic_runs import run_table
 from matplotlib.figure import Figure
-from synthetic_runs import run_table
 
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures import catalogue, workers

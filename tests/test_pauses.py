@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_rows import noise, rows_of
+from make.rank_rows import noise, rows_of
 
 from horovod_study import train
 from horovod_study.analysis import inspection

@@ -26,7 +26,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
-from synthetic_study import write_study
+from make.synthetic_study import write_study
 from test_audit import PAIR, SERIAL, edit, findings_of, retotal, rewrite
 
 from horovod_study import cli, records

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_runs import run_table
+from make.synthetic_runs import run_table
 
 from horovod_study.analysis import points
 from horovod_study.analysis.stragglers import pop

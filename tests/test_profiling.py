@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Launch
-from scratch_job import TwinBackend, job
+from make.scratch_job import TwinBackend, job
 
 from horovod_study import records
 from horovod_study.comm.serial import SerialBackend

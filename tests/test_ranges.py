@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from scratch_job import job
+from make.scratch_job import job
 
 from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import BackendError

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scaling_curves import noisy, points, usl
+from make.scaling_curves import noisy, points, usl
 
 from horovod_study import cli
 from horovod_study.analysis import recommendation

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import matplotlib
 import pandas as pd
 import pytest
-from synthetic_runs import evaluation_table, run_table
+from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
 from horovod_study.analysis.points import scaling_points

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Environment, PackageLoader
-from synthetic_runs import run_table
-from synthetic_study import gpu_percent, power_w, truth, write_study
+from make.synthetic_runs import run_table
+from make.synthetic_study import gpu_percent, power_w, truth, write_study
 
 from horovod_study import records
 from horovod_study.analysis import run_profiles

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scratch_job import Time, job
+from make.scratch_job import Time, job
 
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock

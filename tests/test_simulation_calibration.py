@@ -12,8 +12,8 @@ from typing import Any
 import make.records
 import numpy as np
 import pytest
-from bench_document import MODEL, document
-from rank_rows import noise, rows_of
+from make.bench_document import MODEL, document
+from make.rank_rows import noise, rows_of
 
 from horovod_study import records
 from horovod_study.analysis.costs import Link

@@ -12,7 +12,7 @@ import pytest
 from conftest import BIN, LAUNCHERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_rows import hosts, noise, rows_of
+from make.rank_rows import hosts, noise, rows_of
 
 from horovod_study import records
 from horovod_study.analysis.attribution import observe, parts_of

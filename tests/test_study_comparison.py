@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_runs import evaluation_table, run_table
+from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
 from horovod_study.analysis import study_comparison as compared

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from scratch_job import job
+from make.scratch_job import job
 from torch import nn
 
 from horovod_study.comm.base import FlatGradients

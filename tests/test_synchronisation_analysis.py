@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_runs import run_table
+from make.synthetic_runs import run_table
 
 from horovod_study.analysis import batch_size, boundary, cycle, synchronisation, transports
 from horovod_study.analysis.batch_size import PIECEWISE, SATURATION, knee

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rich_study import WAYS, rich_analysis, rich_runs
-from synthetic_runs import run_table
+from make.rich_study import WAYS, rich_analysis, rich_runs
+from make.synthetic_runs import run_table
 
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import RecordError

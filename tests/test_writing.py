@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_study import write_study
+from make.synthetic_study import write_study
 from test_crash import Killer
 
 import horovod_study

@@ -1,9 +1,9 @@
 """A study in memory that has something for every table and most figures; the truth behind it is synthetic_runs.py."""
 
 import pandas as pd
-from synthetic_runs import evaluation_table, run_table
 
 from horovod_study.analysis.study import Analysis, analyze
+from make.synthetic_runs import evaluation_table, run_table
 
 WAYS = (("serial", "none"), ("horovod", "nccl"), ("horovod", "mpi"))
 NODES = {"alpha": 8, "gpu_2 & more": 4}

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rank_rows import rows_of
 
 from horovod_study import records
 from horovod_study.config import LAPS, RunConfig
 from horovod_study.measure import energy, system
+from make.rank_rows import rows_of
 
 GRADIENT_BYTES = 613_764
 FLOOR_MSE = 6.9e-5
