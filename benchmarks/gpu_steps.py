@@ -36,9 +36,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from horovod_study import records
 from horovod_study.comm import Launch, open_backend
 from horovod_study.config import RunConfig, parse_widths, run_config
-from horovod_study.measure.clock import now
+from horovod_study.measure.clock import now, open_clock
 from horovod_study.programs.microbench import launches_of
-from horovod_study.train import open_clock, run, train_step
 from horovod_study.workload import dataset as data
 from horovod_study.workload import kernels
 from horovod_study.workload.graphs import CapturedStep
@@ -46,6 +45,7 @@ from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
 from horovod_study.workload.schedule import scaled_lr
+from horovod_study.workload.trainer import run, train_step
 
 PLAIN, PLAIN_LOADER = "plain loop", "plain loop, DataLoader"
 """What everything is compared with: the loop of the thesis, its data in the memory of the GPU; and beside it the same
@@ -228,7 +228,7 @@ class Ours:
         self._backend = open_backend(config, Launch(launcher="none", rank=0, workers=1, backend="serial"))
         called = accelerate(bare_model, config, device)
         self._model, self._optimizer = self._backend.bind(called, bare_optimizer)
-        self._clock = open_clock(config, device)
+        self._clock = open_clock(config.timer_mode, device)
         self._clock.start()
         self._captured = (
             CapturedStep(

@@ -13,8 +13,9 @@ analysis and the report of this package (docs/your_script.md). `analyze`, `read_
 
 A map of the package:
 
-    train       `python -m horovod_study.train`: the training job that is measured, a loop to read top to bottom
-    recording   `horovod_study.recorder`: the same record of anybody's loop; lightning: of a Lightning Trainer
+    train       `python -m horovod_study.train`: the training job that is measured; workload/trainer.py is its loop
+    recording   one recorded run, which surrounds that loop and, as `horovod_study.recorder`, anybody's;
+                lightning: that of a Lightning Trainer
     cli         `horovod-study VERB`: every other command, a file for each family of verbs
     api         the analysis wing from Python
     config      the values a run and a study are made from, validated when they are made
@@ -40,7 +41,7 @@ from horovod_study.errors import StudyError
 
 if TYPE_CHECKING:
     from horovod_study.api import analyze, figures, fit, points_of, predict, read_analysis, read_points, simulate
-    from horovod_study.recording import recorder
+    from horovod_study.recording.recorder import recorder
 
 __all__ = [
     "StudyError",
@@ -60,7 +61,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     # `import horovod_study` takes no time and needs neither PyTorch nor pandas.
     if name == "recorder":
-        from horovod_study.recording import recorder
+        from horovod_study.recording.recorder import recorder
 
         return recorder
     if name in __all__:

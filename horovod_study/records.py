@@ -113,7 +113,7 @@ class RunRecord:
     host: str  # of rank 0, as is pid; of the latest attempt
     pid: int
     requested: Mapping[str, Any]
-    effective: Mapping[str, Any]  # read back from the live objects, see train.py
+    effective: Mapping[str, Any]  # read back from the live objects, see recording/
     environment: Mapping[str, Any]
     reason: str = ""
     finished: str | None = None

@@ -15,10 +15,10 @@ import torch
 from horovod_study.comm import Backend, detect, open_backend
 from horovod_study.config import RunConfig
 from horovod_study.measure.clock import LapClock
-from horovod_study.train import train_step
 from horovod_study.workload.graphs import CapturedStep, Resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+from horovod_study.workload.trainer import train_step
 
 BATCH, CURVES, STEPS = 4, 40, 6
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from horovod_study import train
 from horovod_study.comm import detect
+from horovod_study.workload import trainer
 from horovod_study.workload.loaders import Batch, Loader
 
 
@@ -37,13 +38,13 @@ class SlowLoader:
 
 def main() -> int:
     slow, delay_s, told, *options = sys.argv[1:]
-    open_loader = train.open_loader
+    open_loader = trainer.open_loader
 
     def open_slow_loader(config: Any, dataset: Any, batches: Any, device: Any) -> Any:
         loader = open_loader(config, dataset, batches, device)
         return SlowLoader(loader, float(delay_s), Path(told)) if detect(os.environ).rank == int(slow) else loader
 
-    train.open_loader = open_slow_loader
+    trainer.open_loader = open_slow_loader
     return train.main(options)
 
 

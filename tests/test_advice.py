@@ -26,7 +26,8 @@ from horovod_study.analysis.advice import (
 from horovod_study.analysis.costs import Link
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.workload.model import StressCNN, parameter_count
+from horovod_study.measure.evidence import parameter_count
+from horovod_study.workload.model import StressCNN
 
 NETWORK = Link(alpha_s=1e-5, bytes_per_s=1e9, source="by hand")
 # Two equal layers of a thousand parameters: sums that can be done in the head.

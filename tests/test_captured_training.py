@@ -21,6 +21,7 @@ from horovod_study import records, train
 from horovod_study.config import LAPS, RunConfig
 from horovod_study.errors import ConfigError
 from horovod_study.records import read_run, read_steps
+from horovod_study.workload import trainer
 from horovod_study.workload.checkpoint import load_newest
 from horovod_study.workload.optimizer import REPLAY_ON_HOST
 
@@ -198,7 +199,7 @@ def test_a_training_that_diverges_is_told_with_its_first_step(tmp_path: Path, ca
 def test_steps_beside_the_training_are_captured_ones_and_leave_no_trace(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "train_step", None)  # of no use here
+    monkeypatch.setattr(trainer, "train_step", None)  # of no use here
     alone = trained(tmp_path / "alone", *RESIDENT, "--steps", "30")
     capsys.readouterr()
     beside = trained(tmp_path / "beside", *RESIDENT, "--steps", "30", "--profile", "torch", "--profile-steps", "20")

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from torch.nn.functional import mse_loss
 
 from horovod_study.errors import RecordError
+from horovod_study.measure.evidence import parameter_sha256
 from horovod_study.records import CHECKPOINTS, checkpoint_paths
 from horovod_study.workload import checkpoint
 from horovod_study.workload.checkpoint import Checkpoint, decode, encode, load, load_model, load_newest, save
-from horovod_study.workload.model import StressCNN, parameter_sha256
+from horovod_study.workload.model import StressCNN
 
 BOUNDS = ((1000.0, 3000.0), (5.0, 25.0))
 

@@ -22,13 +22,13 @@ from horovod_study.comm.serial import SerialBackend
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock, Unstamped
-from horovod_study.train import train_step
 from horovod_study.workload import graphs
 from horovod_study.workload.graphs import CapturedStep, HostGraph, Recording, Resident
 from horovod_study.workload.kernels import Blocks, Sizes
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, learning_rate, make_optimizer, set_learning_rate
+from horovod_study.workload.trainer import train_step
 
 CPU = torch.device("cpu")
 ALONE = Launch(rank=0, workers=1, launcher="none", backend="serial")

@@ -406,7 +406,8 @@ def patched(tmp_path: Path, text: str) -> tuple[str, ...]:
     """Write a program that changes the trainer and runs it."""
     program = tmp_path / "patched.py"
     program.write_text(
-        "import os, sys, time\nimport torch\nfrom horovod_study import train\n"
+        "import os, sys, time\nimport torch\n"
+        "from horovod_study import train\nfrom horovod_study.workload import trainer\n"
         "rank = train.detect(os.environ).rank\n" + textwrap.dedent(text) + "\nsys.exit(train.main())\n"
     )
     return (str(program),)
@@ -438,7 +439,7 @@ def test_gradients_that_are_no_numbers_are_named_with_rank_and_step(
     program = patched(
         tmp_path,
         """
-        whole, steps = train.F.mse_loss, [0]
+        whole, steps = trainer.F.mse_loss, [0]
 
         def loss_of(prediction, targets):
             if steps[0] == 7 and rank == 1:
@@ -446,7 +447,7 @@ def test_gradients_that_are_no_numbers_are_named_with_rank_and_step(
             steps[0] += 1
             return whole(prediction, targets)
 
-        train.F.mse_loss = loss_of
+        trainer.F.mse_loss = loss_of
         """,
     )
     run = start("mpirun", "--steps", "60", *options, program=program)
@@ -478,13 +479,13 @@ def test_an_evaluation_longer_than_the_timeout_is_no_stall(start: Any, tmp_path:
     program = patched(
         tmp_path,
         """
-        whole = train.evaluate
+        whole = trainer.evaluate
 
         def slow(*arguments):
             time.sleep(4.5 * rank)
             return whole(*arguments)
 
-        train.evaluate = slow
+        trainer.evaluate = slow
         """,
     )
     run = start("mpirun", "--steps", "20", "--backend", "mpi", "--stall-timeout-s", "2", program=program)
@@ -498,7 +499,7 @@ def test_a_rank_that_computes_too_long_is_named(start: Any, tmp_path: Path) -> N
     program = patched(
         tmp_path,
         """
-        whole, steps = train.F.mse_loss, [0]
+        whole, steps = trainer.F.mse_loss, [0]
 
         def loss_of(prediction, targets):
             if steps[0] == 7 and rank == 1:
@@ -506,7 +507,7 @@ def test_a_rank_that_computes_too_long_is_named(start: Any, tmp_path: Path) -> N
             steps[0] += 1
             return whole(prediction, targets)
 
-        train.F.mse_loss = loss_of
+        trainer.F.mse_loss = loss_of
         """,
     )
     run = start("mpirun", "--steps", "60", "--backend", "mpi", "--stall-timeout-s", "2", program=program)
@@ -526,7 +527,7 @@ def test_a_rank_that_fails_by_itself_speaks_for_itself(start: Any, tmp_path: Pat
     program = patched(
         tmp_path,
         """
-        whole, steps = train.F.mse_loss, [0]
+        whole, steps = trainer.F.mse_loss, [0]
 
         def loss_of(prediction, targets):
             if steps[0] == 7 and rank == 1:
@@ -534,7 +535,7 @@ def test_a_rank_that_fails_by_itself_speaks_for_itself(start: Any, tmp_path: Pat
             steps[0] += 1
             return whole(prediction, targets)
 
-        train.F.mse_loss = loss_of
+        trainer.F.mse_loss = loss_of
         """,
     )
     run = start("horovodrun --gloo", "--steps", "60", program=program)

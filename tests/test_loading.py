@@ -16,11 +16,11 @@ from horovod_study.errors import ConfigError, RecordError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs import loading
 from horovod_study.programs.loading import Comparison, Loading, Spread, compare_loaders, loader_options, save
-from horovod_study.train import train_step
 from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import Batch, open_loader
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+from horovod_study.workload.trainer import train_step
 
 
 @pytest.fixture(scope="module")

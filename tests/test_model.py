@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from horovod_study.measure.evidence import parameter_count, parameter_sha256
 from horovod_study.workload import material
-from horovod_study.workload.model import INPUT_SCALINGS, StressCNN, parameter_count, parameter_sha256
+from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
 
 
 def plain_network() -> nn.Module:

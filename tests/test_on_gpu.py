@@ -34,13 +34,13 @@ from horovod_study.measure.sensors import Gpus
 from horovod_study.measure.sync_points import Finder
 from horovod_study.programs import timers
 from horovod_study.programs.microbench import copy_rates, launch_latency, launches_of, matrix_peak, matrix_rates
-from horovod_study.train import train_step
 from horovod_study.workload import dataset as data
 from horovod_study.workload import kernels
 from horovod_study.workload.graphs import CapturedStep, DeviceGraph
 from horovod_study.workload.loaders import Loader, feed, open_loader, resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer, set_learning_rate
+from horovod_study.workload.trainer import train_step
 
 LIMIT_S = 60
 pytestmark = [

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.rank_rows import noise, rows_of
 
-from horovod_study import train
 from horovod_study.analysis import inspection
 from horovod_study.analysis.pauses import Habits, Pauses, Period, find_pauses
 from horovod_study.analysis.rank_steps import align
+from horovod_study.measure import recorder
 from horovod_study.records import finite
 
 HABITS = Habits(
@@ -210,4 +210,4 @@ def test_pauses_at_random_have_no_rhythm() -> None:
 
 
 def test_the_habits_are_those_of_the_trainer() -> None:
-    assert (inspection.ROWS_STEPS, inspection.ROWS_S) == (train.DRAIN_STEPS, train.DRAIN_S)
+    assert (inspection.ROWS_STEPS, inspection.ROWS_S) == (recorder.DRAIN_STEPS, recorder.DRAIN_S)

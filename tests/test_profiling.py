@@ -68,7 +68,7 @@ def test_cprofile_writes_tables_by_function(tmp_path: Path) -> None:
     assert endings(tmp_path) == {"csv", "txt", "prof"}
     rows = {row["function"]: row for row in table(tmp_path / "profile" / "cprofile-00000.csv")}
     assert (rows["train_step"]["calls"], rows["train_step"]["calls_per_step"]) == ("4", "1.0")
-    assert rows["train_step"]["file"].endswith("train.py")
+    assert rows["train_step"]["file"].endswith("trainer.py")
     assert float(rows["train_step"]["total_s"]) >= float(rows["train_step"]["self_s"]) > 0
     text = (tmp_path / "profile" / "cprofile-00000.txt").read_text(encoding="utf-8")
     assert text.startswith("4 steps; seconds are sums over them")

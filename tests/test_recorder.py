@@ -21,8 +21,8 @@ from test_records import columns, fill_disk, record
 from horovod_study import records
 from horovod_study.config import LAPS, ORDINARY_LAPS
 from horovod_study.measure.clock import HostStamps, LapClock, Milestones, Unstamped
-from horovod_study.measure.recorder import MOST_PENDING, Recorder
-from horovod_study.train import DRAIN_STEPS, main
+from horovod_study.measure.recorder import DRAIN_STEPS, MOST_PENDING, Recorder
+from horovod_study.train import main
 from horovod_study.workload.graphs import RING
 
 SMALL = ("--dataset", "2000", "--batch", "25", "--warmup-steps", "5", "--steps", "300")

@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 import horovod_study
-from horovod_study import recording, records
+from horovod_study import records
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure.clock import HostStamps, LapClock
+from horovod_study.recording import hooks, recorder, session
 
 LAPS = ("data", "forward", "backward", "sync", "update", "residual")
 
@@ -112,17 +113,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     """All laps are measured on a clock of the test's own."""
     fake = Time()
     monkeypatch.setattr(
-        recording, "_clock", lambda mode, device, *, zero: LapClock(HostStamps(lambda: fake.now), zero=0.0)
+        session, "open_clock", lambda mode, device, *, zero: LapClock(HostStamps(lambda: fake.now), zero=0.0)
     )
     return fake
 
 
-def open_recorder(model: nn.Module, optimizer: Any, out: Path, **options: Any) -> recording.Recording:
+def open_recorder(model: nn.Module, optimizer: Any, out: Path, **options: Any) -> recorder.Recording:
     return horovod_study.recorder(model, optimizer, out=out, **{"warmup_steps": 0, "system_interval_s": 0.0, **options})
 
 
 @contextmanager
-def record_open(record: recording.Recording) -> Iterator[None]:
+def record_open(record: recorder.Recording) -> Iterator[None]:
     """Leave a recorder that was entered already."""
     yield
     record.__exit__(None, None, None)
@@ -208,7 +209,7 @@ def test_a_wait_inside_backward_is_sync(
 
     Where autograd would not tell its end (`told` is False), the wait ends where the optimizer's step begins.
     """
-    monkeypatch.setattr(recording, "averages_in_backward", lambda model: True)
+    monkeypatch.setattr(hooks, "averages_in_backward", lambda model: True)
     engine = torch.autograd.Variable._execution_engine
     made = []
 
@@ -475,7 +476,7 @@ def test_a_full_disk_ends_the_rows_and_not_the_training(
     def no_room(*_: Any) -> None:
         raise records.NoRoom("steps-00000.arrows: step rows cannot be written (full); free space and run again")
 
-    monkeypatch.setattr(recording, "DRAIN_STEPS", 5)
+    monkeypatch.setattr(session, "DRAIN_STEPS", 5)
     append = records.StepWriter.append
     monkeypatch.setattr(
         records.StepWriter, "append", lambda self, rows: append(self, rows) if rows["step"][0] < 10 else no_room()
@@ -591,7 +592,7 @@ def test_a_batch_whose_size_cannot_be_seen_is_told(tmp_path: Path) -> None:
     [(X, 3), ([X, torch.ones(5)], 3), ({"id": "a", "image": X}, 3), (("a", [np.zeros((4, 2))]), 4)],
 )
 def test_samples_are_counted_along_the_first_dimension(batch: Any, samples: int) -> None:
-    assert recording._samples_of(batch) == samples
+    assert recorder._samples_of(batch) == samples
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from horovod_study.comm.stop import StopRequest, Terminated
 from horovod_study.config import OPTIONS
 from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.records import checkpoint_paths, read_run
-from horovod_study.workload import resume
+from horovod_study.workload import resume, trainer
 from horovod_study.workload.checkpoint import load_newest
 
 # 450 training curves: 18 steps per epoch, 36 in all, 5 of them before the timed window.
@@ -53,7 +53,7 @@ class Crash(Exception):
 
 def crash_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Let the trainer fail at the step after so many, counted from here."""
-    whole, done = train.train_step, [0]
+    whole, done = trainer.train_step, [0]
 
     def step(*arguments: Any) -> Any:
         if done[0] == steps:
@@ -61,12 +61,12 @@ def crash_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         done[0] += 1
         return whole(*arguments)
 
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(trainer, "train_step", step)
 
 
 def signal_after(monkeypatch: pytest.MonkeyPatch, steps: int, number: int) -> None:
     """Send `number` to this process within the step after so many."""
-    whole, done = train.train_step, [0]
+    whole, done = trainer.train_step, [0]
 
     def step(*arguments: Any) -> Any:
         if done[0] == steps:
@@ -74,18 +74,18 @@ def signal_after(monkeypatch: pytest.MonkeyPatch, steps: int, number: int) -> No
         done[0] += 1
         return whole(*arguments)
 
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(trainer, "train_step", step)
 
 
 def note_rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return a list that receives the learning rate of every step from here on."""
-    whole, rates = train.train_step, []
+    whole, rates = trainer.train_step, []
 
     def step(model: Any, optimizer: Any, *arguments: Any) -> Any:
         rates.append(optimizer.param_groups[0]["lr"])
         return whole(model, optimizer, *arguments)
 
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(trainer, "train_step", step)
     return rates
 
 
@@ -272,7 +272,7 @@ def test_a_budget_of_seconds_continues_where_it_was(
 ) -> None:
     out = tmp_path / "run"
     rates = note_rates(monkeypatch)
-    monkeypatch.setattr(train, "_steps_between_checks", lambda backend, recorder, config: 20)
+    monkeypatch.setattr(trainer, "_steps_between_checks", lambda backend, rows, config: 20)
     options = [*SMALL[:-2], "--seconds", "2.0", "--schedule", schedule, "--out", str(out)]
     with pytest.MonkeyPatch.context() as patch:
         signal_after(patch, 30, signal.SIGUSR1)
@@ -307,7 +307,7 @@ def test_a_signal_stops_the_run_with_a_checkpoint(
 ) -> None:
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "_steps_between_checks", lambda backend, recorder, config: check_every)
+        patch.setattr(trainer, "_steps_between_checks", lambda backend, rows, config: check_every)
         signal_after(patch, 12, number)
         code = train.main([*SMALL, *MOVING, "--out", str(out)])
     record = read_run(out)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from horovod_study import records, train
+from horovod_study.measure import steady
 from horovod_study.measure.steady import BLOCK_STEPS, BLOCKS, Steady, declared, find_steady, segments
 
 DECLARED = 50
@@ -255,7 +256,7 @@ def test_the_window_is_what_is_left_after_the_warm_up_that_was_found(
         seen.append((len(step_s), first))
         return Steady(step=100, declared=first, found_by="change-point", doubt="something to say")
 
-    monkeypatch.setattr(train.steady, "find_steady", decide)
+    monkeypatch.setattr(steady, "find_steady", decide)
     record, told, out = trained()
     totals = record.totals
     rows = records.read_steps(out, 0)

@@ -265,9 +265,7 @@ def test_what_a_mode_costs_is_found(dataset: Path, tmp_path: Path, monkeypatch: 
     step, opened = timers.train_step, timers.open_clock
     monkeypatch.setattr(timers, "now", lambda: moment)
     monkeypatch.setattr(timers, "train_step", lambda *values: (spend(STEP_S), step(*values))[1])
-    monkeypatch.setattr(
-        timers, "open_clock", lambda config, device: Slow() if config.timer_mode == "light" else opened(config, device)
-    )
+    monkeypatch.setattr(timers, "open_clock", lambda mode, device: Slow() if mode == "light" else opened(mode, device))
     cost = timer_cost({"runtime": "serial", **measured(dataset, tmp_path, rounds=6)})
 
     assert cost.off_step_s == pytest.approx(STEP_S)

@@ -9,11 +9,12 @@ import torch
 from test_recording import X, batches, clock, laps, manifest, open_recorder  # noqa: F401
 from torch import nn
 
-from horovod_study import recording, records
+from horovod_study import records
 from horovod_study.errors import StudyError
+from horovod_study.recording import recorder
 
 
-def train(out: Path, *, turns: int, every: int, steps: Any = None, **options: Any) -> recording.Recording:
+def train(out: Path, *, turns: int, every: int, steps: Any = None, **options: Any) -> recorder.Recording:
     """Make so many turns of a loop with an update in every so-many-th of them, or in those that `steps` holds."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -92,7 +93,7 @@ def test_an_optimizer_that_never_steps_makes_no_step(tmp_path: Path) -> None:
 
 def test_a_long_loop_without_updates_is_recorded_by_its_turns_with_a_doubt(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train(out, turns=recording.MAX_TURNS + 30, every=10**9)
+    train(out, turns=recorder.MAX_TURNS + 30, every=10**9)
 
     assert manifest(out)["totals"]["steps"] == 30
     assert manifest(out)["effective"]["turns_per_update"] is None

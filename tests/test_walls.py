@@ -60,6 +60,8 @@ def breaches(module: str, imported: set[str]) -> list[str]:
             continue
         if (wing in RUN_WING and target in ANALYSIS_WING) or (wing in ANALYSIS_WING and target in RUN_WING):
             faults.append(f"{module} imports {name}: the wings meet only at the run directory")
+        if wing == "recording" and target == "workload":
+            faults.append(f"{module} imports {name}: a recorded run knows nothing of what is trained")
         if wing == "analysis" and target == "report":
             faults.append(f"{module} imports {name}: analysis does not draw")
     return faults
@@ -88,6 +90,7 @@ def test_every_module_belongs_somewhere() -> None:
         ("workload/model.py", "torch.distributed", "belongs below comm/"),
         ("analysis/study.py", "matplotlib.pyplot", "belongs below report/"),
         ("analysis/study.py", "horovod_study.report.page.html", "analysis does not draw"),
+        ("recording/session.py", "horovod_study.workload.model", "knows nothing of what is trained"),
         ("records.py", "pickle", "can execute data"),
         ("studies/tune.py", "horovod_study.analysis.comparison", "the wings meet only"),
         ("analysis/stats.py", "horovod_study.records", "a kit imports nothing"),

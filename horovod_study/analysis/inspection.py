@@ -17,7 +17,7 @@ from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedBeside, RecordedRun, finite, hosts_of
 
 ROWS_STEPS, ROWS_S, AGREE_S = 512, 2.0, 0.25
-"""When the trainer writes rows, and about how often its ranks agree on the time; see train.py."""
+"""When the trainer writes rows, and about how often its ranks agree on the time; see trainer.py."""
 
 BINS = 240
 """The course of a run is drawn with at most so many bars."""

@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from horovod_study.config import LAPS
+
+if TYPE_CHECKING:
+    import torch
 
 now: Callable[[], float] = time.perf_counter
 """Seconds on a monotonic clock with an arbitrary origin; steps of the system's clock do not disturb it."""
@@ -266,6 +269,21 @@ class Unstamped(LapClock):
         closed = now()
         self.span_s, self._opened = closed - self._opened, closed
         return {}
+
+
+def open_clock(timer_mode: str, device: "torch.device", *, zero: float = 0.0) -> LapClock:
+    """Return what times the steps that `device` makes, as `timer_mode` says; times count from `zero`."""
+    if timer_mode == "off":
+        return Unstamped()
+    if device.type != "cuda":
+        return LapClock(zero=zero)
+    import torch
+
+    def settle() -> None:
+        # Not the whole device: what the library sends from streams of its own is waited for where training waits.
+        torch.cuda.current_stream(device).synchronize()
+
+    return LapClock(device=DeviceStamps(), settle=settle if timer_mode == "strict" else None, zero=zero)
 
 
 class _Split:

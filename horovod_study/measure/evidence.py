@@ -3,6 +3,7 @@
 Beside it what makes a measurement worth less: cores that workers share, and other programs on them.
 """
 
+import hashlib
 import os
 import resource
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from horovod_study.comm.settings import VARIABLES
 from horovod_study.config import COMMUNICATION
@@ -78,6 +80,20 @@ def _as_option(name: str, value: Any) -> Any:
     if name == "single_copy":
         return value != "none"
     return value
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Return the number of trained parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def parameter_sha256(model: nn.Module) -> str:
+    """Return the SHA-256 over all parameters in their logical order: equal only for models equal bit for bit."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        # As bytes, because NumPy does not know every type of number that PyTorch has.
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:

@@ -4,7 +4,7 @@
     |- data | forward | backward | sync | update
 
 A range must be named when it opens, a lap is named when it ends. So each range takes the name of the lap that comes
-next in the order that is given, in which `train.py` makes them. Ranges are what the host's calls took: on a GPU the
+next in the order that is given, in which `trainer.py` makes them. Ranges are what the host's calls took: on a GPU the
 kernels of a range run later.
 """
 

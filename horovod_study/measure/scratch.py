@@ -26,7 +26,7 @@ TrainStep = Callable[
     [nn.Module, Optimizer, torch.Tensor, torch.Tensor, Backend, LapClock, Arithmetic],
     torch.Tensor,
 ]
-"""`train.train_step`."""
+"""`workload.trainer.train_step`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ from horovod_study.config import RunConfig, parse_widths, run_config
 from horovod_study.errors import BackendError, ConfigError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
+from horovod_study.measure.evidence import parameter_count
 from horovod_study.programs.answer import answer, leave
 from horovod_study.programs.microbench import (
     copy_kinds,
@@ -45,7 +46,7 @@ from horovod_study.programs.microbench import (
 from horovod_study.progress import say
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
-from horovod_study.workload.model import StressCNN, parameter_count
+from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, make_optimizer
 
 ELEMENT_BYTES = 4

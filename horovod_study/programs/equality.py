@@ -39,11 +39,11 @@ from horovod_study.measure.clock import LapClock
 from horovod_study.programs.answer import answer
 from horovod_study.progress import say
 from horovod_study.records import finite
-from horovod_study.train import train_step
 from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+from horovod_study.workload.trainer import train_step
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 BREAKS = ("sum", "shard", "lr", "start")

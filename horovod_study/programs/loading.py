@@ -270,7 +270,7 @@ def _opener(
 
 
 class _Step:
-    """The trainer's step without its recording; `train.train_step` is the original, a test compares their losses."""
+    """The trainer's step without its recording; `trainer.train_step` is the original, a test compares their losses."""
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
         torch.manual_seed(config.seed)

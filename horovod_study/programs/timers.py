@@ -29,7 +29,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,17 +43,17 @@ from horovod_study.comm import Backend, agreed, detect, open_backend
 from horovod_study.config import ORDINARY_LAPS, TIMER_MODES, RunConfig, parse_widths, run_config
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure import environment, evidence
-from horovod_study.measure.clock import LapClock, now, sleep, utc_now
-from horovod_study.measure.recorder import Recorder
+from horovod_study.measure.clock import LapClock, now, open_clock, sleep, utc_now
+from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.programs.answer import ROWS, answer, leave
 from horovod_study.progress import say
-from horovod_study.train import DRAIN_S, DRAIN_STEPS, open_clock, train_step
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.graphs import RING, CapturedStep
 from horovod_study.workload.loaders import Loader, feed, open_loader, resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.workload.trainer import train_step
 
 CONTROL = "control"
 BESIDE = ("nothing", "torch.profiler", "cProfile", "module hooks")
@@ -366,7 +366,7 @@ def _open_ways(
     for name in names:
         phases = config.cuda_graphs and name == "strict"
         way = _Way(
-            clock=_clock(name if name in TIMER_MODES else "off", config, device),
+            clock=_clock(name if name in TIMER_MODES else "off", device),
             laps=steps.captured[phases].laps if steps.captured else ORDINARY_LAPS,
             phases=phases,
             around=around.get(name),
@@ -380,9 +380,9 @@ def _open_ways(
     return ways
 
 
-def _clock(mode: str, config: RunConfig, device: torch.device) -> LapClock:
+def _clock(mode: str, device: torch.device) -> LapClock:
     """Return the clock that training has in a timer mode, in an endless stretch."""
-    clock = open_clock(replace(config, timer_mode=mode), device)
+    clock = open_clock(mode, device)
     clock.start()
     return clock
 

@@ -9,7 +9,10 @@ least_squares   the law fitted to curves
 loaders         how batches come to the device that computes
 model           the network
 optimizer       the update rule and the arithmetic of a step
-schedule        the learning rate
+schedule        how long a run is, and its learning rate
+job             what is trained on a rank, and what the record says of it
+trainer         the step and the loop
+summary         what is told of a finished run
 evaluation      the error on the test set, beside the floor
 checkpoint      resumable state on disk
 resume          what a resumed run may change: nothing but its budget

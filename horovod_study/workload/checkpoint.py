@@ -69,7 +69,7 @@ PROGRESS: dict[str, Any] = {
     "budget": (list, tuple),
     "target_reached": object,
 }
-"""What the loop of train.py needs of `progress`, by type."""
+"""What the loop of trainer.py needs of `progress`, by type."""
 
 # ------------------------------------------------------------------------------------------------ the file's bytes
 

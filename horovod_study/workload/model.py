@@ -3,8 +3,6 @@
 Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
 """
 
-import hashlib
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -71,17 +69,3 @@ class StressCNN(nn.Module):
             x = F.relu(F.max_pool1d(F.conv1d(x, self.conv2.weight[:, :, 0], self.conv2.bias), 3))
         x = F.relu(self.fc1(x.flatten(1)))
         return self.fc2(x)  # type: ignore[no-any-return]
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Return the number of trained parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def parameter_sha256(model: nn.Module) -> str:
-    """Return the SHA-256 over all parameters in their logical order: equal only for models equal bit for bit."""
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        # As bytes, because NumPy does not know every type of number that PyTorch has.
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

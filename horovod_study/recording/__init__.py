@@ -1,0 +1,9 @@
+"""Recorded runs: what surrounds a training loop, so that its run directory can be analysed.
+
+session      ONE recorded run: ranks, sampler, claim, run.json, clock and rows, steady window, totals, failure
+recorder     `horovod_study.recorder`: three lines around anybody's PyTorch loop
+hooks        the laps of such a loop, seen from public hooks
+lightning    the same for Lightning's Trainer, imported as `horovod_study.lightning`
+
+The worked example's trainer is recorded by the same session.
+"""

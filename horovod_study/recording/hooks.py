@@ -1,0 +1,166 @@
+"""Marks the laps of somebody's step from public hooks of the model, its parameters and the optimizer.
+
+residual    until the model's forward begins; between the end of backward and the optimizer's step
+forward     until the model's forward has returned
+backward    until autograd is done; for a model that averages in backward, until this rank's last gradient is made
+sync        the wait inside backward after that moment; or inside the `synchronize` of Horovod's optimizer
+update      the optimizer's step, but for what of the above happens inside it
+
+Autograd tells its end through its engine's `queue_callback`, which is not public but what PyTorch's own data
+parallelism uses. Where a version should have none, the end of a wait inside backward is the next lap.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from horovod_study.comm.attached import averages_in_backward, averages_in_synchronize, bare
+from horovod_study.measure.clock import LapClock
+
+
+class Steps(Protocol):
+    """What is watched: somebody's steps, while they are recorded."""
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is under way."""
+
+    def note_update(self) -> None:
+        """Note that the parameters were updated."""
+
+
+class Hooks:
+    """The hooks on one model and its optimizer, until `remove`."""
+
+    def __init__(
+        self, steps: Steps, clock: LapClock, model: nn.Module, optimizer: torch.optim.Optimizer, *, forward: bool
+    ) -> None:
+        self._steps, self._clock, self._model = steps, clock, model
+        engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+        self._when_done: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
+        self._forwards: list[bool] = []  # the forwards under way, and whether each is the outermost of a step
+        self._expected = 0  # gradients of the backward before
+        self.reset()
+        # One worker that wraps nothing waits for nobody: that is known, and no gap in the rows.
+        self._alone = steps.workers == 1 and not averages_in_synchronize(optimizer) and bare(model) is model
+        self._undo: list[Callable[[], None]] = []
+        if not clock.takes_stamps:
+            self._undo.append(optimizer.register_step_post_hook(lambda *_: steps.note_update()).remove)
+            return
+        if forward:
+            self._undo.append(model.register_forward_pre_hook(self._before_forward).remove)
+            self._undo.append(model.register_forward_hook(self._after_forward, always_call=True).remove)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                handle = parameter.register_post_accumulate_grad_hook(self._gradient)  # type: ignore[no-untyped-call]
+                self._undo.append(handle.remove)
+        self._undo.append(optimizer.register_step_pre_hook(self._before_update).remove)
+        self._undo.append(optimizer.register_step_post_hook(self._after_update).remove)
+        if averages_in_synchronize(optimizer):
+            self._wrap_synchronize(optimizer)
+
+    def reset(self) -> None:
+        """Forget what a step before has left half done, such as a backward that was out of memory."""
+        self._gradients, self._last, self._queued, self._updates = 0, None, False, 0
+        del self._forwards[:]
+
+    def remove(self) -> None:
+        """Take all hooks away; the model and the optimizer are as they were."""
+        for undo in self._undo:
+            undo()
+
+    def settle(self) -> None:
+        """Give a backward its laps whose end autograd did not tell."""
+        if self._gradients:
+            self._end_backward(tell=False)
+
+    def _rest(self, at: Any = None) -> None:
+        """Close what lies since the stamp before: between the hooks nobody knows what the script did."""
+        self._clock.lap("update" if self._updates else "residual", at=at)
+
+    def _before_forward(self, *_: Any) -> None:
+        counts = self._steps.in_step and not self._forwards and torch.is_grad_enabled()
+        self._forwards.append(counts)
+        if counts:
+            self.settle()
+            self._rest()
+
+    def _after_forward(self, *_: Any) -> None:
+        if self._forwards and self._forwards.pop() and self._steps.in_step:
+            self._clock.lap("forward")
+
+    def _gradient(self, _: torch.Tensor) -> None:
+        if not self._steps.in_step:
+            return
+        self._gradients += 1
+        if not self._queued and self._when_done is not None:
+            self._queued = True
+            self._when_done(self._gradients_made)
+        # A stamp costs on a GPU: it is left out where as many gradients as in the backward before are still to come.
+        if self._gradients >= self._expected:
+            self._last = self._clock.mark()
+
+    def _gradients_made(self) -> None:
+        """Autograd has made all gradients; of those that it calls at its end, this one came first."""
+        self._queued = False
+        if self._gradients and self._steps.in_step:
+            self._end_backward(tell=True)
+
+    def _end_backward(self, *, tell: bool) -> None:
+        last = self._last if self._gradients >= self._expected else None
+        self._expected, self._gradients, self._last = self._gradients, 0, None
+        if not averages_in_backward(self._model):
+            self._clock.lap("backward", at=None if tell else last)
+            return
+        self._clock.lap("backward", at=last)
+        if tell and self._when_done is not None:
+            self._when_done(self._averaged)  # behind what the model itself does at the end
+        else:
+            self._averaged()
+
+    def _averaged(self) -> None:
+        self._clock.lap("sync")
+
+    def _before_update(self, *_: Any) -> None:
+        if self._steps.in_step:
+            self.settle()
+            began = self._clock.mark()
+            self._rest(began)
+            if self._alone and not self._updates:
+                self._clock.lap("sync", at=began)
+        self._updates += 1
+
+    def _after_update(self, *_: Any) -> None:
+        self._updates = max(0, self._updates - 1)
+        if self._steps.in_step:
+            self._clock.lap("update")
+            self._steps.note_update()
+
+    def _wrap_synchronize(self, optimizer: Any) -> None:
+        """Put a lap around `synchronize` of this one optimizer, which its step calls, or the script."""
+        original = optimizer.synchronize
+
+        def synchronize(*arguments: Any, **named: Any) -> Any:
+            if not self._steps.in_step:
+                return original(*arguments, **named)
+            self.settle()
+            self._clock.lap("residual")
+            try:
+                return original(*arguments, **named)
+            finally:
+                self._clock.lap("sync")
+
+        def restore() -> None:
+            # The method of its class shows again, or the one that the object had itself is put back.
+            del optimizer.synchronize
+            if getattr(optimizer, "synchronize", None) != original:
+                optimizer.synchronize = original
+
+        optimizer.synchronize = synchronize
+        self._undo.append(restore)

@@ -1,0 +1,556 @@
+"""Records the steps of somebody's own training loop, in three lines around it:
+
+    with horovod_study.recorder(model, optimizer, out="runs/mine/2w") as record:     # 1
+        for images, labels in record.steps(loader):                                 # 2
+            loss = criterion(model(images), labels)
+            record.lap("forward")                                                   # 3, where laps are wanted finer
+            loss.backward()
+            optimizer.step()
+
+The run directory is the one of `horovod_study.train`, and so are its analysis and report. docs/your_script.md says what
+is seen by hooks, and what is not: that is residual, never guessed.
+
+Inside the loop nothing is printed, nothing gathered and the device not waited for; rows are written every few seconds.
+Only entering and leaving are collective. What the training raises passes through unchanged.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from horovod_study.comm import agreed, require_parity
+from horovod_study.comm.attached import Attached, Waiting, attach, bare
+from horovod_study.config import LAPS, run_config
+from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.measure import environment
+from horovod_study.measure.clock import now, utc_stamp
+from horovod_study.measure.evidence import parameter_count, parameter_sha256
+from horovod_study.measure.precision import PrecisionObserver
+from horovod_study.progress import say
+from horovod_study.recording.hooks import Hooks
+from horovod_study.recording.session import RecordOptions, Session
+
+T = TypeVar("T")
+
+PRECISION_STEPS = 3
+"""So many steps tell what a training computes in; layers are not watched after them."""
+MAX_IRREGULAR = 0.05
+"""Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
+MAX_TURNS = 100
+"""After so many turns of a loop without an update from its beginning on, none is waited for any more."""
+
+
+def recorder(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    out: str | Path | None = None,
+    batch: int | None = None,
+    model_name: str | None = None,
+    warmup_steps: int = 50,
+    steady: str = "found",
+    timer_mode: str = "light",
+    system_interval_s: float = 1.0,
+    disk_full: str = "go-on",
+    study: str = "script",
+    partition: str = "local",
+    repeat: int = 0,
+    forward_hooks: bool = True,
+) -> "Recording":
+    """Return what records the steps of a training loop; use it in a `with` statement, on every rank.
+
+    Give the model and the optimizer that the loop uses, wrapped as they are (DistributedDataParallel, Horovod's
+    DistributedOptimizer). `out` is the run directory (by default a new one below runs/), rank 0's for all ranks.
+    `batch` is the samples of a step on one worker; without it they are counted, along the first dimension of what the
+    loader gives. `model_name` is what tables and figures call the model, by default its class. Without
+    `forward_hooks` the end of forward is what `record.lap("forward")` says. The other options are those of
+    `horovod-study train`. Raises StudyError for an option that is not valid.
+    """
+    config = run_config(
+        {
+            "warmup_steps": warmup_steps,
+            "steady": steady,
+            "timer_mode": timer_mode,
+            "system_interval_s": system_interval_s,
+            "disk_full": disk_full,
+            "study": study,
+            "partition": partition,
+            "repeat": repeat,
+            **({} if batch is None else {"batch": batch}),
+        },
+        source="recorder",
+    )
+    return Recording(
+        model,
+        optimizer,
+        out=None if out is None else Path(out),
+        options=RecordOptions.of(config),
+        batch=batch,
+        model_name=model_name,
+        forward_hooks=forward_hooks,
+    )
+
+
+class Recording:
+    """The steps of one training loop while they are recorded: what `recorder` returns."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        out: Path | None,
+        options: RecordOptions,
+        batch: int | None,
+        model_name: str | None,
+        forward_hooks: bool,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"recorder: optimizer is a {type(optimizer).__name__}; give the torch.optim.Optimizer that is stepped"
+            )
+        self._model, self._optimizer, self._out, self._options, self._batch = model, optimizer, out, options, batch
+        self._model_name = model_name or type(bare(model)).__name__
+        self._forward_hooks = forward_hooks
+        self._state = "new"  # -> open -> closed
+        self.in_step = False  # whether a step is under way
+        self.updated = False  # whether the optimizer has stepped in it
+        self._step, self._epoch = 0, -1
+        self._samples: int | None = None  # of the step so far
+        self._loss: torch.Tensor | None = None
+        self._train_samples: int | None = None
+        self._window_samples = 0  # of the steps after the warm-up
+        self._hooks: Hooks | None = None
+        self._accumulate = 1
+        self._turns = 0  # of the loop, in the step so far
+        self._turns_of_steps: Counter[int] = Counter()  # turns -> steps that took so many; 0 turns: without an update
+        self._turns_left = 0  # in steps that ended without an update, and do not count
+        self._by_turns = False  # no update was ever seen: a step is a turn
+
+    # ------------------------------------------------------------------------------------------ beginning and end
+
+    @property
+    def workers(self) -> int:
+        """The number of workers; known inside the `with` statement."""
+        return self._peers.workers
+
+    @property
+    def directory(self) -> Path:
+        """The run directory, the same on all ranks; known from the beginning of the `with` statement on."""
+        if self._state == "new":
+            self._require_open("directory")
+        return self._session.directory
+
+    def mark(self) -> Any:
+        """Return a stamp of this moment, for `begin` and `fetched`."""
+        return self._clock.mark()
+
+    def note_update(self) -> None:
+        """Note that the parameters were updated: the step counts, however the loop is left."""
+        self.updated = True
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise StudyError(
+                "recorder: was used already; a recorder records one run, make another one with another out="
+            )
+        self._state = "closed"  # until it is open
+        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
+        self._peers = attach(self._model, self._optimizer, on_gpu=device.type == "cuda")
+        with Waiting("every rank must enter `with horovod_study.recorder(...)`"):
+            self._session = Session(self._peers, self._options)
+        try:
+            self._create(device)
+            self._session.start(device)
+            self._session.open_clock()
+        except BaseException as error:
+            self._session.close(error)
+            raise
+        self._clock = self._session.clock
+        self._precision = PrecisionObserver(self._model)
+        self._hooks = Hooks(self, self._clock, self._model, self._optimizer, forward=self._forward_hooks)
+        self._state = "open"
+        if self._session.is_root:
+            say(_greeting(self._session.record.effective, self._peers, self._session.directory))
+        return self
+
+    def _create(self, device: torch.device) -> None:
+        """Describe what runs, before its first step, and settle where it is written. Collective."""
+        peers, session, model = self._peers, self._session, bare(self._model)
+        asked = {**asdict(self._options), "batch": self._batch}
+        about = {
+            "model": self._model_name,
+            "backend": peers.backend,
+            "reduction": peers.reduction,
+            "parameters": parameter_count(model),
+        }
+        require_parity(peers, {**asked, **about, "package version": environment.describe_package()})
+        initial = parameter_sha256(model)
+        if len(set(peers.gather(initial))) > 1 and session.is_root:
+            say(
+                "warning: the ranks begin with different parameters; broadcast those of rank 0 before the recorder "
+                "(Horovod: broadcast_parameters), or they train different models"
+            )
+        session.describe_ranks(device, lr=float(self._optimizer.param_groups[0]["lr"]), settings={})
+        for doubt in session.doubts if session.is_root else ():
+            say(f"warning: {doubt.replace('--threads 1', 'torch.set_num_threads(1)')}")
+        default = f"{utc_stamp()}-{peers.backend}-{peers.workers}w-{os.getpid()}"
+        try:
+            session.claim(self._out or Path("runs") / self._options.study / default)
+            session.create(
+                {**asked, "out": str(session.directory), "script": sys.argv[0]},
+                {
+                    **about,
+                    "transport": peers.transport,
+                    "launcher": peers.launcher,
+                    "batch": self._batch,
+                    "global_batch": None if self._batch is None else self._batch * peers.workers,
+                    "optimizer": type(self._optimizer).__name__,
+                    "precision": None,  # seen in the first steps
+                    "initial_parameter_sha256": initial,
+                    "train_samples": None,
+                },
+                batch=self._batch or 0,
+            )
+        except StudyError as error:
+            raise StudyError(str(error).replace("--out", "out=")) from None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._state != "open":
+            return
+        self._state = "closed"
+        self._precision.stop()
+        if self._hooks is not None:
+            self._hooks.remove()
+        ended = error
+        try:
+            if error is None:
+                with Waiting(
+                    "every rank must leave the recorder; one that still trains makes more steps than this one"
+                ):
+                    totals = self._finish()
+        except BaseException as own:
+            ended = own
+            raise
+        finally:
+            if ended is not None:
+                with suppress(Exception):  # it may be what has failed, and is not the error to tell
+                    self.close_step()
+            self._session.close(ended)
+            self._hooks = None  # and with it the model, which may hold a process group that is destroyed before it
+        if error is None and self._session.is_root:
+            say(_closing(totals, self.workers, self._session.directory))
+
+    def _finish(self) -> dict[str, Any]:
+        """Close the record, and return the totals. Collective."""
+        session = self._session
+        session.stop_sampling()
+        with agreed(self._peers):
+            self.close_step()
+            self._require_steps()
+        first = session.find_steady(self._step, doubt=_update_doubt(self._turns_of_steps))
+        learnt, sha256 = self._learnt()
+        samples, window_s = self._window(first.step)
+        totals = session.totals(first, made=self._step, samples=samples, window_s=window_s)
+        totals |= {
+            "epochs": self._epoch + 1,
+            **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
+            "train_s": totals["window_s"],
+            "wall_s": now() - session.zero,
+            "parameter_sha256": sha256,
+        }
+        session.finish(totals, learnt)
+        return totals
+
+    def _require_steps(self) -> None:
+        where, warmup = self._session.directory, self._options.warmup_steps
+        if self._step == 0:
+            raise StudyError(
+                f"{where}: not a single step was recorded"
+                + (
+                    f": the optimizer did not step in {self._turns_left:,} turns; give the one that is stepped, or "
+                    "mark updates of your own with record.lap('update')"
+                    if self._turns_left
+                    else "; loop over record.steps(loader), not over the loader itself"
+                )
+            )
+        if self._step <= warmup:
+            raise StudyError(
+                f"{where}: all {self._step} steps belong to the warm-up of {warmup}, and none is left to measure; make "
+                f"more steps, or set warmup_steps= below {self._step}"
+            )
+
+    def _window(self, first: int) -> tuple[int, float | None]:
+        """Return samples and seconds of the steps from `first` on: those of the rows, where all rows know them.
+
+        Laps tile the steps and steps tile a stretch: with all rows there, they are the window.
+        """
+        rows = self._session.rows
+        inside = rows.timed("step") >= first
+        step_s = rows.timed("step_s")[inside]
+        if rows.rows_lost or not np.isfinite(step_s).all():
+            return self._window_samples, None
+        return int(rows.timed("samples")[inside].sum()), float(step_s.sum())
+
+    def _learnt(self) -> tuple[dict[str, Any], str | None]:
+        """Return what only now is known of what ran, and the SHA-256 of all ranks' parameters. Collective."""
+        samples = self._session.rows.timed("samples")
+        mine = {
+            "steps": self._step,
+            "usual": int(np.median(samples)) if len(samples) else self._batch,
+            "sha256": parameter_sha256(bare(self._model)),
+            "precision": self._precision.found(),
+            "turns": self._turns_of_steps,
+            "train_samples": self._train_samples,
+        }
+        everybody = self._peers.gather(mine)
+        made, usual = ([each[name] for each in everybody] for name in ("steps", "usual"))
+        sha256, precision = (_common([each[name] for each in everybody]) for name in ("sha256", "precision"))
+        turns = _turns_per_update([each["turns"] for each in everybody])
+        if self._session.is_root:
+            if len(set(made)) > 1:
+                say(f"warning: the ranks made {min(made)} to {max(made)} steps; shares and sums of them are not equal")
+            if sha256 is None:
+                say(
+                    "warning: the ranks end with different parameters: they have trained different models, and their "
+                    "gradients were not averaged alike"
+                )
+            if turns not in (None, self._accumulate):
+                say(f"note: the optimizer stepped every {turns} turns of the loop: steps are counted by updates")
+        return {
+            "batch": round(sum(usual) / len(usual)),
+            "global_batch": sum(usual),
+            "train_samples": everybody[0]["train_samples"],
+            "precision": precision,
+            "turns_per_update": turns,
+        }, sha256
+
+    # ------------------------------------------------------------------------------------------ the loop
+
+    def steps(self, loader: Iterable[T], *, accumulate: int = 1) -> Iterator[T]:
+        """Yield what `loader` gives; a step ends with the turn in which the optimizer steps.
+
+        Call it once for each epoch. The wait for the loader is the data lap. Where the gradients of several batches
+        are added up before one update, so many turns make one step, without a word; `accumulate` says how many
+        turns `batch=` was given for. A turn that is left by `break` counts when its optimizer has stepped.
+        """
+        self._require_open("steps")
+        if accumulate < 1:
+            raise ConfigError(f"record.steps: accumulate is {accumulate}; it must be at least 1, the turns of a step")
+        data: Any = getattr(loader, "dataset", None)
+        if self._train_samples is None and hasattr(data, "__len__"):
+            self._train_samples = len(data)
+        self._accumulate = accumulate
+        self.begin_epoch()
+        return self._over(loader, accumulate)
+
+    def _over(self, loader: Iterable[T], accumulate: int) -> Iterator[T]:
+        try:
+            began = self._clock.mark()
+            batches = iter(loader)  # workers that it starts are waited for: that is data, too
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                if not self.in_step:  # at first, after an update, or after `skip`
+                    self.begin(at=began)
+                self.fetched(batch, begun=began if self._turns else None)
+                yield batch
+                self._turn(accumulate)
+                began = self._clock.mark()
+        finally:
+            # After the last turn; or after `break`, or an error, in the middle of one.
+            if self._state == "open":
+                self.close_step()
+
+    def _turn(self, accumulate: int) -> None:
+        """End a turn of the loop, and with it the step where the parameters were updated."""
+        if not self.in_step:
+            return
+        self._turns += 1
+        if self.updated or (self._by_turns and self._turns >= accumulate):
+            if self._batch is not None and self._turns != accumulate:
+                self._samples = round(self._batch * self._turns / accumulate)
+            self.end()
+        elif self._turns >= MAX_TURNS and not self._turns_of_steps:
+            # Nobody will see an update here, such as in a loop that changes its parameters by itself.
+            self._by_turns, self.in_step = True, False
+            self._clock.forget()
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch, and a stretch of steps: what lies before it is in none. `steps` does so by itself."""
+        self._require_open("begin_epoch")
+        self.close_step()
+        self._epoch += 1
+        self.open_stretch()
+
+    def begin(self, at: Any = None) -> None:
+        """Begin a step, which waits for its data from now on: for loops that cannot go over `steps`."""
+        self._clock.begin(at)
+        self.in_step, self.updated, self._samples, self._loss = True, False, None, None
+        self._turns = 0
+        if self._hooks is not None:
+            self._hooks.reset()
+
+    def fetched(self, batch: Any, *, begun: Any = None) -> None:
+        """End the wait for `batch`, which counts as data; `begun` is the stamp at which it began, if not just now."""
+        if begun is not None:
+            self._settle()
+            self._clock.lap("residual", at=begun)
+        self._clock.lap("data")
+        if self._batch is None:
+            self._samples = (self._samples or 0) + _samples_of(batch)
+
+    def end(self) -> None:
+        """End a step; what follows until the next one begins is residual of that one."""
+        if not self.in_step:
+            return
+        self._settle()
+        self.in_step = False
+        self._session.rows.add(self._step, self._epoch, self._loss, samples=self._samples)
+        if self._step >= self._options.warmup_steps:
+            self._window_samples += self._samples or self._batch or 0
+        self._step += 1
+        self._turns_of_steps[max(1, self._turns) if self.updated else 0] += 1
+        if self._precision.watching and self._step >= PRECISION_STEPS:
+            self._precision.stop()
+        if self._step == self._options.warmup_steps:  # the window begins, and a stretch of its own
+            self._session.close_stretch()
+            self._session.open_stretch(timed=True)
+        else:
+            self._session.write_rows()
+
+    def close_step(self) -> None:
+        """End a step that is open: it counts if its optimizer has stepped, otherwise it is forgotten."""
+        if self.in_step and self.updated:
+            self.end()
+        elif self.in_step:
+            self._turns_left += self._turns
+            self.in_step = False
+            self._clock.forget()
+        self._session.close_stretch()
+
+    def open_stretch(self) -> None:
+        """Go on: what lies between `close_step` and here belongs to no step."""
+        self._session.open_stretch(timed=self._step >= self._options.warmup_steps)
+
+    def _settle(self) -> None:
+        if self._hooks is not None:
+            self._hooks.settle()
+
+    def lap(self, name: str) -> None:
+        """End the phase `name` of the step: data, forward, backward, sync, update; it began with the lap before it.
+
+        Where one CUDA graph holds forward and backward, the phase is called compute, as in steps captured by `train`.
+        What hooks have seen of the step stays; a lap of the same name that comes again is added.
+        """
+        if name not in LAPS:
+            raise ConfigError(f"record.lap: unknown lap {name!r}{nearest(name, LAPS)}; allowed: {', '.join(LAPS)}")
+        self._require_open(f"lap({name!r})")
+        if not self.in_step:
+            raise StudyError(
+                f"record.lap({name!r}): outside a step; mark laps inside `for ... in record.steps(loader)`, and before "
+                "record.skip()"
+            )
+        self._settle()
+        self._clock.lap(name)
+        self.updated |= name == "update"
+
+    def loss(self, loss: torch.Tensor) -> None:
+        """Keep the loss of this step, shape (), for its row; it is read later, and the device not waited for."""
+        if not self.in_step:
+            raise StudyError("record.loss: outside a step; call it inside `for ... in record.steps(loader)`")
+        self._loss = loss.detach().reshape(())
+
+    @contextmanager
+    def skip(self) -> Iterator[None]:
+        """Leave out what is done inside, such as an evaluation: it belongs to no step and not to the timed window.
+
+        Inside the loop it stands at the end of a turn, because it ends the step.
+        """
+        self._require_open("skip")
+        if self.in_step:
+            self._settle()
+            self._clock.lap("residual")
+            self.end()
+        self.close_step()
+        try:
+            yield
+        finally:
+            self.open_stretch()
+
+    def _require_open(self, what: str) -> None:
+        if self._state != "open":
+            raise StudyError(
+                f"record.{what}: the recorder is not open; use it inside `with horovod_study.recorder(...)`"
+            )
+
+
+def _samples_of(batch: Any) -> int:
+    """Return the first dimension of the first tensor or array in what a loader gave."""
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        for part in batch:
+            with suppress(ConfigError):
+                return _samples_of(part)
+    elif getattr(batch, "shape", ()):
+        return int(batch.shape[0])
+    raise ConfigError(
+        f"recorder: how many samples a {type(batch).__name__} from the loader holds cannot be seen; give batch="
+    )
+
+
+def _common(values: Sequence[str | None]) -> str | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _turns_per_update(turns: Sequence[Mapping[int, int]]) -> int | None:
+    """Return how many turns of the loop a step usually has, over all ranks; None where no update was seen."""
+    made: Counter[int] = sum((Counter(each) for each in turns), Counter())
+    return next((count for count, _ in made.most_common() if count), None)
+
+
+def _update_doubt(turns: Mapping[int, int]) -> str:
+    """Return what to doubt of steps as updates, "" for nothing; `turns`: turns -> steps that took so many."""
+    steps, usual = sum(turns.values()), _turns_per_update([turns])
+    without, other = turns.get(0, 0), sum(count for made, count in turns.items() if made not in (0, usual))
+    if without > MAX_IRREGULAR * steps:
+        return f"{without:,} of {steps:,} steps made no update that was seen: they are turns of the loop"
+    if other > MAX_IRREGULAR * steps:
+        return f"{other:,} of {steps:,} steps took another number of turns than {usual}: updates come irregularly"
+    return ""
+
+
+def _greeting(effective: Mapping[str, Any], peers: Attached, directory: Path) -> str:
+    way = f"{peers.backend} over {peers.transport}" if peers.workers > 1 else peers.backend
+    unseen = (
+        "" if peers.sync_seen else "; its waits for other workers are seen only where record.lap('sync') marks them"
+    )
+    return (
+        f"recording {peers.workers} worker{'s' * (peers.workers > 1)} ({way}), {effective['model']} with "
+        f"{effective['parameters']:,} parameters, into {os.path.relpath(directory)}{unseen}"
+    )
+
+
+def _closing(totals: Mapping[str, Any], workers: int, directory: Path) -> str:
+    step = totals["step_s_median"]
+    return (
+        f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
+        f"{totals['samples_per_s']:,.0f} samples/s with {workers} worker{'s' * (workers > 1)}"
+        + (f", step {step * 1e3:.2f} ms (median)" if step is not None else "")
+        + f"; horovod-study analyze {os.path.relpath(directory)} --out {os.path.relpath(directory)}-analysis"
+    )

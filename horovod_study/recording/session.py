@@ -1,0 +1,393 @@
+"""ONE recorded run, from the first meeting of its ranks to its totals: what surrounds a training loop.
+
+    session = Session(backend, options)               places and hosts of the ranks, sampler, other load
+    with session:                                     whatever fails in here is told in the record
+        ...                                           the training makes what it trains
+        session.describe_ranks(...)                   what each rank really has, and what is to be doubted
+        session.claim(directory)                      nobody else writes there
+        session.create(...)                           run.json and the files of step rows, before the first step
+        session.start(device); session.open_clock()   the zero of all times
+        ...                                           the loop: open_stretch, clock.lap, rows.add, close_stretch
+        session.finish(session.totals(...))
+
+`train` and the recorder of anybody's loop are recorded by it. Of what is trained it knows what it is told in these
+calls, and nothing more. All methods but those of the loop are collective.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+
+from horovod_study import alive, lease, records
+from horovod_study.comm import agreed
+from horovod_study.comm.base import Peers
+from horovod_study.comm.liveness import Liveness, LostPeer
+from horovod_study.comm.stop import Stopped, Terminated
+from horovod_study.config import ORDINARY_LAPS
+from horovod_study.errors import RecordError, StudyError
+from horovod_study.measure import energy, environment, evidence, steady, system
+from horovod_study.measure.clock import LapClock, now, open_clock, utc_now
+from horovod_study.measure.ranges import ranged
+from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
+from horovod_study.progress import say
+
+LOAD_S = 0.2
+"""Other programs are looked at for at least so long where several workers start."""
+
+SAME_AS_LIGHT = "the same as light: a CPU has done its work when a call returns"
+
+
+class Workers(Peers, Protocol):
+    """The workers of a run: a backend, or those of somebody's script."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker."""
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordOptions:
+    """How a run is measured and filed; the options of these names of `train` and `recorder`."""
+
+    warmup_steps: int
+    steady: str  # found | declared
+    timer_mode: str  # off | light | strict
+    system_interval_s: float  # 0: nothing is sampled
+    disk_full: str  # end | go-on
+    study: str
+    partition: str
+    repeat: int
+
+    @classmethod
+    def of(cls, values: object) -> Self:
+        """Return the options that an object holds as attributes."""
+        return cls(**{each.name: getattr(values, each.name) for each in fields(cls)})
+
+
+class Session:
+    """A run while it is recorded; see the head of this file for the order of use."""
+
+    effective: Mapping[str, Any]  # what describe_ranks found, for the record
+    doubts: list[str]  # what makes the run's times worth less, known before it trains
+    directory: Path  # of the run, from `claim` on; the same on all ranks
+    record: records.RunRecord  # from `create` on
+    rows: Recorder
+    clock: LapClock
+
+    def __init__(self, workers: Workers, options: RecordOptions, *, liveness: Liveness | None = None) -> None:
+        """Meet the other ranks and start the sampler; `liveness` sees which of them is lost."""
+        self.workers, self.options, self.liveness = workers, options, liveness
+        self.is_root = workers.rank == 0
+        places = workers.gather((os.uname().nodename, environment.affinity()))
+        self.hosts = [host for host, _ in places]
+        self.host, self.cores = places[workers.rank]
+        self.local_rank = self.hosts[: workers.rank].count(self.host)
+        self.writer: records.StepWriter | None = None
+        self.window_s = 0.0  # of timed steps so far
+        self.stretches: list[list[float]] = []  # begin and end of each stretch of timed steps, in seconds of the run
+        self._opened: float | None = None  # when the present stretch began, if its steps are timed
+        self._host_cores = sorted({core for host, cores in places if host == self.host for core in cores})
+        self._held = ExitStack()  # the claim on the run, on rank 0
+        sampled = options.system_interval_s and self.local_rank == 0  # by the first rank of each host
+        self.sampler = system.Sampler(self.host) if sampled else None
+        self.watch_load()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close(error)
+
+    def close(self, error: BaseException | None) -> None:
+        """Give everything back; where the run ended with `error`, write it into the record.
+
+        Raises what explains the error better, where another rank is lost.
+        """
+        try:
+            with suppress(RecordError):  # a full disk may be the error itself, and is the one to tell
+                if self.writer is not None:
+                    self.writer.close()
+            if error is not None:
+                self._end(error)
+            elif self.liveness is not None:
+                self.liveness.close()
+        finally:
+            self._held.close()
+            if self.sampler is not None:
+                self.sampler.close()
+
+    # ------------------------------------------------------------------------------------- before the first step
+
+    def watch_load(self) -> None:
+        """Look from now on at what other programs take: what the run itself has started and ended is none of them."""
+        self._load = evidence.OtherLoad(self._host_cores, beside=None if self.sampler is None else self.sampler.pid)
+
+    def describe_ranks(self, device: torch.device, *, lr: float, settings: Mapping[str, Any], **more: Any) -> None:
+        """Learn what each rank really has, `more` of this one included, and what is to be doubted."""
+        mine = evidence.describe_rank(
+            host=self.host, local_rank=self.local_rank, cores=self.cores, device=device, lr=lr, settings=settings
+        )
+        ranks = self.workers.gather({**mine, **more})
+        load = self._load.sample(at_least_s=LOAD_S if self.workers.workers > 1 else 0.0)
+        busy = evidence.other_cores(self.workers.gather(load), ranks)
+        crowded = evidence.crowded(ranks)
+        same = self.options.timer_mode == "strict" and device.type == "cpu"
+        self.doubts = [text for text in (crowded, evidence.disturbed(busy, ranks)) if text]
+        self.effective = {
+            "workers": self.workers.workers,
+            "nodes": len(set(self.hosts)),
+            "lr": lr,
+            "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+            "warmup_steps": self.options.warmup_steps,
+            "timer_mode": {"value": self.options.timer_mode, "note": SAME_AS_LIGHT if same else ""},
+            "ranks_per_host": evidence.ranks_per_host(ranks),
+            "shared_cores": crowded is not None,
+            "other_programs_cores": busy,
+            "ranks": ranks,
+        }
+
+    def claim(self, wanted: Path, *, again: bool | None = None, earlier: records.RunRecord | None = None) -> None:
+        """Claim the run directory, that of rank 0, before anything is written there.
+
+        `again` moves a run that has ended aside; None: there is no such option. `earlier` is the run that goes on.
+        Raises StudyError, on all ranks, where there is a run, somebody else trains it, or has gone on with it.
+        """
+        self.directory = directory = Path(self.workers.gather(str(wanted.absolute()))[0])
+        self._again = "" if again is None else "--again"
+        with agreed(self.workers):
+            if not self.is_root:
+                return
+            if again and earlier is None and records.is_over(directory):
+                say(f"the earlier run is kept in {lease.move_run(directory, directory.parent / lease.ATTEMPTS)}")
+            if earlier is None and lease.holder_of_run(directory) is None:
+                records.require_no_run(directory, again=self._again)  # before a claim is left in it
+            self._held.callback(lease.hold_run(directory).give_back)
+            if earlier is not None and records.read_run(directory) != earlier:
+                raise RecordError(f"{directory}: somebody else has gone on with the run meanwhile; resume it again")
+
+    def create(
+        self,
+        requested: Mapping[str, Any],
+        effective: Mapping[str, Any],
+        *,
+        batch: int,
+        earlier: records.RunRecord | None = None,
+        from_step: int | None = None,
+    ) -> None:
+        """Write run.json and open the file of step rows; `earlier` goes on from step `from_step`."""
+        self.record = records.RunRecord(
+            study=self.options.study,
+            key=self.directory.name,
+            repeat=self.options.repeat,
+            partition=self.options.partition,
+            status="running",
+            started=utc_now() if earlier is None else earlier.started,
+            attempts=() if earlier is None else earlier.attempts,
+            host=self.hosts[0],
+            pid=self.effective["ranks"][0]["pid"],
+            process=alive.identity(),  # rank 0 writes the record
+            requested={**requested, "workers": self.workers.workers},
+            effective={**self.effective, **effective},
+            environment=environment.describe(),
+        )
+        with agreed(self.workers):
+            if self.is_root and earlier is not None:
+                self.record = records.resume_run(self.directory, self.record, from_step=from_step or 0, began=utc_now())
+            elif self.is_root:
+                records.create_run(self.directory, self.record, again=self._again)
+        self._created = True
+        if self.liveness is not None:
+            self.liveness.fail = self._mark_failed
+        with agreed(self.workers):
+            self.writer = records.StepWriter(self.directory, self.workers.rank, resume_at=from_step)
+        self.rows = Recorder(self.writer, batch, rank=self.workers.rank, disk_full=self.options.disk_full)
+        if self.writer.kept is not None:
+            self.rows.take_up(self.writer.kept)
+            self.writer.kept = None  # they are in the file
+        if self.sampler is not None:
+            self.sampler.watch_ranks(
+                self.directory,
+                self.effective["ranks"],
+                interval_s=self.options.system_interval_s,
+                resumed=from_step is not None,
+            )
+
+    def start(self, device: torch.device, *, elapsed_s: float = 0.0) -> None:
+        """Settle the zero of all times of the run, of which `elapsed_s` are over."""
+        self.device = device
+        self.rows.follow(device)
+        if self.sampler is not None:
+            self.sampler.wait_ready()
+        self.workers.barrier()
+        # The ranks of a host read one clock, those of other hosts stood at the barrier.
+        everybody = self.workers.gather((self.host, now()))
+        self.zero: float = next(at for host, at in everybody if host == self.host) - elapsed_s
+        if self.sampler is not None:
+            self.sampler.begin(self.zero)
+
+    def open_clock(self, laps: tuple[str, ...] = ORDINARY_LAPS, *, ranges: str = "off") -> None:
+        """Make the clock of the steps; with `ranges` (nvtx, itt) their `laps` are ranges of a profiler, too."""
+        clock = open_clock(self.options.timer_mode, self.device, zero=self.zero)
+        self.clock = ranged(clock, ranges, laps)
+
+    # ------------------------------------------------------------------------------------------------ the loop
+
+    def open_stretch(self, *, timed: bool) -> None:
+        """Begin a stretch of steps without interruption; what lies between stretches belongs to no step."""
+        self._opened = now() if timed else None
+        self.clock.start()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the timed window so far."""
+        return self.window_s if self._opened is None else self.window_s + now() - self._opened
+
+    def write_rows(self) -> None:
+        """Write the rows of the steps that the device has made, if it is time to; it is not waited for."""
+        if len(self.rows) >= DRAIN_STEPS or now() - self.rows.drained > DRAIN_S:
+            self.rows.drain_made(self.clock)
+
+    def close_stretch(self) -> None:
+        """End a stretch when its work is done, and write its rows."""
+        settle(self.device)
+        if self._opened is not None:
+            closed = now()
+            self.window_s += closed - self._opened
+            self.stretches.append([self._opened - self.zero, closed - self.zero])
+            self._opened = None
+        if len(self.rows):
+            self.rows.drain(self.clock)
+
+    def write_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Append a row to epochs.csv, on rank 0."""
+        if self.is_root:
+            records.append_epoch(self.directory, row)
+
+    # ------------------------------------------------------------------------------------------- after the loop
+
+    def stop_sampling(self) -> None:
+        """End the samples: what follows is beside the training."""
+        if self.sampler is not None:
+            self.sampler.stop()
+
+    def find_steady(self, made: int, *, resumed: bool = False, doubt: str = "") -> steady.Steady:
+        """Return the first step of the timed window of `made` steps, the same on all ranks, and say what to doubt.
+
+        It is found in the step times of rank 0: workers that average their gradients wait for each other in every step.
+        """
+        declared, why = min(self.options.warmup_steps, made), ""
+        lost = sum(self.workers.gather(self.rows.rows_lost))
+        if self.options.steady == "found":
+            if not self.clock.takes_stamps:
+                why = "steady steps cannot be found with timer_mode off: the window begins where it was declared"
+            elif resumed:
+                why = (
+                    "a resumed run begins twice: its window begins where it was declared, not where it is found steady"
+                )
+            elif lost:
+                why = f"{lost:,} step rows were lost: the window begins where it was declared, not where it is steady"
+        found = steady.declared(declared, why)
+        with agreed(self.workers):
+            if self.is_root and self.options.steady == "found" and not why:
+                found = steady.find_steady(self.rows.timed("step_s"), declared)
+        found = replace(found, doubt="; ".join(each for each in (found.doubt, doubt) if each))
+        found = steady.Steady(**self.workers.gather(found.to_dict())[0])
+        if self.is_root and (why or doubt or (found.doubt and found.found_by != "declared")):
+            say(f"{'note' if why else 'warning'}: {found.doubt}")
+        return found
+
+    def totals(self, first: steady.Steady, *, made: int, samples: int, window_s: float | None = None) -> dict[str, Any]:
+        """Return the totals of the timed window, which begins at step `first`, after `made` steps of this rank.
+
+        `samples` are those of this rank in the window; `window_s` is its length where its rows tell it better.
+        """
+        stretches, cut_s = self.stretches, 0.0
+        if first.step > first.declared:  # the laps tile the window: what it loses is the time of these steps
+            cut_s = float(self.rows.timed("step_s")[first.declared : first.step].sum())
+            stretches = energy.since(stretches, float(self.rows.timed("begin_s")[first.step]))
+        everybody = self.workers.gather(
+            {
+                "window_s": self.window_s - cut_s if window_s is None else window_s,
+                "samples": samples,
+                "steps": made,
+                "summary": self.rows.summary(first.step),
+                "rows_lost": self.rows.rows_lost,
+                "memory": (environment.peak_rss_mb(), environment.pss_mb()),
+                "system": None if self.sampler is None else system.told(self.directory, self.sampler, stretches),
+            }
+        )
+        slowest_s, done = max(each["window_s"] for each in everybody), sum(each["samples"] for each in everybody)
+        return {
+            "samples_per_s": done / slowest_s,
+            "window_s": slowest_s,
+            "steps": min(each["steps"] for each in everybody) - first.step,
+            "excluded_steps": first.step,
+            "steady": first.to_dict(),
+            **records.step_totals([each["summary"] for each in everybody]),
+            "rows_lost": [each["rows_lost"] for each in everybody],
+            "rss_mb_max": max(each["memory"][0] for each in everybody),
+            "pss_mb_max": records.max_over_ranks([each["memory"][1] for each in everybody]),
+            **system.totals([each["system"] for each in everybody], samples=done),
+        }
+
+    def finish(self, totals: Mapping[str, Any], learnt: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Close the files and the record; `learnt` is what only now is known of what ran."""
+        assert self.writer is not None
+        with agreed(self.workers):
+            self.writer.close()
+            if self.is_root:
+                record = replace(self.record, effective={**self.record.effective, **learnt})
+                records.finish_run(self.directory, record, status="done", finished=utc_now(), totals=totals)
+        self.workers.barrier()
+
+    # ------------------------------------------------------------------------------------------------- failure
+
+    _created = False  # whether run.json is that of this run
+
+    def _end(self, error: BaseException) -> None:
+        """Write why the run has ended; raise what explains `error` better, where another rank is lost."""
+        explained = error if self.liveness is None else self.liveness.explain(error)
+        if isinstance(error, Stopped):
+            if self.is_root:
+                self._mark("stopped", str(error), error.totals)
+            self.workers.barrier()
+        elif isinstance(explained, LostPeer):
+            if explained.speaks:
+                self._mark_failed(str(explained))
+        elif self.is_root or self.liveness is None:  # without it nobody else learns of this rank's error
+            who = f"rank {self.workers.rank}: " if self.workers.workers > 1 and self.liveness is None else ""
+            text = " ".join(str(error).split())
+            name = "" if isinstance(error, StudyError) and text else type(error).__name__
+            self._mark_failed(f"{who}{name}{': ' if name and text else ''}{text}")
+        if self.liveness is not None and not isinstance(explained, LostPeer | Terminated):
+            self.liveness.end()
+        if explained is not error:
+            raise explained from None
+
+    def _mark_failed(self, reason: str) -> None:
+        """Write why the run has failed into its record, from any rank that sees it."""
+        with suppress(RecordError):
+            self._mark("failed", reason, {})
+
+    def _mark(self, status: str, reason: str, totals: Mapping[str, Any]) -> None:
+        if self._created and (record := records.read_run(self.directory)).status == "running":
+            records.finish_run(self.directory, record, status=status, finished=utc_now(), totals=totals, reason=reason)
+
+
+def settle(device: torch.device) -> None:
+    """Return when `device` has done what it was given; a CPU has when the call returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

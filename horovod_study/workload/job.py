@@ -1,0 +1,234 @@
+"""What is trained, on each rank: data set, network, optimiser, arithmetic, and what the record says of them.
+
+Letters: B curves per worker and step, C = 3 channels, L = 201 points.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod_study.comm import Backend, agreed, nccl_log, require_parity
+from horovod_study.comm.liveness import Liveness
+from horovod_study.config import RunConfig, misplaced, parse_widths
+from horovod_study.errors import BackendError, DataError, StudyError
+from horovod_study.measure import evidence, profiling, traffic
+from horovod_study.measure.clock import now
+from horovod_study.measure.evidence import parameter_count, parameter_sha256
+from horovod_study.measure.recorder import Recorder
+from horovod_study.progress import say
+from horovod_study.recording.session import Session, settle
+from horovod_study.workload import dataset as data
+from horovod_study.workload.material import CHANNELS, POINTS
+from horovod_study.workload.model import StressCNN
+from horovod_study.workload.optimizer import Arithmetic, accelerate, learning_rate, make_optimizer
+from horovod_study.workload.schedule import last_step
+
+EXPLODED = 1000.0
+"""A loss that has grown so many times was diverging, whichever rank had the first one that is no number."""
+
+
+class Job:
+    """What is trained, on this rank: the data set, the network and what updates it, the same on every rank."""
+
+    def __init__(self, config: RunConfig, backend: Backend, session: Session, liveness: Liveness) -> None:
+        """Make it. Collective. Raises StudyError, on all ranks, for what cannot be trained as it was asked for."""
+        self.config, self.backend = config, backend
+        if wrong := misplaced(config, session.hosts):  # all ranks know all hosts, so all of them end here
+            raise BackendError(wrong)
+        torch.set_num_threads(config.threads)
+        self.device = device = _device(config, local_rank=session.local_rank)
+        self.arithmetic = Arithmetic(config, device)
+        with agreed(backend):
+            if session.local_rank == 0:  # the first rank of each host
+                with liveness.patient(math.inf):
+                    _ensure_dataset(config, threads=len(session.cores))
+        with agreed(backend):
+            folder = backend.gather(str(data.path_of(config.dataset, seed=config.data_seed)))[0]
+            self.dataset = data.open_dataset(Path(folder))
+            self.batches = data.Batches(
+                self.dataset.train_size,
+                batch=config.batch,
+                rank=backend.rank,
+                workers=backend.workers,
+                seed=config.seed,
+            )
+            self.per_epoch = self.batches.steps_per_epoch
+            self.last_step = last_step(config, self.per_epoch)  # complains before anything is written
+        require_parity(backend, {"data set": self.dataset.digest(), "steps per epoch": self.per_epoch})
+        torch.manual_seed(config.seed)
+        self.bare_model = StressCNN(  # the network itself; `model` is what is called in training
+            widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
+        ).to(device)
+        optimizer, self.optimizer_text = make_optimizer(config, self.bare_model.parameters(), workers=backend.workers)
+        self.initial_sha256 = parameter_sha256(self.bare_model)
+        require_parity(backend, {"initial parameters": self.initial_sha256})
+        with agreed(backend):
+            profiling.require_possible(config, backend, device)
+            called = accelerate(self.bare_model, config, device)
+        self.model, self.optimizer = backend.bind(called, optimizer)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is recorded of the training itself."""
+        config, dataset = self.config, self.dataset
+        as_asked = ("batch", "schedule", "precision", "widths", "input_scaling", "memory_format", "kernels", "loader")
+        return {
+            **{name: getattr(config, name) for name in as_asked},
+            **_timer_mode_of_graphs(config),
+            "global_batch": config.batch * self.backend.workers,
+            "optimizer": self.optimizer_text,
+            "graphs": _graphs(config, self.device),
+            "parameters": parameter_count(self.bare_model),
+            "initial_parameter_sha256": self.initial_sha256,
+            "dataset": str(dataset.path),
+            "dataset_digest": dataset.digest(),
+            "floor_mse": dataset.floor["mse"] if dataset.floor else None,
+            "train_samples": dataset.train_size,
+            "test_samples": dataset.test_size,
+            "steps_per_epoch": self.per_epoch,
+        }
+
+
+def describe(job: Job, session: Session, nccl: nccl_log.Capture) -> dict[str, Any]:
+    """Return what really runs, and where gradients pass, for the record. Collective."""
+    config, backend, optimizer = job.config, job.backend, job.optimizer
+    taken = traffic.watch(
+        backend,
+        _averaging(job),
+        hosts=session.hosts,
+        payload_bytes=sum(each.numel() * each.element_size() for each in job.bare_model.parameters()),
+        servers=config.ps_servers if backend.name == "ps" else None,
+    )
+    if backend.transport == "nccl" and backend.workers > 1:
+        taken = traffic.told_by_nccl(taken, backend.gather(nccl.read()), session.hosts)
+    nccl.close()
+    if config.compile:  # compilers are started as programs of their own, and are no other load
+        session.watch_load()
+    session.describe_ranks(
+        job.device, lr=learning_rate(optimizer), settings=backend.settings, path=taken["ranks"][backend.rank]
+    )
+    evidence.require_equal_rates(session.effective["ranks"])
+    return {
+        **session.effective,
+        **job.settings(),
+        **{name: getattr(backend, name) for name in ("transport", "reduction", "settings")},
+        "backend": backend.name,
+        "path": taken["path"],
+        "path_reason": taken["reason"],
+        "path_evidence": taken["evidence"],
+    }
+
+
+def greeting(job: Job, effective: Mapping[str, Any]) -> str:
+    """Return one line on what begins."""
+    backend, path, workers = job.backend, effective["path"], job.backend.workers
+    return (
+        f"{workers} worker{'s' * (workers > 1)} ({backend.name}"
+        + (f" over {backend.transport}, {backend.reduction} reduction" if workers > 1 else "")
+        + (f", through {' and '.join(path)}" if path else "")
+        + f"), batch {job.config.batch} each, {job.dataset.train_size:,} training curves, "
+        + f"{effective['parameters']:,} parameters"
+    )
+
+
+def name_broken(job: Job, rows: Recorder) -> None:
+    """Say on which rank and in which step a loss or gradient was not finite first; steps count from 0, as in the rows.
+
+    Collective. Returns when the training diverged, on all ranks at once or nearly so: such a run goes on, and its
+    error is recorded as no number. Raises StudyError, on all ranks, when a curve is not finite, or when one rank was
+    broken while the others were fine.
+    """
+    backend, dataset, batches = job.backend, job.dataset, job.batches
+    first = min(step for step in backend.gather(rows.broken_step) if step is not None)
+    mine = batches.epoch(first // batches.steps_per_epoch)[first % batches.steps_per_epoch]  # (B,)
+    bad = mine[~(np.isfinite(dataset.curves[mine]).all(axis=(1, 2)) & np.isfinite(dataset.targets[mine]).all(axis=1))]
+    ranks = backend.gather(
+        (os.uname().nodename, *rows.state_at(first), rows.broken_step == first, [int(row) for row in bad[:1]])
+    )
+    broken = [rank for rank, (_, _, _, _, is_first, _) in enumerate(ranks) if is_first]
+    others = [state for rank, state in enumerate(ranks) if rank not in broken]
+    faulty = [rank for rank in broken if ranks[rank][5]]
+    rank = (faulty or broken)[0]
+    host, loss, _, lowest, _, curve = ranks[rank]
+    what = f"its loss was {loss:g}" if not math.isfinite(loss) else f"its gradients were not finite (its loss {loss:g})"
+    where = f"rank {rank} on {host}: {what} at step {first:,}"
+    if faulty:
+        raise DataError(
+            f"{where}, because curve {curve[0]:,} of {dataset.path} is not finite; make or import that data set again"
+        )
+    exploded = any(loss > EXPLODED * (1.0 if math.isnan(lowest) else lowest) for _, loss, _, lowest, _, _ in others)
+    if others and not exploded:
+        sound = "the other rank was" if len(others) == 1 else "the others were"
+        raise StudyError(
+            f"{where}, while {sound} sound (loss {others[0][1]:g}); look at its batch and its device, or lower --lr"
+        )
+    if backend.rank == 0:
+        who = f"rank{'s' * (len(broken) > 1)} {', '.join(map(str, broken))} first" if others else "on all ranks at once"
+        say(
+            f"warning: from step {first:,} on the loss is no number"
+            + (f" ({who})" if backend.workers > 1 else "")
+            + (f", after {lowest:g} at best" if math.isfinite(lowest) else "")
+            + ": the training diverged; lower --lr, or raise --lr-warmup-steps"
+        )
+
+
+def _averaging(job: Job) -> Callable[[], None]:
+    """Return what averages gradients once over the way of training, hooks included, and leaves no trace of it."""
+    size = job.config.batch if job.config.compile else 1  # what was compiled takes batches of one size only
+    kind = next(job.model.parameters()).dtype
+    curves = torch.zeros(size, CHANNELS, POINTS, device=job.device, dtype=kind)
+
+    def average() -> None:
+        job.backend.zero_grad(job.optimizer)
+        with job.arithmetic.autocast():
+            loss = job.model(curves).sum()
+        loss.backward()
+        job.backend.synchronize(job.optimizer)
+        job.backend.zero_grad(job.optimizer)
+        settle(job.device)
+
+    return average
+
+
+def _device(config: RunConfig, *, local_rank: int) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise BackendError("device cuda was asked for, but PyTorch sees no GPU; use --device cpu or auto")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _graphs(config: RunConfig, device: torch.device) -> str:
+    """Return what becomes of the step, for the record."""
+    if not config.cuda_graphs:
+        return "no"
+    return "captured" if device.type == "cuda" else "replayed on the host"
+
+
+def _timer_mode_of_graphs(config: RunConfig) -> dict[str, Any]:
+    """Return how steps in CUDA graphs are really timed, for the record; nothing where steps are no graphs."""
+    if not config.cuda_graphs or config.timer_mode == "off":
+        return {}
+    note = (
+        "forward and backward are CUDA graphs of their own, which they are in no other mode"
+        if config.timer_mode == "strict"
+        else "compute is what one CUDA graph holds, into which nobody looks; strict tells forward from backward"
+    )
+    return {"timer_mode": {"value": config.timer_mode, "note": note}}
+
+
+def _ensure_dataset(config: RunConfig, *, threads: int) -> None:
+    """Generate a data set that was named by its size and is not there yet, and say so."""
+    if data.is_cached(config.dataset, seed=config.data_seed):
+        return
+    path = data.path_of(config.dataset, seed=config.data_seed)
+    say(f"generating {data.parse_size(config.dataset):,} curves (seed {config.data_seed}) into {path}, once")
+    began = now()
+    data.ensure(config.dataset, seed=config.data_seed, processes=threads)
+    say(f"generated in {now() - began:.1f} s")

@@ -1,0 +1,105 @@
+"""What is told of a finished run: the line of `--json` and the closing table."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from horovod_study.config import LAPS
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.workload.evaluation import compared_to_floor
+
+
+def printed(directory: Path, effective: Mapping[str, Any], totals: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `--json` prints of a finished run, from its record."""
+    return {
+        "run_dir": str(directory),
+        **{
+            name: effective[name]
+            for name in ("backend", "transport", "reduction", "workers", "nodes", "batch", "parameters")
+        },
+        "path": effective.get("path"),
+        "samples_per_s": totals["samples_per_s"],
+        "step_ms_median": _ms(totals["step_s_median"]),
+        "step_ms_p90": _ms(totals["step_s_p90"]),
+        "sync_ms_median": _ms(totals["lap_medians_s"]["sync"]),
+        "laps_ms": {name: _ms(value) for name, value in totals["lap_medians_s"].items()},
+        "laps_share": {
+            name: None if totals[f"{name}_s"] is None else totals[f"{name}_s"] / totals["step_s"]
+            for name in (*LAPS, "residual")
+        },
+        **{name: totals[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "steps")},
+        "floor_mse": effective["floor_mse"],
+        "floor_text": compared_to_floor(totals["test_mse"], effective["floor_mse"], effective["test_samples"]),
+        "steady": totals.get("steady"),
+        **{name: totals[name] for name in ("target_reached", "train_s", "wall_s")},
+        **{name: totals[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes")},
+        "rows_lost": totals.get("rows_lost"),
+        **{name: totals[name] for name in ("window_s", "rss_mb_max", "pss_mb_max", "parameter_sha256")},
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return the closing table of a run as text."""
+    return "\n".join(
+        [
+            "",
+            f"  test MSE {result['test_mse']:.3e} after {result['epochs']:.3g} epochs"
+            f"   (error of G0 {result['g0_rmse_mpa']:.1f} MPa, of a {result['a_rmse']:.2f}, root mean square)",
+            *([f"  {result['floor_text']}"] if result["floor_text"] else []),
+            f"  {result['samples_per_s']:,.0f} samples/s with {result['workers']} worker{'s' * (result['workers'] > 1)}"
+            + (
+                "   steps were not timed"
+                if result["step_ms_median"] is None
+                else f"   step {result['step_ms_median']:.2f} ms (median), {result['step_ms_p90']:.2f} ms (p90)"
+            )
+            + f"   {result['steps']:,} steps in {result['window_s']:.1f} s",
+            *_steady_lines(result["steady"]),
+            "",
+            *_lap_lines(result["laps_share"], workers=result["workers"]),
+            *_lost_lines(result["rows_lost"] or []),
+            *_checkpoint_lines(result),
+            f"  recorded in {os.path.relpath(result['run_dir'])}",
+        ]
+    )
+
+
+def _steady_lines(found: Mapping[str, Any] | None) -> list[str]:
+    if not found or found["step"] == found["declared"]:
+        return []
+    more = found["step"] - found["declared"]
+    return [
+        f"  steady from step {found['step']:,} on: {more:,} step{'s' * (more > 1)} more than the declared "
+        f"{found['declared']:,} are outside the window"
+    ]
+
+
+def _lap_lines(shares: Mapping[str, float | None], *, workers: int) -> list[str]:
+    if all(value is None for value in shares.values()):
+        return []
+    # What a step has not is left out. What it has and nobody sees is the wait for other workers.
+    shares = {lap: share for lap, share in shares.items() if share is not None or (lap == "sync" and workers > 1)}
+    names = {**{lap: lap for lap in LAPS}, "residual": "unexplained"}
+    cells = [(names[name], "not known" if value is None else f"{value:.1%}") for name, value in shares.items()]
+    heads, texts = zip(("share of the step", ""), *cells, strict=True)
+    return [*to_lines(table_of(heads, [texts]), indent=2), ""]
+
+
+def _lost_lines(rows_lost: Sequence[int]) -> list[str]:
+    lost = [f"{rows:,} of rank {rank}" for rank, rows in enumerate(rows_lost) if rows]
+    return (
+        [f"  step rows lost to a full disk: {', '.join(lost)}; times are those of the rows there are"] if lost else []
+    )
+
+
+def _checkpoint_lines(result: dict[str, Any]) -> list[str]:
+    count, seconds, size = (result[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes"))
+    if not count:
+        return []
+    return [
+        f"  {count} checkpoint{'s' * (count > 1)}, {size / 1e6:.1f} MB, took {seconds:.3f} s beside the timed window"
+    ]

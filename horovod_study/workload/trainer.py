@@ -1,0 +1,517 @@
+"""The training that is measured: what is trained, the step, the loop. Read top to bottom; the session surrounds it.
+
+Letters: B curves per worker and step, C = 3 channels, L = 201 points, P = 2 targets.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from horovod_study import records, requirements
+from horovod_study.comm import Backend, Launch, agreed, nccl_log, open_backend, require_parity
+from horovod_study.comm.liveness import PATIENCE, Liveness
+from horovod_study.comm.stop import Stopped, StopRequest, signal_name
+from horovod_study.comm.watchdog import StartWatchdog
+from horovod_study.config import ORDINARY_LAPS, RunConfig
+from horovod_study.errors import BackendError, RecordError, StudyError
+from horovod_study.measure import ablation, environment, profiling, synchronisation, timeline
+from horovod_study.measure.clock import LapClock, now, utc_stamp
+from horovod_study.measure.evidence import parameter_sha256
+from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
+from horovod_study.measure.scratch import Scratch
+from horovod_study.progress import Progress, say
+from horovod_study.recording.session import RecordOptions, Session, settle
+from horovod_study.workload import checkpoint
+from horovod_study.workload.allocator import keep_freed_memory
+from horovod_study.workload.evaluation import evaluate
+from horovod_study.workload.graphs import CapturedStep
+from horovod_study.workload.job import Job, describe, greeting, name_broken
+from horovod_study.workload.loaders import feed, open_loader, resident
+from horovod_study.workload.optimizer import (
+    Arithmetic,
+    learning_rate,
+    set_learning_rate,
+)
+from horovod_study.workload.resume import Resumption, notes, require_same_run
+from horovod_study.workload.schedule import Budget, lr_factor, next_evaluation, scaled_lr
+from horovod_study.workload.summary import printed
+
+_STOP_S = 1e300
+"""The time of a rank that was asked to stop: no run takes so long."""
+
+
+def run(
+    config: RunConfig,
+    *,
+    out: Path | None,
+    launch: Launch,
+    resumption: Resumption | None = None,
+    stop: StopRequest | None = None,
+    settings_file: Mapping[str, Any] | None = None,
+    again: bool = False,
+) -> dict[str, Any]:
+    """Train as `config` says and record the run in `out`; return what `--json` prints, on every rank.
+
+    With `resumption`, continue that run in its directory `out`. `settings_file` is what the record says of the file
+    that settings came from; `again` moves a run that is in `out` already aside. Collective: every rank of the launch
+    must call it.
+    Raises StudyError, on all ranks, for what the user can mend, and Stopped when `stop` was requested.
+    """
+    keep_freed_memory()
+    watchdog = StartWatchdog(config.start_timeout_s, launch)
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    nccl = nccl_log.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
+    try:
+        backend = open_backend(config, launch)
+        _require_same_options(config, backend, resumed=resumption is not None)
+        watchdog.cancel()  # everybody has arrived; what follows fails together
+        liveness = Liveness(backend, config.stall_timeout_s)
+        with Session(backend, RecordOptions.of(config), liveness=liveness) as session:
+            job = Job(config, backend, session, liveness)
+            session.claim(
+                out or _default_out(config, backend), again=again, earlier=resumption.record if resumption else None
+            )
+            effective = {**describe(job, session, nccl), "launcher": launch.launcher, "settings_file": settings_file}
+            resumed = _create(job, session, effective, resumption)
+            training = Training(job, session, liveness, stop or StopRequest(), resumed)
+            training.train()
+            totals = training.finish()
+            session.finish(totals)
+    finally:
+        watchdog.cancel()
+        nccl.close()
+    backend.close()  # not after a failure: leaving is collective, and the other ranks may be gone
+    return printed(session.directory, session.record.effective, totals)
+
+
+def _create(
+    job: Job, session: Session, effective: dict[str, Any], resumption: Resumption | None
+) -> checkpoint.Checkpoint | None:
+    """Write the record before the first step, and say what runs; return where a run goes on. Collective."""
+    resumed, earlier = None, None if resumption is None else resumption.record
+    if earlier is not None:
+        effective["settings_file"] = earlier.effective.get("settings_file")
+        resumed = _read_checkpoint(session.directory, job.backend)
+        with agreed(job.backend):
+            if session.is_root:
+                require_same_run(session.directory, earlier, effective)
+                checkpoint.set_aside_newer(session.directory, resumed.step)
+                records.cut_epochs(session.directory, resumed.progress["evaluated"])
+    session.create(
+        job.config.to_dict(),
+        effective,
+        batch=job.config.batch,
+        earlier=earlier,
+        from_step=None if resumed is None else resumed.step,
+    )
+    if session.is_root:
+        say(greeting(job, effective))
+        if resumption is not None and resumed is not None:
+            say(f"resumed after step {resumed.step:,} with {session.directory / checkpoint.name_of(resumed.step)}")
+            for note in notes(resumption, session.record.environment, effective):
+                say(note)
+        for doubt in session.doubts:
+            say(f"warning: {doubt}")
+    _require(job.config, effective, job.backend.gather(session.record.environment)[0])
+    return resumed
+
+
+# ------------------------------------------------------------------------------------------ the step and the loop
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    curves: torch.Tensor,
+    targets: torch.Tensor,
+    backend: Backend,
+    clock: LapClock,
+    arithmetic: Arithmetic,
+) -> torch.Tensor:
+    """Make one update from one local batch, curves (B, C, L) and targets (B, P); return the local loss, shape ()."""
+    backend.zero_grad(optimizer)
+    with arithmetic.autocast():
+        loss = F.mse_loss(model(curves).to(targets.dtype), targets)
+    clock.lap("forward")
+    watch = backend.last_gradient if clock.takes_stamps else None
+    if watch is not None:
+        watch.arm(clock.mark)
+    arithmetic.backward(loss)
+    # Where backward waits for the other ranks before it returns, that wait is the begin of sync.
+    clock.lap("backward", at=None if watch is None else watch.taken())
+    backend.synchronize(optimizer)  # the gradients are averaged here, or finished here if hooks began in backward
+    clock.lap("sync")
+    arithmetic.step(optimizer, backend)
+    clock.lap("update")
+    return loss.detach()
+
+
+class Training:
+    """The loop, and what a checkpoint holds of it."""
+
+    def __init__(
+        self,
+        job: Job,
+        session: Session,
+        liveness: Liveness,
+        stop: StopRequest,
+        resumed: checkpoint.Checkpoint | None,
+    ) -> None:
+        """Get ready to train; continue from `resumed`. Collective."""
+        self.job, self.session, self.liveness, self.stop, self.resumed = job, session, liveness, stop, resumed
+        config, backend = job.config, job.backend
+        self.step = self.epoch = 0
+        self.target_reached = self.stopped = self.diverged = False
+        self.evaluation: dict[str, Any] = {}
+        self.stream: Iterator[Any] | None = None
+        self.last_step = job.last_step
+        self.base_lr = learning_rate(job.optimizer)
+        self.budget = Budget(config, self.last_step)
+        self.progress = Progress(enabled=session.is_root)
+        self.keeper = checkpoint.Keeper(config, session.directory, backend, job.dataset.target_bounds)
+        with agreed(backend):
+            self.loader = open_loader(config, job.dataset, job.batches, job.device)
+        if session.is_root and self.loader.note:
+            say(f"loader {config.loader}: {self.loader.note}")
+        session.start(job.device, elapsed_s=0.0 if resumed is None else resumed.progress["wall_s"])
+        if resumed is not None:
+            self._take_up(resumed)
+        # After what was resumed is in its place, which the graphs will know, and before the first stretch.
+        self.captured = self._capture() if config.cuda_graphs else None
+        session.open_clock(ORDINARY_LAPS if self.captured is None else self.captured.laps, ranges=config.ranges)
+        if config.checkpoint_at_end:
+            stop.defer()
+        if backend.last_gradient is not None:
+            liveness.watch(job.arithmetic, "backward")  # the wait for the others is in there
+
+    def train(self) -> None:
+        """Train to the end of the budget, to the target, or until a signal stops all ranks at the same step.
+
+        One turn is a stretch of steps without interruption: to the end of the warm-up or of the epoch, to the next
+        evaluation or checkpoint, or to the end of the budget. The clock stands between stretches, so that evaluation
+        and checkpoints are outside the timed window.
+        """
+        config, backend, per_epoch = self.job.config, self.job.backend, self.job.per_epoch
+        while self.step < self.last_step and not (self.budget.spent or self.target_reached or self.stopped):
+            self.stopped = config.checkpoint_at_end and backend.maximum(self.stop.number) > 0
+            if self.stopped:  # a signal came during an evaluation, or at the end of a stretch
+                break
+            timed = self.step >= config.warmup_steps
+            evaluate_at = next_evaluation(config, self.step, per_epoch)
+            keep_at, epoch_end = self.keeper.next_after(self.step), (self.epoch + 1) * per_epoch
+            end = min(self.last_step, epoch_end, evaluate_at, keep_at, math.inf if timed else config.warmup_steps)
+            self._make_steps(end, timed=timed)
+            self._look_for_faults()
+            if self.step == evaluate_at or self.step >= self.last_step or self.budget.spent:
+                self._evaluate()
+            self.epoch += self.step == epoch_end
+            if self.step == keep_at:
+                self._write_checkpoint()
+        if config.checkpoint_at_end and self.keeper.step != self.step:
+            self._write_checkpoint()
+
+    def _make_steps(self, end: float, *, timed: bool) -> None:
+        """Make steps without interruption, to step `end` or until the ranks agree to stop.
+
+        Between the first and the last lap of a step nothing is printed, read, written or waited for.
+        """
+        job, session, rows, liveness = self.job, self.session, self.session.rows, self.liveness
+        config, backend, model, optimizer = job.config, job.backend, job.model, job.optimizer
+        arithmetic, captured, clock, step, epoch = job.arithmetic, self.captured, session.clock, self.step, self.epoch
+        moving_lr = config.schedule != "constant" or config.lr_warmup_steps > 0
+        place = step - epoch * job.per_epoch
+        if self.stream is None or place == 0:
+            self.stream = (
+                self.loader.epoch(epoch, place) if captured is None else feed(self.loader, captured, epoch, place)
+            )
+        check_every = _steps_between_checks(backend, rows, config)
+        settle(job.device)
+        backend.barrier()
+        session.open_stretch(timed=timed)
+        while step < end:
+            liveness.step, liveness.patience = step, 1.0
+            if moving_lr:
+                set_learning_rate(optimizer, self.base_lr * lr_factor(config, step, self.budget.progress(step)))
+            clock.begin()
+            batch: Any = next(self.stream)  # curves (B, C, L) and targets (B, P); None where the graphs gather it
+            if captured is not None:
+                loss = captured.take(batch, clock)  # laps are made in there
+                norm2 = captured.norm2
+            else:
+                clock.lap("data")
+                curves, targets = batch
+                loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
+                norm2 = backend.local_norm2
+            # Where the loss is scaled, gradients that are not finite are usual, and their step is skipped.
+            rows.add(step, epoch, loss, None if arithmetic.scaler else norm2)
+            step += 1
+            if step % check_every == 0:
+                session.write_rows()
+                if self._is_over(step, at_end=step >= end, timed=timed):
+                    break
+                self.progress.update(
+                    step, self.last_step, epoch, config, session.elapsed_s, rows.samples_per_s(backend.workers)
+                )
+        self.step = step
+        session.close_stretch()
+        liveness.patience = PATIENCE  # what follows is longer than a step, and the ranks need not be done together
+
+    def _is_over(self, step: int, *, at_end: bool, timed: bool) -> bool:
+        """Return whether the ranks agree that no step follows in this stretch: a signal, a loss, or the time.
+
+        One collective for all questions: a rank that is to stop answers with a time that no run takes, one whose loss
+        is no number with endless time. A GPU is not waited for: it may be some hundred steps behind. The end of the
+        stretch waits, and is counted, so that all steps of the window were made in it.
+        """
+        rows = self.session.rows
+        lost = rows.looks_broken() if self.job.device.type == "cpu" else rows.broken_step is not None
+        asked = self.stop.requested and not at_end  # at the end of a stretch, what is due there comes first
+        lost_or_asked_s = math.inf if lost and not self.diverged else _STOP_S if asked else 0.0
+        elapsed_s = self.job.backend.maximum(lost_or_asked_s or self.session.elapsed_s)
+        self.stopped = elapsed_s == _STOP_S
+        if math.isinf(elapsed_s) or self.stopped:
+            return True
+        if timed and self.job.config.seconds:
+            self.budget.agree(step, elapsed_s)
+        return self.budget.spent
+
+    def _look_for_faults(self) -> None:
+        """Give up rows that find no room, and a training that is broken on one rank. Collective."""
+        rows, backend = self.session.rows, self.job.backend
+        broken, full = backend.sum(np.array([rows.broken_step is not None, rows.lost_from is not None], float))
+        if full:  # the room that is left is for the end of the run
+            rows.stop_rows(self.step)
+        if broken and not self.diverged:
+            name_broken(self.job, rows)
+            self.diverged = True
+
+    def _evaluate(self) -> None:
+        job, session, backend = self.job, self.session, self.job.backend
+        per_epoch = job.per_epoch
+        epoch_ended = self.step == (self.epoch + 1) * per_epoch
+        self.evaluation = row = {
+            "epoch": self.epoch + 1 if epoch_ended else self.step / per_epoch,
+            "steps": self.step,
+            "samples": self.step * job.config.batch * backend.workers,
+            "train_s": session.window_s,
+            "wall_s": now() - session.zero,
+            "train_mse": float(backend.sum(np.array([session.rows.epoch_loss()]))[0]) / backend.workers,
+            **evaluate(job.bare_model, job.dataset, backend, job.device),
+            "lr": learning_rate(job.optimizer),
+        }
+        # Agreed, because a sum over ranks may differ in its last bit from rank to rank.
+        target = job.config.target_mse
+        self.target_reached = backend.maximum(float(target is not None and row["test_mse"] <= target)) > 0
+        session.write_evaluation(row)
+        self.progress.epoch(row)
+
+    def _write_checkpoint(self) -> None:
+        job, session, keeper = self.job, self.session, self.keeper
+        assert session.writer is not None
+        scaler = job.arithmetic.scaler
+        state = {
+            "window_s": session.window_s,
+            "stretches": session.stretches,
+            "wall_s": now() - session.zero,
+            "evaluation": self.evaluation,
+            "evaluated": self.evaluation.get("steps", 0),
+            "target_reached": self.target_reached,
+            "budget": self.budget.state(),
+            "scaler": scaler.state_dict() if scaler else {},
+        }
+        try:
+            keeper.write(
+                step=self.step,
+                epoch=self.epoch,
+                model=job.bare_model,
+                optimizer=job.optimizer,
+                progress=state,
+                rows=session.writer,
+            )
+        except StudyError as error:  # the same on all ranks
+            if job.config.disk_full == "end" or self.stopped:  # who is stopped needs it to go on
+                raise
+            if session.is_root:
+                say(f"warning: {error}; training goes on without it")
+            keeper.step = self.step
+
+    def _take_up(self, resumed: checkpoint.Checkpoint) -> None:
+        """Put what a checkpoint holds into its place."""
+        job, session, state = self.job, self.session, resumed.progress
+        with checkpoint.fitting(session.directory):
+            job.bare_model.load_state_dict(dict(resumed.model))
+            job.optimizer.load_state_dict(dict(resumed.optimizer))
+            if job.arithmetic.scaler:
+                job.arithmetic.scaler.load_state_dict(state["scaler"])
+            self.budget.take_up(state["budget"])
+            self.keeper.cost = {name: state[name] for name in self.keeper.cost}
+        self.step, self.epoch = resumed.step, resumed.epoch
+        self.evaluation, self.target_reached = state["evaluation"], state["target_reached"]
+        session.window_s, session.stretches = state["window_s"], state.get("stretches", [])
+
+    def _capture(self) -> CapturedStep:
+        """Record the step as CUDA graphs. Collective."""
+        job = self.job
+        with agreed(job.backend):
+            captured = CapturedStep(
+                job.config,
+                model=job.model,
+                bare_model=job.bare_model,
+                optimizer=job.optimizer,
+                backend=job.backend,
+                arithmetic=job.arithmetic,
+                device=job.device,
+                resident=resident(self.loader),
+                phases=job.config.timer_mode == "strict",
+            )
+        if self.session.is_root:
+            say(_captured_line(captured, job.config, job.device))
+        return captured
+
+    def finish(self) -> dict[str, Any]:
+        """Measure what was asked for beside the training; return the totals of the timed window. Collective.
+
+        Raises Stopped, on all ranks, when any of them was asked to stop.
+        """
+        job, session, backend = self.job, self.session, self.job.backend
+        self.progress.close()
+        session.stop_sampling()
+        if not self.stopped:
+            self._measure_beside()
+        if self.captured is not None:
+            self.captured.close()
+        self.loader.close()
+        if self.stopped:
+            name = signal_name(int(backend.maximum(self.stop.number)))
+            raise Stopped(f"stopped by {name} after step {self.step:,}", totals=self.keeper.cost)
+
+        hashes = backend.gather(parameter_sha256(job.bare_model))
+        if len(set(hashes)) > 1:
+            other = next(rank for rank, digest in enumerate(hashes) if digest != hashes[0])
+            raise BackendError(
+                f"rank {other} ends with other parameters than rank 0: the gradients were not averaged alike; "
+                "do not use this run, and report its settings"
+            )
+        first = session.find_steady(self.step, resumed=self.resumed is not None)
+        return {
+            **session.totals(first, made=self.step, samples=(self.step - first.step) * job.config.batch),
+            "epochs": self.step / job.per_epoch,
+            **{name: self.evaluation[name] for name in _LAST_EVALUATION},
+            "target_reached": self.target_reached if job.config.target_mse else None,
+            **self.keeper.cost,
+            "parameter_sha256": hashes[0],
+        }
+
+    def _measure_beside(self) -> None:
+        """Make the measurements that were asked for, in steps beside the training. Collective."""
+        job, directory, is_root = self.job, self.session.directory, self.session.is_root
+        config, timed_step_s = job.config, self.session.rows.recent_step_s
+        scratch = Scratch(
+            backend=job.backend,
+            model=job.model,
+            bare_model=job.bare_model,
+            optimizer=job.optimizer,
+            arithmetic=job.arithmetic,
+            loader=self.loader,
+            device=job.device,
+            train_step=train_step,
+            captured=self.captured,
+        )
+        if config.measure_sync and job.backend.workers > 1:
+            found = synchronisation.measure(scratch, repeats=min(synchronisation.REPEATS, self.step))
+            with agreed(job.backend):
+                if is_root:
+                    records.write_synchronisation(directory, found)
+        if config.measure_ablation and job.backend.workers == 1:
+            say("note: measure_ablation is left out: one worker has nobody to communicate with")
+        elif config.measure_ablation:
+            found = ablation.measure(scratch, seed=config.seed, made=self.step)
+            with agreed(job.backend):
+                if is_root:
+                    records.write_ablation(directory, found)
+                    say(ablation.summary(found))
+        told: list[str] = []
+        if config.profile:
+            told += profiling.profile(
+                scratch, kind=config.profile, steps=config.profile_steps, directory=directory, timed_step_s=timed_step_s
+            )
+        if config.timeline_steps:  # the last of all: Horovod is not what it was afterwards
+            told += timeline.record(
+                scratch, steps=config.timeline_steps, directory=directory, timed_step_s=timed_step_s
+            )
+        if is_root and told:
+            say("\n".join(told))
+
+
+_LAST_EVALUATION = ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s", "wall_s")
+
+
+# ------------------------------------------------------------------------------------------ parts of the above
+
+
+def _require_same_options(config: RunConfig, backend: Backend, *, resumed: bool) -> None:
+    own = ("threads", "start_timeout_s")  # each rank may have its own
+    require_parity(
+        backend,
+        {
+            **{name: value for name, value in config.to_dict().items() if name not in own},
+            "backend": backend.name,
+            "resume": resumed,
+            "package version": environment.describe_package(),
+        },
+    )
+
+
+def _require(config: RunConfig, effective: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Raise BackendError, on all ranks, if the run is not what `--require` asks for."""
+    if config.require is None:
+        return
+    unmet = requirements.unmet(
+        requirements.parse(config.require),
+        asked=requirements.asked_for(config, lr=scaled_lr(config, effective["workers"])),
+        effective=effective,
+        environment=found,
+    )
+    if unmet:
+        raise BackendError(f"{'; '.join(unmet)}; start the run as required, or change --require")
+
+
+def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint:
+    """Return the newest intact checkpoint, read by rank 0 alone: the hosts of the others may not see the file."""
+    content = b""
+    with agreed(backend):
+        if backend.rank == 0:
+            content = checkpoint.read_newest(directory)
+    found = checkpoint.decode(backend.gather(content)[0], str(directory))
+    lacking = [name for name in checkpoint.PROGRESS if name not in found.progress]
+    if lacking:
+        raise RecordError(
+            f"{directory}: its checkpoint lacks {lacking[0]}, so it is of no training; start the run anew"
+        )
+    return found
+
+
+def _captured_line(captured: CapturedStep, config: RunConfig, device: torch.device) -> str:
+    graphs = len(set(captured.laps) - {"data", "sync"})
+    what = f"{graphs} {'CUDA ' if device.type == 'cuda' else ''}graph{'s' * (graphs > 1)}"
+    where = "" if device.type == "cuda" else ", replayed on the host"
+    return f"the step is captured in {what}{where}: {config.kernels} kernels"
+
+
+def _default_out(config: RunConfig, backend: Backend) -> Path:
+    runtime = backend.name if backend.transport == "none" else f"{backend.name}-{backend.transport}"
+    return Path("runs") / config.study / f"{utc_stamp()}-{runtime}-{backend.workers}w-b{config.batch}-{os.getpid()}"
+
+
+def _steps_between_checks(backend: Backend, rows: Recorder, config: RunConfig) -> int:
+    """Return how many steps make about a quarter of a second, the same number on all ranks."""
+    step_s = backend.maximum(0.0 if math.isnan(rows.recent_step_s) else rows.recent_step_s)
+    limit = config.seconds / 8 if config.seconds else math.inf
+    return max(1, min(DRAIN_STEPS, round(min(0.25, limit) / step_s))) if step_s else 10
