@@ -301,9 +301,10 @@ def test_a_task_of_an_array_is_cancelled_and_its_neighbour_goes_on(cluster: Slur
 def test_in_an_allocation_made_by_hand_the_cells_that_fit_are_run(cluster: SlurmCluster, tmp_path: Path):
     path, runs = study_file(tmp_path, seconds=1, runtime="ddp/gloo"), tmp_path / "runs"
     code = (
-        "import sys; from pathlib import Path; from horovod_study.studies.job import run_here; "
-        "from horovod_study.studies.study_file import load_study; "
-        "sys.exit(run_here(load_study(Path(sys.argv[1])), Path(sys.argv[2]), command='again').exit_code)"
+        "import sys; from pathlib import Path; from rich.console import Console; "
+        "from horovod_study.studies.job import Inside, run_here; "
+        "from horovod_study.studies.study_file import load_study; study = load_study(Path(sys.argv[1])); "
+        "sys.exit(run_here(study, Path(sys.argv[2]), Inside(console=Console()), command='again').exit_code)"
     )
     asked = ("salloc", "--nodes=2", "--exclusive", "--gres=gpu:1", "--time=10", "--quiet")
 
