@@ -11,13 +11,25 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from horovod_study.errors import ConfigError, nearest
-from horovod_study.roles import AS_SHIPPED, Role, named, option, options_of
+from horovod_study.roles import AS_SHIPPED, Role, option
+from horovod_study.runtimes import PLACEMENTS
+from horovod_study.workloads import (
+    COMPUTING,
+    LEARNED,
+    LENGTH,
+    MEASURED,
+    TALKING,
+    Configuration,
+    Workload,
+    load_workload,
+    shared,
+)
 
-BACKENDS = ("serial", "horovod", "ddp", "mpi", "ps")
-TRANSPORTS = ("none", "nccl", "mpi", "gloo")
+TRAINER = "horovod_study.train"
 OWN_MODEL = "StressCNN"
 """What `train` trains; runs recorded of other scripts name their model."""
 LAPS = ("data", "compute", "forward", "backward", "sync", "update")
@@ -28,21 +40,6 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 TIMER_MODES = ("off", "light", "strict")
 PROFILERS = ("torch", "cprofile", "nsys", "pyspy", "sync-points")
 LOADERS = ("memory", "prefetch", "device", "dataloader")
-RUNTIMES = (
-    *("serial", "horovod/mpi", "horovod/gloo", "horovod/nccl"),
-    *("ddp/gloo", "ddp/nccl", "ddp/mpi", "mpi/mpi", "ps/mpi"),
-)
-"""backend/transport pairs that a study can sweep over."""
-
-
-PLACEMENTS = ("fill", "spread", "list")
-"""How workers are put on nodes: a node is filled before the next, all nodes get alike many, or the nodes are named."""
-HEADINGS = (
-    *("data", "how long", "what is learned, and how", "workers", "how the workers talk", "computing", "measuring"),
-    "naming",
-)
-"""Of `--help`, in their order."""
-LENGTH, LEARNED, TALKING, COMPUTING, MEASURED = HEADINGS[1], HEADINGS[2], HEADINGS[4], HEADINGS[5], HEADINGS[6]
 TALK = Role.COMMUNICATION | Role.SWEEPABLE | Role.CELL | Role.SEVERAL
 
 
@@ -55,7 +52,7 @@ def short_rate(value: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
+class RunConfig(Configuration):
     """One training run as it was asked for; what it became (learning rate after scaling, ...) is recorded apart.
 
     Options that a study may vary are crossed in this order, and tables have their columns in it.
@@ -171,9 +168,7 @@ class RunConfig:
         heading=LEARNED,
         roles=Role.LEARNING | Role.RATE,
     )
-    seed: int = option(
-        1, "seed of the initial parameters and of the order of the data", kind=int, low=0, heading=LEARNED
-    )
+    seed: int = shared("seed")
     # Computing.
     device: str = option(
         "auto",
@@ -275,38 +270,11 @@ class RunConfig:
         roles=Role.COMPUTING | Role.CELL,
         words=lambda value: f"{'' if value else 'no '}persistent processes",
     )
-    threads: int = option(
-        1,
-        "compute threads per worker; the workers of a host should not have more threads than it has cores",
-        kind=int,
-        low=1,
-        heading=COMPUTING,
-        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL,
-        tries=(1, 2, 4, 8),
-        words=lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
-    )
+    threads: int = shared("threads")
     # How long, and what happens on the way.
-    epochs: int | None = option(
-        None,
-        "train for so many passes over the training set; 10 if no other budget is given",
-        kind=int,
-        low=1,
-        heading=LENGTH,
-        roles=Role.BUDGET,
-        words="{:g} epochs",
-    )
-    seconds: float | None = option(
-        None,
-        "or for so many seconds of timed window",
-        kind=float,
-        above=0,
-        heading=LENGTH,
-        roles=Role.BUDGET,
-        words="{:g} s",
-    )
-    steps: int | None = option(
-        None, "or for so many timed steps", kind=int, low=1, heading=LENGTH, roles=Role.BUDGET, words="{:g} steps"
-    )
+    epochs: int | None = shared("epochs")
+    seconds: float | None = shared("seconds")
+    steps: int | None = shared("steps")
     target_mse: float | None = option(
         None,
         "stop at the first evaluation whose test MSE is at most this",
@@ -316,14 +284,7 @@ class RunConfig:
         roles=Role.COURSE,
         quiet=None,
     )
-    warmup_steps: int = option(
-        50,
-        "first steps, trained and recorded but outside the timed window",
-        kind=int,
-        low=0,
-        heading=LENGTH,
-        roles=Role.WINDOW | Role.APPLIED,
-    )
+    warmup_steps: int = shared("warmup_steps")
     evaluate_every: float = option(
         1.0,
         "epochs between two evaluations on the test set; 0.5 is twice an epoch",
@@ -352,20 +313,8 @@ class RunConfig:
         quiet=False,
     )
     # How the workers talk.
-    backend: str = option(
-        "auto",
-        "how workers talk; auto looks at how the run was launched",
-        choices=("auto", *BACKENDS),
-        heading="workers",
-        roles=Role.RUNTIME | Role.APPLIED,
-    )
-    transport: str = option(
-        "auto",
-        "what carries the gradients; auto takes what the launch provides",
-        choices=("auto", *TRANSPORTS),
-        heading="workers",
-        roles=Role.RUNTIME | Role.APPLIED,
-    )
+    backend: str = shared("backend")
+    transport: str = shared("transport")
     reduction: str = option(
         "auto",
         "average one flat gradient buffer after backward, or each gradient from a hook during backward",
@@ -631,24 +580,8 @@ class RunConfig:
         heading="workers",
         roles=Role.GUARD,
     )
-    placement: str = option(
-        "fill",
-        "how the workers are put on nodes: fill one before the next, spread them evenly, or on a list of nodes; a "
-        "run placed otherwise ends",
-        choices=PLACEMENTS,
-        heading="workers",
-        roles=Role.PLACEMENT | Role.CELL | Role.SEVERAL,
-        words=lambda value: {"fill": "nodes filled", "spread": "nodes shared evenly"}.get(value, "named nodes"),
-    )
-    workers_per_node: int | None = option(
-        None,
-        "how many workers share a node at most; a run placed otherwise ends",
-        kind=int,
-        low=1,
-        heading="workers",
-        roles=Role.PLACEMENT | Role.CELL | Role.SEVERAL,
-        words=lambda value: "full nodes" if value == AS_SHIPPED else f"{value} per node",
-    )
+    placement: str = shared("placement")
+    workers_per_node: int | None = shared("workers_per_node")
     start_timeout_s: float = option(
         120.0,
         "seconds to wait at start for all workers before giving up",
@@ -665,26 +598,15 @@ class RunConfig:
         heading="workers",
         roles=Role.GUARD,
     )
-    study: str = option("train", "name of the study the run belongs to", heading="naming", roles=Role.NAMING)
-    partition: str = option("local", "name of the machine or partition it runs on", heading="naming", roles=Role.NAMING)
-    repeat: int = option(0, "number of this repeat, from 0", kind=int, low=0, heading="naming", roles=Role.NAMING)
+    study: str = shared("study")
+    partition: str = shared("partition")
+    repeat: int = shared("repeat")
 
-    def __post_init__(self) -> None:
-        for name, each in OPTIONS.items():
-            object.__setattr__(self, name, each.check("run", getattr(self, name)))
-        self._check_together()
-
-    def _check_together(self) -> None:
+    def check_together(self) -> None:
         """Raise ConfigError for values that are right each and do not fit together."""
-        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(budgets) > 1:
-            raise ConfigError(f"run: {' and '.join(budgets)} are both given; give one of {', '.join(BUDGETS)}")
-        if not budgets:
+        Configuration.check_together(self)  # no super(): the class is made anew for its slots
+        if all(getattr(self, name) is None for name in self.workload.budgets):
             object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
-        if self.backend == "serial" and self.transport not in ("auto", "none"):
-            raise ConfigError(
-                f"run: backend serial has no transport, but transport is {self.transport!r}; leave transport out"
-            )
         parse_widths(self.widths)
         if self.require is not None:
             from horovod_study import requirements  # imported here: it reads the fields of this module
@@ -705,12 +627,6 @@ class RunConfig:
         self._check_graphs()
         if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
             raise ConfigError(f"run: backend {self.backend} talks over mpi only, but transport is {self.transport!r}")
-        for name in ("study", "partition"):
-            value = getattr(self, name)
-            if not value or set(value) & set("/\\\0\n") or value.startswith("."):
-                raise ConfigError(
-                    f"run: {name} is {value!r}; it names a folder: no slash, line break, leading dot, or empty name"
-                )
 
     def _check_graphs(self) -> None:
         """Raise ConfigError for what cannot be captured in CUDA graphs, or needs them."""
@@ -753,10 +669,6 @@ class RunConfig:
                     "the graph of every step; leave one of the two out"
                 )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, in the order of declaration."""
-        return {name: getattr(self, name) for name in OPTIONS}  # all are scalars; a study may have 10,000 of these
-
 
 def parse_widths(text: str) -> tuple[int, int, int]:
     """Return the widths meant by `15-38-197`: channels of the two convolutions, units of the hidden layer."""
@@ -771,43 +683,46 @@ def parse_widths(text: str) -> tuple[int, int, int]:
 
 
 DEFAULT_EPOCHS = 10
-OPTIONS = options_of(RunConfig)
-BUDGETS = named(OPTIONS, Role.BUDGET)
-COMMUNICATION = named(OPTIONS, Role.COMMUNICATION)
-"""How the workers talk, beside backend and transport; `Option.matters` says which have an effect on what."""
-SWEEPABLE = named(OPTIONS, Role.SWEEPABLE)
-DISTINGUISHING = (*SWEEPABLE, *(name for name in named(OPTIONS, Role.CELL) if name not in SWEEPABLE))
-"""What makes runs different experiments: runs that differ in one of these are never repeats of each other."""
-QUIET = {name: each.quiet for name, each in OPTIONS.items() if each.has_quiet}
-"""Of runs that are made only to be timed: nothing is evaluated or written on the way."""
+
+
+def _command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
+    return ("-m", TRAINER, "--config", str(config), "--resume" if resume else "--out", str(directory))
+
+
+def _samples_of_epoch(config: Configuration) -> float | None:
+    size = cast(RunConfig, config).dataset
+    return 0.75 * int(size) if size.isdigit() else None
+
+
+STRAIN = Workload(
+    name="strain",
+    configuration=RunConfig,
+    command=_command,
+    resumable=True,
+    samples="curves",
+    threads_of=lambda config: config.threads + cast(RunConfig, config).loader_processes,
+    samples_of_epoch=_samples_of_epoch,
+    small={
+        "dataset": "400",
+        "batch": 16,
+        "warmup_steps": 0,
+        "steady": "declared",
+        "system_interval_s": 0.0,
+        "start_timeout_s": 60.0,
+    },
+)
+"""The package's own training, and the workload of studies that name none."""
+OPTIONS = STRAIN.options
+BUDGETS = STRAIN.budgets
+COMMUNICATION = STRAIN.communication
+SWEEPABLE = STRAIN.sweepable
+DISTINGUISHING = STRAIN.distinguishing
+QUIET = STRAIN.quiet
 
 
 def run_config(values: Mapping[str, Any], *, source: str = "run") -> RunConfig:
     """Make a RunConfig from option or YAML values; an unknown name is refused with the nearest known one."""
-    for name in values:
-        if name not in OPTIONS:
-            raise ConfigError(
-                f"{source}: unknown key {name!r}{nearest(str(name), OPTIONS)}; allowed: {', '.join(OPTIONS)}"
-            )
-    try:
-        return RunConfig(**values)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("run:", f"{source}:", 1)) from None
-
-
-def changed(config: RunConfig, **values: Any) -> RunConfig:
-    """Return `config` with some values changed; only these are checked, so that thousands of cells are soon made."""
-    made = object.__new__(RunConfig)
-    for name, each in OPTIONS.items():
-        if name in values:
-            value = each.check("run", values.pop(name))
-        else:
-            value = getattr(config, name)
-        object.__setattr__(made, name, value)
-    if values:
-        raise TypeError(f"no such option: {', '.join(values)}")
-    made._check_together()
-    return made
+    return cast(RunConfig, STRAIN.configure(values, source=source))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -892,7 +807,7 @@ class Cell:
     `identity`: digest of the code and of the environment it is run with, "" where these do not tell cells apart.
     """
 
-    config: RunConfig
+    config: Configuration
     runtime: str
     placement: Placement
     identity: str = ""
@@ -909,20 +824,29 @@ class Cell:
         content = {"config": self.config.to_dict(), "runtime": self.runtime, "placement": self.placement.to_dict()}
         if self.identity:
             content["identity"] = self.identity
+        if told := self.config.workload.identity:
+            content["workload"] = told
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
         runtime = self.runtime.replace("/", "-")
         return f"{runtime}-{self.placement.workers}w-b{self.config.batch}-r{self.config.repeat}-{digest}"
 
 
-def local_cell(runtime: str, values: Mapping[str, Any], *, workers: int, source: str) -> Cell:
+def local_cell(
+    runtime: str, values: Mapping[str, Any], *, workers: int, source: str, workload: Workload = STRAIN
+) -> Cell:
     """Return the cell of `workers` over `runtime` on this machine; ConfigError when its values do not fit together."""
     backend, _, transport = runtime.partition("/")
-    config = run_config({**values, "backend": backend, "transport": transport or "none"}, source=source)
+    config = workload.configure({**values, "backend": backend, "transport": transport or "none"}, source=source)
     return Cell(
         config=config,
         runtime=runtime,
         placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
     )
+
+
+def find_workload(name: str | None, *, beside: Path = Path()) -> Workload:
+    """Return the workload called `name`: a Python file in the folder `beside`, or the package's own (None)."""
+    return STRAIN if name in (None, STRAIN.name) else load_workload(beside / str(name))
 
 
 def available_cores() -> int:

@@ -1517,7 +1517,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "reason": record.reason,
                 **{name: record.effective.get(name, record.requested.get(name)) for name in OF_EVERY_RUN},
                 "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
-                "model": _model(record.effective),
+                "model": _model(record),
                 **_options(record),
                 "budget": _budget(record.requested),
                 "seed": record.requested.get("seed"),
@@ -1611,10 +1611,14 @@ def per_node(ranks: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(f"{nodes[workers]}x{workers}" for workers in sorted(nodes, reverse=True))
 
 
-def _model(effective: Mapping[str, Any]) -> str:
-    """Return what was trained: of another script's model the name and size, because widths differ under one name."""
-    name = effective.get("model")
-    return OWN_MODEL if name is None else f"{name}-{effective['parameters']}"
+def _model(record: RunRecord) -> str:
+    """Return what was trained: of another script's model the name and size, because widths differ under one name, and
+    the options of its own in which its runs may differ."""
+    name = record.effective.get("model")
+    if name is None:
+        return OWN_MODEL
+    own = record.requested.get("options") or {}
+    return " ".join([f"{name}-{record.effective['parameters']}", *(f"{each} {value}" for each, value in own.items())])
 
 
 def _one_number(value: Any) -> Any:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_study.config import BACKENDS, COMMUNICATION, OPTIONS, TRANSPORTS, RunConfig
+from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.roles import Option, check_field
+from horovod_study.runtimes import BACKENDS, TRANSPORTS
 
 ASKED = "asked"
 PATHS = ("shared-memory", "memory", "tcp", "socket", "infiniband", "roce", "p2p", "nvlink/p2p", "ofi")

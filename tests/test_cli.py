@@ -13,7 +13,8 @@ import pytest
 from horovod_study import cli
 from horovod_study.cli import main
 from horovod_study.cli.verbs import Verb
-from horovod_study.config import HEADINGS, OPTIONS
+from horovod_study.config import OPTIONS
+from horovod_study.workloads import HEADINGS
 
 VERBS = (
     *("data", "train", "identify", "run", "status", "search", "lr-range", "bench", "analyze", "report"),

@@ -12,7 +12,8 @@ ROOT = Path(horovod_study.__file__).parent
 LAYERS = (
     ("errors", "text"),
     ("variables", "limits", "alive", "files"),
-    ("documents", "roles"),
+    ("documents", "roles", "runtimes"),
+    ("workloads",),
     ("config", "requirements", "options", "record_forms"),
     ("records", "lease", "progress"),
     ("measure", "analysis"),

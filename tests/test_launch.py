@@ -17,8 +17,9 @@ from slurm_cluster import SlurmCluster
 from horovod_study.cluster.launch import MARKER, cell_environment, launch_line, program_line, refuse_oversubscription
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import PORTS, Site
-from horovod_study.config import RUNTIMES, Cell, Placement, RunConfig
+from horovod_study.config import Cell, Placement, RunConfig
 from horovod_study.errors import StudyError
+from horovod_study.runtimes import RUNTIMES
 
 PYTHON = Path("/opt/venv/bin/python")
 JOB = ["-m", "horovod_study.train", "--config", "/runs/cells/a b.yaml", "--out", "/runs/a b"]

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from horovod_study import lease, records
 from horovod_study.cluster import allocations, identity
-from horovod_study.config import RUNTIMES, RunConfig
+from horovod_study.config import STRAIN, RunConfig
 from horovod_study.errors import ConfigError, RecordError
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import ledger
 from horovod_study.studies.estimate import Estimate
-from horovod_study.studies.study_file import STUDY_KEYS, SWEEP_KEYS, StudyConfig, load_study
+from horovod_study.studies.study_file import STUDY_KEYS, StudyConfig, load_study, sweep_keys
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -793,7 +794,7 @@ def test_readme_explains_every_key_and_its_example_holds(tmp_path):
 
     assert "each 5 times: 60 cells" in text
     assert 60 == len(study.cells())
-    for key in (*STUDY_KEYS, *SWEEP_KEYS, *RUNTIMES):
+    for key in (*STUDY_KEYS, *sweep_keys(STRAIN), *RUNTIMES):
         assert f"`{key}`" in text, key
 
 

@@ -8,9 +8,10 @@ import pytest
 
 import horovod_study
 from horovod_study import records
-from horovod_study.config import BACKENDS, COMMUNICATION, DISTINGUISHING, OPTIONS, QUIET, RUNTIMES, SWEEPABLE, RunConfig
+from horovod_study.config import COMMUNICATION, DISTINGUISHING, OPTIONS, QUIET, SWEEPABLE, RunConfig
 from horovod_study.options import SET_BY_ATTRIBUTION, SET_BY_COMPARE, SET_BY_RANGE_TEST, SET_BY_TUNE
 from horovod_study.roles import Option, Role, named
+from horovod_study.runtimes import BACKENDS, RUNTIMES
 
 ROOT = Path(horovod_study.__file__).parent
 FEW = 2
@@ -24,14 +25,17 @@ OF_EVERY_RUN = {
 """Columns that tables have of every run, whatever was trained."""
 
 ALLOWED = {
-    ("cli/benchmarks.py", "cuda_graphs kernels loader"): "options of `bench timers`, which declares its own",
+    (
+        "cli/benchmarks.py",
+        "cuda_graphs kernels loader threads widths",
+    ): "options of `bench timers`, which declares its own",
     ("studies/verify.py", "dataset input_scaling lr_scaling"): "the job that the proof hands to its program",
-    ("recording.py", "disk_full steady system_interval_s timer_mode warmup_steps"): "arguments of recorder()",
-    ("recording.py", "lr optimizer timer_mode warmup_steps"): "keys of `effective` in run.json",
+    ("recording/recorder.py", "disk_full steady system_interval_s timer_mode warmup_steps"): "arguments of recorder()",
+    ("recording/session.py", "lr timer_mode warmup_steps"): "keys of `effective` in run.json",
 }
 """(module, names in alphabetical order): why they stand there."""
 
-OWN = ("workload/", "train.py", "config.py")
+OWN = ("workload/", "train.py", "config.py", "workloads.py")
 """What trains, and where its options are declared."""
 
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_study.cluster.partitions import find_partition
-from horovod_study.config import OPTIONS, RUNTIMES, Cell, Placement, RunConfig, changed, misplaced
+from horovod_study.config import OPTIONS, Cell, Placement, RunConfig, misplaced
 from horovod_study.errors import ConfigError
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.study_file import Budget, StudyConfig, load_study
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -566,13 +567,13 @@ def test_cells_are_unique_valid_and_have_their_baselines(
 def test_a_change_of_a_configuration_is_checked() -> None:
     config = RunConfig(seconds=1, batch=10)
 
-    assert changed(config, batch=20) == replace(config, batch=20)
+    assert config.changed(batch=20) == replace(config, batch=20)
     with pytest.raises(ConfigError, match="run: batch is 0; it must be at least 1"):
-        changed(config, batch=0)
+        config.changed(batch=0)
     with pytest.raises(ConfigError, match="run: backend mpi talks over mpi only, but transport is 'gloo'"):
-        changed(config, backend="mpi", transport="gloo")
+        config.changed(backend="mpi", transport="gloo")
     with pytest.raises(TypeError, match="no such option: bach"):
-        changed(config, bach=1)
+        config.changed(bach=1)
 
 
 def test_the_key_is_computed_once_and_does_not_depend_on_when() -> None:
@@ -630,7 +631,7 @@ def test_every_shipped_study_is_valid_and_in_the_readme() -> None:
 def test_all_options_of_a_run_may_be_changed() -> None:
     config = RunConfig()
 
-    assert changed(config, **{name: getattr(config, name) for name in OPTIONS}) == config
+    assert config.changed(**{name: getattr(config, name) for name in OPTIONS}) == config
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.laws import karp_flatt
-from horovod_study.config import BACKENDS, DISTINGUISHING, LAPS, OPTIONS, OWN_MODEL, TRANSPORTS, parse_widths
+from horovod_study.config import DISTINGUISHING, LAPS, OPTIONS, OWN_MODEL, parse_widths
 from horovod_study.errors import AnalysisError
 from horovod_study.roles import AS_SHIPPED, Role, named
+from horovod_study.runtimes import BACKENDS, TRANSPORTS
 from horovod_study.text.words import listed
 
 _NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults", "model")

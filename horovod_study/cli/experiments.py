@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from horovod_study.cli.verbs import Verb
+from horovod_study.config import find_workload
 from horovod_study.options import SET_BY_COMPARE, SET_BY_RANGE_TEST, SET_BY_TUNE, Parser, add_run_options, run_values
 
 
@@ -103,6 +104,7 @@ def tune_arguments(parser: Parser) -> None:
         "--out", type=Path, default=Path("tune"), metavar="DIR", help="receives settings.yaml and all launches"
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+    _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_TUNE)
 
 
@@ -120,6 +122,7 @@ def tune(options: argparse.Namespace) -> int:
         rounds=options.rounds,
         knobs=options.knobs,
         values=options.knob,
+        workload=find_workload(options.workload),
     )
     command = shlex.join(["horovod-study", *options.words])
     result = run_tune(request, options.out, command=command)
@@ -130,8 +133,17 @@ def tune(options: argparse.Namespace) -> int:
         print(json.dumps({**result.document, "figure": [str(path) for path in figure]}, allow_nan=False))
     else:
         print(*table(result.document), f"figure: {options.out / 'tune.png'}", sep="\n")
-        print(f"use it: ... train --settings {shlex.quote(result.document['settings_file'])}")
+        if request.config.workload.file is None:
+            print(f"use it: ... train --settings {shlex.quote(result.document['settings_file'])}")
     return result.exit_code
+
+
+def _add_workload(parser: Parser) -> None:
+    parser.add_argument(
+        "--workload",
+        metavar="FILE.py",
+        help="another training than the package's own: a Python file that declares it as WORKLOAD (docs/studies.md)",
+    )
 
 
 def compare_arguments(parser: Parser) -> None:
@@ -150,6 +162,7 @@ def compare_arguments(parser: Parser) -> None:
         "--out", type=Path, default=Path("compare"), metavar="DIR", help="receives runs and result (default compare)"
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_COMPARE)
     parser.epilog = (
         "All runs make the same number of steps: --steps, or as many as take about --seconds (default 2) according to "
@@ -165,7 +178,7 @@ def compare(options: argparse.Namespace) -> int:
     from horovod_study.report.figures.comparison import write_comparison
     from horovod_study.studies.compare import read_arms, run_compare, worker_counts
 
-    arms, seconds = read_arms(options.a, options.b, run_values(options))
+    arms, seconds = read_arms(options.a, options.b, run_values(options), find_workload(options.workload))
     workers = worker_counts(arms, options.workers)
     doubt = too_few(options.blocks, len(workers))
     if doubt:

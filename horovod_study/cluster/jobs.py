@@ -26,11 +26,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import Cell, Placement, RunConfig
+from horovod_study.config import STRAIN, Cell, Placement
 from horovod_study.documents import read_json, shown
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import utc_now
+from horovod_study.workloads import Workload, load_workload
 
 JOBS = ".jobs"
 JOB_FILE = "job.json"
@@ -131,7 +132,18 @@ def cell_values(cell: Cell) -> dict[str, Any]:
         "runtime": cell.runtime,
         "placement": cell.placement.to_dict(),
         "identity": cell.identity,
+        **workload_values(cell.config.workload),
     }
+
+
+def workload_values(workload: Workload) -> dict[str, Any]:
+    """Return what `workload_of` finds a workload by; nothing for the package's own."""
+    return {} if workload.file is None else {"workload": str(workload.file)}
+
+
+def workload_of(values: Mapping[str, Any]) -> Workload:
+    """Return the workload of a cell or a study that was written down."""
+    return load_workload(Path(values["workload"])) if "workload" in values else STRAIN
 
 
 def cell_of(values: Mapping[str, Any]) -> Cell:
@@ -139,7 +151,7 @@ def cell_of(values: Mapping[str, Any]) -> Cell:
     placement = dict(values["placement"])
     placement["hosts"] = tuple(placement.get("hosts", ()))
     cell = Cell(
-        config=RunConfig(**values["config"]),
+        config=workload_of(values).configure(values["config"]),
         runtime=values["runtime"],
         placement=Placement(**placement),
         identity=values["identity"],

@@ -39,8 +39,6 @@ from horovod_study.config import Cell
 from horovod_study.errors import StudyError
 from horovod_study.variables import without_working_directory
 
-TRAINER = "horovod_study.train"
-
 _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL starts over whichever controller was built
 
 # What an enclosing mpirun, horovodrun, torchrun or srun tells its workers about themselves. A cell that inherited it
@@ -139,8 +137,7 @@ def launch_line(
     A missing one is a StudyError saying how to get it. `root`: Open MPI starts for root only when told to.
     All hosts of `site` see the same files under the same paths.
     """
-    where = ("--resume" if resume else "--out", str(out.absolute()))
-    job = ("-m", TRAINER, "--config", str(config.absolute()), *where)
+    job = cell.config.workload.command(config.absolute(), out.absolute(), resume)
     return program_line(
         cell.runtime,
         cell.placement.workers,

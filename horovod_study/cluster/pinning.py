@@ -53,10 +53,10 @@ def cell_cores(cell: Cell, *, cores_per_worker: int, available: Sequence[int]) -
     """Return the cores for `cell`, in ascending order; None when it needs all there are, or more.
 
     `available`: the cores in the order to take them. A worker gets what the partition says, at least one for each of
-    its compute threads and of its loader processes.
+    its compute threads and processes.
     """
     config = cell.config
-    needed = cell.placement.workers * max(cores_per_worker, config.threads + config.loader_processes)
+    needed = cell.placement.workers * max(cores_per_worker, config.workload.threads_of(config))
     return tuple(sorted(available[:needed])) if needed < len(available) else None
 
 

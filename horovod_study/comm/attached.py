@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm.launch import detect
-from horovod_study.config import TRANSPORTS
 from horovod_study.errors import BackendError
 from horovod_study.progress import say
+from horovod_study.runtimes import TRANSPORTS
 
 PATIENCE_S = 30.0
 """After so long somebody who waits for other ranks to enter is told what for."""

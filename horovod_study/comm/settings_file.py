@@ -23,17 +23,12 @@ from typing import Any
 
 import yaml
 
-from horovod_study.config import (
-    COMMUNICATION,
-    OPTIONS,
-    RUNTIMES,
-    RunConfig,
-    parse_widths,
-)
+from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig, parse_widths
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.roles import Option, Role, check_field, named
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.variables import whole_number
 
 ALLOWED = (*named(OPTIONS, Role.RUNTIME), "threads", *COMMUNICATION)

@@ -32,13 +32,14 @@ from torch import nn
 from horovod_study.comm import Backend, Launch, agreed, builds, detect, open_backend
 from horovod_study.comm.base import LastGradient, Optimizer
 from horovod_study.comm.watchdog import StartWatchdog
-from horovod_study.config import RUNTIMES, RunConfig
+from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs.answer import answer
 from horovod_study.progress import say
 from horovod_study.records import finite
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import StressCNN

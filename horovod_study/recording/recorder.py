@@ -66,6 +66,7 @@ def recorder(
     partition: str = "local",
     repeat: int = 0,
     forward_hooks: bool = True,
+    options: Mapping[str, Any] | None = None,
 ) -> "Recording":
     """Return what records the steps of a training loop; use it in a `with` statement, on every rank.
 
@@ -73,8 +74,9 @@ def recorder(
     DistributedOptimizer). `out` is the run directory (by default a new one below runs/), rank 0's for all ranks.
     `batch` is the samples of a step on one worker; without it they are counted, along the first dimension of what the
     loader gives. `model_name` is what tables and figures call the model, by default its class. Without
-    `forward_hooks` the end of forward is what `record.lap("forward")` says. The other options are those of
-    `horovod-study train`. Raises StudyError for an option that is not valid.
+    `forward_hooks` the end of forward is what `record.lap("forward")` says. `options` are the script's own in which its
+    runs may differ, numbers and texts: runs are repeats of each other only where these are equal. The other options
+    are those of `horovod-study train`. Raises StudyError for an option that is not valid.
     """
     config = run_config(
         {
@@ -98,6 +100,7 @@ def recorder(
         batch=batch,
         model_name=model_name,
         forward_hooks=forward_hooks,
+        own=options or {},
     )
 
 
@@ -114,6 +117,7 @@ class Recording:
         batch: int | None,
         model_name: str | None,
         forward_hooks: bool,
+        own: Mapping[str, Any],
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
@@ -123,7 +127,7 @@ class Recording:
             )
         self._model, self._optimizer, self._out, self._options, self._batch = model, optimizer, out, options, batch
         self._model_name = model_name or type(bare(model)).__name__
-        self._forward_hooks = forward_hooks
+        self._forward_hooks, self._own = forward_hooks, dict(own)
         self._state = "new"  # -> open -> closed
         self.in_step = False  # whether a step is under way
         self.updated = False  # whether the optimizer has stepped in it
@@ -210,7 +214,12 @@ class Recording:
         try:
             session.claim(self._out or Path("runs") / self._options.study / default)
             session.create(
-                {**asked, "out": str(session.directory), "script": sys.argv[0]},
+                {
+                    **asked,
+                    "out": str(session.directory),
+                    "script": sys.argv[0],
+                    **({"options": self._own} if self._own else {}),
+                },
                 {
                     **about,
                     "transport": peers.transport,

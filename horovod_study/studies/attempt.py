@@ -403,7 +403,8 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
     `key`: the name of its run directory, where that is not the cell's own.
     """
     config, workers = cell.config, cell.placement.workers
-    reduction = config.reduction
+    asked = config.to_dict()
+    reduction = asked.get("reduction")
     if workers == 1:
         reduction = "none"
     elif reduction == "auto":  # as the backends in comm/ decide
@@ -415,7 +416,7 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
         "nodes": cell.placement.nodes,
         "batch": config.batch,
         "global_batch": config.batch * workers,
-        "precision": config.precision,
+        "precision": asked.get("precision"),
         "reduction": reduction,
         "source": "as asked for; the run ended before it could tell",
     }
@@ -428,7 +429,7 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
         started=started,
         host=platform.node(),
         pid=os.getpid(),
-        requested={**config.to_dict(), "workers": workers},
+        requested={**asked, "workers": workers},
         effective=effective,
         environment={},
         reason=reason,

@@ -16,23 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.process import GRACE_S
-from horovod_study.config import (
-    COMMUNICATION,
-    OPTIONS,
-    QUIET,
-    RUNTIMES,
-    Cell,
-    RunConfig,
-    available_cores,
-    local_cell,
-    run_config,
-)
+from horovod_study.config import COMMUNICATION, OPTIONS, QUIET, Cell, RunConfig, available_cores, local_cell, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_ATTRIBUTION
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, read_run
 from horovod_study.roles import Role
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
 from horovod_study.studies.engine import Lane, set_aside_unless_done, sweep, working_in
 from horovod_study.studies.interruption import Interruption
@@ -110,7 +101,7 @@ def plan(
     dice = random.Random(base.seed)
     return [
         [
-            (f"{number}-{name}", replace(cell, config=replace(cell.config, repeat=number)))
+            (f"{number}-{name}", replace(cell, config=cell.config.changed(repeat=number)))
             for name, cell in dice.sample(named, len(named))
         ]
         for number in range(rounds)
@@ -150,8 +141,7 @@ def run_experiment(
         cells,
         key=lambda each: (
             -1 if each[1].runtime == "serial" else list(runtimes).index(each[1].runtime),
-            each[1].config.horovod_defaults,
-            each[1].config.cycle_time_ms or 0.0,
+            *(value or 0.0 for name, value in each[1].config.to_dict().items() if OPTIONS[name].attributed),
             each[1].config.repeat,
         ),
     )

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from horovod_study.config import RUNTIMES, RunConfig, available_cores, run_config
+from horovod_study.config import RunConfig, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import sleep
 from horovod_study.programs.answer import leave
 from horovod_study.progress import Line
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.ranks import run_ranks
 

@@ -18,7 +18,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,21 @@ import numpy as np
 
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.comm.settings_file import read_settings
-from horovod_study.config import (
-    COMMUNICATION,
-    OPTIONS,
-    QUIET,
-    RUNTIMES,
-    Cell,
-    Placement,
-    RunConfig,
-    available_cores,
-    run_config,
-)
+from horovod_study.config import STRAIN, Cell, Placement, available_cores
 from horovod_study.documents import load_yaml, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import write_file
 from horovod_study.options import SET_BY_COMPARE
 from horovod_study.progress import Line, duration, say
 from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
-from horovod_study.roles import Role, check_field, named
+from horovod_study.roles import Role, check_field
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
 from horovod_study.studies.engine import Lane, set_aside, sweep, working_in
 from horovod_study.studies.interruption import Interruption
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut
+from horovod_study.workloads import SHARED, Configuration, Workload
 
 LETTERS = ("A", "B")
 SECONDS = 2.0
@@ -58,8 +50,6 @@ FEWEST_STEPS = 50
 FIRST_LOSSES = 20
 """Losses of so many steps are kept to see whether both arms learn the same: later ones differ by grown rounding."""
 
-MAY_DIFFER = named(OPTIONS, Role.MAY_DIFFER)
-"""How the work is done. Whatever else an option says is what is done, and must be the same on both sides."""
 
 _TIMEOUT_S = 900.0
 _HOPELESS = 2
@@ -73,7 +63,7 @@ class Side:
     letter: str
     text: str  # as the user wrote it
     runtime: str
-    config: RunConfig  # all but the steps, the workers and the number of the block
+    config: Configuration  # all but the steps, the workers and the number of the block
 
     @property
     def name(self) -> str:
@@ -127,7 +117,11 @@ class CompareResult:
         """Return what was compared, in words."""
         a, b = self.arms
         runs = " and ".join(f"{steps:,} steps with {_workers(count)}" for count, steps in sorted(self.steps.items()))
-        lines = [f"A  {a.text}", f"B  {b.text}", f"{runs} per run, {a.config.batch} curves per worker and step"]
+        lines = [
+            f"A  {a.text}",
+            f"B  {b.text}",
+            f"{runs} per run, {a.config.batch} {a.config.workload.samples} per worker and step",
+        ]
         lines += differs_lines(self.differs)
         return [*lines, *(f"left out: {text}" for text in self.dropped)]
 
@@ -157,15 +151,15 @@ def _workers(count: int) -> str:
 # ------------------------------------------------------------------------------------------------------------ the arms
 
 
-def read_arms(a: str, b: str, given: Mapping[str, Any]) -> tuple[tuple[Side, Side], float]:
+def read_arms(a: str, b: str, given: Mapping[str, Any], workload: Workload = STRAIN) -> tuple[tuple[Side, Side], float]:
     """Return both sides from their texts and the options of the command line, and the seconds of a run."""
     common = dict(given)
     given_s = common.pop("seconds", SECONDS)
-    seconds = check_field("compare", "--seconds", given_s, OPTIONS["seconds"], optional=False)
-    return (read_arm("A", a, common), read_arm("B", b, common)), float(seconds)
+    seconds = check_field("compare", "--seconds", given_s, SHARED["seconds"], optional=False)
+    return (read_arm("A", a, common, workload), read_arm("B", b, common, workload)), float(seconds)
 
 
-def read_arm(letter: str, text: str, common: Mapping[str, Any]) -> Side:
+def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Workload = STRAIN) -> Side:
     """Return one side: a YAML file of options, a settings file of `tune`, or RUNTIME[,option=value...].
 
     `common`: options of the command line. They replace those of a file, and are replaced by those of a short text.
@@ -180,19 +174,20 @@ def read_arm(letter: str, text: str, common: Mapping[str, Any]) -> Side:
         runtime, own = _from_file(source, Path(text))
         values = {**own, **common}
     else:
-        runtime, own = _from_text(source, text)
+        runtime, own = _from_text(source, text, workload)
         values = {**common, **own}
     backend, _, transport = runtime.partition("/")
     try:
-        config = run_config({**values, "backend": backend, "transport": transport or "none"}, source=source)
+        config = workload.configure({**values, "backend": backend, "transport": transport or "none"}, source=source)
     except ConfigError as error:
         # The text of a side is not YAML: an unknown name in it is an option.
         raise ConfigError(str(error).replace("unknown key", "unknown option", 1)) from None
     if is_file and "settings" in load_yaml(Path(text)):
         widths = read_settings(Path(text)).made_for["widths"]
-        if widths != config.widths:
+        trained = config.to_dict().get("widths")
+        if widths != trained:
             raise ConfigError(
-                f"{source} ({text}): the settings are for widths {widths}, but the runs have {config.widths}; give "
+                f"{source} ({text}): the settings are for widths {widths}, but the runs have {trained}; give "
                 f"--widths {widths}, or tune this model"
             )
     return Side(letter=letter, text=text, runtime=runtime, config=config)
@@ -206,7 +201,7 @@ def _instead(name: str) -> str:
     return "leave it out"
 
 
-def _from_text(source: str, text: str) -> tuple[str, dict[str, Any]]:
+def _from_text(source: str, text: str, workload: Workload) -> tuple[str, dict[str, Any]]:
     first, *rest = (part.strip() for part in text.split(","))
     if "=" in first or not first:
         raise ConfigError(
@@ -223,17 +218,17 @@ def _from_text(source: str, text: str) -> tuple[str, dict[str, Any]]:
         if name in values:
             raise ConfigError(f"{source}: {name} is given twice; give it once")
         _refuse_set(source, name)
-        if name in COMMUNICATION and not OPTIONS[name].matters(runtime):
+        if name in workload.options and not workload.options[name].matters(runtime):
             raise ConfigError(f"{source}: {name} has no effect on {runtime}; leave it out")
-        values[name] = _value(name, word)
+        values[name] = _value(workload, name, word)
     return runtime, values
 
 
-def _value(name: str, word: str) -> Any:
-    """Return the value meant by `word`; RunConfig turns texts into numbers and refuses what does not fit."""
+def _value(workload: Workload, name: str, word: str) -> Any:
+    """Return the value meant by `word`; the configuration turns texts into numbers and refuses what does not fit."""
     if word == "shipped":
-        return OPTIONS[name].default if name in OPTIONS else word
-    if name in OPTIONS and OPTIONS[name].kind is bool:
+        return workload.options[name].default if name in workload.options else word
+    if name in workload.options and workload.options[name].kind is bool:
         return {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}.get(
             word.lower(), word
         )
@@ -285,7 +280,8 @@ def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     """Return the options in which A and B differ by intent; ConfigError when they are not to do the same work."""
     one, other = a.config.to_dict(), b.config.to_dict()
     differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
-    unfair = {name: values for name, values in differing.items() if name not in MAY_DIFFER}
+    options = a.config.workload.options
+    unfair = {name: values for name, values in differing.items() if not options[name].roles & Role.MAY_DIFFER}
     if unfair:
         texts = [f"{name} is {x} for A and {y} for B" for name, (x, y) in unfair.items()]
         raise ConfigError(f"compare: A and B are not to do the same work: {'; '.join(texts)}; give both the same")
@@ -323,11 +319,11 @@ def schedule(workers: Sequence[int], blocks: int, seed: int) -> list[Turn]:
 # ------------------------------------------------------------------------------------------------------------- parity
 
 
-def parity_facts(record: RunRecord) -> dict[str, Any]:
+def parity_facts(record: RunRecord, workload: Workload = STRAIN) -> dict[str, Any]:
     """Return what two runs of one worker count must have in common, from the record of what really happened."""
     effective, requested, totals = record.effective, record.requested, record.totals
-    learned = named(OPTIONS, Role.LEARNING)
-    applied = ("lr", *(name for name in learned if OPTIONS[name].roles & Role.APPLIED))
+    learned = workload.named(Role.LEARNING)
+    applied = ("lr", *(name for name in learned if workload.options[name].roles & Role.APPLIED))
     return {
         "initial parameters": effective.get("initial_parameter_sha256"),
         "data set digest": effective.get("dataset_digest"),
@@ -454,15 +450,8 @@ def _check_numbers(arms: Sequence[Side], workers: Sequence[int], blocks: int, co
 
 
 def _cell(arm: Side, workers: int, block: int, steps: int | None, *, seconds: float | None = None) -> Cell:
-    config = replace(
-        arm.config,
-        steps=steps,
-        seconds=seconds,
-        epochs=None,
-        **QUIET,
-        study="compare",
-        repeat=block - 1,
-    )
+    length = {**dict.fromkeys(arm.config.workload.budgets), "steps": steps, "seconds": seconds}
+    config = arm.config.changed(**length, **arm.config.workload.quiet, study="compare", repeat=block - 1)
     placement = Placement(partition=config.partition, workers=workers, workers_per_node=workers)
     return Cell(config=config, runtime=arm.runtime, placement=placement)
 
@@ -487,7 +476,7 @@ class _Pairs:
         self._total, self._ended = total, 0
         self._took: list[float] = []
         self._first: dict[int, tuple[str, RunRecord]] = {}  # per worker count, what the others must agree with
-        self._new_steps = arms[0].config.steps
+        self._new_steps, self._workload = arms[0].config.steps, arms[0].config.workload
         self.steps: dict[int, int] = {}
         self.finished: list[dict[str, Any]] = []
         self.differs: dict[str, tuple[Any, Any]] = {}
@@ -511,7 +500,7 @@ class _Pairs:
 
     def _meaning(self) -> dict[str, Any]:
         # The length is said apart, and so is the naming.
-        told = (*named(OPTIONS, Role.BUDGET | Role.NAMING), "require", "start_timeout_s")
+        told = (*self._workload.named(Role.BUDGET | Role.NAMING), "require", "start_timeout_s")
         return {
             letter: {
                 "runtime": arm.runtime,
@@ -528,13 +517,14 @@ class _Pairs:
             self._keep_plan()
             return
         again = f"move {self._out} away"
+        options = self._workload.options
         known: dict[str, dict[str, Any]] = read_json(path, dict[str, dict[str, Any]], again=again)
         try:
             steps = {int(count): int(number) for count, number in known["steps"].items()}
             for letter, values in meaning.items():
                 for name, value in values.items():
                     # An option that did not exist when the folder was begun was as its default is.
-                    default = OPTIONS[name].default if name in OPTIONS else None
+                    default = options[name].default if name in options else None
                     before = known[letter].get(name, default)
                     if before != value:
                         raise StudyError(

@@ -81,14 +81,15 @@ class Estimate:
 
 
 def rough_s(cell: Cell) -> float | None:
-    """Guess the seconds of a cell whose budget counts steps or epochs; None where its data set is a file."""
+    """Guess the seconds of a cell whose budget counts steps or epochs; None where the size of its data is not known."""
     config = cell.config
     if config.seconds is not None:
         samples = config.seconds * SAMPLES_GUESS_PER_S
     elif config.steps is not None:
         samples = float(config.steps + config.warmup_steps) * config.batch
-    elif config.dataset.isdigit():
-        samples = 0.75 * int(config.dataset) * (config.epochs or 1) / cell.placement.workers
     else:
-        return None
+        epoch = config.workload.samples_of_epoch(config)
+        if epoch is None:
+            return None
+        samples = epoch * (config.epochs or 1) / cell.placement.workers
     return START_UP_GUESS_S[cell.runtime.partition("/")[0]] + samples / SAMPLES_GUESS_PER_S

@@ -36,10 +36,21 @@ from rich.console import Console
 from horovod_study.cluster import process
 from horovod_study.cluster.allocations import blocks, cell_name
 from horovod_study.cluster.identity import Known, changes, environment, identify
-from horovod_study.cluster.jobs import Ask, Job, JobBook, Note, ask, cell_of, note_path, read_job, write_note
+from horovod_study.cluster.jobs import (
+    Ask,
+    Job,
+    JobBook,
+    Note,
+    ask,
+    cell_of,
+    note_path,
+    read_job,
+    workload_of,
+    write_note,
+)
 from horovod_study.cluster.partitions import Partition, this_machine
 from horovod_study.cluster.site import hosts_of_allocation, site_of
-from horovod_study.config import Cell, RunConfig
+from horovod_study.config import Cell
 from horovod_study.errors import StudyError
 from horovod_study.lease import CLAIMS, Held, acquire
 from horovod_study.measure.clock import now, sleep, utc_now
@@ -351,7 +362,7 @@ def contents(job: Job, task: int) -> tuple[StudyConfig, list[Cell], Partition]:
     values = inside["study"]
     study = StudyConfig(
         name=values["name"],
-        run=RunConfig(**values["run"]),
+        run=workload_of(values).configure(values["run"]),
         varied={name: tuple(each) for name, each in values["varied"].items()},
         zipped=tuple(tuple(axis) for axis in values["zipped"]),
         global_batches=tuple(values["global_batches"]),

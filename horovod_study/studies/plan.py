@@ -2,15 +2,16 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from horovod_study.cluster.allocations import Allocation, allocate, blocks
 from horovod_study.cluster.partitions import Partition
-from horovod_study.config import OPTIONS, RUNTIMES, Cell, Placement
+from horovod_study.config import Cell, Placement
 from horovod_study.progress import duration
 from horovod_study.roles import Role
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.ledger import Ledger
 from horovod_study.studies.study_file import StudyConfig, shown
@@ -288,14 +289,14 @@ def _counts(per_node: Sequence[int]) -> str:
 
 def _varied(study: StudyConfig) -> list[str]:
     """Return what is varied beside runtimes and placements."""
-    values: Mapping[str, dict[str, None]] = {name: {} for name in study.told()}
+    options, values = study.workload.options, {name: dict[str, None]() for name in study.told()}
     for cell in study.cells():
         if cell.config.repeat == 0:
             for name, found in values.items():
                 if name == "batch" and study.scaling == "strong":
                     found.setdefault(str(cell.config.batch * cell.placement.workers))
-                elif cell.runtime != "serial" or not OPTIONS[name].roles & Role.SEVERAL:
-                    if OPTIONS[name].matters(cell.runtime):
+                elif cell.runtime != "serial" or not options[name].roles & Role.SEVERAL:
+                    if options[name].matters(cell.runtime):
                         found.setdefault(shown(getattr(cell.config, name)))
     texts = []
     for name, found in values.items():

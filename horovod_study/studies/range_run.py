@@ -13,23 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.cluster.process import GRACE_S
-from horovod_study.config import (
-    BUDGETS,
-    OPTIONS,
-    QUIET,
-    RUNTIMES,
-    RunConfig,
-    available_cores,
-    changed,
-    local_cell,
-    run_config,
-)
+from horovod_study.config import BUDGETS, OPTIONS, QUIET, RunConfig, available_cores, local_cell, run_config
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.options import SET_BY_RANGE_TEST
 from horovod_study.progress import Line, say
 from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.roles import Role
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import CellRun, Launcher, Running, local_launch
 from horovod_study.studies.engine import attempt, set_aside_unless_done, working_in
 from horovod_study.workload.schedule import lr_factor
@@ -65,7 +56,7 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
         **QUIET,
     }
     config = run_config(values, source=str(path) if path else "lr-range")
-    config = changed(config, schedule="range", lr=low, lr_end=high, warmup_steps=0)
+    config = config.changed(schedule="range", lr=low, lr_end=high, warmup_steps=0)
     if config.steps is not None and config.steps < _FEWEST_STEPS:
         raise ConfigError(f"lr-range: --steps is {config.steps}; a range test needs at least {_FEWEST_STEPS}")
     return config
@@ -141,5 +132,5 @@ def run_range(
         raise StudyError(f"the range test failed: {ended.reason}; see {ended.log}")
     total = config.steps or (config.epochs or 1) * int(record.effective["steps_per_epoch"])
     steps = tables[0].column("step").to_numpy()[:rows]
-    rates = np.array([config.lr * lr_factor(cell.config, int(step), step / total) for step in steps])
+    rates = np.array([config.lr * lr_factor(config, int(step), step / total) for step in steps])
     return rates, losses, record

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.yaml_keys import known, limits, mapping, number, one_of
-from horovod_study.config import (
-    OPTIONS,
-    RUNTIMES,
-    Cell,
-    RunConfig,
-    local_cell,
-    run_config,
-)
+from horovod_study.config import OPTIONS, Cell, RunConfig, local_cell, run_config
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 from horovod_study.roles import Role, check_field, named
+from horovod_study.runtimes import RUNTIMES
+from horovod_study.workloads import Configuration
 
 TOP_KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
 RANGE_KEYS = ("low", "high", "log", "step")
@@ -244,7 +239,7 @@ def _pruner(source: str, content: Mapping[str, Any]) -> Pruner:
     )
 
 
-def budget_done(config: RunConfig, row: Mapping[str, float]) -> float:
+def budget_done(config: Configuration, row: Mapping[str, float]) -> float:
     """Return the share of its budget, 0..1, that a run has used at an evaluation, given its row of epochs.csv."""
     if config.seconds is not None:
         done = row["train_s"] / config.seconds

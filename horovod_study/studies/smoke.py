@@ -17,23 +17,23 @@ from rich.console import Console
 from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.remote import other_hosts, run_on
 from horovod_study.cluster.site import Site
-from horovod_study.config import OPTIONS, QUIET, Cell, Placement, RunConfig
+from horovod_study.config import Cell, Placement
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import utc_stamp
 from horovod_study.progress import duration
-from horovod_study.roles import Role, named
+from horovod_study.roles import Role
 from horovod_study.studies.attempt import TIMED_OUT, Attempt, CellRun
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.grid import CellPlaces
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.progress import say
+from horovod_study.workloads import Configuration
 
 FOLDER = ".smoke"
 LIMIT_S = 90.0
 """It takes about 10 s; a machine that is loaded or starts Python from a slow file server takes several times that."""
-CURVES = "400"
 STEPS = 5
 _PASSED = "passed.json"
 _REACH_S = 15.0  # a host may take so long to let us in
@@ -138,6 +138,17 @@ def _refuse_unreachable(
         )
 
 
+def _small_config(config: Configuration) -> Configuration:
+    """Return a run of a few steps that talks as `config` does; how well it learns does not matter here."""
+    workload = config.workload
+    values = config.to_dict()
+    if workload.small is not None:
+        talk = workload.named(Role.RUNTIME | Role.COMMUNICATION)
+        values = {**{name: values[name] for name in (*talk, "device")}, **workload.small}
+    length = {**dict.fromkeys(workload.budgets), "steps": STEPS}
+    return workload.configure({**values, **workload.quiet, **length, "study": "smoke", "partition": config.partition})
+
+
 def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[tuple[Cell, Site]]:
     """Return one cell of two workers for each runtime and partition among `cells` that has several, with its site.
 
@@ -155,21 +166,7 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
             hosts, per_node = tuple(Host(name=host.name, slots=1) for host in site.hosts[:2]), 1
         else:
             hosts, per_node = tuple(Host(name=host.name, slots=2) for host in site.hosts[:1]), 2
-        # What shapes the communication is that of the sweep; how well the network learns does not matter here.
-        talk = named(OPTIONS, Role.RUNTIME | Role.COMMUNICATION)
-        config = RunConfig(
-            **{name: getattr(cell.config, name) for name in (*talk, "device")},
-            **QUIET,
-            dataset=CURVES,
-            batch=16,
-            steps=STEPS,
-            warmup_steps=0,
-            steady="declared",
-            system_interval_s=0,
-            start_timeout_s=60,
-            study="smoke",
-            partition=placement.partition,
-        )
+        config = _small_config(cell.config)
         small = Placement(partition=placement.partition, workers=2, workers_per_node=per_node)
         found[case] = (
             Cell(config=config, runtime=cell.runtime, placement=small, identity=cell.identity),

@@ -7,53 +7,45 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine, with_account
 from horovod_study.cluster.yaml_keys import known, limits, listed, mapping, number, one_of
-from horovod_study.config import (
-    BACKENDS,
-    COMMUNICATION,
-    OPTIONS,
-    PLACEMENTS,
-    RUNTIMES,
-    SWEEPABLE,
-    TRANSPORTS,
-    Cell,
-    Placement,
-    RunConfig,
-    available_cores,
-    changed,
-    run_config,
-)
+from horovod_study.config import Cell, Placement, available_cores, find_workload
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
-from horovod_study.roles import Role, check_field, named
+from horovod_study.roles import Role, check_field
+from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
+from horovod_study.workloads import Configuration, Workload
 
 STUDY_KEYS = (
     *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
-    *("scaling", "hosts", "budget"),
+    *("scaling", "hosts", "budget", "workload"),
 )
 PLACING = ("workers", "nodes", "workers_per_node", "placement")
-SWEEP_KEYS = (*PLACING, "runtime", "backend", "transport", "global_batch", *SWEEPABLE, "zip")
+_SWEPT = (*PLACING, "runtime", "backend", "transport", "global_batch")
 BUDGET_KEYS = ("gpu_hours", "core_hours", "hours")
 BASELINES = ("plain", "wrapped")
 MOST_CELLS = 200_000
 """More than anybody runs, and few enough to be listed: a study that asks for more has a slip of the pen in it."""
 MOST_WORKERS = 100_000
 MOST_NAME_BYTES = 200  # file systems take 255
-_IDLE: Mapping[str, Mapping[str, Any]] = {
-    runtime: {name: OPTIONS[name].default for name in COMMUNICATION if not OPTIONS[name].matters(runtime)}
-    for runtime in RUNTIMES
-}
-"""Options without effect on a runtime, at their defaults: one run serves all their values."""
-_ALONE = {
-    name: OPTIONS[name].default
-    for name in SWEEPABLE
-    if OPTIONS[name].roles & Role.SEVERAL and name not in COMMUNICATION
-}
-"""Further options that mean nothing to one plain worker, at their defaults: one plain run serves all their values."""
+
+
+@cache
+def _idle(workload: Workload, runtime: str) -> Mapping[str, Any]:
+    """Return the options without effect on a runtime, at their defaults: one run serves all their values."""
+    options = workload.options
+    return {name: options[name].default for name in workload.communication if not options[name].matters(runtime)}
+
+
+@cache
+def _alone(workload: Workload) -> Mapping[str, Any]:
+    """Return further options that mean nothing to one plain worker: one plain run serves all their values."""
+    several = [name for name in workload.sweepable if workload.options[name].roles & Role.SEVERAL]
+    return {name: workload.options[name].default for name in several if name not in workload.communication}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +62,7 @@ class StudyConfig:
     """A study: what is kept fixed (`run`), what is varied (`sweep`), against which baselines, how often, and where."""
 
     name: str
-    run: RunConfig
+    run: Configuration
     workers: tuple[int, ...] = ()
     runtimes: tuple[str, ...] = ("horovod/mpi",)
     varied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # options of a run, crossed
@@ -98,6 +90,11 @@ class StudyConfig:
             object.__setattr__(self, "partitions", {self.run.partition: this_machine(self.run.partition)})
 
     @property
+    def workload(self) -> Workload:
+        """What its cells run."""
+        return self.run.workload
+
+    @property
     def scaling(self) -> str:
         """`strong` where the batch of all workers together is given, else `weak`."""
         return "strong" if self.global_batches or any("global_batch" in axis[0] for axis in self.zipped) else "weak"
@@ -105,7 +102,7 @@ class StudyConfig:
     def cells(self) -> list[Cell]:
         """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
         if not self._cells:
-            first: dict[tuple[RunConfig, str, Placement], None] = {}
+            first: dict[tuple[Configuration, str, Placement], None] = {}
             self._refuse_too_many(math.prod(map(len, self._axes())) * len(self.partitions), "combinations of values")
             for partition in self.partitions.values():
                 first.update(dict.fromkeys(self._wanted(partition)))
@@ -113,7 +110,7 @@ class StudyConfig:
             self._cells.extend(
                 Cell(
                     # Repeats have seeds of their own: the same start again would hide how much learning scatters.
-                    config=changed(config, repeat=repeat, seed=config.seed + repeat) if repeat else config,
+                    config=config.changed(repeat=repeat, seed=config.seed + repeat) if repeat else config,
                     runtime=runtime,
                     placement=placement,
                     identity=self.identity.get(placement.partition, ""),
@@ -136,13 +133,13 @@ class StudyConfig:
         if placement.workers > 1 and config.workers_per_node is not None:
             parts.append(f"{config.workers_per_node} per node")
         for name in self.told():
-            if OPTIONS[name].matters(cell.runtime):
+            if self.workload.options[name].matters(cell.runtime):
                 parts.append(f"{name} {shown(getattr(config, name))}")
         return ", ".join(parts)
 
     def told(self) -> tuple[str, ...]:
         """Return the options of a run that differ between its cells, beside runtime, placement and repeat."""
-        zipped = [name for axis in self.zipped for name in axis[0] if name in SWEEPABLE]
+        zipped = [name for axis in self.zipped for name in axis[0] if name in self.workload.sweepable]
         strong = ["batch"] if self.scaling == "strong" else []
         return tuple(dict.fromkeys([*strong, *self.varied, *zipped]))
 
@@ -150,16 +147,16 @@ class StudyConfig:
         zipped = {row["placement"] for axis in self.zipped for row in axis if "placement" in row}
         return zipped or set(self.placements)
 
-    def _wanted(self, partition: Partition) -> Iterator[tuple[RunConfig, str, Placement]]:
+    def _wanted(self, partition: Partition) -> Iterator[tuple[Configuration, str, Placement]]:
         """Yield the first repeat of every run on one partition; what cannot be placed there is a ConfigError."""
-        run = changed(self.run, partition=partition.name)
+        run = self.run.changed(partition=partition.name)
         shapes: dict[tuple[Any, ...], list[tuple[Placement, dict[str, Any]]]] = {}
         alone: list[tuple[Placement, dict[str, Any]]] = []
         for values in self._combinations():
             together = values.get("global_batch")
-            variant = changed(run, **{name: value for name, value in values.items() if name in SWEEPABLE})
+            variant = run.changed(**{name: value for name, value in values.items() if name in self.workload.sweepable})
             if "plain" in self.baselines:
-                yield self._first(variant, "serial", self._alone(partition), _ALONE, together)
+                yield self._first(variant, "serial", self._alone(partition), _alone(self.workload), together)
             placing = tuple(values.get(name) for name in PLACING)
             if placing not in shapes:
                 shapes[placing] = self._shapes(partition, dict(zip(PLACING, placing, strict=True)))
@@ -196,8 +193,13 @@ class StudyConfig:
             yield {name: value for part in chosen for name, value in part.items()}
 
     def _first(
-        self, variant: RunConfig, runtime: str, placement: Placement, options: Mapping[str, Any], together: int | None
-    ) -> tuple[RunConfig, str, Placement]:
+        self,
+        variant: Configuration,
+        runtime: str,
+        placement: Placement,
+        options: Mapping[str, Any],
+        together: int | None,
+    ) -> tuple[Configuration, str, Placement]:
         """Return repeat 0 of a run; `together` is the batch of all its workers."""
         backend, _, transport = runtime.partition("/")
         batch: dict[str, int] = {}
@@ -208,9 +210,8 @@ class StudyConfig:
                     "worker counts that divide it, or another global_batch"
                 )
             batch["batch"] = together // placement.workers
-        config = changed(
-            variant,
-            **_IDLE[runtime],
+        config = variant.changed(
+            **_idle(self.workload, runtime),
             **batch,
             **options,
             repeat=0,
@@ -309,6 +310,11 @@ def shown(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def sweep_keys(workload: Workload) -> tuple[str, ...]:
+    """Return what a study may vary."""
+    return (*_SWEPT, *workload.sweepable, "zip")
+
+
 # ---------------------------------------------------------------------------------------------------- the file
 
 
@@ -325,18 +331,20 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
             raise ConfigError(f"{source}: key {key!r} is missing; a study needs study, run and sweep")
     run_values = dict(mapping(source, "run", content["run"]))
     sweep = dict(mapping(source, "sweep", content["sweep"]))
-    known(f"{source}: sweep", sweep, SWEEP_KEYS)
+    workload = _workload(source, content, path)
+    known(f"{source}: sweep", sweep, sweep_keys(workload))
     partitions = _partitions(source, content, path)
     fixed_together = None
     if "global_batch" in run_values:
         value = run_values.pop("global_batch")
         fixed_together = check_field(f"{source}: run", "global_batch", value, limits(int, low=1), optional=False)
-    for name in named(OPTIONS, Role.RUNTIME | Role.NAMING | Role.PLACEMENT):
+    for name in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT):
         if name in run_values:
-            swept = "runtime" if OPTIONS[name].roles & Role.RUNTIME else name
-            hint = "the top level of the file" if OPTIONS[name].roles & Role.NAMING else f"sweep.{swept}"
+            roles = workload.options[name].roles
+            swept = "runtime" if roles & Role.RUNTIME else name
+            hint = "the top level of the file" if roles & Role.NAMING else f"sweep.{swept}"
             raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
-    zipped = _zipped(source, sweep.pop("zip", None))
+    zipped = _zipped(source, workload, sweep.pop("zip", None))
     together = [name for axis in zipped for name in axis[0]]
     for name in together:
         if name in sweep or together.count(name) > 1:
@@ -344,7 +352,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     for name in (*sweep, *together):
         if name in run_values or (name == "global_batch" and fixed_together is not None):
             raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
-    run = run_config(
+    run = workload.configure(
         {**run_values, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
     )
     if len(run.study.encode()) > MOST_NAME_BYTES:
@@ -354,26 +362,30 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         )
     if fixed_together is not None:
         sweep["global_batch"] = fixed_together
-    runtimes, left_out = _runtimes(source, sweep, together)
+    runtimes, left_out = _runtimes(source, workload, sweep, together)
     none = content.get("baselines") == []
     baselines = () if none else tuple(listed(source, content, "baselines", list(BASELINES)))
     for baseline in baselines:
         if baseline not in BASELINES:
             raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: {', '.join(BASELINES)}")
-    values = {name: _values(source, name, listed(source, sweep, name, [])) for name in sweep if name not in _TOLD_APART}
+    values = {
+        name: _values(source, workload, name, listed(source, sweep, name, []))
+        for name in sweep
+        if name not in _TOLD_APART
+    }
     placements = values.pop("placement", ("fill",))
     hosts = tuple(host_name(source, each) for each in listed(source, content, "hosts", []))
     study = StudyConfig(
         name=run.study,
         run=run,
-        workers=_worker_counts(source, sweep, together, partitions.values(), cores),
+        workers=_worker_counts(source, workload, sweep, together, partitions.values(), cores),
         nodes=values.pop("nodes", ()),
         workers_per_node=values.pop("workers_per_node", ()),
         global_batches=values.pop("global_batch", ()),
         placements=placements,
         hosts=hosts,
         runtimes=runtimes,
-        varied={name: values[name] for name in SWEEPABLE if name in values},
+        varied={name: values[name] for name in workload.sweepable if name in values},
         zipped=zipped,
         baselines=baselines,
         targets=_targets(source, content),
@@ -407,6 +419,12 @@ def _identities(partitions: Mapping[str, Partition]) -> dict[str, str]:
     return {name: identify(partition) for name, partition in partitions.items()}
 
 
+def _workload(source: str, content: Mapping[str, Any], path: Path) -> Workload:
+    """Return the workload that the file names: a Python file beside it, or the package's own."""
+    name = check_field(source, "workload", content.get("workload"), limits(str), optional=True)
+    return find_workload(name, beside=path.parent)
+
+
 def _partitions(source: str, content: Mapping[str, Any], path: Path) -> dict[str, Partition]:
     """Return the partitions of the study by name, with its account."""
     account = check_field(source, "account", content.get("account"), limits(str), optional=True)
@@ -423,7 +441,7 @@ def _partitions(source: str, content: Mapping[str, Any], path: Path) -> dict[str
     return partitions
 
 
-def _values(source: str, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+def _values(source: str, workload: Workload, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the values of one key of the sweep as what they must be."""
     where = f"{source}: sweep"
     if name in ("workers", "nodes", "workers_per_node", "global_batch"):
@@ -432,17 +450,17 @@ def _values(source: str, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(one_of(where, name, value, PLACEMENTS) for value in values)
     if name == "runtime":
         return tuple(one_of(where, name, value, RUNTIMES) for value in values)
-    return tuple(OPTIONS[name].check(where, value) for value in values)
+    return tuple(workload.options[name].check(where, value) for value in values)
 
 
 def _runtimes(
-    source: str, sweep: Mapping[str, Any], together: Sequence[str]
+    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the runtimes of the sweep, and the pairs of backend and transport that do not exist."""
     where = f"{source}: sweep"
     apart = [name for name in ("backend", "transport") if name in sweep]
     if not apart:
-        return _values(source, "runtime", listed(source, sweep, "runtime", ["horovod/mpi"])), ()
+        return _values(source, workload, "runtime", listed(source, sweep, "runtime", ["horovod/mpi"])), ()
     if "runtime" in sweep or "runtime" in together:
         raise ConfigError(f"{where}: runtime and {apart[0]} are both given; a runtime is a backend with its transport")
     if "backend" not in sweep:
@@ -476,7 +494,7 @@ def _runtimes(
     return tuple(dict.fromkeys(runtimes)), tuple(left_out)
 
 
-def _zipped(source: str, value: Any) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+def _zipped(source: str, workload: Workload, value: Any) -> tuple[tuple[Mapping[str, Any], ...], ...]:
     """Return the axes along which several keys change together: one mapping of equally long lists is one axis."""
     where = f"{source}: sweep: zip"
     if value is None:
@@ -487,7 +505,7 @@ def _zipped(source: str, value: Any) -> tuple[tuple[Mapping[str, Any], ...], ...
             raise ConfigError(
                 f"{where} must hold lists that go together, such as {{workers: [1, 2], batch: [150, 75]}}"
             )
-        known(where, each, tuple(key for key in SWEEP_KEYS if key not in ("zip", "backend", "transport")))
+        known(where, each, tuple(key for key in sweep_keys(workload) if key not in ("zip", "backend", "transport")))
         for name, values in each.items():
             if not isinstance(values, list) or not values:
                 raise ConfigError(f"{where}: {name} is {values!r}; it must be a list, as long as the others")
@@ -495,7 +513,7 @@ def _zipped(source: str, value: Any) -> tuple[tuple[Mapping[str, Any], ...], ...
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"{name} has {count}" for name, count in lengths.items())
             raise ConfigError(f"{where}: {told}; lists that go together must be equally long")
-        checked = {name: _values(source, name, values) for name, values in each.items()}
+        checked = {name: _values(source, workload, name, values) for name, values in each.items()}
         axes.append(tuple(dict(zip(checked, row, strict=True)) for row in zip(*checked.values(), strict=True)))
     return tuple(axes)
 
@@ -562,6 +580,7 @@ def _check_placing(source: str, sweep: Mapping[str, Any], study: StudyConfig, to
 
 def _worker_counts(
     source: str,
+    workload: Workload,
     sweep: Mapping[str, Any],
     together: Sequence[str],
     partitions: Iterable[Partition],
@@ -586,4 +605,4 @@ def _worker_counts(
     counts = value if isinstance(value, list) else [value]
     if not counts:
         raise ConfigError(f"{source}: sweep: workers is empty; give counts such as [1, 2, 4], or cores")
-    return tuple(sorted(set(_values(source, "workers", counts))))
+    return tuple(sorted(set(_values(source, workload, "workers", counts))))

@@ -16,7 +16,17 @@ from rich.console import Console
 
 from horovod_study.cluster.allocations import Allocation, allocate, cell_name
 from horovod_study.cluster.identity import environment, remember, snapshot
-from horovod_study.cluster.jobs import Ask, Job, JobBook, ask, cell_values, job_folder, require_slurm, write_job
+from horovod_study.cluster.jobs import (
+    Ask,
+    Job,
+    JobBook,
+    ask,
+    cell_values,
+    job_folder,
+    require_slurm,
+    workload_values,
+    write_job,
+)
 from horovod_study.cluster.launch import launch_line
 from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.site import Site
@@ -194,6 +204,7 @@ def study_values(study: StudyConfig) -> dict[str, Any]:
     return {
         "name": study.name,
         "run": study.run.to_dict(),
+        **workload_values(study.workload),
         "varied": {name: list(values) for name, values in study.varied.items()},
         "zipped": [[dict(values) for values in axis] for axis in study.zipped],
         "global_batches": list(study.global_batches),

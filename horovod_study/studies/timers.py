@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import RUNTIMES, RunConfig, available_cores, run_config
+from horovod_study.config import RunConfig, available_cores, run_config
 from horovod_study.errors import ConfigError, RecordError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.programs.answer import ROWS
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.ranks import run_ranks
 

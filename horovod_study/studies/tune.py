@@ -24,17 +24,7 @@ from typing import Any
 
 from horovod_study.analysis.stats import Interval
 from horovod_study.comm.settings_file import write_settings
-from horovod_study.config import (
-    COMMUNICATION,
-    OPTIONS,
-    QUIET,
-    RUNTIMES,
-    Cell,
-    RunConfig,
-    available_cores,
-    local_cell,
-    run_config,
-)
+from horovod_study.config import STRAIN, Cell, available_cores, local_cell
 from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
@@ -42,7 +32,8 @@ from horovod_study.measure.clock import utc_now
 from horovod_study.options import SET_BY_TUNE
 from horovod_study.progress import Line, duration, say
 from horovod_study.records import RunRecord
-from horovod_study.roles import check_field
+from horovod_study.roles import Option, check_field
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import engine
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
 from horovod_study.studies.engine import Lane, working_in
@@ -60,6 +51,7 @@ from horovod_study.studies.racing import (
     ratio_text,
     ratio_words,
 )
+from horovod_study.workloads import Configuration, Workload
 
 SECONDS = 2.0
 MINUTES = 10.0
@@ -68,15 +60,13 @@ ROUNDS = 6
 
 _START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs
 _RESERVED = 0.25  # of the time, at most, is kept for confirming the winner
-KNOBS = {name: each.tries for name, each in OPTIONS.items() if each.tries}
-"""What is varied, and the values that are tried; the one that the shipped settings have anyway is left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneRequest:
     """What is to be tuned: a run, where it runs, and how much may be spent on it."""
 
-    config: RunConfig
+    config: Configuration
     runtimes: tuple[str, ...]
     workers: int
     minutes: float = MINUTES
@@ -86,8 +76,10 @@ class TuneRequest:
 
     def meaning(self) -> dict[str, Any]:
         """Return what must be the same for launches to be compared; the time and the rounds may be extended."""
+        identity = self.config.workload.identity
         return {
             "config": self.config.to_dict(),
+            **({"workload": identity} if identity else {}),
             "runtimes": list(self.runtimes),
             "workers": self.workers,
             "knobs": sorted(self.knobs),
@@ -97,7 +89,9 @@ class TuneRequest:
     def cell(self, candidate: Candidate) -> Cell:
         """Return the run that tries a candidate; ConfigError when its values do not fit together."""
         values = {**self.config.to_dict(), **candidate.values}
-        return local_cell(candidate.runtime, values, workers=self.workers, source=candidate.name)
+        return local_cell(
+            candidate.runtime, values, workers=self.workers, source=candidate.name, workload=self.config.workload
+        )
 
 
 def tune_request(
@@ -111,6 +105,7 @@ def tune_request(
     knobs: Sequence[str] = (),
     values: Sequence[str] = (),
     cores: int | None = None,
+    workload: Workload = STRAIN,
 ) -> TuneRequest:
     """Return the request that options make; `given` are options of the run, `values` texts such as groups=1,2.
 
@@ -122,7 +117,7 @@ def tune_request(
             option = "--" + name.replace("_", "-")
             if name in ("backend", "transport"):
                 instead = "use --runtime"
-            elif name in KNOBS:
+            elif name in workload.tuned:
                 instead = f"it is varied; use --knob {name}=VALUE,... to say among which values"
             else:
                 instead = "leave it out"
@@ -140,14 +135,14 @@ def tune_request(
                 f"{nearest(runtime, tunable)}; allowed: {', '.join(tunable)}"
             )
     file = load_yaml(path) if path else {}
-    kept = {name: value for name, value in file.items() if name not in SET_BY_TUNE or name not in OPTIONS}
+    kept = {name: value for name, value in file.items() if name not in SET_BY_TUNE or name not in workload.options}
     kept.pop("seconds", None)
-    config = run_config(
+    config = workload.configure(
         {
             "seconds": SECONDS,
             **kept,
             **given,
-            **QUIET,
+            **workload.quiet,
             "study": "tune",
         },
         source=str(path) if path else "tune",
@@ -164,10 +159,10 @@ def tune_request(
             f"tune: --workers is {workers}{threads}, but this machine offers {cores} core{'s' * (cores > 1)}; "
             "lower --workers, as more of them would measure how cores are shared"
         )
-    own = dict(_own_values(text) for text in values)
+    own = dict(_own_values(text, workload) for text in values)
     knobs = tuple(name.replace("-", "_") for name in knobs)
     for name in (*knobs, *own):
-        _require_effect(name, runtimes)
+        _require_effect(name, runtimes, workload)
     return TuneRequest(
         config=config,
         runtimes=runtimes,
@@ -179,42 +174,43 @@ def tune_request(
     )
 
 
-def _own_values(text: str) -> tuple[str, tuple[Any, ...]]:
+def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
     """Return knob and values meant by `cycle_time_ms=0.1,1`."""
     name, equals, list_ = text.partition("=")
     name = name.strip().replace("-", "_")
     if not equals or not list_.strip(" ,"):
         raise ConfigError(f"tune: --knob {text!r}; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1")
-    _require_knob(name)
-    values = []
+    _require_knob(name, workload)
+    option, values = workload.options[name], []
     for word in list_.split(","):
         value: Any = word.strip()
-        if OPTIONS[name].kind is bool:
+        if option.kind is bool:
             value = {"true": True, "false": False}.get(value.lower(), value)
-        values.append(check_field("tune: --knob", name, value, OPTIONS[name], optional=False))
+        values.append(check_field("tune: --knob", name, value, option, optional=False))
     return name, tuple(dict.fromkeys(values))
 
 
-def _require_knob(name: str) -> None:
-    if name not in KNOBS:
-        raise ConfigError(f"tune: knob {name!r} is not known{nearest(name, KNOBS)}; allowed: {', '.join(KNOBS)}")
+def _require_knob(name: str, workload: Workload) -> None:
+    if name not in workload.tuned:
+        allowed = ", ".join(workload.tuned)
+        raise ConfigError(f"tune: knob {name!r} is not known{nearest(name, workload.tuned)}; allowed: {allowed}")
 
 
-def _require_effect(name: str, runtimes: Sequence[str]) -> None:
-    _require_knob(name)
-    if not any(not why_not(name, runtime) for runtime in runtimes):
-        useful = [knob for knob in KNOBS if any(not why_not(knob, runtime) for runtime in runtimes)]
+def _require_effect(name: str, runtimes: Sequence[str], workload: Workload) -> None:
+    _require_knob(name, workload)
+    why = {knob: [why_not(workload.options[knob], runtime) for runtime in runtimes] for knob in workload.tuned}
+    if all(why[name]):
+        useful = [knob for knob, reasons in why.items() if not all(reasons)]
         raise ConfigError(
-            f"tune: knob {name} {why_not(name, runtimes[0])}; knobs that do something over {', '.join(runtimes)}: "
-            f"{', '.join(useful)}"
+            f"tune: knob {name} {why[name][0]}; knobs that do something over {', '.join(runtimes)}: {', '.join(useful)}"
         )
 
 
-def why_not(knob: str, runtime: str, *, hosts: int = 1) -> str:
+def why_not(knob: Option, runtime: str, *, hosts: int = 1) -> str:
     """Return why a knob is not worth trying over a runtime, "" when it is."""
-    if knob in COMMUNICATION and not OPTIONS[knob].matters(runtime):
+    if not knob.matters(runtime):
         return f"has no effect over {runtime}"
-    if OPTIONS[knob].several_hosts and hosts == 1:
+    if knob.several_hosts and hosts == 1:
         return "means something on several hosts only, and this is one"
     return ""
 
@@ -229,16 +225,15 @@ def space(
 
     `effective` is that of a run with the shipped settings: a value that they have anyway is no candidate.
     """
-    shipped = shipped_values(effective)
-    candidates = [
-        Candidate(name="shipped settings", runtime=runtime, kind="shipped"),
-        Candidate(
-            name="library defaults", runtime=runtime, kind="library", values=library_values(runtime, request.config)
-        ),
-    ]
+    workload = request.config.workload
+    shipped = shipped_values(effective, workload)
+    candidates = [Candidate(name="shipped settings", runtime=runtime, kind="shipped")]
+    if library := library_values(runtime, request.config):
+        candidates.append(Candidate(name="library defaults", runtime=runtime, kind="library", values=library))
     left_out: dict[str, str] = {}
-    for knob in request.knobs or KNOBS:
-        why = why_not(knob, runtime)
+    for knob in request.knobs or workload.tuned:
+        option = workload.options[knob]
+        why = why_not(option, runtime)
         if not why and knob in shipped and shipped[knob] is None:
             why = "is not known to the Horovod that is installed"
         if why:
@@ -248,7 +243,7 @@ def space(
                 left_out[knob] = why
             continue
         tried = 0
-        for value in request.values.get(knob, KNOBS[knob]):
+        for value in request.values.get(knob, option.tries):
             if knob == "threads":
                 if value == request.config.threads or value * request.workers > cores:
                     continue
@@ -256,7 +251,7 @@ def space(
                 continue
             elif knob in shipped and shipped[knob] == value:
                 continue
-            needs = {"reduction": "hooks"} if OPTIONS[knob].hooks and shipped.get("reduction") != "hooks" else {}
+            needs = {"reduction": "hooks"} if option.hooks and shipped.get("reduction") != "hooks" else {}
             candidate = Candidate(
                 name=f"{knob}={plain(value)}" + (" with hooks" if needs else ""),
                 runtime=runtime,
@@ -279,37 +274,34 @@ def space(
     return candidates, left_out
 
 
-def library_values(runtime: str, config: RunConfig) -> dict[str, Any]:
+def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
     """Return the options that make a run talk as its library does when nobody sets anything.
 
     Captured steps average one flat buffer whatever the library would do: a CUDA graph holds no hooks.
     """
-    hooks = runtime.startswith(("horovod/", "ddp/")) and not config.cuda_graphs
-    values: dict[str, Any] = {"reduction": "hooks"} if hooks else {}
-    if OPTIONS["horovod_defaults"].matters(runtime):
-        values["horovod_defaults"] = True
-    if hooks and OPTIONS["broadcast_buffers"].matters(runtime):
-        values |= {"broadcast_buffers": True, "bucket_view": False}  # as DistributedDataParallel(model) does
-    if OPTIONS["thread_priority"].matters(runtime):
-        values["thread_priority"] = "off"
-    return values
+    given, options = config.to_dict(), config.workload.options
+    hooks = runtime.startswith(("horovod/", "ddp/")) and not given.get("cuda_graphs")
+    values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off"}
+    if hooks:
+        values |= {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False}
+    return {name: value for name, value in values.items() if name in options and options[name].matters(runtime)}
 
 
-def shipped_values(effective: Mapping[str, Any]) -> dict[str, Any]:
+def shipped_values(effective: Mapping[str, Any], workload: Workload = STRAIN) -> dict[str, Any]:
     """Return knob -> value that a run with shipped settings really used; None: its library does not know the knob.
 
     A knob that the record says nothing about is missing, or has the default of its option.
     """
     recorded = effective.get("settings", {})
     found: dict[str, Any] = {"reduction": effective.get("reduction")}
-    for knob in KNOBS:
-        entry = recorded.get(OPTIONS[knob].variable or knob)
+    for knob in workload.tuned:
+        option = workload.options[knob]
+        entry = recorded.get(option.variable or knob)
         if not isinstance(entry, Mapping):
-            if knob in COMMUNICATION and OPTIONS[knob].default not in (None, "auto"):
-                found[knob] = OPTIONS[knob].default
+            if knob in workload.communication and option.default not in (None, "auto"):
+                found[knob] = option.default
             continue
-        value = entry.get("value")
-        kind = OPTIONS[knob].kind
+        value, kind = entry.get("value"), option.kind
         with suppress(TypeError, ValueError):  # an unusual text in the environment is no value of ours
             if value is None:
                 if entry.get("source") == "not in this build":
@@ -325,10 +317,10 @@ def shipped_values(effective: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _set_by_user(runtimes: Sequence[str]) -> list[str]:
+def _set_by_user(runtimes: Sequence[str], workload: Workload) -> list[str]:
     """Return the variables of the environment that would be taken for shipped settings."""
-    used = [each for each in OPTIONS.values() if each.variable and any(each.matters(runtime) for runtime in runtimes)]
-    return [each.variable for each in used if each.variable in os.environ]
+    used = [each for each in workload.options.values() if any(each.matters(runtime) for runtime in runtimes)]
+    return [each.variable for each in used if each.variable and each.variable in os.environ]
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -549,7 +541,7 @@ class _Tuning:
             f"{request.config.seconds:g} s per launch, at most {duration(60 * request.minutes)}"
             + (f"; {kept} launches of before count" if kept else "")
         )
-        for name in _set_by_user(request.runtimes):
+        for name in _set_by_user(request.runtimes, request.config.workload):
             say(f"warning: {name} is set in the environment, and holds for the shipped settings as well; unset it")
         candidates: list[Candidate] = []
         for runtime in request.runtimes:
@@ -737,7 +729,7 @@ def result_of(
     for name, base in (("shipped", shipped[chosen.runtime]), ("library", library.get(chosen.runtime))):
         gain = None if base is None or base.key == chosen.key else source.ratio(chosen.key, base.key)
         gains[name] = None if gain is None else ratio_record(gain) | {"words": ratio_words(gain)}
-    facts = ledger.facts[chosen.runtime]
+    facts, asked = ledger.facts[chosen.runtime], request.config.to_dict()
     effective, environment = facts["effective"], facts["environment"]
     backend, _, transport = chosen.runtime.partition("/")
     noise = book.noise()
@@ -755,12 +747,12 @@ def result_of(
             "backend": backend,
             "transport": transport,
             "threads": request.config.threads,
-            **({} if request.config.horovod_build is None else {"horovod_build": request.config.horovod_build}),
+            **({} if asked.get("horovod_build") is None else {"horovod_build": asked["horovod_build"]}),
             **chosen.values,
         },
         "for": {
             "parameters": effective.get("parameters"),
-            "widths": request.config.widths,
+            "widths": asked.get("widths"),
             "batch": request.config.batch,
             "workers": request.workers,
             "nodes": effective.get("nodes", 1),

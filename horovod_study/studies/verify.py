@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import RUNTIMES, RunConfig, available_cores
+from horovod_study.config import RunConfig, available_cores
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import write_file
 from horovod_study.progress import say
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.ranks import run_ranks
 from horovod_study.workload import dataset as data

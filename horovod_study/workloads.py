@@ -1,0 +1,318 @@
+"""A workload: a training as studies know it, and all that they know of it.
+
+A cell of a study is a workload with values of its options, a placement, a runtime and a number of the repeat. What is
+planned, launched, judged, compared, tuned and reported is found from the options' roles; nobody asks what is trained.
+The package's own is in config.py; another one is a Python file that holds `WORKLOAD = workload(...)`, and that a study
+names: `workload: mine.py`. Its program is started with the values of a cell as a YAML file and leaves a run directory,
+through `horovod_study.recorder` or through `records`.
+"""
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, make_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from horovod_study.errors import ConfigError, nearest
+from horovod_study.roles import Option, Role, named, options_of
+from horovod_study.runtimes import BACKENDS, PLACEMENTS, TRANSPORTS
+
+HEADINGS = (
+    *("data", "how long", "what is learned, and how", "workers", "how the workers talk", "computing", "measuring"),
+    "naming",
+)
+"""Of `--help`, in their order."""
+LENGTH, LEARNED, TALKING, COMPUTING, MEASURED = HEADINGS[1], HEADINGS[2], HEADINGS[4], HEADINGS[5], HEADINGS[6]
+
+SHARED: Mapping[str, Option] = {
+    "batch": Option(
+        default=1,
+        help="samples per worker and step",
+        kind=int,
+        low=1,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        title="Batch per worker",
+    ),
+    "seed": Option(
+        default=1,
+        help="seed of the initial parameters and of the order of the data",
+        kind=int,
+        low=0,
+        heading=LEARNED,
+    ),
+    "threads": Option(
+        default=1,
+        help="compute threads per worker; the workers of a host should not have more threads than it has cores",
+        kind=int,
+        low=1,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL,
+        tries=(1, 2, 4, 8),
+        words=lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
+    ),
+    "epochs": Option(
+        help="train for so many passes over the training set; 10 if no other budget is given",
+        kind=int,
+        low=1,
+        heading=LENGTH,
+        roles=Role.BUDGET,
+        words="{:g} epochs",
+    ),
+    "seconds": Option(
+        help="or for so many seconds of timed window",
+        kind=float,
+        above=0,
+        heading=LENGTH,
+        roles=Role.BUDGET,
+        words="{:g} s",
+    ),
+    "steps": Option(
+        help="or for so many timed steps", kind=int, low=1, heading=LENGTH, roles=Role.BUDGET, words="{:g} steps"
+    ),
+    "warmup_steps": Option(
+        default=50,
+        help="first steps, trained and recorded but outside the timed window",
+        kind=int,
+        low=0,
+        heading=LENGTH,
+        roles=Role.WINDOW | Role.APPLIED,
+    ),
+    "backend": Option(
+        default="auto",
+        help="how workers talk; auto looks at how the run was launched",
+        choices=("auto", *BACKENDS),
+        heading="workers",
+        roles=Role.RUNTIME | Role.APPLIED,
+    ),
+    "transport": Option(
+        default="auto",
+        help="what carries the gradients; auto takes what the launch provides",
+        choices=("auto", *TRANSPORTS),
+        heading="workers",
+        roles=Role.RUNTIME | Role.APPLIED,
+    ),
+    "placement": Option(
+        default="fill",
+        help="how the workers are put on nodes: fill one before the next, spread them evenly, or on a list of nodes; a "
+        "run placed otherwise ends",
+        choices=PLACEMENTS,
+        heading="workers",
+        roles=Role.PLACEMENT | Role.CELL | Role.SEVERAL,
+        words=lambda value: {"fill": "nodes filled", "spread": "nodes shared evenly"}.get(value, "named nodes"),
+    ),
+    "workers_per_node": Option(
+        help="how many workers share a node at most; a run placed otherwise ends",
+        kind=int,
+        low=1,
+        heading="workers",
+        roles=Role.PLACEMENT | Role.CELL | Role.SEVERAL,
+        words=lambda value: "full nodes" if value == "shipped" else f"{value} per node",
+    ),
+    "study": Option(default="train", help="name of the study the run belongs to", heading="naming", roles=Role.NAMING),
+    "partition": Option(
+        default="local", help="name of the machine or partition it runs on", heading="naming", roles=Role.NAMING
+    ),
+    "repeat": Option(
+        default=0, help="number of this repeat, from 0", kind=int, low=0, heading="naming", roles=Role.NAMING
+    ),
+}
+"""What every workload has, because studies set or read it."""
+
+
+def shared(name: str) -> Any:
+    """Declare a field that every configuration has."""
+    return field(default=SHARED[name].default, metadata={"option": SHARED[name]})
+
+
+class Configuration:
+    """What one run was asked for: values of the options of a workload, checked when they are made, and never changed.
+
+    Subclasses are frozen dataclasses; their fields are the options. What it became (learning rate after scaling, ...)
+    is recorded apart.
+    """
+
+    __slots__ = ()
+    workload: ClassVar["Workload"]
+
+    # Annotations only: the fields of SHARED, which every subclass has.
+    batch: int
+    seed: int
+    threads: int
+    epochs: int | None
+    seconds: float | None
+    steps: int | None
+    warmup_steps: int
+    backend: str
+    transport: str
+    placement: str
+    workers_per_node: int | None
+    study: str
+    partition: str
+    repeat: int
+
+    def __post_init__(self) -> None:
+        for name, each in self.workload.options.items():
+            object.__setattr__(self, name, each.check("run", getattr(self, name)))
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Raise ConfigError for values that are right each and do not fit together."""
+        given = [name for name in self.workload.budgets if getattr(self, name) is not None]
+        if len(given) > 1:
+            allowed = ", ".join(self.workload.budgets)
+            raise ConfigError(f"run: {' and '.join(given)} are both given; give one of {allowed}")
+        if self.backend == "serial" and self.transport not in ("auto", "none"):
+            raise ConfigError(
+                f"run: backend serial has no transport, but transport is {self.transport!r}; leave transport out"
+            )
+        for name in ("study", "partition"):
+            value = getattr(self, name)
+            if not value or set(value) & set("/\\\0\n") or value.startswith("."):
+                raise ConfigError(
+                    f"run: {name} is {value!r}; it names a folder: no slash, line break, leading dot, or empty name"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, in the order of declaration."""
+        # All are scalars; a study may have 10,000 of these.
+        return {name: getattr(self, name) for name in self.workload.options}
+
+    def changed(self, **values: Any) -> Self:
+        """Return it with some values changed; only these are checked, so that thousands of cells are soon made."""
+        made = object.__new__(type(self))
+        for name, each in self.workload.options.items():
+            value = each.check("run", values.pop(name)) if name in values else getattr(self, name)
+            object.__setattr__(made, name, value)
+        if values:
+            raise TypeError(f"no such option: {', '.join(values)}")
+        made.check_together()
+        return made
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workload:
+    """What studies, launchers and reports know of a training."""
+
+    name: str
+    configuration: type[Configuration]
+    command: Callable[[Path, Path, bool], tuple[str, ...]]
+    """Returns the arguments for the Python of every rank, from the YAML file with a cell's values, the run directory,
+    and whether to go on from a checkpoint there."""
+    resumable: bool = False
+    samples: str = "samples"  # what a batch consists of, for readers
+    threads_of: Callable[[Configuration], int] = lambda config: config.threads
+    """Returns how many threads and processes of a worker compute."""
+    samples_of_epoch: Callable[[Configuration], float | None] = lambda config: None
+    """Returns the samples of all workers in one pass over the data, as far as that is known beforehand."""
+    small: Mapping[str, Any] | None = None
+    """Values that make the options' defaults a run of seconds, to try whether workers can talk; None: the options of
+    the cell itself do, for a few steps."""
+    file: Path | None = None  # it was declared in; None: the package
+
+    def __post_init__(self) -> None:
+        self.configuration.workload = self
+
+    @cached_property
+    def options(self) -> Mapping[str, Option]:
+        """The options of a run, by name."""
+        return options_of(self.configuration)
+
+    def named(self, *roles: Role) -> tuple[str, ...]:
+        """Return the names of the options that have one of `roles`, in their order."""
+        return named(self.options, *roles)
+
+    @cached_property
+    def budgets(self) -> tuple[str, ...]:
+        """How long a run is; it has at most one of these."""
+        return self.named(Role.BUDGET)
+
+    @cached_property
+    def communication(self) -> tuple[str, ...]:
+        """How the workers talk, beside backend and transport; `Option.matters` says which have an effect on what."""
+        return self.named(Role.COMMUNICATION)
+
+    @cached_property
+    def sweepable(self) -> tuple[str, ...]:
+        """What a study may vary, in the order in which it is crossed."""
+        return self.named(Role.SWEEPABLE)
+
+    @cached_property
+    def distinguishing(self) -> tuple[str, ...]:
+        """What makes runs different experiments: runs that differ in one of these are never repeats of each other."""
+        return (*self.sweepable, *(name for name in self.named(Role.CELL) if name not in self.sweepable))
+
+    @cached_property
+    def quiet(self) -> dict[str, Any]:
+        """Of runs that are made only to be timed: nothing is evaluated or written on the way."""
+        return {name: each.quiet for name, each in self.options.items() if each.has_quiet}
+
+    @cached_property
+    def tuned(self) -> dict[str, tuple[Any, ...]]:
+        """What `tune` varies, and the values that it tries."""
+        return {name: each.tries for name, each in self.options.items() if each.tries}
+
+    @cached_property
+    def identity(self) -> str:
+        """Name and digest of the file it was declared in, "" for the package's own, whose code is told apart anyway."""
+        if self.file is None:
+            return ""
+        return f"{self.name} {hashlib.sha256(self.file.read_bytes()).hexdigest()[:12]}"
+
+    def configure(self, values: Mapping[str, Any], *, source: str = "run") -> Configuration:
+        """Make a configuration of option or YAML values; an unknown name is refused with the nearest known one."""
+        for name in values:
+            if name not in self.options:
+                raise ConfigError(
+                    f"{source}: unknown key {name!r}{nearest(str(name), self.options)}; allowed: "
+                    f"{', '.join(self.options)}"
+                )
+        try:
+            return self.configuration(**values)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("run:", f"{source}:", 1)) from None
+
+
+def workload(name: str, file: str, options: Mapping[str, Option], **about: Any) -> Workload:
+    """Return the workload that the Python file `file` declares and runs: `python FILE --config CELL.yaml --out DIR`.
+
+    `options` come beside SHARED ones and replace those of the same name; `about`: further fields of Workload.
+    """
+    path = Path(file).resolve()
+    fields = [
+        (each, Any, field(default=declared.default, metadata={"option": declared}))
+        for each, declared in {**SHARED, **options}.items()
+    ]
+    made = make_dataclass(
+        f"{name.title()}Configuration", fields, bases=(Configuration,), frozen=True, kw_only=True, slots=True
+    )
+
+    def command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
+        return (str(path), "--config", str(config), "--resume" if resume else "--out", str(directory))
+
+    return Workload(**{"name": name, "configuration": made, "command": command, "file": path, **about})
+
+
+_LOADED: dict[Path, Workload] = {}
+
+
+def load_workload(path: Path) -> Workload:
+    """Return the workload that a Python file declares as WORKLOAD; the file is executed, once. Raises ConfigError."""
+    path = path.resolve()
+    if path not in _LOADED:
+        name = f"workload_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise ConfigError(f"{path}: no Python file; a workload is a file that holds WORKLOAD = workload(...)")
+        module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # of a file that somebody else wrote
+            raise ConfigError(f"{path}: cannot be loaded as a workload: {type(error).__name__}: {error}") from None
+        found = getattr(module, "WORKLOAD", None)
+        if not isinstance(found, Workload):
+            raise ConfigError(f"{path}: declares no WORKLOAD; write WORKLOAD = horovod_study.workloads.workload(...)")
+        _LOADED[path] = found
+    return _LOADED[path]
