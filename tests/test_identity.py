@@ -20,6 +20,7 @@ from horovod_study.cluster import identity
 from horovod_study.cluster.partitions import Partition
 from horovod_study.config import RunConfig
 from horovod_study.errors import StudyError
+from horovod_study.runtimes import LIBRARIES
 from horovod_study.studies import grid
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig
@@ -78,14 +79,16 @@ def package(tmp_path) -> Path:
 def test_everything_that_training_imports_is_covered():
     covered = set(identity.code_files())
 
-    assert {"train.py", "config.py", "comm/mpi.py", "workload/model.py", "measure/clock.py"} <= reached(
-        PACKAGE / "train.py"
-    )
-    assert set() == reached(PACKAGE / "train.py") - covered
+    leaves = [each.implementation.partition(":")[0].partition(".")[2] for each in LIBRARIES.values()]
+    starts = ["train.py", *(f"{leaf.replace('.', '/')}.py" for leaf in leaves)]  # those are imported by name
+    found = set().union(*(reached(PACKAGE / start) for start in starts))
+
+    assert {"train.py", "config.py", "comm/libmpi.py", "workload/model.py", "measure/clock.py"} <= found
+    assert set() == {*found, *starts} - covered
 
 
 def test_what_does_not_shape_a_run_is_not_covered():
-    whole = ("comm/", "measure/", "recording/", "workload/")
+    whole = ("comm/", "measure/", "recording/", "runtimes/", "workload/")
     single = {name for name in identity.code_files() if "/" in name and not name.startswith(whole)}
 
     assert {"analysis/costs.py", "text/numbers.py", "text/tables.py"} == single

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.partitions import Partition
 from horovod_study.config import Cell, Placement, RunConfig
-from horovod_study.studies.estimate import SAMPLES_GUESS_PER_S, START_UP_GUESS_S, rough_s
+from horovod_study.runtimes import LIBRARIES
+from horovod_study.studies.estimate import SAMPLES_GUESS_PER_S, rough_s
 from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import Plan, plan_study
 from horovod_study.studies.study_file import Budget, StudyConfig, load_study
@@ -114,7 +115,7 @@ def test_a_rough_guess() -> None:
             )
         )
 
-    start = START_UP_GUESS_S["ddp"]
+    start = LIBRARIES["ddp"].start_up_s
     assert rough(seconds=7) == start + 7
     assert rough(steps=100, warmup_steps=0, batch=1000) == start + 100_000 / SAMPLES_GUESS_PER_S
     assert rough(epochs=4, dataset="100000") == start + 4 * 75_000 / 2 / SAMPLES_GUESS_PER_S

@@ -37,6 +37,7 @@ from horovod_study.cluster.remote import MARKER as MARKER
 from horovod_study.cluster.site import HERE, PORTS, Site
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
+from horovod_study.runtimes import CARRIED
 from horovod_study.variables import without_working_directory
 
 _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL starts over whichever controller was built
@@ -85,16 +86,6 @@ _JOB_PARAMETERS = (  # written by mpirun itself, though they look like a user's 
     ),
 )
 
-
-# Programs that can start a runtime, best first: on this machine; over ssh; in a job.
-_STARTERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "serial": ((), ("mpirun",), ("srun", "mpirun")),
-    "horovod/mpi": (("horovodrun", "mpirun"), ("horovodrun", "mpirun"), ("srun+mpi", "mpirun", "horovodrun")),
-    "horovod/nccl": (("horovodrun", "mpirun"), ("horovodrun", "mpirun"), ("srun+mpi", "mpirun", "srun", "horovodrun")),
-    "horovod/gloo": (("horovodrun", "mpirun"), ("horovodrun", "mpirun"), ("srun", "mpirun", "horovodrun")),
-    "ddp": (("torchrun", "mpirun"), ("mpirun",), ("srun", "mpirun")),
-    "mpi": (("mpirun",), ("mpirun",), ("srun+mpi", "mpirun")),
-}
 
 # What is handed to ranks that mpirun starts on another host, which know nothing of this one's environment.
 _PASSED_PREFIXES = (
@@ -191,10 +182,8 @@ def program_line(
 def _starter(runtime: str, site: Site) -> str:
     """Return the program that starts `runtime` on `site`: one of the launchers, "srun+mpi" (with srun's own connection
     for MPI), or "" for none."""
-    backend, _, transport = runtime.partition("/")
-    kind = runtime if runtime in _STARTERS else "mpi" if transport == "mpi" else backend
-    alone, over_ssh, in_job = _STARTERS[kind]
-    offered = alone if site.alone else in_job if site.allocation else over_ssh
+    _, transport = CARRIED[runtime]
+    offered = transport.here if site.alone else transport.in_job if site.allocation else transport.over_ssh
     if site.launcher == "srun" and not site.allocation:
         raise StudyError("launcher srun starts ranks inside a Slurm job only; use launcher auto, or scheduler slurm")
     if site.srun_mpi is None:

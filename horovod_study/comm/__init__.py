@@ -19,9 +19,12 @@ liveness      names the rank that stalls or dies in training, and ends the run
 stop          SIGTERM and SIGUSR1: a wish to stop that all ranks follow at the same step
 """
 
+from importlib import import_module
+
 from horovod_study.comm.base import Backend, agreed, require_parity
 from horovod_study.comm.launch import Launch, detect, require_file_size
 from horovod_study.config import RunConfig
+from horovod_study.runtimes import LIBRARIES
 
 __all__ = ["Backend", "Launch", "agreed", "detect", "open_backend", "require_parity"]
 
@@ -34,23 +37,7 @@ def open_backend(config: RunConfig, launch: Launch) -> Backend:
     """
     require_file_size(launch)
     name = launch.backend if config.backend == "auto" else config.backend
+    module, _, made = LIBRARIES[name].implementation.partition(":")
     # Imported here: a plain run must not load Horovod, and a Horovod run must not need mpi4py.
-    if name == "horovod":
-        from horovod_study.comm.horovod import HorovodBackend
-
-        return HorovodBackend(config, launch)
-    if name == "ddp":
-        from horovod_study.comm.distributed import DistributedBackend
-
-        return DistributedBackend(config, launch)
-    if name == "mpi":
-        from horovod_study.comm.mpi import MpiBackend
-
-        return MpiBackend(config, launch)
-    if name == "ps":
-        from horovod_study.comm.ps import PsBackend
-
-        return PsBackend(config, launch)
-    from horovod_study.comm.serial import SerialBackend
-
-    return SerialBackend(config, launch)
+    backend: Backend = getattr(import_module(module), made)(config, launch)
+    return backend

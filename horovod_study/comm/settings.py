@@ -15,20 +15,10 @@ from typing import Any
 
 from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
 from horovod_study.errors import BackendError
+from horovod_study.runtimes import CARRIED
 from horovod_study.variables import decimal, is_set, whole_number
 
-SHIPPED: dict[str, dict[str, str]] = {
-    "horovod/mpi": {
-        "HOROVOD_IDLE_CYCLE_TIME": "10",  # ms
-        "HOROVOD_CYCLE_TIME": "0.05",  # ms
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-    },
-    "horovod/gloo": {"HOROVOD_IDLE_CYCLE_TIME": "10"},
-    "horovod/nccl": {"HOROVOD_IDLE_CYCLE_TIME": "10", "HOROVOD_CYCLE_TIME": "0.1"},
-    "mpi/mpi": {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
-    "ps/mpi": {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
-}
+SHIPPED = {runtime: transport.shipped for runtime, (_, transport) in CARRIED.items()}
 """runtime -> what is set where the user has set nothing."""
 
 LIBRARY_DEFAULTS = {

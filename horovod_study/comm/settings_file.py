@@ -28,7 +28,7 @@ from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.roles import Option, Role, check_field, named
-from horovod_study.runtimes import RUNTIMES
+from horovod_study.runtimes import CARRIED, RUNTIMES
 from horovod_study.variables import whole_number
 
 ALLOWED = (*named(OPTIONS, Role.RUNTIME), "threads", *COMMUNICATION)
@@ -39,22 +39,6 @@ _TEXTS = ("widths", "runtime", "cpu_model", "package", "torch", "horovod", "mpi"
 FOR_KEYS = ("parameters", "widths", "batch", "workers", "nodes", "runtime", *_TEXTS[2:])
 _NEEDED = ("parameters", "widths", "runtime")
 _NAMES = {"cpu_model": "processor", "package": "horovod_study", "mpi": "MPI", "horovod": "Horovod", "torch": "PyTorch"}
-
-_LAUNCHERS = {
-    "horovod/mpi": ("mpirun", "srun"),
-    "horovod/gloo": ("horovodrun --gloo",),
-    "horovod/nccl": ("mpirun", "srun", "horovodrun --gloo"),
-    "ddp/gloo": ("torchrun",),
-    "ddp/nccl": ("torchrun",),
-    "ddp/mpi": ("torchrun", "mpirun", "srun"),
-    "mpi/mpi": ("mpirun", "srun"),
-    "ps/mpi": ("mpirun", "srun"),
-}
-_START = {
-    "horovod": "horovodrun --mpi -np",
-    "horovod/gloo": "horovodrun --gloo -np",
-    "ddp": "torchrun --nproc-per-node",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +78,8 @@ class SettingsFile:
                 f"{self.path}: the settings are for runtime {self.runtime}, this run asks for {runs}{over}; run "
                 f"`horovod-study tune --runtime {runs}{over or '/...'}`, or leave --settings out"
             )
-        if launcher not in _LAUNCHERS[self.runtime] and not (launcher == "none" and asked_backend == backend):
-            start = _START.get(self.runtime, _START.get(backend, "mpirun -np"))
+        if launcher not in CARRIED[self.runtime][1].seen_as and not (launcher == "none" and asked_backend == backend):
+            start = CARRIED[self.runtime][1].start
             how = "by no launcher, as one worker" if launcher == "none" else f"by {launcher}"
             raise ConfigError(
                 f"{self.path}: the settings are for runtime {self.runtime}, but this run was started {how}; start it "
@@ -140,10 +124,11 @@ def read_settings(path: Path) -> SettingsFile:
         allowed = Option(kind=int, low=1) if name in _WHOLE else Option()
         made_for[name] = check_field(f"{path}: for", name, value, allowed, optional=True)
     runtime = made_for["runtime"]
-    if runtime not in _LAUNCHERS:
+    tunable = [each for each in RUNTIMES if each != "serial"]
+    if runtime not in tunable:
         raise ConfigError(
             f"{path}: for: runtime {runtime!r} is not known{nearest(str(runtime), RUNTIMES)}; "
-            f"allowed: {', '.join(_LAUNCHERS)}"
+            f"allowed: {', '.join(tunable)}"
         )
     try:
         parse_widths(made_for["widths"])

@@ -37,6 +37,7 @@ from horovod_study.records import (
     read_run,
     resume_run,
 )
+from horovod_study.runtimes import CARRIED
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 
 CANCELLED = "cancelled"
@@ -408,7 +409,7 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
     if workers == 1:
         reduction = "none"
     elif reduction == "auto":  # as the backends in comm/ decide
-        reduction = "hooks" if config.backend == "ddp" else "flat"
+        reduction = "hooks" if CARRIED[cell.runtime][0].hooks else "flat"
     effective: dict[str, Any] = {
         "backend": config.backend,
         "transport": config.transport,

@@ -6,9 +6,7 @@ from statistics import median
 
 from horovod_study.config import Cell
 from horovod_study.progress import duration
-
-START_UP_GUESS_S = {"serial": 3.0, "horovod": 6.0, "ddp": 6.0, "mpi": 4.0, "ps": 4.0}
-"""Guessed seconds a cell spends outside its timed window (imports, data, warm-up, test), until one has been seen."""
+from horovod_study.runtimes import CARRIED
 
 SAMPLES_GUESS_PER_S = 10_000.0
 """Guessed samples per second and worker, a cautious figure for one core, where a budget counts steps or epochs."""
@@ -50,7 +48,7 @@ class Estimate:
             if case in self._seen:
                 return TimeLeft(seconds=median(self._seen[case]), guess=False)
         if cell.config.seconds is not None:
-            start_up = START_UP_GUESS_S[cell.runtime.partition("/")[0]]
+            start_up = CARRIED[cell.runtime][0].start_up_s
             return TimeLeft(seconds=cell.config.seconds + start_up, guess=True)
         anything = self._seen.get((None, None))
         return TimeLeft(seconds=median(anything) if anything else None, guess=True)
@@ -92,4 +90,4 @@ def rough_s(cell: Cell) -> float | None:
         if epoch is None:
             return None
         samples = epoch * (config.epochs or 1) / cell.placement.workers
-    return START_UP_GUESS_S[cell.runtime.partition("/")[0]] + samples / SAMPLES_GUESS_PER_S
+    return CARRIED[cell.runtime][0].start_up_s + samples / SAMPLES_GUESS_PER_S

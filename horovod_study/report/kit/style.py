@@ -20,6 +20,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
 from horovod_study.errors import ConfigError
+from horovod_study.runtimes import LIBRARIES
 
 PRINT_WIDTH_IN = 5.9
 """Text width of a thesis page: 150 mm, A4 with margins of 30 mm (KOMA-Script's 11 pt page has 147 mm)."""
@@ -132,7 +133,6 @@ _VARIANTS: tuple[tuple[bool, Any], ...] = (
     (False, (0, (3, 1.5))),
 )
 
-BACKENDS = {"serial": "plain PyTorch", "horovod": "Horovod", "ddp": "PyTorch DDP", "mpi": "direct"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
 LAW_NAMES = {
     "constant": "constant",
@@ -446,7 +446,7 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
 
 def way(backend: str, transport: str) -> str:
     """Return how workers talk, for readers: `Horovod/MPI`, `plain PyTorch`."""
-    name = BACKENDS.get(backend, backend)
+    name = LIBRARIES[backend].label if backend in LIBRARIES else backend
     if transport in ("none", "auto", ""):
         return name
     over = TRANSPORTS.get(transport, transport)

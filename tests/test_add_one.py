@@ -1,0 +1,108 @@
+"""What one more of a kind takes: an invented one is added to a copy of the package, in as few files as it may."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import horovod_study
+
+PACKAGE = Path(horovod_study.__file__).parent
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package in a folder of its own."""
+    shutil.copytree(PACKAGE, tmp_path / "copy" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "copy" / PACKAGE.name
+
+
+def said(copy: Path, *words: str) -> str:
+    """Return what the copied package says."""
+    environment = {**os.environ, "PYTHONPATH": str(copy.parent), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, *words], cwd=copy.parent, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def study(copy: Path, sweep: dict[str, object]) -> Path:
+    path = copy.parent / "study.yaml"
+    content = {"study": "s", "baselines": ["plain"], "run": {"dataset": "400", "steps": 3}, "sweep": sweep}
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def cells(copy: Path, sweep: dict[str, object]) -> list[dict[str, object]]:
+    plan = json.loads(said(copy, "-m", "horovod_study.cli", "plan", str(study(copy, sweep)), "--json"))
+    return list(plan["cells"])
+
+
+def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> None:
+    """The declaration alone makes it an option, a key, a column, and something that is swept, compared and tuned."""
+    config = copy / "config.py"
+    text = config.read_text()
+    place = "    lr_end: float | None = option(\n"
+    assert text.count(place) == 1
+    config.write_text(
+        text.replace(
+            place,
+            '    momentum: float = option(0.9, "how much of the last update is kept", kind=float, low=0, '
+            "heading=LEARNED,\n"
+            '        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL, tries=(0.5,), words="momentum {:g}", '
+            'title="Momentum")\n' + place,
+        )
+    )
+
+    assert "--momentum X" in said(copy, "-m", "horovod_study.cli", "train", "--help")
+    names = [each["name"] for each in cells(copy, {"workers": [1], "runtime": "serial", "momentum": [0.5, 0.9]})]
+    assert {"momentum 0.5" in name for name in map(str, names)} == {True, False}
+    program = """
+import json
+from horovod_study.analysis.points import CHOICES
+from horovod_study.config import STRAIN
+from horovod_study.report.figures.convergence import CHOICE_TITLES
+from horovod_study.roles import Role
+print(json.dumps(["momentum" in CHOICES, CHOICE_TITLES["momentum"], STRAIN.tuned["momentum"],
+                  "momentum" in STRAIN.named(Role.MAY_DIFFER)]))
+"""
+    assert json.loads(said(copy, "-c", program)) == [True, "Momentum", [0.5], False]
+
+
+def test_a_backend_takes_its_declaration_and_its_code(copy: Path) -> None:
+    """It is swept over, started by its launchers, opened by `train`, and named for readers."""
+    (copy / "runtimes" / "echo.py").write_text(
+        "from horovod_study.runtimes.library import Library, Transport\n"
+        'TRANSPORTS = (Transport(name="mpi"), Transport(name="air", here=("torchrun",)))\n'
+        'LIBRARY = Library(name="echo", label="Echo", place=9, implementation="horovod_study.comm.echo:EchoBackend",\n'
+        "                  transports=TRANSPORTS, start_up_s=1)\n"
+    )
+    (copy / "comm" / "echo.py").write_text(
+        "from horovod_study.comm.serial import SerialBackend\n"
+        "class EchoBackend(SerialBackend):\n"
+        '    name = "echo"\n'
+        '    transport = "air"\n'
+    )
+
+    found = cells(copy, {"workers": [1], "runtime": ["echo/air", "echo/mpi"]})
+    assert {each["runtime"] for each in found} == {"serial", "echo/air", "echo/mpi"}
+    train = ("-m", "horovod_study.train", "--dataset", "400", "--steps", "3", "--warmup-steps", "0", "--json")
+    ran = json.loads(said(copy, *train, "--backend", "echo", "--out", "run").splitlines()[-1])
+    assert (ran["backend"], ran["transport"]) == ("echo", "air")
+    program = """
+from horovod_study.cluster.launch import launch_line
+from horovod_study.config import Placement, RunConfig, local_cell
+from horovod_study.report.kit.style import way
+import os, sys
+from pathlib import Path
+cell = local_cell("echo/air", {}, workers=2, source="test")
+line = launch_line(cell, python=Path(sys.executable), config=Path("c"), out=Path("o"), environ=os.environ)
+print(way("echo", "air"), "torch.distributed.run" in line.argv)
+"""
+    assert said(copy, "-c", program).split() == ["Echo/air", "True"]
