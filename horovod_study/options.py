@@ -94,7 +94,7 @@ SET_BY_ATTRIBUTION = (
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, hidden: Collection[str] = ()) -> None:
-    """Declare one option per field of RunConfig, under its heading; `hidden` ones are not in the help."""
+    """Declare each option of the package's own workload, under its heading; `hidden` ones are not in the help."""
     for heading in HEADINGS:
         group = parser.add_argument_group(heading)
         for each in OPTIONS.values():
@@ -103,7 +103,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, hidden: Collection[str] 
 
 
 def add_train_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `train`: those of RunConfig, and where to write."""
+    """Declare the options of `train`: those of a run, and where to write."""
     add_run_options(parser)
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
     parser.add_argument(
@@ -138,7 +138,7 @@ def _add_option(group: Any, each: Option, *, hidden: bool) -> None:
         action = argparse.BooleanOptionalAction
         group.add_argument(flag, dest=each.name, action=action, default=argparse.SUPPRESS, help=text)
         return
-    # Values are checked by RunConfig, which says what is allowed in one voice for options and YAML alike.
+    # Values are checked by the configuration, which says what is allowed in one voice for options and YAML alike.
     bare: dict[str, Any] = {} if each.bare is None else {"nargs": "?", "const": each.bare}
     metavar = "|".join(each.choices) if each.choices else each.metavar or {int: "N", float: "X", str: "NAME"}[each.kind]
     group.add_argument(

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from horovod_study.config import RunConfig
 from horovod_study.measure.clock import now
+from horovod_study.workloads import Configuration
 
 LOG_EVERY_S = 10.0
 TERMINAL_EVERY_S = 0.2
@@ -77,7 +77,7 @@ class Progress(Line):
         step: int,
         last_step: float,
         epoch: int,
-        config: RunConfig,
+        config: Configuration,
         window_s: float,
         samples_per_s: float,
     ) -> None:

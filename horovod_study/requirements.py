@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
+from horovod_study.config import COMMUNICATION, OPTIONS
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.roles import Option, check_field
 from horovod_study.runtimes import BACKENDS, TRANSPORTS
+from horovod_study.workloads import Configuration
 
 ASKED = "asked"
 PATHS = ("shared-memory", "memory", "tcp", "socket", "infiniband", "roce", "p2p", "nvlink/p2p", "ofi")
@@ -116,14 +117,14 @@ def _example(name: str) -> str:
     ]
 
 
-def asked_for(config: RunConfig, *, lr: float) -> tuple[Requirement, ...]:
+def asked_for(config: Configuration, *, lr: float) -> tuple[Requirement, ...]:
     """Return what `config` asks for explicitly, as requirements; `lr` is the rate it asks for with all its workers."""
     names = [name for name in ("backend", "transport", "device", *COMMUNICATION) if _given(config, name)]
     facts = {**{name: getattr(config, name) for name in names}, "threads": config.threads, "lr": lr}
     return tuple(Requirement(name=name, value=value, text=f"{name}={_plain(value)}") for name, value in facts.items())
 
 
-def _given(config: RunConfig, name: str) -> bool:
+def _given(config: Configuration, name: str) -> bool:
     value = getattr(config, name)
     return bool(value != OPTIONS[name].default)
 

@@ -102,6 +102,35 @@ def test_a_list_would_be_seen(source: str) -> None:
     assert lists_of_options(source) == [(1, "kernels threads widths")]
 
 
+OF_STRAIN = {
+    "comm/": "a backend reads the options of communication",
+    "measure/profiling.py": "asks for the profilers that a run was asked for",
+    "programs/": "benchmarks and proofs of the worked example",
+    "recording/recorder.py": "takes the options of measuring, which `train` has too",
+    "cli/benchmarks.py": "a benchmark of the worked example",
+    "studies/bench.py": "a benchmark of the worked example",
+    "studies/range_run.py": "a range test of the worked example's schedule",
+    "studies/timers.py": "a benchmark of the worked example",
+    "studies/verify.py": "the proof, by the worked example, that averaging is right",
+}
+"""Where the configuration of the package's own training is still known by name, and why."""
+
+
+def test_nobody_else_knows_what_the_package_trains() -> None:
+    """Whoever has not this class has a `Configuration`, of which mypy lets nobody read but what every workload has."""
+    names = {"RunConfig", "run_config"}
+    knowing = {
+        module
+        for module in modules()
+        if not module.startswith(OWN)
+        for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and names & {alias.name for alias in node.names}
+    }
+
+    assert [module for module in sorted(knowing) if not module.startswith(tuple(OF_STRAIN))] == []
+    assert [place for place in OF_STRAIN if not any(module.startswith(place) for module in knowing)] == []
+
+
 def test_every_option_says_what_it_is_to_a_study() -> None:
     # `seed` is the one that repeats change.
     assert [name for name, each in OPTIONS.items() if each.roles is Role.NONE] == ["seed"]

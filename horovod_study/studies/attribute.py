@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.process import GRACE_S
-from horovod_study.config import COMMUNICATION, OPTIONS, QUIET, Cell, RunConfig, available_cores, local_cell, run_config
+from horovod_study.config import COMMUNICATION, OPTIONS, QUIET, STRAIN, Cell, available_cores, local_cell
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_ATTRIBUTION
@@ -27,6 +27,7 @@ from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
 from horovod_study.studies.engine import Lane, set_aside_unless_done, sweep, working_in
 from horovod_study.studies.interruption import Interruption
+from horovod_study.workloads import Configuration
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
 STEPS = 1000
@@ -82,7 +83,7 @@ def plan(
         )
     if rounds < 1:
         raise ConfigError(f"attribute: --rounds is {rounds}; it must be at least 1")
-    base = run_config(
+    base = STRAIN.configure(
         {
             **({} if "steps" in given else {"steps": STEPS}),
             **given,
@@ -108,7 +109,7 @@ def plan(
     ]
 
 
-def _cell(base: RunConfig, runtime: str, workers: int, arm: Mapping[str, Any]) -> Cell:
+def _cell(base: Configuration, runtime: str, workers: int, arm: Mapping[str, Any]) -> Cell:
     if runtime == "serial":  # alone, what says how workers talk means nothing, and would be refused
         arm = {name: OPTIONS[name].default for name in COMMUNICATION}
     return local_cell(runtime, {**base.to_dict(), **arm}, workers=workers, source="attribute")

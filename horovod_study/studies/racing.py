@@ -52,7 +52,7 @@ class Candidate:
     name: str  # unique within its runtime
     runtime: str
     kind: str  # shipped | library | effect | combination
-    values: Mapping[str, Any] = field(default_factory=dict)  # fields of RunConfig
+    values: Mapping[str, Any] = field(default_factory=dict)  # options of the workload
     knob: str = ""  # of an effect
     value: str = ""
 

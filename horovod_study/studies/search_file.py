@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.yaml_keys import known, limits, mapping, number, one_of
-from horovod_study.config import OPTIONS, Cell, RunConfig, local_cell, run_config
+from horovod_study.config import OPTIONS, STRAIN, Cell, local_cell
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 from horovod_study.roles import Role, check_field, named
@@ -82,7 +82,7 @@ class SearchConfig:
     """A search: fixed options (`run`), varied ones (`space`), and how each trial is launched."""
 
     name: str
-    run: RunConfig
+    run: Configuration
     space: Mapping[str, Choice | Range]
     trials: int = 20
     runtime: str = "serial"
@@ -139,7 +139,7 @@ def load_search(path: Path) -> SearchConfig:
     for name in fixed:
         if name in _ELSEWHERE:
             raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {_ELSEWHERE[name]}")
-    run = run_config(
+    run = STRAIN.configure(
         {**fixed, "study": content["search"], "partition": content.get("partition", "local")}, source=f"{source}: run"
     )
     if not varied:
