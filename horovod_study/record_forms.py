@@ -245,6 +245,8 @@ class Run(TypedDict):
     reason: NotRequired[Text]
     finished: NotRequired[Text | None]
     totals: NotRequired[Totals]
+    files: NotRequired[dict[Text, Text]]
+    digest: NotRequired[Text]
     attempts: NotRequired[Annotated[list[Attempt], Field(max_length=100_000)]]
     process: NotRequired[Process | None]
 

@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd
     import pyarrow as pa
 
-SCHEMA = 5
+SCHEMA = 6
 MANIFEST = "run.json"
 MAX_RUN_BYTES = 64_000_000
 BENCH = "bench.json"
@@ -120,6 +120,8 @@ class RunRecord:
     totals: Mapping[str, Any] = field(default_factory=dict)  # of the timed window; empty until done
     attempts: Sequence[Mapping[str, Any]] = ()  # every start of the run, in order; see _attempt
     process: Mapping[str, Any] | None = None  # alive.identity() of rank 0, of the latest attempt
+    files: Mapping[str, str] = field(default_factory=dict)  # digests of what else a run wrote that is done
+    digest: str = ""  # of the rest of run.json of a run that is done; empty of one of an older program, too
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -238,7 +240,7 @@ def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str
     *before, last = record.attempts
     if last["status"] == "running":
         last = {**last, "status": "incomplete", "reason": last["reason"] or "its process was gone"}
-    begun = replace(record, status="running", finished=None, totals={}, reason="")
+    begun = replace(record, status="running", finished=None, totals={}, reason="", files={}, digest="")
     going_on = replace(begun, attempts=(*before, last, begun._attempt(began, from_step=from_step)))
     try:
         _with_reserve(directory, write_file, directory / MANIFEST, _to_json(going_on))
@@ -265,11 +267,15 @@ def silent_s(directory: Path) -> float:
 def finish_run(
     directory: Path, record: RunRecord, *, status: str, finished: str, totals: Mapping[str, Any], reason: str = ""
 ) -> RunRecord:
-    """Replace run.json by its final form and return it."""
-    final = replace(record, status=status, finished=finished, totals=totals, reason=reason)
+    """Replace run.json by its final form and return it; all files of a run that is done must be closed on all ranks."""
     *before, last = record.attempts
     last = {**last, "finished": finished, "status": status, "reason": reason}
-    final = replace(final, attempts=(*before, last))
+    final = replace(
+        record, status=status, finished=finished, totals=totals, reason=reason, attempts=(*before, last), digest=""
+    )
+    final = replace(final, files=_other_files(run_files(directory)) if status == "done" else {})
+    if status == "done":
+        final = replace(final, digest=_digest_of_record(final))
     try:
         _with_reserve(directory, write_file, directory / MANIFEST, _to_json(final))
         (directory / RESERVE).unlink(missing_ok=True)
@@ -283,6 +289,29 @@ def finish_run(
 def _to_json(record: RunRecord) -> str:
     # A run that diverged has totals that are no numbers; JSON has none of those, and unknown is null.
     return json.dumps(finite(asdict(record)), indent=1, allow_nan=False) + "\n"
+
+
+def _other_files(files: Mapping[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in files.items() if name != MANIFEST}
+
+
+def _digest_of_record(record: RunRecord) -> str:
+    return _own_digest(json.loads(_to_json(record)))
+
+
+def unlike_written(record: RunRecord, there: Mapping[str, str]) -> dict[str, str]:
+    """Return {file: what is wrong} of what is not as the run itself wrote it down when it was done.
+
+    `there`: `run_files` of its directory as it is now. Nothing can be told of a run without `digest`, nor of a file
+    that another host wrote and rank 0 did not see yet.
+    """
+    if not record.digest:
+        return {}
+    found = {MANIFEST: "its digest is that of another text"} if record.digest != _digest_of_record(record) else {}
+    for name, digest in record.files.items():
+        if there.get(name) != digest:
+            found[name] = "is not the file that the run wrote" if name in there else "the run wrote it, and it is gone"
+    return found
 
 
 def mean_over_ranks(values: Sequence[float | None]) -> float | None:
@@ -1696,7 +1725,7 @@ SOURCE_SCHEMA = 2
 
 2: `files` and `run_files`, digests of what analyze wrote and read, and `digest`, of the rest of source.json itself.
 """
-_RUN_FILES = (MANIFEST, "epochs.csv", "steps-*.arrows", "system-*.arrows")
+_RUN_FILES = (MANIFEST, BENCH, "epochs.csv", "steps-*.arrows", "system-*.arrows")
 
 
 class AgainstSource(TypedDict, total=False):

@@ -87,9 +87,13 @@ def recount_of(directory: Path) -> audit.Recount:
 
 
 def edit(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change run.json together with the digests that the run wrote of itself: what is left to find is what the content
+    contradicts."""
     path = directory / "run.json"
     content = json.loads(path.read_text())
     change(content)
+    content["files"] = {name: each for name, each in records.run_files(directory).items() if name != path.name}
+    content["digest"] = records._own_digest(content)
     path.write_text(json.dumps(content))
 
 
@@ -102,6 +106,7 @@ def rewrite(directory: Path, rank: int, change: Callable[[pd.DataFrame], pd.Data
     table = pa.Table.from_pandas(frame, schema=records.step_schema(), preserve_index=False)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=100)
+    edit(directory, lambda _: None)
 
 
 def retotal(directory: Path) -> None:
@@ -123,6 +128,48 @@ def retotal(directory: Path) -> None:
         totals["lap_medians_s"] = {lap[:-2]: float(by_rank[lap].median().mean()) for lap in LAPS}
 
     edit(directory, change)
+
+
+# ------------------------------------------------------------------------------- what samples give over the window
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one GPU with several samples in each of its stretches."""
+    runs = write_study(
+        tmp_path_factory.mktemp("sampled"), partitions=("gpu2",), ways=(("serial", "none"),), steps=600, repeats=1
+    )
+    return next(runs.iterdir())
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.1])
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("system", "hosts", "node1", "ranks_cpu_percent", "0"),
+        ("system", "hosts", "node1", "gpu_percent", "gpu 0"),
+        ("system", "hosts", "node1", "power_w", "gpu 0"),
+        ("energy", "per_device", 0, "counter_j"),
+        ("energy", "per_device", 0, "integral_j"),
+    ],
+    ids=lambda path: path[-2] if path[0] == "system" else path[-1],
+)
+def test_means_and_joules_are_made_again_from_the_samples_in_the_window(
+    sampled: Path, tmp_path: Path, path: tuple[Any, ...], factor: float
+) -> None:
+    run = Path(shutil.copytree(sampled, tmp_path / sampled.name))
+
+    def change(content: dict[str, Any]) -> None:
+        place = content["totals"]
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] *= factor
+
+    edit(run, change)
+    name = f"system.node1.{path[-2]}.{path[-1]}" if path[0] == "system" else f"energy.node1.{path[-1]}.gpu 0"
+    found = {each.column for each in recount_of(run).findings if each.name == "total-differs"}
+
+    assert (name in found) == (factor != 1) and (found == set() or factor != 1)
 
 
 # ---------------------------------------------------------------------------------------------------- good
@@ -190,7 +237,7 @@ def test_a_changed_window_is_found_by_the_throughput_and_by_the_steps(runs: Path
         ("sync_s", {"sync_s"}),
         ("step_s", {"step_s"}),
         ("residual_s", {"residual_s"}),
-        ("samples", {"samples_per_s"}),
+        ("samples", {"samples_per_s", "energy.per_sample_j"}),
         ("loss", {"train_mse"}),
         ("begin_s", set()),
     ],

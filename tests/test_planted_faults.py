@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,15 @@ from horovod_study.workload.material import TARGET_SPAN
 ALLOWED = ("other-load", "few-repeats")
 
 
-@dataclass(frozen=True)
 class Made:
     """The study that faults are planted in, and what the check makes of its untouched runs."""
 
-    runs: Path
-    study: Study
-    evaluations: pd.DataFrame
+    def __init__(self, runs: Path, study: Study, evaluations: pd.DataFrame) -> None:
+        self.runs, self.study, self.evaluations = runs, study, evaluations
+
+    def __repr__(self) -> str:
+        """Return what hypothesis prints of it; of a dataclass it would print the records of all runs."""
+        return f"Made({self.runs})"
 
 
 def _made(runs: Path) -> Made:
@@ -81,10 +83,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         repeats=2,
     )
     for name in PAIR[:2]:
-        edit(runs / name, lambda content: content["effective"].update(other_programs_cores={"node1": 2.0}))
         for path in (runs / name).glob("system-*"):
             path.unlink()
+        edit(runs / name, lambda content: content["effective"].update(other_programs_cores={"node1": 2.0}))
         edit(runs / name, lambda content: content["totals"]["system"].update(hosts={}))
+        edit(runs / name, lambda content: content["totals"].update(energy={}))
     assert main(["analyze", str(runs), "--out", str(runs / "analysis")]) == 0
     assert main(["report", str(runs / "analysis")]) == 0
     return _made(runs)
@@ -171,7 +174,9 @@ def test_no_finding_and_no_allowance_hides_an_error(found: list[Finding], allow:
         patch.setattr(check, "_kept", lambda *_: None)
         patch.setattr(check, "_drawn", lambda *_: ([], {}))
         patch.setattr(check, "_page", lambda *_: ([], 0))
-        told = check.check(made.runs / "analysis", study, made.evaluations, {}, runs={}, allow=allow)
+        source = {"runs": made.runs}
+        patch.setattr(check, "_changed", lambda *_: [])
+        told = check.check(made.runs / "analysis", study, made.evaluations, source, runs={}, allow=allow)
     wanted = {(each.name, each.text, each.where, each.column) for each in found if each.severity == "error"}
 
     assert wanted <= {(each.name, each.text, each.where, each.column) for each in told.findings}
@@ -491,6 +496,22 @@ def _no_samples(runs: Path) -> str:
     return f"{SERIAL[1]}/{path.name}"
 
 
+def sampled(*path: Any) -> Callable[[Path], str]:
+    """One number of the totals that samples gave, 1.2 times as large."""
+
+    def plant(runs: Path) -> str:
+        def change(content: dict[str, Any]) -> None:
+            place = content["totals"]
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] *= 1.2
+
+        edit(runs / SERIAL[1], change)
+        return f"{SERIAL[1]}/run.json"
+
+    return plant
+
+
 def _scaled_copy(runs: Path) -> str:
     """Another run's steps, each 1.0001 times as long, under this run's name."""
     for rank in (0, 1):
@@ -534,6 +555,14 @@ RUN_FAULTS: dict[str, tuple[Callable[[Path], str], str]] = {
     "a slow step hidden": (steps(_smooth, totals=False), "total-differs"),
     "system samples": (_fewer_samples, "total-differs"),
     "no system samples": (_no_samples, "total-differs"),
+    **{
+        f"total {'.'.join(map(str, path))}": (sampled(*path), "total-differs")
+        for path in (
+            ("energy", "total_j"),
+            ("energy", "per_sample_j"),
+            ("energy", "per_device", 0, "counter_j"),
+        )
+    },
     "a scaled copy": (_scaled_copy, "duplicated-run"),
 }  # fmt: skip
 
@@ -554,7 +583,7 @@ def test_a_run_that_was_changed_before_it_was_analysed_contradicts_itself(
 def test_a_run_that_was_changed_after_it_was_analysed_is_named(made: Made, tmp_path: Path, fault: str) -> None:
     runs = Path(shutil.copytree(made.runs, tmp_path / "runs"))
     where = RUN_FAULTS[fault][0](runs)
-    found = list(check._changed(check.runs_of(runs / "analysis", None)))
+    found = list(check._changed(check.runs_of(runs / "analysis", None), {}))
 
     assert where in {each.where for each in found}
     assert {(each.name, each.severity, each.runs) for each in found} == {
@@ -567,6 +596,91 @@ def test_a_change_after_the_analysis_fails_the_check(patched: Made, tmp_path: Pa
     where = RUN_FAULTS["faster steps"][0](runs)
 
     assert where in {each.where for each in errors(checked(patched, runs, *ALLOWED)) if each.name == "run-changed"}
+
+
+# ----------------------------------------------------------------------------- a run by the digests that it wrote
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, dict | list) and value:
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(each, (*path, key))
+    else:
+        yield path, value
+
+
+def other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return f"{value}x" if isinstance(value, str) else 1.5 if value is None else type(value)() if value else [1]
+
+
+def test_any_value_of_a_record_that_is_changed_before_it_is_analysed_is_found(made: Made, tmp_path: Path) -> None:
+    """Though nothing contradicts it: where a run was, when, with which versions, over which path."""
+    run = Path(shutil.copytree(made.runs / PAIR[1], tmp_path / "runs" / PAIR[1]))
+    path, known = run / "run.json", json.loads((run / "run.json").read_text())
+    assert list(check._changed({"runs": run.parent}, dict(records.named_records(run.parent)))) == []
+    refused = 0
+    for keys, value in leaves(known):
+        content = copy.deepcopy(known)
+        place = content
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = other(value)
+        path.write_text(json.dumps(content))
+        try:
+            record = records.read_run(run)
+        except RecordError:
+            refused += 1
+            continue
+        found = list(check._changed({"runs": run.parent}, {PAIR[1]: record}))
+        assert [(each.name, each.where) for each in found][:1] == [("run-changed", f"{PAIR[1]}/run.json")], keys
+
+    assert refused < 20
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
+def test_any_file_of_a_run_that_is_changed_before_it_is_analysed_is_found(
+    made: Made, tmp_path: Path, gone: bool
+) -> None:
+    known = {(run, name) for run in (PAIR[0], SERIAL[0]) for name in records.run_files(made.runs / run)}
+    assert {"bench.json", "epochs.csv", "run.json", "steps-00001.arrows", "system-node1.arrows"} <= {
+        name for _, name in known
+    }
+    for run, name in known - {(PAIR[0], "run.json"), (SERIAL[0], "run.json")}:
+        runs = tmp_path / run / name
+        path = Path(shutil.copytree(made.runs / run, runs / run)) / name
+        content = path.read_bytes()
+        if gone:
+            path.unlink()
+        else:
+            path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        found = list(check._changed({"runs": runs}, dict(records.named_records(runs))))
+
+        assert [(each.name, each.where, each.runs) for each in found] == [("run-changed", f"{run}/{name}", (run,))]
+
+
+def test_a_run_without_digests_is_declared(made: Made) -> None:
+    study = copy.copy(made.study)
+    bare = replace(study.records[PAIR[0]], digest="")
+    object.__setattr__(study, "records", {**study.records, PAIR[0]: bare})
+
+    assert not any(PAIR[0] in what for what, _ in check._not_recounted(made.study))
+    assert any(PAIR[0] in what for what, _ in check._not_recounted(study))
+
+
+def test_a_run_that_goes_on_or_ends_otherwise_has_no_digests_of_before(made: Made, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(made.runs / PAIR[0], tmp_path / PAIR[0]))
+    record = records.read_run(run)
+    assert record.digest and record.files
+    begun = records.resume_run(run, record, from_step=10, began="2026-03-14T10:00:00+00:00")
+    assert (begun.digest, begun.files) == ("", {}) and records.read_run(run) == begun
+    failed = records.finish_run(run, record, status="failed", finished="2026-03-14T11:00:00+00:00", totals={})
+    assert (failed.digest, failed.files) == ("", {})
+    done = records.finish_run(run, failed, status="done", finished=record.finished or "", totals=record.totals)
+    assert records.unlike_written(done, records.run_files(run)) == {} and done.digest
 
 
 # ------------------------------------------------------------------------------------------------ the same bytes

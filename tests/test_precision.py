@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from horovod_study.analysis.points import UNSEEN
 from horovod_study.analysis.study import analyze
+from horovod_study.measure import precision
 from horovod_study.measure.precision import PrecisionObserver
 from horovod_study.records import joined_tables
 
@@ -32,6 +34,46 @@ def in_forward(model: nn.Module) -> nn.Module:
 
     model.forward = forward  # type: ignore[method-assign]
     return model
+
+
+class OwnProduct(nn.Module):
+    """A layer of somebody's own: under autocast it multiplies in bf16 and returns float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight) * torch.ones(8)
+
+
+class Words(nn.Module):
+    """More weights are looked up than multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(500, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.head(self.table(x.long())))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.layer(x[:, None]))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.layer(x[:, None])[0])
 
 
 def loop(model: nn.Module, out: Path, step: Callable[[nn.Module], torch.Tensor], **options: Any) -> dict[str, Any]:
@@ -63,8 +105,16 @@ def usual(model: nn.Module) -> torch.Tensor:
         (plain().double(), usual, "fp64"),
         (nn.Sequential(nn.Linear(8, 16).to(torch.bfloat16), nn.Identity()), usual, "bf16"),
         (in_forward(nn.Linear(8, 1)), usual, None),  # what such a wrapper returns is converted
+        (Words(), outside, "bf16"),
+        (Attending(), outside, "bf16"),
+        (Recurrent(), outside, "bf16"),
+        (OwnProduct(), outside, None),
+        (nn.Sequential(nn.Linear(8, 8), OwnProduct()), usual, None),  # of half of the weights nothing is known
     ],
-    ids=["plain", "autocast around it", "autocast inside", "bf16 parameters", "fp64", "part", "wrapped layer"],
+    ids=[
+        *("plain", "autocast around it", "autocast inside", "bf16 parameters", "fp64", "part", "wrapped layer"),
+        *("embedding", "attention", "recurrent", "own layer", "half an own layer"),
+    ],
 )
 @pytest.mark.parametrize("options", [{}, {"timer_mode": "off"}, {"forward_hooks": False}], ids=str)
 def test_the_precision_is_what_the_layers_computed_in(
@@ -80,6 +130,25 @@ def test_half_of_the_weights_in_another_type_is_no_precision() -> None:
     model[1](model[0](X).double())
 
     assert watched.found() is None
+
+
+@pytest.mark.parametrize("asked, linear", [("highest", "fp32"), ("high", "tf32")])
+@pytest.mark.parametrize("capability, rounds", [((7, 0), False), ((8, 0), True)])
+def test_float32_on_a_gpu_is_what_pytorch_makes_of_it_layer_by_layer(
+    asked: str, linear: str, capability: tuple[int, int], rounds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN rounds to TF32 unless it is told not to; matrix products do so only when they are told to."""
+    result: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    torch.set_float32_matmul_precision(asked)
+    try:
+        found = [precision._computed_in(each, result) for each in (nn.Conv1d(1, 1, 1), nn.LSTM(1, 1), nn.Linear(1, 1))]
+        on_cpu = precision._computed_in(nn.Linear(1, 1), torch.ones(1))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+    assert found == (["tf32", "tf32", linear] if rounds else ["fp32"] * 3)
+    assert on_cpu == ("fp32" if asked == "highest" else None)
 
 
 def test_a_compiled_model_is_not_watched() -> None:

@@ -19,10 +19,10 @@ import pytest
 from conftest import BIN, LAUNCHERS, Launch
 from test_sensors import FakeNvml
 
-from horovod_study import alive, records
+from horovod_study import alive, energy, records
 from horovod_study.analysis import system as analysis
 from horovod_study.errors import RecordError
-from horovod_study.measure import energy, system
+from horovod_study.measure import system
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.sensors import Gpus
 from horovod_study.records import SystemSamples

@@ -74,7 +74,7 @@ def test_no_module_breaks_a_wall(module: str) -> None:
 
 def test_every_module_belongs_somewhere() -> None:
     shared = {"__init__", "api", "cli", "config", "errors", "options", "records", "requirements"}
-    shared |= {"alive", "text", "documents", "files", "lease", "limits", "record_forms", "roles", "runtimes"}
+    shared |= {"alive", "text", "documents", "energy", "files", "lease", "limits", "record_forms", "roles", "runtimes"}
     shared |= {"variables", "workloads"}
     top = {module.split("/")[0].removesuffix(".py") for module in modules()}
 

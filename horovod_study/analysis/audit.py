@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import pandas as pd
 import scipy
 from numpy.typing import NDArray
 
-from horovod_study import __version__
+from horovod_study import __version__, energy
 from horovod_study.analysis import system
 from horovod_study.analysis.accounting import Accounting, open_words
 from horovod_study.analysis.breakdown import TILING
@@ -57,6 +58,9 @@ SAME_ORDER = 0.999
 """Rank correlation of the changes from step to step above which two runs are one: those of two runs are independent."""
 LOSS_TOLERANCE = 1e-6
 CLOCK_S = 1e-6
+MIN_SAMPLED = 8
+"""Means over fewer samples in the window are not made again."""
+_MEANS = {"ranks_cpu_percent": "cpu_percent", "gpu_percent": "gpu_percent", "power_w": "power_w"}
 STRETCH_S = 0.01
 """The window is longer than its steps by what each of its stretches takes to begin and end."""
 
@@ -139,8 +143,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "run-changed": Rule(
         severity="error",
-        title="a file of a run is not the one that was analysed",
-        remedy="take it back from where it was recorded; where the change is meant, analyze and report again",
+        title="a file of a run is not the one that the run wrote, or that was analysed",
+        remedy="take it back from where it was recorded, or run the cell again; then analyze and report again",
     ),
     "run-left-out": Rule(
         severity="error",
@@ -276,11 +280,8 @@ class Recount:
     not_recounted: tuple[str, ...] = ()  # totals that no kept row tells, or why there are none
 
 
-_FROM_ROWS = (
-    *("samples_per_s", "window_s", "steps", "excluded_steps", "steady", "step_s_median", "step_s_p90"),
-    *(f"{lap}_s" for lap in (*LAPS, "residual", "step")),
-    *("lap_medians_s", "rows_lost", "epochs"),
-)
+_LOOKED_AT = ("window_s", "steady", "rows_lost")
+"""Totals that are compared with the rows otherwise than by their values."""
 _EVALUATED = ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s", "wall_s")
 
 
@@ -297,15 +298,27 @@ def recount(run: RecordedRun, beside: RecordedBeside) -> Recount:
     torn = list(_torn(run))
     openings = _openings(run, beside)
     ranks = [_Rank.of(run, rank, openings) for rank in run.rows]
-    compared, not_recounted = 0, tuple(sorted(set(totals) - set(_FROM_ROWS) - set(_EVALUATED) - {"system"}))
+    compared: list[str] = []
+    without: tuple[str, ...] = ()
     if openings is None:
-        not_recounted += ("time between steps",)
+        without = ("time between steps", "means of system samples in the window", "joules of each device")
     if torn or not ranks or not all(rank.steps for rank in ranks):
-        not_recounted = (*sorted(totals), "step rows are missing")
+        without += ("step rows are missing",)
     else:
-        for name, kept, again in [*_totals(run, ranks), *_evaluated(run, ranks, beside), *_sampled(totals, beside)]:
-            compared += 1
+        samples = sum(rank.samples for rank in ranks)
+        for name, kept, again in [
+            *_totals(run, ranks),
+            *_evaluated(run, ranks, beside),
+            *_sampled(totals, beside),
+            *_joules(totals, samples),
+        ]:
+            compared.append(name)
             if not _agree(kept, again, LOSS_TOLERANCE if name.endswith("train_mse") else ROWS_TOLERANCE):
+                found.append(_differs(run.name, name, kept, again))
+        spans = [] if openings is None else _spans(run, openings)
+        for name, kept, again, room in _in_window(totals, beside, spans):
+            compared.append(name)
+            if kept is not None and (again is None or not abs(kept - again) <= room):
                 found.append(_differs(run.name, name, kept, again))
         torn += [*_window(run, ranks, beside), *_ends(ranks)]
     torn += [text for rank in ranks for text in rank.clock]
@@ -317,13 +330,13 @@ def recount(run: RecordedRun, beside: RecordedBeside) -> Recount:
     return Recount(
         run=run.name,
         findings=tuple(replace(each, runs=(run.name,)) for each in found),
-        totals=compared,
+        totals=len(compared),
         rows=sum(rank.rows for rank in ranks),
         digest=ranks[0].digest if ranks else "",
         sketch=ranks[0].sketch if ranks else np.empty(0),
         begins=ranks[0].begins if ranks else {},
         epochs=_epochs(run, ranks),
-        not_recounted=not_recounted,
+        not_recounted=(*sorted(set(totals) - set(_LOOKED_AT) - {each.split(".")[0] for each in compared}), *without),
     )
 
 
@@ -592,6 +605,60 @@ def _sampled(totals: Mapping[str, Any], beside: RecordedBeside) -> Iterable[tupl
             for part, kept in (told.get(name) or {}).items():
                 own = rows.loc[rows["part"].isin([part, f"rank {part}"]), column].dropna()
                 yield f"system.{host}.{name}.{part}", kept, float(own.max()) if len(own) else None
+
+
+def _joules(totals: Mapping[str, Any], samples: float) -> Iterable[tuple[str, Any, Any]]:
+    """Yield the sums of the joules of the devices, and what a sample took."""
+    told = totals.get("energy") or {}
+    again = energy.total_energy(told.get("per_device") or (), (), samples=int(samples))
+    for name in ("counter_j", "integral_j", "total_j", "per_sample_j"):
+        if name in told:
+            yield f"energy.{name}", told[name], again[name]
+
+
+def _spans(run: RecordedRun, openings: frozenset[int]) -> list[list[float]]:
+    """Return begin and end of the stretches of timed steps of rank 0, in seconds of the run; its laps tile them."""
+    columns = run.rows[0]
+    every = np.asarray(columns["step"])
+    timed = every >= run.first_step
+    begin_s, step_s, residual_s = (
+        np.asarray(columns[name], dtype=np.float64)[timed] for name in ("begin_s", "step_s", "residual_s")
+    )
+    begin_s = begin_s - np.nan_to_num(residual_s)
+    if not len(begin_s) or not np.isfinite([begin_s, step_s]).all():
+        return []
+    opens = np.isin(every[timed], np.fromiter(openings, dtype=np.int64))
+    opens[0] = True
+    opens[1:] |= np.diff(begin_s) - step_s[:-1] > system.BREAK_S
+    edges = [*np.flatnonzero(opens), len(begin_s)]
+    return [[float(begin_s[a]), float(begin_s[a] + step_s[a:b].sum())] for a, b in pairwise(edges)]
+
+
+def _in_window(
+    totals: Mapping[str, Any], beside: RecordedBeside, spans: Sequence[Sequence[float]]
+) -> Iterable[tuple[str, Any, Any, float]]:
+    """Yield the means of the samples in the window and the joules of each device: name, kept, again, and by how much
+    they may differ, because a stretch of the window begins and ends some milliseconds before and after its steps."""
+    window_s = sum(end - begin for begin, end in spans)
+    hosts = (totals.get("system") or {}).get("hosts") or {}
+    kept_joules = {each.get("name"): each for each in (totals.get("energy") or {}).get("per_device") or ()}
+    for host, told in hosts.items():
+        interval_s = told.get("interval_s")
+        if host not in beside.system or not interval_s or window_s < MIN_SAMPLED * interval_s:
+            continue
+        part = 0.01 + 2 * STRETCH_S * len(spans) / window_s
+        samples = beside.system[host]
+        columns = {name: samples.rows[name].to_numpy() for name in samples.rows.columns}
+        again = energy.host_summary(columns, spans)
+        for name, column in _MEANS.items():
+            for place, kept in (told.get(name) or {}).items():
+                mine = np.isin(columns["part"], (place, f"rank {place}"))
+                most = float(np.nanmax(columns[column][mine], initial=0.0))
+                yield f"system.{host}.{name}.{place}", kept, again[name].get(place), part * most
+        for each in energy.host_energy(columns, samples.meta["devices"], spans, host=host, interval_s=interval_s):
+            for name in ("counter_j", "integral_j"):
+                kept = kept_joules.get(each["name"], {}).get(name)
+                yield f"energy.{host}.{name}.{each['part']}", kept, each[name], 3 * part * (each[name] or 0.0)
 
 
 def _torn(run: RecordedRun) -> Iterable[str]:

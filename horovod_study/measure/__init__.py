@@ -8,7 +8,6 @@ traffic       the path that the gradients really took, from the kernel's counter
 evidence      what each rank really has: cores, threads, device, learning rate, settings; who else uses its cores
 system        the sampler of a host, a program of its own beside the ranks, and how the trainer starts and stops it
 sensors       what it reads: process trees, the host, GPUs, energy counters
-energy        joules of the timed window from its samples, by counter and by integral of power
 loading       the loaders of workload/loaders.py compared, and whether loading or computing bounds a run
 scratch       training steps after the timed window that leave no trace
 synchronisation  what a synchronisation is made of, measured in a job after its window

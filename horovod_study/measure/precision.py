@@ -2,7 +2,7 @@
 
 The type of the parameters does not say it: under autocast parameters in float32 are multiplied in bfloat16, wherever
 the autocast was put (around the loop's forward, into the model's forward as Accelerate does, around the training step
-as Lightning does). A layer with a matrix of weights returns what it computed in.
+as Lightning does). A layer of PyTorch that multiplies by its weights returns what it computed in.
 """
 
 from collections import Counter
@@ -10,35 +10,48 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+MULTIPLYING = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, _ConvNd, nn.RNNBase, nn.RNNCellBase)
+LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
+"""Rows of their weights are copied, and nothing is computed."""
 CLEAR_SHARE = 0.9
-"""So much of the observed weights must have computed in one type, for it to be that of the model."""
+"""So much of the weights of a model must have computed in one type, for it to be that of the model."""
 
 
 class PrecisionObserver:
-    """Watches layers with weights of two or more dimensions until `stop`; what they cost meanwhile is in no later step.
+    """Watches layers that multiply by weights until `stop`; what they cost meanwhile is in no later step.
 
-    Not seen, and therefore None: compiled models, whose layers are not called one by one, and layers whose `forward`
-    was replaced, because what such a wrapper returns may be converted.
+    Not seen, and therefore of no type: compiled models, whose layers are not called one by one, and layers with a
+    `forward` that is not PyTorch's, because what it returns may be converted.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._weights: Counter[torch.dtype] = Counter()  # type -> weights whose layer returned it
+        self._weights: dict[nn.Module, int] = {}  # layer -> weights of two or more dimensions, none of them twice
+        self._types: dict[nn.Module, set[str | None]] = {}  # of what it returned
         self._handles: list[Any] = []
+        inside: set[nn.Module] = set()
+        for module in model.modules():
+            if module in inside or isinstance(module, LOOKED_UP):
+                continue
+            whole = isinstance(module, nn.MultiheadAttention)  # it does not call the layer inside it
+            if whole:
+                inside |= set(module.modules())
+            count = sum(each.numel() for each in module.parameters(recurse=whole) if each.dim() > 1)
+            if count:
+                self._weights[module] = count
         if any(_is_compiled(module) for module in model.modules()):
             return
-        for module in model.modules():
-            count = sum(each.numel() for each in module.parameters(recurse=False) if each.dim() > 1)
-            if count and not any(module.children()) and "forward" not in vars(module):
-                self._handles.append(module.register_forward_hook(self._returned(count)))
+        for module in self._weights:
+            own = type(module).forward.__module__.startswith("torch.") and "forward" not in vars(module)
+            if isinstance(module, MULTIPLYING) and own:
+                self._handles.append(module.register_forward_hook(self._note))
 
-    def _returned(self, count: int) -> Any:
-        def note(_: nn.Module, __: Any, result: Any) -> None:
-            if isinstance(result, torch.Tensor) and result.is_floating_point() and torch.is_grad_enabled():
-                self._weights[result.dtype] += count
-
-        return note
+    def _note(self, module: nn.Module, _: Any, result: Any) -> None:
+        first = result[0] if isinstance(result, tuple) else result
+        if isinstance(first, torch.Tensor) and first.is_floating_point() and torch.is_grad_enabled():
+            self._types.setdefault(module, set()).add(_computed_in(module, first))
 
     @property
     def watching(self) -> bool:
@@ -52,18 +65,33 @@ class PrecisionObserver:
         self._handles = []
 
     def found(self) -> str | None:
-        """Return fp32, tf32, bf16, fp16 or fp64; None where layers were not seen, or no type is clearly the most."""
-        if not self._weights:
-            return None
-        (dtype, count), *_ = self._weights.most_common(1)
-        if count < CLEAR_SHARE * self._weights.total():
-            return None
-        return "tf32" if dtype == torch.float32 and _multiplies_in_tf32() else NAMES.get(dtype)
+        """Return fp32, tf32, bf16, fp16 or fp64; None unless most weights were seen to compute in one of them."""
+        seen: Counter[str | None] = Counter()
+        for module, types in self._types.items():
+            if len(types) == 1:
+                seen[next(iter(types))] += self._weights[module]
+        name, count = max(seen.items(), key=lambda each: each[1], default=(None, 0))
+        return name if count >= CLEAR_SHARE * sum(self._weights.values()) else None
 
 
 def _is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _multiplies_in_tf32() -> bool:
-    return torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest"
+def _computed_in(module: nn.Module, result: torch.Tensor) -> str | None:
+    """Return the type that a layer multiplied in; None where that is the library's choice."""
+    if result.dtype != torch.float32:
+        return NAMES.get(result.dtype)
+    on_gpu = result.device.type == "cuda"
+    kinds: Any = torch.backends.cudnn if on_gpu else torch.backends.mkldnn
+    if isinstance(module, _ConvNd):
+        kind = kinds.conv
+    elif isinstance(module, nn.RNNBase):
+        kind = kinds.rnn
+    else:
+        kind = torch.backends.cuda.matmul if on_gpu else kinds.matmul
+    rounds = kind.fp32_precision in ("tf32", "bf16")
+    if on_gpu:  # TF32 is of NVIDIA's GPUs from compute capability 8 on
+        rounds = rounds and not torch.version.hip and torch.cuda.get_device_capability(result.device) >= (8, 0)
+        return "tf32" if rounds else "fp32"
+    return None if rounds else "fp32"  # allowed, and done where the processor can

@@ -25,9 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from horovod_study import records
+from horovod_study import energy, records
 from horovod_study.errors import StudyError
-from horovod_study.measure import energy
 from horovod_study.measure.clock import now
 from horovod_study.measure.sensors import Gpus, Host, Packages, Rows, Trees
 from horovod_study.variables import without_working_directory

@@ -24,14 +24,14 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from horovod_study import alive, lease, records
+from horovod_study import alive, energy, lease, records
 from horovod_study.comm import agreed
 from horovod_study.comm.base import Peers
 from horovod_study.comm.liveness import Liveness, LostPeer
 from horovod_study.comm.stop import Stopped, Terminated
 from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import RecordError, StudyError
-from horovod_study.measure import energy, environment, evidence, steady, system
+from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
@@ -346,8 +346,9 @@ class Session:
     def finish(self, totals: Mapping[str, Any], learnt: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Close the files and the record; `learnt` is what only now is known of what ran."""
         assert self.writer is not None
-        with agreed(self.workers):
+        with agreed(self.workers):  # rank 0 takes digests of the files of all ranks
             self.writer.close()
+        with agreed(self.workers):
             if self.is_root:
                 record = replace(self.record, effective={**self.record.effective, **learnt})
                 records.finish_run(self.directory, record, status="done", finished=utc_now(), totals=totals)

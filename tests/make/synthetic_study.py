@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study import records
+from horovod_study import energy, records
 from horovod_study.config import LAPS, RunConfig
-from horovod_study.measure import energy, system
+from horovod_study.measure import system
 from make.rank_rows import rows_of
 
 GRADIENT_BYTES = 613_764

@@ -45,28 +45,39 @@ WIDE = 100
 
 NOT_COVERED: Sequence[tuple[str, str]] = (
     (
-        "a run that was changed before it was analysed, in all of its files alike",
-        "the raw rows are the only witness: a change is found where it contradicts another file, rank or repeat",
+        "a run that was changed before it was analysed, together with the digests in its run.json",
+        "a digest is no signature: such a change is found where it contradicts another file, rank or repeat",
     ),
     (
-        "earlier evaluations whose test_mse, g0_rmse_mpa and a_rmse were changed together",
+        "in such a run: earlier evaluations whose test_mse, g0_rmse_mpa and a_rmse were changed together",
         "the predictions are not kept",
     ),
     (
-        "dates of a run that were all moved together",
+        "in such a run: dates that were all moved together",
         "no file holds a second clock; the times of files are no proof",
     ),
     (
-        "the initial parameters of the only run of its seed",
+        "in such a run: the initial parameters, where it is the only run of its seed",
         "the checkpoint at step 0 is not kept; runs of one seed are compared with each other",
     ),
     (
-        "time between the steps of a run on a GPU, of somebody's own script, or with checkpoints or resumes",
+        "in such a run: time between steps on a GPU, of somebody's own script, or with checkpoints or resumes",
         "device and host keep two clocks, and what stands between two steps is told by no row",
     ),
     (
-        "single system samples whose values were changed",
-        "only their number and their maxima stand in the record as well",
+        "in such a run: single values of system samples; their means in the window and joules within some percent",
+        "only their number, maxima, means and sums stand in the record as well, and a stretch of the window begins and "
+        "ends some milliseconds before and after its steps",
+    ),
+    (
+        "in such a run: a window that is longer than its steps by less than 1 % and 10 ms a stretch",
+        "so much may lie between the clock of the window and that of the steps",
+    ),
+    (
+        "in such a run: what it tells in one place only, such as names of hosts and processes, machine and versions "
+        "(other runs may differ: versions-differ), options that nothing is read back of, the path of its messages, "
+        "bench.json",
+        "there is nothing to compare it with",
     ),
     (
         "data of curves, and trained parameters",
@@ -205,7 +216,7 @@ def check(
     found = [
         *(_left_out(name, runs[name]) for name in new),
         *(Finding(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone),
-        *_changed(source),
+        *_changed(source, study.records),
     ]
     compared = {
         "runs": len(study.runs),
@@ -251,21 +262,28 @@ def check(
     )
 
 
-def _changed(source: Mapping[str, Any]) -> Iterable[Finding]:
-    """Yield what is not what analyze read, or what it and report wrote down of the study: by digests that they kept."""
+def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord]) -> Iterable[Finding]:
+    """Yield what is not what analyze read, what it and report wrote down, or what the runs wrote: by their digests."""
     if not source.get("whole", True):
         yield Finding(name="source-changed", text="its digest is that of another text", where=records.SOURCE)
-    for name, files in (source.get("run_files") or {}).items():
+    analysed = source.get("run_files") or {}
+    for name in dict.fromkeys([*analysed, *recorded]):
         directory = source["runs"] / name
         if not directory.is_dir() and source["runs"].resolve().name == name:
             directory = source["runs"]
         if not (directory / records.MANIFEST).is_file():
             continue  # it is told as gone, where the tables have it
         there = records.run_files(directory)
-        for file in sorted({*files, *there}):
-            if files.get(file) != there.get(file):
-                text = "is not there" if file not in there else "is new" if file not in files else "has another digest"
-                yield Finding(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
+        files = analysed.get(name, there)
+        wrong = {
+            file: "is not there" if file not in there else "is new" if file not in files else "has another digest"
+            for file in sorted({*files, *there})
+            if files.get(file) != there.get(file)
+        }
+        if name in recorded:
+            wrong = records.unlike_written(recorded[name], there) | wrong
+        for file, text in wrong.items():
+            yield Finding(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
 
 
 def _left_out(name: str, state: str) -> Finding:
@@ -278,14 +296,20 @@ def _not_recounted(study: Study) -> list[tuple[str, str]]:
     """Return which totals of these runs no kept row tells, and of which runs all."""
     names = {name for each in study.recounts if each.totals for name in each.not_recounted}
     without = [each.run for each in study.recounts if not each.totals]
+    bare = [name for name, each in study.records.items() if each.state() == "done" and not each.digest]
     return [
-        *([(", ".join(sorted(names)), "no kept row tells it")] if names else []),
         *(
-            [(f"totals of {plural(len(without), 'run')}: {', '.join(without[:3])}", "have no totals")]
-            if without
+            [(f"changes before it was analysed of {_some(bare)}", "an older program wrote no digests of it")]
+            if bare
             else []
         ),
+        *([(", ".join(sorted(names)), "no kept row tells it")] if names else []),
+        *([(f"totals of {_some(without)}", "have no totals")] if without else []),
     ]
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{plural(len(names), 'run')}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 def _not_kept(source: Mapping[str, Any]) -> list[tuple[str, str]]:
