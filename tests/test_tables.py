@@ -1,11 +1,13 @@
 """The tables for a thesis: numbers as sure as their intervals, three forms of the same cells, text that stays text."""
 
+import ast
 import io
 import os
 import re
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from make.rich_study import WAYS, rich_analysis, rich_runs
 from make.synthetic_runs import run_table
 
+import horovod_study
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import RecordError
 from horovod_study.report.kit import typeset
@@ -22,6 +25,7 @@ from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text import numbers
 from horovod_study.text.tables import Column, Group, Table, table_of, to_lines
 
+PACKAGE = Path(horovod_study.__file__).parent
 EVIL = "\\input{/etc/passwd} $x_1$ 50% & #1 {~^} [t] *b* | `c` <b>'\"\n=cmd()"
 
 
@@ -36,6 +40,43 @@ def test_a_table_in_a_terminal_is_aligned_by_what_is_seen():
         " done    a       1,234",
         f" failed  b\u00e9\u65e5\u672c     12  [red]{'no' * 70}[/]",
     ]
+
+
+ALIGNED_BY_HAND = {
+    "analysis/recommendation.py": "texts that are folded below each other",
+    "cli/forecasts.py": "laws with their parameters, folded below each other",
+    "cli/verbs.py": "a bar",
+    "progress.py": "lines that are printed one at a time",
+    "report/doctor.py": "texts that are folded below each other, in colours",
+    "report/figures/bench.py": "the layout of nccl-tests, which other programs read",
+    "report/figures/identified.py": "a part of a cell",
+    "report/figures/inspection.py": "pauses, each a line of words",
+    "report/figures/simulation.py": "constants, each a line of words",
+    "studies/compare.py": "lines that are printed one at a time",
+    "studies/progress.py": "lines that are printed one at a time",
+    "studies/search.py": "lines that are printed one at a time",
+    "studies/tune.py": "lines that are printed one at a time",
+    "studies/watch.py": "a live view",
+    "text/tables.py": "the place where it is done",
+}
+"""Modules that pad texts with blanks -> why they need no Table."""
+
+
+def padding(source: str) -> int:
+    """Return how often a source text pads: with ljust, rjust or center, or with an alignment in an f-string."""
+    nodes = list(ast.walk(ast.parse(source)))
+    calls = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr in ("ljust", "rjust", "center")]
+    specs = [
+        ast.unparse(node.format_spec) for node in nodes if isinstance(node, ast.FormattedValue) and node.format_spec
+    ]
+    return len(calls) + sum(bool(re.match(r"f.[^{]?[<>^]", spec)) for spec in specs)
+
+
+def test_tables_are_aligned_in_one_place():
+    found = {path.relative_to(PACKAGE).as_posix(): padding(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+    assert [padding(text) for text in ("f'{x:>3}'", "f'{x:.3f}'", "x.rjust(3)", "f'{x:*^{n}}'")] == [1, 0, 1, 1]
+    assert set(ALIGNED_BY_HAND) == {module for module, count in found.items() if count}
 
 
 def test_groups_share_the_widths_of_their_columns():

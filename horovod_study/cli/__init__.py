@@ -23,6 +23,7 @@ from typing import Any
 
 from horovod_study import __version__, limits
 from horovod_study.cli import analysis, benchmarks, data, experiments, forecasts, runs, studies, training
+from horovod_study.cli.verbs import Result
 from horovod_study.errors import StudyError
 from horovod_study.options import Parser
 from horovod_study.variables import whole_number
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return train.main(words[1:])
         options = command_line().parse_strictly(words)
         options.words = words
-        code: int = options.verb(options)
+        done = options.verb(options)
+        code: int = done.show(as_json=getattr(options, "json", False)) if isinstance(done, Result) else done
         sys.stdout.flush()  # here, where a reader that left or a full disk can still be told
         return code
     except StudyError as error:

@@ -1,14 +1,13 @@
 """`horovod-study analyze` and `report`: tables, laws, figures and the page of a study, and whether they hold."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.verbs import BENCH_JSON, Verb, add_figure_arguments, figure_look, read_input
+from horovod_study.cli.verbs import BENCH_JSON, Result, Verb, add_figure_arguments, figure_look, read_input
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
@@ -155,7 +154,7 @@ def report_arguments(parser: Parser) -> None:
     )
 
 
-def report(options: argparse.Namespace) -> int:
+def report(options: argparse.Namespace) -> int | Result:
     """Draw the figures and write the page of an analysed study, or check all of it against the raw rows (--check)."""
     if options.check and options.against is not None:
         raise ConfigError("--against: draws a report, and --check looks at the one that is there; give one of them")
@@ -195,7 +194,7 @@ def _keep_drawn(
     records.write_source(directory, report={**drawn_by(directory, paths, look or TEXT, others), **more})
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.audit import Study, recount
     from horovod_study.analysis.points import with_series
@@ -244,11 +243,7 @@ def _check(options: argparse.Namespace) -> int:
         told=lambda text: line.show(f"check: {text}"),
     )
     line.close()
-    if options.json:
-        print(json.dumps(found.to_dict(), allow_nan=False))
-    else:
-        print(*lines(found), sep="\n")
-    return found.exit_code
+    return Result(document=found.to_dict(), lines=lines(found), exit_code=found.exit_code)
 
 
 def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -> Any:
@@ -272,7 +267,7 @@ def _read_analysis(directory: Path) -> Any:
     return loaded(*records.load_tables(directory, TABLES, DOCUMENTS), source=str(directory))
 
 
-def _report_against(options: argparse.Namespace) -> int:
+def _report_against(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.study_comparison import compare_studies, gate, read_limits, read_match
     from horovod_study.report.figures.against import document, gate_lines, lines, names_of, write_against
     from horovod_study.report.page.html import write_report
@@ -290,12 +285,14 @@ def _report_against(options: argparse.Namespace) -> int:
     written = [Path(os.path.relpath(path, options.directory)).as_posix() for path in paths]
     told = {"directory": beside, "match": options.match}
     _keep_drawn(options.directory, paths, how["look"], others, against=told, files=written)
-    if options.json:
-        print(json.dumps({**document(found, judged), "files": [str(path) for path in paths]}, allow_nan=False))
-    else:
-        print(*lines(found), *([] if judged is None else ["", *gate_lines(found, judged)]), sep="\n")
-        print(f"report: {paths[0]}  (against.json, tables and figures beside it)")
-    return 0 if judged is None or judged.passed else 1
+    gated = [] if judged is None else ["", *gate_lines(found, judged)]
+    where = f"report: {paths[0]}  (against.json, tables and figures beside it)"
+    return Result(
+        document=document(found, judged),
+        lines=[*lines(found), *gated, where],
+        files=paths,
+        exit_code=0 if judged is None or judged.passed else 1,
+    )
 
 
 def _count(text: str) -> int:

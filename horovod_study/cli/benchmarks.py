@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import Verb, curves_told
+from horovod_study.cli.verbs import Result, Verb, curves_told
 from horovod_study.config import available_cores
 from horovod_study.options import Parser
 
@@ -64,13 +64,14 @@ def bench(options: argparse.Namespace) -> int:
     )
     network = analyze_network(document)
     paths = write_bench(network, document, options.out)
-    if options.json:
-        print(json.dumps({**content(network, document), "files": [str(path) for path in paths]}, allow_nan=False))
-    else:
-        print(text(network, document), "", f"written: {', '.join(str(path) for path in paths)}", sep="\n")
-    for doubt in network.doubts:
-        print(f"doubt: {doubt}", file=sys.stderr)
-    return finish(1 if network.wrong else 0)
+    found = Result(
+        document=content(network, document),
+        lines=[text(network, document), "", f"written: {', '.join(str(path) for path in paths)}"],
+        files=paths,
+        doubts=network.doubts,
+        exit_code=1 if network.wrong else 0,
+    )
+    return finish(found.show(as_json=options.json))
 
 
 def loading_arguments(parser: Parser) -> None:
@@ -170,7 +171,7 @@ def timers_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
 
 
-def timers(options: argparse.Namespace) -> int:
+def timers(options: argparse.Namespace) -> Result:
     """Measure what measuring costs: blocks of steps with the timers off, light and strict take turns."""
     from horovod_study.analysis.timers import timer_cost
     from horovod_study.progress import Line
@@ -204,13 +205,13 @@ def timers(options: argparse.Namespace) -> int:
     limit = 0.5 if options.fail_above is None else options.fail_above
     costs = [timer_cost(case, limit_percent=limit) for case in cases]
     paths = write_timers(costs, cases, options.out)
-    if options.json:
-        print(json.dumps({**content(costs, cases), "files": [str(path) for path in paths]}, allow_nan=False))
-    else:
-        print(text(costs, cases), "", f"written: {', '.join(str(path) for path in paths)}", sep="\n")
-    for doubt in dict.fromkeys(doubt for cost in costs for doubt in cost.doubts):
-        print(f"doubt: {doubt}", file=sys.stderr)
-    return 1 if options.fail_above is not None and any(cost.exceeds(limit) for cost in costs) else 0
+    return Result(
+        document=content(costs, cases),
+        lines=[text(costs, cases), "", f"written: {', '.join(str(path) for path in paths)}"],
+        files=paths,
+        doubts=dict.fromkeys(doubt for cost in costs for doubt in cost.doubts),
+        exit_code=1 if options.fail_above is not None and any(cost.exceeds(limit) for cost in costs) else 0,
+    )
 
 
 VERBS = (

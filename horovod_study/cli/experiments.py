@@ -5,7 +5,7 @@ import json
 import shlex
 from pathlib import Path
 
-from horovod_study.cli.verbs import Verb
+from horovod_study.cli.verbs import Result, Verb
 from horovod_study.config import find_workload
 from horovod_study.options import SET_BY_COMPARE, SET_BY_RANGE_TEST, SET_BY_TUNE, Parser, add_run_options, run_values
 
@@ -25,7 +25,7 @@ def search_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
 
 
-def search(options: argparse.Namespace) -> int:
+def search(options: argparse.Namespace) -> Result:
     """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
     from horovod_study.report.figures.search import read_table, write_search
     from horovod_study.studies.search import result_lines, run_search
@@ -35,11 +35,12 @@ def search(options: argparse.Namespace) -> int:
     wanted = with_trials(load_search(options.search), options.trials)
     result = run_search(wanted, options.runs, command=command, jobs=options.jobs, storage=options.storage)
     figure = write_search(read_table(result.directory / "trials.csv"), wanted.kinds(), result.directory)
-    if options.json:
-        print(json.dumps({**result.to_dict(), "figure": [str(path) for path in figure]}, allow_nan=False))
-    else:
-        print(*result_lines(result), *(f"  figure: {path}" for path in figure if path.suffix == ".png"), sep="\n")
-    return result.exit_code
+    pictures = (f"  figure: {path}" for path in figure if path.suffix == ".png")
+    return Result(
+        document={**result.to_dict(), "figure": [str(path) for path in figure]},
+        lines=[*result_lines(result), *pictures],
+        exit_code=result.exit_code,
+    )
 
 
 def lr_range_arguments(parser: Parser) -> None:
@@ -59,7 +60,7 @@ def lr_range_arguments(parser: Parser) -> None:
     add_run_options(parser, hidden=SET_BY_RANGE_TEST)
 
 
-def lr_range(options: argparse.Namespace) -> int:
+def lr_range(options: argparse.Namespace) -> Result:
     """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
     from horovod_study.analysis.lr_range import find_rate
     from horovod_study.report.figures.lr_range import write_lr_range
@@ -69,11 +70,11 @@ def lr_range(options: argparse.Namespace) -> int:
     rates, losses, record = run_range(config, options.out, workers=options.workers, runtime=options.runtime)
     found = find_rate(rates, losses)
     paths = write_lr_range(found, options.out, batch=record.effective["global_batch"])
-    if options.json:
-        print(json.dumps({**found.to_dict(), "run_dir": str(options.out / "run"), "files": [str(p) for p in paths]}))
-    else:
-        print(*found.lines(), f"figure: {options.out / 'lr_range.png'}", sep="\n")
-    return 0
+    return Result(
+        document={**found.to_dict(), "run_dir": str(options.out / "run")},
+        lines=[*found.lines(), f"figure: {options.out / 'lr_range.png'}"],
+        files=paths,
+    )
 
 
 def tune_arguments(parser: Parser) -> None:
@@ -108,7 +109,7 @@ def tune_arguments(parser: Parser) -> None:
     add_run_options(parser, hidden=SET_BY_TUNE)
 
 
-def tune(options: argparse.Namespace) -> int:
+def tune(options: argparse.Namespace) -> int | Result:
     """Tune how workers talk: race settings on this model and this machine, and write a file for train --settings."""
     from horovod_study.report.figures.tune import table, write_tune
     from horovod_study.studies.tune import run_tune, tune_request
@@ -129,13 +130,13 @@ def tune(options: argparse.Namespace) -> int:
     if result.interrupted:
         return result.exit_code
     figure = write_tune(result.document, options.out)
-    if options.json:
-        print(json.dumps({**result.document, "figure": [str(path) for path in figure]}, allow_nan=False))
-    else:
-        print(*table(result.document), f"figure: {options.out / 'tune.png'}", sep="\n")
-        if request.config.workload.file is None:
-            print(f"use it: ... train --settings {shlex.quote(result.document['settings_file'])}")
-    return result.exit_code
+    settings = shlex.quote(result.document["settings_file"])
+    use = [f"use it: ... train --settings {settings}"] if request.config.workload.file is None else []
+    return Result(
+        document={**result.document, "figure": [str(path) for path in figure]},
+        lines=[*table(result.document), f"figure: {options.out / 'tune.png'}", *use],
+        exit_code=result.exit_code,
+    )
 
 
 def _add_workload(parser: Parser) -> None:
@@ -170,7 +171,7 @@ def compare_arguments(parser: Parser) -> None:
     )
 
 
-def compare(options: argparse.Namespace) -> int:
+def compare(options: argparse.Namespace) -> Result:
     """Compare two configurations fairly: interleaved in blocks, equal work proven, with an interval and a verdict."""
     from horovod_study.analysis.comparison import compare as compare_blocks
     from horovod_study.analysis.comparison import too_few
@@ -187,12 +188,12 @@ def compare(options: argparse.Namespace) -> int:
     result = run_compare(arms, options.out, command=command, workers=workers, blocks=options.blocks, seconds=seconds)
     found = compare_blocks(result.blocks)
     paths = write_comparison(found, result.to_dict(), options.out)
-    if options.json:
-        files = [str(path) for path in paths]
-        print(json.dumps({**result.to_dict(), **found.to_dict(), "files": files}, allow_nan=False))
-    else:
-        print(*result.lines(), "", *found.lines(), f"figure: {options.out / 'comparison.png'}", sep="\n")
-    return result.exit_code
+    return Result(
+        document={**result.to_dict(), **found.to_dict()},
+        lines=[*result.lines(), "", *found.lines(), f"figure: {options.out / 'comparison.png'}"],
+        files=paths,
+        exit_code=result.exit_code,
+    )
 
 
 def verify_arguments(parser: Parser) -> None:

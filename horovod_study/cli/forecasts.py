@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.verbs import BENCH_JSON, Verb, add_figure_arguments, figure_look, read_input
+from horovod_study.cli.verbs import BENCH_JSON, Result, Verb, add_figure_arguments, figure_look, read_input
 from horovod_study.errors import AnalysisError
 from horovod_study.options import Parser
 from horovod_study.text.tables import table_of, to_lines
@@ -248,7 +247,7 @@ def simulate_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
-def simulate(options: argparse.Namespace) -> int:
+def simulate(options: argparse.Namespace) -> Result:
     """Simulate a data-parallel step on up to 100,000 workers, from measured or given constants, and what-ifs."""
     from dataclasses import fields
 
@@ -275,16 +274,13 @@ def simulate(options: argparse.Namespace) -> int:
     doubts = scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)
     look = figure_look(options)
     paths = write_simulation(table, calibration, doubts, options.out, look=look) if options.out else []
-    if options.json:
-        files = {"files": [str(path) for path in paths]} if paths else {}
-        print(json.dumps({**content(table, calibration, doubts), **files}, allow_nan=False))
-    else:
-        print(text(table, calibration))
-        if paths:
-            print("", f"written: {', '.join(str(path) for path in paths)}", sep="\n")
-    for doubt in doubts:
-        print(f"doubt: {doubt}", file=sys.stderr)
-    return 0
+    written = ["", f"written: {', '.join(str(path) for path in paths)}"] if paths else []
+    return Result(
+        document=content(table, calibration, doubts),
+        lines=[text(table, calibration), *written],
+        files=paths or None,
+        doubts=doubts,
+    )
 
 
 def advise_arguments(parser: Parser) -> None:
@@ -306,7 +302,7 @@ def advise_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
-def advise(options: argparse.Namespace) -> int:
+def advise(options: argparse.Namespace) -> Result:
     """Say whether data or model parallel fits a model, with the arithmetic of memory, messages and time."""
     from dataclasses import asdict, fields
 
@@ -326,11 +322,7 @@ def advise(options: argparse.Namespace) -> int:
     asked = Asked(model=model, **{name: getattr(options, name) for name in names})
     case = case_of(asked, bench=bench, run=recorded, memory=memory, memory_of=worker_memory)
     advice = advise_on(case)
-    if options.json:
-        print(json.dumps(advice.to_dict(), allow_nan=False))
-    else:
-        print(*advice.lines(), sep="\n")
-    return 0
+    return Result(document=advice.to_dict(), lines=advice.lines())
 
 
 VERBS = (

@@ -1,11 +1,10 @@
 """`horovod-study inspect`, `export`, `attribute`, `account`, `timeline`, `learning-curve`: recorded runs in detail."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import Verb, add_figure_arguments, figure_look, read_input, readable_runs
+from horovod_study.cli.verbs import Result, Verb, add_figure_arguments, figure_look, read_input, readable_runs
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.options import SET_BY_ATTRIBUTION, Parser, add_run_options, run_values
 
@@ -17,7 +16,7 @@ def inspect_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything as one line of JSON")
 
 
-def inspect(options: argparse.Namespace) -> int:
+def inspect(options: argparse.Namespace) -> Result:
     """Look at one run in detail: whether its laps close, which rank is slow, what paused, and what else it recorded."""
     from horovod_study import records
     from horovod_study.analysis.inspection import inspect as inspect_run
@@ -27,11 +26,8 @@ def inspect(options: argparse.Namespace) -> int:
     found = inspect_run(run, beside)
     look = figure_look(options)
     paths = write_inspection(found, run, beside, options.out, look=look) if options.out else []
-    if options.json:
-        print(json.dumps({**found.to_dict(), "files": [str(path) for path in paths]}, allow_nan=False))
-    else:
-        print(*result_lines(found), *(f"figure: {path}" for path in paths if path.suffix == ".png"), sep="\n")
-    return 0
+    pictures = (f"figure: {path}" for path in paths if path.suffix == ".png")
+    return Result(document=found.to_dict(), lines=[*result_lines(found), *pictures], files=paths)
 
 
 def export_arguments(parser: Parser) -> None:
@@ -67,7 +63,7 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print the paths as one line of JSON")
 
 
-def export(options: argparse.Namespace) -> int:
+def export(options: argparse.Namespace) -> int | Result:
     """Write what was recorded for other programs: Perfetto, TensorBoard, W&B, MLflow, Extra-P, or a points file."""
     if options.to in ("points", "extra-p"):
         return _export_points(options)
@@ -106,14 +102,10 @@ def export(options: argparse.Namespace) -> int:
             for directory in directories
         ]
         paths = write_tracker(options.to, runs, options.out or Path("runs") / options.to)
-    if options.json:
-        print(json.dumps({"to": options.to, "runs": len(directories), "files": [str(path) for path in paths]}))
-    else:
-        print(*paths, sep="\n")
-    return 0
+    return Result(document={"to": options.to, "runs": len(directories)}, lines=map(str, paths), files=paths)
 
 
-def _export_points(options: argparse.Namespace) -> int:
+def _export_points(options: argparse.Namespace) -> int | Result:
     from horovod_study import records
     from horovod_study.analysis import exchange
     from horovod_study.analysis.points_file import parse_points
@@ -151,11 +143,7 @@ def _export_points(options: argparse.Namespace) -> int:
                 print(f"doubt: {told}; Extra-P asks for at least {exchange.FEWEST_COUNTS}", file=sys.stderr)
         beside = options.runs if options.runs.is_dir() else options.runs.parent
         paths = write_extra_p(found, options.out or beside / "extra-p")
-    if options.json:
-        print(json.dumps({"to": options.to, "series": len(names), "files": [str(path) for path in paths]}))
-    else:
-        print(*paths, sep="\n")
-    return 0
+    return Result(document={"to": options.to, "series": len(names)}, lines=map(str, paths), files=paths)
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -200,7 +188,7 @@ def attribute_arguments(parser: Parser) -> None:
     add_run_options(parser, hidden=SET_BY_ATTRIBUTION)
 
 
-def attribute(options: argparse.Namespace) -> int:
+def attribute(options: argparse.Namespace) -> Result:
     """Say where the time of the synchronisation goes: transfer, skew, runtime, and what none of them explains."""
     from horovod_study import records
     from horovod_study.analysis.attribution import attribute as take_apart
@@ -221,13 +209,7 @@ def attribute(options: argparse.Namespace) -> int:
         seen.append(observe(str(directory), record.requested, record.effective, record.repeat, rows, bench))
     found = take_apart(seen)
     paths = write_attribution(found, options.out)
-    for doubt in found.doubts:
-        print(f"doubt: {doubt}", file=sys.stderr)
-    if options.json:
-        print(json.dumps({**records.finite(found), "files": [str(path) for path in paths]}, allow_nan=False))
-    else:
-        print(*result_lines(found, paths), sep="\n")
-    return 0
+    return Result(document=records.finite(found), lines=result_lines(found, paths), files=paths, doubts=found.doubts)
 
 
 def account_arguments(parser: Parser) -> None:
@@ -243,7 +225,7 @@ def account_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the tables")
 
 
-def account(options: argparse.Namespace) -> int:
+def account(options: argparse.Namespace) -> Result:
     """Account for every step: parts that add up, what none of them covers, and what more workers add to a step."""
     from horovod_study import records
     from horovod_study.analysis.accounting import account as account_all
@@ -256,12 +238,12 @@ def account(options: argparse.Namespace) -> int:
     judged = None if allowed is None else gate(found, allowed)
     look = figure_look(options)
     paths = write_accounting(found, judged, options.out, look=look) if options.out else []
-    if options.json:
-        document = {**found.to_dict(), "gate": records.finite(judged), "files": [str(path) for path in paths]}
-        print(json.dumps(document, allow_nan=False))
-    else:
-        print(*result_lines(found, judged, paths), sep="\n")
-    return 0 if judged is None else judged.exit_code
+    return Result(
+        document={**found.to_dict(), "gate": judged},
+        lines=result_lines(found, judged, paths),
+        files=paths,
+        exit_code=0 if judged is None else judged.exit_code,
+    )
 
 
 def timeline_arguments(parser: Parser) -> None:
@@ -278,7 +260,7 @@ def timeline_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
-def timeline(options: argparse.Namespace) -> int:
+def timeline(options: argparse.Namespace) -> Result:
     """Say where the time of Horovod's collectives goes: negotiation, queue, copies, transfer, from its timeline."""
     from horovod_study import records
     from horovod_study.analysis.timeline import parse_events, take_apart
@@ -288,14 +270,12 @@ def timeline(options: argparse.Namespace) -> int:
     events, doubts = parse_events(text, source=str(path))
     found = take_apart(events, source=str(path), doubts=doubts)
     paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path), look=figure_look(options))
-    for doubt in found.doubts:
-        print(f"doubt: {doubt}", file=sys.stderr)
-    if options.json:
-        document = {"source": str(path), **found.to_dict(), "files": [str(each) for each in paths]}
-        print(json.dumps(document, allow_nan=False))
-    else:
-        print(*result_lines(found, paths, source=str(path)), sep="\n")
-    return 0
+    return Result(
+        document={"source": str(path), **found.to_dict()},
+        lines=result_lines(found, paths, source=str(path)),
+        files=paths,
+        doubts=found.doubts,
+    )
 
 
 def learning_curve_arguments(parser: Parser) -> None:

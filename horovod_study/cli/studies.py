@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cli.analysis import write_analysis, write_page
-from horovod_study.cli.verbs import Verb
+from horovod_study.cli.verbs import Result, Verb
 from horovod_study.options import Parser
 
 
@@ -17,7 +17,7 @@ def plan_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
-def plan(options: argparse.Namespace) -> int:
+def plan(options: argparse.Namespace) -> Result:
     """Say what a study would run, and what it would cost; nothing is run."""
     from horovod_study.studies.ledger import past_durations
     from horovod_study.studies.plan import plan_study
@@ -25,11 +25,7 @@ def plan(options: argparse.Namespace) -> int:
     study = _study(options)
     ledger = _ledger(options, study)
     planned = plan_study(study, ledger, past=past_durations(ledger.directory), retry=options.retry)
-    if options.json:
-        print(json.dumps(planned.to_dict()))
-    else:
-        print(*planned.lines(), sep="\n")
-    return 0
+    return Result(document=planned.to_dict(), lines=planned.lines())
 
 
 def run_arguments(parser: Parser) -> None:
@@ -41,10 +37,9 @@ def run_arguments(parser: Parser) -> None:
     _start_arguments(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int | Result:
     """Run what is missing of a study, then analyse and report it."""
     if options.plan:
-        options.json = False
         return plan(options)
     study, command = _study(options), _command(options)
     if options.here:
@@ -113,7 +108,7 @@ def status_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
-def status(options: argparse.Namespace) -> int:
+def status(options: argparse.Namespace) -> int | Result:
     """Say where a study stands."""
     study = _study(options)
     if options.watch:
@@ -121,11 +116,7 @@ def status(options: argparse.Namespace) -> int:
 
         return watch(study, options.runs)
     ledger = _ledger(options, study)
-    if options.json:
-        print(json.dumps(ledger.to_dict()))
-    else:
-        print(*ledger.lines(), "", ledger.summary(), sep="\n")
-    return 0
+    return Result(document=ledger.to_dict(), lines=[*ledger.lines(), "", ledger.summary()])
 
 
 def cancel_arguments(parser: Parser) -> None:

@@ -1,8 +1,9 @@
 """What verbs are made from, and what several of them share."""
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,38 @@ from horovod_study.options import Parser
 BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a verb has to say: lines for a terminal, or with --json the document in one line, and the exit code."""
+
+    document: Mapping[str, Any]
+    lines: Iterable[str]
+    files: Sequence[Path] | None = None
+    """What was written, which the document names last."""
+    doubts: Iterable[str] = ()
+    exit_code: int = 0
+
+    def show(self, *, as_json: bool) -> int:
+        """Print lines or document, doubts on standard error; return the exit code."""
+        from horovod_study.records import finite
+
+        if as_json:
+            files = {} if self.files is None else {"files": [str(path) for path in self.files]}
+            print(json.dumps(finite({**self.document, **files}), allow_nan=False))
+        else:
+            print(*self.lines, sep="\n")
+        for doubt in self.doubts:
+            print(f"doubt: {doubt}", file=sys.stderr)
+        return self.exit_code
+
+
 @dataclass(frozen=True)
 class Verb:
-    """One verb of the command line: its options, and the function that does it and returns the exit code."""
+    """One verb of the command line: its options, and the function that does it."""
 
     name: str
-    run: Callable[[argparse.Namespace], int] | None
+    run: Callable[[argparse.Namespace], int | Result] | None
+    """Returns what there is to say, or the exit code where all is said."""
     add_arguments: Callable[[Parser], None]
     summary: str | None = None
     """Without one, the first line of `run`'s docstring is shown."""

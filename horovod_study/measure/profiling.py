@@ -39,6 +39,7 @@ from horovod_study.measure.clock import DeviceStamps, LapClock, now, sleep
 from horovod_study.measure.scratch import Scratch
 from horovod_study.measure.sync_points import Finder, NotInData
 from horovod_study.text.numbers import amount
+from horovod_study.text.tables import table_of, to_lines
 
 SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""
@@ -268,12 +269,14 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
     rows.sort(key=lambda row: (-row["self_s"], row["function"], row["file"], row["line"]))
     records.write_profile_table(place("csv"), rows)
     lines = [f"{steps} steps; seconds are sums over them, self is without what a function calls", ""]
-    lines.append(f"{'self s':>10} {'total s':>10} {'calls/step':>11}  function")
-    for row in rows[:100]:
-        where = f"  {row['file']}:{row['line']}" if row["file"] else ""
-        lines.append(
-            f"{row['self_s']:10.6f} {row['total_s']:10.6f} {row['calls_per_step']:11.2f}  {row['function']}{where}"
+    texts = [
+        (
+            *(f"{row['self_s']:.6f}", f"{row['total_s']:.6f}", f"{row['calls_per_step']:.2f}"),
+            row["function"] + (f"  {row['file']}:{row['line']}" if row["file"] else ""),
         )
+        for row in rows[:100]
+    ]
+    lines += to_lines(table_of(("self s", "total s", "calls/step", "function"), texts, texts=(3,)))
     records.write_profile_text(place("txt"), "\n".join(lines) + "\n")
     try:
         profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
