@@ -12,12 +12,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import grid, legend, log_counts, log_values, marker, spread
+from horovod_study.report.kit.panels import grid, legend, log_counts, log_values, marker, round_values, spread
 from horovod_study.report.kit.style import MARKERS, QUIET, SeriesStyle, series_styles
 from horovod_study.text.numbers import THIN, number, percent, rounded, with_interval
 from horovod_study.text.words import plural
@@ -229,8 +228,7 @@ def _overhead(analysis: Analysis) -> Drawing | None:
             _batch_axis(axes, shown, panel_in)
             axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
             axes.set_ylim(1.05 * low, None)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            round_values(axes)
             axes.set_ylabel(label)
         legend(figure, _handles(looks), width_in)
         return figure

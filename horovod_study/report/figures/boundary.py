@@ -21,12 +21,11 @@ from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.markup import by_series, estimated
 from horovod_study.report.kit.panels import (
     MOST_PANELS,
-    grid_of,
     in_table_only,
     legend,
     marker,
     node_boundaries,
-    panel_in,
+    setting_panels,
     worker_axis,
 )
 from horovod_study.report.kit.style import (
@@ -67,19 +66,10 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     named = _named(shown, styles)
 
     def draw(width_in: float) -> Figure:
-        rows, columns, height_in = grid_of(width_in, len(settings), alone=0.55, beside=0.45)
-        wide_in = panel_in(width_in, len(settings))
-        figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for spare in grid.flat[len(settings) :]:
-            spare.remove()
-        for axes, setting in zip(grid.flat, settings, strict=False):
+        figure, panels, wide_in, tall_in = setting_panels(width_in, settings, alone=0.55, beside=0.45)
+        for axes, setting in panels:
             own = shown[shown["setting"] == setting]
-            _panel(
-                axes, own, jumps[jumps["series"].isin(own["series"])], styles, named, wide_in, 0.8 * height_in / rows
-            )
-            if len(settings) > 1:
-                axes.set_title(folded(setting, 0.8 * wide_in))
+            _panel(axes, own, jumps[jumps["series"].isin(own["series"])], styles, named, wide_in, 0.8 * tall_in)
         legend(figure, _handles(shown, styles), width_in)
         return figure
 

@@ -28,6 +28,7 @@ from horovod_study.report.kit.panels import (
     heading,
     left_out,
     legend,
+    round_values,
     settings_of,
     spread,
     swatch,
@@ -230,8 +231,7 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
             else:
                 least = float(own[columns[1]].min()) * scale
                 axes.set_ylim(max(0.0, min(90.0, least - 0.15 * (100 - least))), 101)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            round_values(axes)
             axes.set_ylabel(label)
             if len(settings) > 1:
                 heading(axes, setting, panel_in)

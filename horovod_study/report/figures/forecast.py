@@ -22,25 +22,23 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.panels import (
     MOST_PANELS,
+    beyond,
     boundary_words,
-    grid_of,
     in_table_only,
     legend,
     marker,
     node_boundaries,
-    panel_in,
+    setting_panels,
 )
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
     LAW_NAMES,
     PAPER,
     QUIET,
-    SHADE,
     SeriesStyle,
     folded,
     series_labels,
     series_styles,
-    small,
     text_in,
 )
 from horovod_study.text.numbers import THIN, percent, rounded, signed
@@ -63,16 +61,9 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     placed = shown.assign(partition=shown["series"].map(partitions))
 
     def draw(width_in: float) -> Figure:
-        rows, columns, height_in = grid_of(width_in, len(settings), alone=0.6, beside=0.46)
-        wide_in = panel_in(width_in, len(settings))
-        figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for spare in grid.flat[len(settings) :]:
-            spare.remove()
-        for axes, setting in zip(grid.flat, settings, strict=False):
-            _panel(axes, placed[placed["setting"] == setting], styles, wide_in, 0.75 * height_in / rows)
-            if len(settings) > 1:
-                axes.set_title(folded(setting, 0.8 * wide_in))
+        figure, panels, wide_in, tall_in = setting_panels(width_in, settings, alone=0.6, beside=0.46)
+        for axes, setting in panels:
+            _panel(axes, placed[placed["setting"] == setting], styles, wide_in, 0.75 * tall_in)
         legend(figure, _handles(shown, styles), width_in)
         return figure
 
@@ -217,8 +208,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], wi
     axes.set_yscale("log")
     first, last = float(rows["workers"].min()), float(rows["workers"].max())
     begin = float(rows.loc[rows["kind"] == MEASURED, "workers"].max())
-    axes.axvspan(begin, last * 1.12, color=SHADE, linewidth=0, zorder=0)
-    axes.text(0.99, 0.015, "forecast", transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=small())
+    beyond(axes, begin, last * 1.12, "forecast")
     for _, own in rows.drop_duplicates(["workers", "ideal_samples_per_s"]).groupby("series", sort=False):
         axes.plot(own["workers"], own["ideal_samples_per_s"] / 1000, color=QUIET, linewidth=0.7, zorder=1)
     for series, own in rows.groupby("series", sort=False):

@@ -11,13 +11,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.transports import RESOLVED
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import grid, heading, legend, marker, workers_below
+from horovod_study.report.kit.panels import grid, heading, legend, marker, round_values, workers_below
 from horovod_study.report.kit.style import QUIET, SeriesStyle, series_labels, series_styles
 from horovod_study.text.numbers import with_interval
 from horovod_study.text.words import plural
@@ -52,8 +51,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
                 _ratios(axes, own[(own["a"] == pair[0]) & (own["b"] == pair[1])], looks[pair])
             axes.axhline(1, color=QUIET, linewidth=0.9, zorder=1)
             workers_below(axes, own, panel_in)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            round_values(axes)
             axes.set_ylabel("Ratio")
             heading(
                 axes, f"{_TITLES[quantity]}: {'more' if quantity == 'samples_per_s' else 'less'} is better", panel_in

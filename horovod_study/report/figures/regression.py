@@ -11,12 +11,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import grid, heading, left_out, legend, marker, settings_of, spread, workers_below
+from horovod_study.report.kit.panels import (
+    grid,
+    heading,
+    left_out,
+    legend,
+    marker,
+    round_values,
+    settings_of,
+    spread,
+    workers_below,
+)
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, QUIET, SeriesStyle, series_styles
 from horovod_study.text.numbers import THIN, number, with_interval
 from horovod_study.text.words import plural
@@ -167,8 +177,7 @@ def _karp_flatt(analysis: Analysis) -> Drawing | None:
             axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
             workers_below(axes, own, panel_in)
             axes.set_ylim(1.08 * low, 1.12 * top if top > 0 else 1)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            round_values(axes)
             axes.set_ylabel("Karp-Flatt fraction / %")
             if len(settings) > 1:
                 heading(axes, setting, panel_in)

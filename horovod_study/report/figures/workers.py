@@ -5,6 +5,7 @@ must know to read it (baseline, formula, what the bars mean) as a caption in a t
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,25 +21,23 @@ from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.panels import (
     MOST_COLUMNS,
     MOST_PANELS,
+    beyond,
     boundary_words,
-    grid_of,
     in_table_only,
     legend,
     marker,
     node_boundaries,
-    panel_in,
+    setting_panels,
     worker_axis,
 )
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
     LAW_NAMES,
     QUIET,
-    SHADE,
     THIN_LAWS,
     SeriesStyle,
     folded,
     series_styles,
-    small,
 )
 from horovod_study.text.words import plural
 
@@ -65,34 +64,53 @@ def _drawn(analysis: Analysis) -> pd.DataFrame:
     return shown[known | (shown["missing"] & shown["series"].isin(series))]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ratio:
+    """A ratio to the baseline, as it is drawn against workers."""
+
+    name: str
+    curves: tuple[str, str, str]  # columns of the fitted curves: middle, low and high
+    scale: float
+    unit: str
+    label: str
+    formula: str
+
+    @property
+    def title(self) -> str:
+        return self.name.capitalize()
+
+    def columns(self, baseline: str) -> tuple[str, str, str]:
+        """Return the columns of the points: median, slowest and fastest repeat."""
+        column = f"{self.name}_{baseline}"
+        return column, f"{column}_min", f"{column}_max"
+
+
+_SPEEDUP = _Ratio(
+    name="speedup",
+    curves=("speedup", "low", "high"),
+    scale=1.0,
+    unit="\u00d7",
+    label="Speedup",
+    formula="S(N) = X(N) / X(base), X = samples/s of all workers, medians over repeats",
+)
+_EFFICIENCY = _Ratio(
+    name="efficiency",
+    curves=("efficiency", "efficiency_low", "efficiency_high"),
+    scale=100.0,
+    unit="%",
+    label="Efficiency / %",
+    formula="E(N) = S(N) / N = X(N) / (N X(base)), X = samples/s of all workers, medians over repeats",
+)
+
+
 def speedup(analysis: Analysis) -> Drawing | None:
-    kind = analysis.provenance["baseline"]
-    return _against_workers(
-        analysis,
-        name="speedup",
-        title="Speedup",
-        columns=(f"speedup_{kind}", f"speedup_{kind}_min", f"speedup_{kind}_max"),
-        curves=("speedup", "low", "high"),
-        scale=1.0,
-        ylabel="Speedup",
-        ideal="speedup",
-        formula="S(N) = X(N) / X(base), X = samples/s of all workers, medians over repeats",
-    )
+    """Return the speedup against workers with its fitted laws; None without a point of several workers."""
+    return _against_workers(analysis, _SPEEDUP)
 
 
 def efficiency(analysis: Analysis) -> Drawing | None:
-    kind = analysis.provenance["baseline"]
-    return _against_workers(
-        analysis,
-        name="efficiency",
-        title="Efficiency",
-        columns=(f"efficiency_{kind}", f"efficiency_{kind}_min", f"efficiency_{kind}_max"),
-        curves=("efficiency", "efficiency_low", "efficiency_high"),
-        scale=100.0,
-        ylabel="Efficiency / %",
-        ideal="efficiency",
-        formula="E(N) = S(N) / N = X(N) / (N X(base)), X = samples/s of all workers, medians over repeats",
-    )
+    """Return the efficiency against workers with its fitted laws; None without a point of several workers."""
+    return _against_workers(analysis, _EFFICIENCY)
 
 
 def throughput(analysis: Analysis) -> Drawing | None:
@@ -112,7 +130,7 @@ def throughput(analysis: Analysis) -> Drawing | None:
     ]
 
     def draw(width_in: float) -> Figure:
-        figure, panels = _panels(shown, width_in)
+        figure, panels, wide_in, _ = setting_panels(width_in, _settings(shown)[:MOST_PANELS])
         for axes, setting in panels:
             rows = shown[shown["setting"] == setting]
             for series, own in rows.groupby("series", sort=False):
@@ -137,9 +155,9 @@ def throughput(analysis: Analysis) -> Drawing | None:
             bases = rows["base_plain_samples_per_s"].dropna().unique()
             for base in bases:
                 axes.axline((0, 0), slope=base / 1000, color=QUIET, linewidth=0.7, zorder=1)
-            worker_axis(axes, rows["workers"], rows["workers"].max(), panel_in(width_in, len(panels)))
+            worker_axis(axes, rows["workers"], rows["workers"].max(), wide_in)
             axes.set_ylim(0, rows["samples_per_s_max"].max() / 1000 * 1.12)
-            node_boundaries(axes, rows, panel_in(width_in, len(panels)))
+            node_boundaries(axes, rows, wide_in)
             axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.5 * figure.get_figheight() / len(panels)))
         handles = _series_handles(shown, styles)
         if shown["base_plain_samples_per_s"].notna().any():
@@ -162,110 +180,95 @@ def throughput(analysis: Analysis) -> Drawing | None:
     )
 
 
-def _against_workers(
-    analysis: Analysis,
-    *,
-    name: str,
-    title: str,
-    columns: tuple[str, str, str],
-    curves: tuple[str, str, str],
-    scale: float,
-    ylabel: str,
-    ideal: str,
-    formula: str,
-) -> Drawing | None:
+def _against_workers(analysis: Analysis, ratio: _Ratio) -> Drawing | None:
     shown = _drawn(analysis)
     if shown[~shown["missing"] & (shown["backend"] != "serial")].empty:
         return None
+    columns = ratio.columns(analysis.provenance["baseline"])
     styles = series_styles(analysis.points)
     lines = analysis.curves[analysis.curves["series"].isin(shown["series"])]
     lines = lines[lines["selected"].astype(bool) | lines["law"].isin(list(THIN_LAWS))]
     laws = {str(row["series"]): str(row["law"]) for row in lines[lines["selected"].astype(bool)].to_dict("records")}
 
     def draw(width_in: float) -> Figure:
-        figure, panels = _panels(shown, width_in)
+        figure, panels, wide_in, _ = setting_panels(width_in, _settings(shown)[:MOST_PANELS])
         last = max(lines["workers"].max() if len(lines) else 1, shown["workers"].max())
-        inside = lines.loc[~lines["extrapolated"].astype(bool), curves[0]].max()
+        inside = lines.loc[~lines["extrapolated"].astype(bool), ratio.curves[0]].max()
         top = np.nanmax([shown[columns[2]].max(), inside, 1.0])
         for axes, setting in panels:
             rows = shown[shown["setting"] == setting]
-            own = lines[lines["series"].isin(rows["series"])]
             measured = rows.loc[~rows["missing"], "workers"].max()
-            _ideal(axes, ideal, last, scale)
-            crowded = rows.loc[rows["backend"] != "serial", "series"].nunique() > MOST_THIN
-            for (series, law), curve in own.groupby(["series", "law"], sort=False):
-                look = styles[str(series)]
-                if law == laws.get(str(series)):
-                    _line(axes, curve, curves, scale, look)
-                elif law in THIN_LAWS and not crowded:
-                    _thin_line(axes, curve, curves[0], scale, look, THIN_LAWS[str(law)])
+            _ideal(axes, ratio.name, last, ratio.scale)
+            _curves(axes, rows, lines[lines["series"].isin(rows["series"])], laws, styles, ratio)
             for series, points in rows.groupby("series", sort=False):
-                unit = "\u00d7" if ideal == "speedup" else "%"
-                texts = tips(
-                    points, columns[0], low=f"{columns[0]}_low", high=f"{columns[0]}_high", unit=unit, scale=scale
-                )
-                _dots(axes, points, columns, styles[str(series)], scale, texts)
+                ends = {end: f"{columns[0]}_{end}" for end in ("low", "high")}
+                texts = tips(points, columns[0], **ends, unit=ratio.unit, scale=ratio.scale)
+                _dots(axes, points, columns, styles[str(series)], ratio.scale, texts)
             if last > measured:
-                axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
-                axes.text(
-                    0.99,
-                    0.015,
-                    "extrapolated",
-                    transform=axes.transAxes,
-                    ha="right",
-                    va="bottom",
-                    color=QUIET,
-                    size=small(),
-                )
-            worker_axis(axes, rows["workers"], last, panel_in(width_in, len(panels)))
-            if ideal == "speedup":
-                axes.set_ylim(0, np.nanmin([1.05 * last, np.nanmax([1.25 * top, lines[curves[0]].max() * 1.12])]))
+                beyond(axes, measured, last + 1, "extrapolated")
+            worker_axis(axes, rows["workers"], last, wide_in)
+            if ratio is _SPEEDUP:
+                most = np.nanmax([1.25 * top, lines[ratio.curves[0]].max() * 1.12])
+                axes.set_ylim(0, np.nanmin([1.05 * last, most]))
                 axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
             else:
-                axes.set_ylim(0, scale * max(1.12, 1.05 * top))
-            node_boundaries(axes, rows, panel_in(width_in, len(panels)))
-            axes.set_ylabel(ylabel)
+                axes.set_ylim(0, ratio.scale * max(1.12, 1.05 * top))
+            node_boundaries(axes, rows, wide_in)
+            axes.set_ylabel(ratio.label)
         legend(figure, _handles(shown, styles, lines, laws), width_in)
         return figure
 
     kept = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", *columns]
-    data = pd.concat(
-        [
-            shown[kept].assign(kind="point"),
-            lines[["series", "law", "workers", *curves, "extrapolated"]].assign(kind="line"),
-        ],
-        ignore_index=True,
-    )
-    absent = sorted(set(analysis.points.loc[analysis.points["backend"] != "serial", "series"]) - set(shown["series"]))
+    curves = lines[["series", "law", "workers", *ratio.curves, "extrapolated"]]
     fitted = "; ".join(f"{styles[series].label}: {LAW_NAMES[law]}" for series, law in laws.items())
-    caption = " ".join(
-        [
-            f"{title} against the number of workers. Baseline ({analysis.provenance['baseline']}): "
-            f"{_baseline_words(analysis)}.",
-            f"{formula}.",
-            "Points: medians over repeats; bars: slowest to fastest repeat over the median baseline.",
-            *(
-                [
-                    f"Thick lines: the law selected by AICc ({fitted}) with its 95 % band (the baseline taken as "
-                    "exact); thin lines: Amdahl and Gustafson, in panels with few series; lighter and dashed on grey: "
-                    "extrapolated beyond the measured worker counts."
-                ]
-                if fitted
-                else []
-            ),
-            "Thin grey: ideal.",
-            f"{_work_words(shown)}{boundary_words(shown)}{in_table_only(_settings(shown))}".strip(),
-            *([f"Not drawn for want of this baseline or of a fixed batch: {', '.join(absent)}."] if absent else []),
-        ]
-    )
     return Drawing(
-        name=name,
-        title=title,
-        alt=f"{title} against workers for {_names(shown, styles)}; the values are in the table of points.",
-        caption=caption,
-        data=data,
+        name=ratio.name,
+        title=ratio.title,
+        alt=f"{ratio.title} against workers for {_names(shown, styles)}; the values are in the table of points.",
+        caption=_caption(analysis, ratio, shown, fitted),
+        data=pd.concat([shown[kept].assign(kind="point"), curves.assign(kind="line")], ignore_index=True),
         draw=draw,
     )
+
+
+def _curves(
+    axes: Axes,
+    rows: pd.DataFrame,
+    lines: pd.DataFrame,
+    laws: Mapping[str, str],
+    styles: Mapping[str, SeriesStyle],
+    ratio: _Ratio,
+) -> None:
+    """Draw the selected law of each series, and thin ones beside it where there are few series."""
+    crowded = rows.loc[rows["backend"] != "serial", "series"].nunique() > MOST_THIN
+    for (series, law), curve in lines.groupby(["series", "law"], sort=False):
+        look = styles[str(series)]
+        if law == laws.get(str(series)):
+            _line(axes, curve, ratio.curves, ratio.scale, look)
+        elif law in THIN_LAWS and not crowded:
+            _thin_line(axes, curve, ratio.curves[0], ratio.scale, look, THIN_LAWS[str(law)])
+
+
+def _caption(analysis: Analysis, ratio: _Ratio, shown: pd.DataFrame, fitted: str) -> str:
+    """Return what a reader must know; `fitted` names the selected law of each series."""
+    absent = sorted(set(analysis.points.loc[analysis.points["backend"] != "serial", "series"]) - set(shown["series"]))
+    texts = [
+        f"{ratio.title} against the number of workers. Baseline ({analysis.provenance['baseline']}): "
+        f"{_baseline_words(analysis)}.",
+        f"{ratio.formula}.",
+        "Points: medians over repeats; bars: slowest to fastest repeat over the median baseline.",
+    ]
+    if fitted:
+        texts.append(
+            f"Thick lines: the law selected by AICc ({fitted}) with its 95 % band (the baseline taken as exact); thin "
+            "lines: Amdahl and Gustafson, in panels with few series; lighter and dashed on grey: extrapolated beyond "
+            "the measured worker counts."
+        )
+    texts.append("Thin grey: ideal.")
+    texts.append(f"{_work_words(shown)}{boundary_words(shown)}{in_table_only(_settings(shown))}".strip())
+    if absent:
+        texts.append(f"Not drawn for want of this baseline or of a fixed batch: {', '.join(absent)}.")
+    return " ".join(texts)
 
 
 def _names(points: pd.DataFrame, styles: dict[str, SeriesStyle]) -> str:
@@ -275,21 +278,6 @@ def _names(points: pd.DataFrame, styles: dict[str, SeriesStyle]) -> str:
 def _work_words(points: pd.DataFrame) -> str:
     texts = points.loc[points["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
     return " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in texts.to_dict("records"))
-
-
-def _panels(points: pd.DataFrame, width_in: float) -> tuple[Figure, list[tuple[Axes, str]]]:
-    """Return an empty figure with one panel per setting, in which only worker count and series change."""
-    settings = _settings(points)[:MOST_PANELS]
-    rows, columns, height_in = grid_of(width_in, len(settings))
-    figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for spare in grid.flat[len(settings) :]:
-        spare.remove()
-    panels = list(zip(grid.flat[: len(settings)], settings, strict=True))
-    if len(settings) > 1:
-        for axes, setting in panels:
-            axes.set_title(folded(setting, 0.8 * panel_in(width_in, len(settings))))
-    return figure, panels
 
 
 def _settings(points: pd.DataFrame) -> list[str]:

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.style import NARROW_IN, PAPER, QUIET, LapStyle, SeriesStyle, folded, small, text_in
+from horovod_study.report.kit.style import NARROW_IN, PAPER, QUIET, SHADE, LapStyle, SeriesStyle, folded, small, text_in
 
 MOST_SETTINGS = 4
 """Settings of one figure, each with a panel; the others stand in its CSV file and in the tables of the page."""
@@ -206,6 +206,35 @@ def grid_of(width_in: float, panels: int, *, alone: float = 0.52, beside: float 
     rows = math.ceil(panels / columns)
     each_in = width_in * (0.64 if width_in < NARROW_IN else alone if columns == 1 else beside)
     return rows, columns, rows * min(each_in, MOST_HEIGHT_IN / rows)
+
+
+def setting_panels(
+    width_in: float, settings: Sequence[str], *, alone: float = 0.52, beside: float = 0.42
+) -> tuple[Figure, list[tuple[Axes, str]], float, float]:
+    """Return a figure with one panel per setting, titled where there are several, and width and height of a panel."""
+    rows, columns, height_in = grid_of(width_in, len(settings), alone=alone, beside=beside)
+    wide_in = panel_in(width_in, len(settings))
+    figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
+    cells = figure.subplots(rows, columns, squeeze=False)
+    for spare in cells.flat[len(settings) :]:
+        spare.remove()
+    panels = list(zip(cells.flat[: len(settings)], settings, strict=True))
+    if len(settings) > 1:
+        for axes, setting in panels:
+            axes.set_title(folded(setting, 0.8 * wide_in))
+    return figure, panels, wide_in, height_in / rows
+
+
+def beyond(axes: Axes, begin: float, end: float, word: str) -> None:
+    """Lay grey behind what lies beyond the measured worker counts, with the word that says what it is."""
+    axes.axvspan(begin, end, color=SHADE, linewidth=0, zorder=0)
+    axes.text(0.99, 0.015, word, transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=small())
+
+
+def round_values(axes: Axes) -> None:
+    """Label a linear axis of values with a few round numbers."""
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def panel_in(width_in: float, panels: int) -> float:

@@ -127,18 +127,21 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    page = _page(analysis, against)
+    text = environment.get_template("report.html.j2").render(**page, contents=_contents(page))
+    # The indentation of thousands of rows is a part of the page that nobody sees.
+    return re.sub(r"<table\b.*?</table>", lambda table: re.sub(r"\n\s+", "\n", table[0]), text, flags=re.DOTALL)
+
+
+def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
+    """Return what the template shows, by the names that it uses: one entry each, which is why this is long."""
     settings = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique()
-    widths_in = dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {}
-    drawn = [(drawing, csv_of(drawing.data)) for drawing in drawings(analysis)]
-    most_csv = MOST_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else LEAST_CSV
-    figures = {
-        drawing.name: _figure(drawing, widths_in, rows if len(rows) <= most_csv else None) for drawing, rows in drawn
-    }
+    figures = _figures(analysis, dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {})
     script = static(".js")
     labels = series_labels(analysis.points)
     heading = _heading(analysis, labels)
     provenance = analysis.provenance
-    page: dict[str, Any] = dict(  # noqa: C408
+    return dict(  # noqa: C408
         title=f"Scaling of {', '.join(provenance['studies'])}",
         eyebrow=_eyebrow(provenance),
         headline=headline(analysis),
@@ -194,9 +197,15 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
         table=to_html,
     )
-    text = environment.get_template("report.html.j2").render(**page, contents=_contents(page))
-    # The indentation of thousands of rows is a part of the page that nobody sees.
-    return re.sub(r"<table\b.*?</table>", lambda table: re.sub(r"\n\s+", "\n", table[0]), text, flags=re.DOTALL)
+
+
+def _figures(analysis: Analysis, widths_in: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Return the figures of the study by name; where they are many, fewer of them carry their data."""
+    drawn = [(drawing, csv_of(drawing.data)) for drawing in drawings(analysis)]
+    most_csv = MOST_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else LEAST_CSV
+    return {
+        drawing.name: _figure(drawing, widths_in, rows if len(rows) <= most_csv else None) for drawing, rows in drawn
+    }
 
 
 _CONTENTS = (
