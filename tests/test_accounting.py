@@ -651,9 +651,9 @@ def test_a_difference_wider_than_the_cost_is_not_resolved() -> None:
         nodes=1,
         runs=1,
         views=(nobody,),
-        floor=None,
-        skew=None,
-        block_timer=None,
+        floor_s=None,
+        skew_s=None,
+        block_timer_s=None,
         comparisons=(compared,),
     )
 

@@ -12,7 +12,7 @@ import pytest
 
 from horovod_study import cli
 from horovod_study.cli import main
-from horovod_study.cli.verbs import Verb
+from horovod_study.cli.verbs import Result, Verb
 from horovod_study.config import OPTIONS
 from horovod_study.workloads import HEADINGS
 
@@ -265,3 +265,14 @@ def test_train_has_the_same_options_as_the_program_that_trains() -> None:
         return set(re.findall(r"(?<![\w-])--[a-z-]+", ended.stdout.partition("Exit codes")[0]))
 
     assert options(["-m", "horovod_study.cli", "train"]) == options(["-m", "horovod_study.train"])
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_result_is_lines_or_one_line_of_json(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    told = {"a": float("nan"), "b": (1, None)}
+    result = Result(document=told, lines=["one", "two"], files=[Path("x.csv")], doubts=["few"], exit_code=1)
+
+    assert 1 == result.show(as_json=as_json)
+    out, err = capsys.readouterr()
+    assert "doubt: few\n" == err
+    assert out == ('{"a": null, "b": [1, null], "files": ["x.csv"]}\n' if as_json else "one\ntwo\n")
