@@ -25,6 +25,7 @@ from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import HostStamps, LapClock, now
 from horovod_study.report.figures import accounting as report
 from horovod_study.report.page import html
+from horovod_study.workload import trainer
 from horovod_study.workload.schedule import lr_factor
 
 LAPS_MS = {"data": 0.1, "forward": 1.0, "backward": 1.5, "sync": 0.3, "update": 0.2, "residual": 0.02}
@@ -521,7 +522,7 @@ def test_two_milliseconds_outside_the_laps_of_a_real_run_are_found(
     for attempt in range(6):  # a busy machine may stop a run between two laps, and then shows more
         plain = train_once(tmp_path / f"plain-{attempt}")
         with monkeypatch.context() as patch:
-            patch.setattr(train, "lr_factor", slow)
+            patch.setattr(trainer, "lr_factor", slow)
             slowed = train_once(tmp_path / f"slowed-{attempt}")
         codes = [call(capsys, "account", each, "--max-residual", "5%")[0] for each in (plain, slowed)]
         found_ms = (residual_ms(plain), residual_ms(slowed))
