@@ -10,7 +10,7 @@ import horovod_study
 
 ROOT = Path(horovod_study.__file__).parent
 LAYERS = (
-    ("errors", "text"),
+    ("errors", "text", "energy"),
     ("variables", "limits", "alive", "files"),
     ("documents", "roles", "runtimes"),
     ("workloads",),
