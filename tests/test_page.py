@@ -135,6 +135,16 @@ def test_a_legend_entry_switches_its_series_and_only_real_series_are_entries(pag
     assert own["crop"] is not None and own["crop"] < own["height"]
 
 
+def test_each_legend_entry_has_a_place_of_its_own_below_the_panels(page):
+    """The page's script cuts the swatch of each entry out of the figure."""
+    for name, own in facts_of(page).items():
+        places = [tuple(box) for _, _, _, box in own["legend"]]
+        foot = max(panel["box"][3] for panel in own["panels"])
+        assert len(set(places)) == len(places), name
+        assert own["crop"] is None or all(top >= foot for _, top, _, _ in places), name
+        assert all(0 <= left < right <= own["width"] for left, _, right, _ in places), name
+
+
 def test_what_pointing_says_is_the_table_of_points(page, analysis):
     own = facts_of(page)["speedup"]
     tips = {(own["series"][index], text) for index, _, _, _, text in own["tips"]}

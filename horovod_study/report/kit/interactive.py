@@ -130,6 +130,7 @@ def inline(drawing: "Drawing", *, width_in: float = SCREEN_WIDTH_IN) -> Inline:
     """Return the figure as an `<svg>` element with what the page's script needs; equal drawings give equal values."""
     with style(svg__fonttype="none"):
         figure = settled(drawing.draw(width_in))
+        figure.draw_without_rendering()  # legends and ticks have their places when they were drawn once
         data = _data(figure)
         svg = to_bytes(figure, "svg").decode("utf-8")
     svg = svg[svg.index("<svg") :]
