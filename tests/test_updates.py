@@ -10,7 +10,7 @@ from test_recording import X, batches, clock, laps, manifest, open_recorder  # n
 from torch import nn
 
 from horovod_study import records
-from horovod_study.errors import StudyError
+from horovod_study.errors import ConfigError, StudyError
 from horovod_study.recording import recorder
 
 
@@ -110,3 +110,38 @@ def test_updates_of_one_s_own_are_marked_as_a_lap(tmp_path: Path) -> None:
 
     assert manifest(tmp_path / "run")["totals"]["steps"] == 5
     assert manifest(tmp_path / "run")["effective"]["turns_per_update"] == 1
+
+
+class Prepared(torch.optim.Optimizer):
+    """As Accelerate wraps an optimizer: one by name, without hooks of its own, which steps every fourth time."""
+
+    def __init__(self, optimizer: Any, every: int = 4) -> None:
+        self.optimizer, self.every, self.calls = optimizer, every, 0
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.calls += 1
+        if self.calls % self.every == 0:
+            self.optimizer.step(closure)
+            self.optimizer.zero_grad()
+
+
+def test_the_updates_of_a_wrapped_optimizer_are_seen(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = Prepared(torch.optim.SGD(model.parameters(), lr=0.1))
+    with open_recorder(model, optimizer, tmp_path / "run", steady="declared") as record:
+        for x in record.steps(batches(24)):
+            model(x).sum().backward()
+            optimizer.step()
+
+    assert manifest(tmp_path / "run")["totals"]["steps"] == 6
+    assert manifest(tmp_path / "run")["effective"]["turns_per_update"] == 4
+    assert manifest(tmp_path / "run")["effective"]["optimizer"] == "SGD"
+
+
+def test_an_optimizer_that_takes_no_hooks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Prepared"):
+        open_recorder(nn.Linear(2, 1), Prepared(None), tmp_path / "run")

@@ -125,7 +125,8 @@ class Recording:
             raise ConfigError(
                 f"recorder: optimizer is a {type(optimizer).__name__}; give the torch.optim.Optimizer that is stepped"
             )
-        self._model, self._optimizer, self._out, self._options, self._batch = model, optimizer, out, options, batch
+        self._model, self._optimizer = model, _inner(optimizer)
+        self._out, self._options, self._batch = out, options, batch
         self._model_name = model_name or type(bare(model)).__name__
         self._forward_hooks, self._own = forward_hooks, dict(own)
         self._state = "new"  # -> open -> closed
@@ -506,6 +507,18 @@ class Recording:
             raise StudyError(
                 f"record.{what}: the recorder is not open; use it inside `with horovod_study.recorder(...)`"
             )
+
+
+def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that takes hooks: Accelerate's wrapper is one by name only and passes its steps on."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        inside = getattr(optimizer, "optimizer", None)
+        if not isinstance(inside, torch.optim.Optimizer):
+            raise ConfigError(
+                f"recorder: optimizer is a {type(optimizer).__name__}, which takes no hooks; give the one inside it"
+            )
+        optimizer = inside
+    return optimizer
 
 
 def _samples_of(batch: Any) -> int:
