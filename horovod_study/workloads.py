@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from horovod_study.documents import read_bytes
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.roles import Option, Role, named, options_of
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, TRANSPORTS
@@ -259,7 +260,8 @@ class Workload:
         """Name and digest of the file it was declared in, "" for the package's own, whose code is told apart anyway."""
         if self.file is None:
             return ""
-        return f"{self.name} {hashlib.sha256(self.file.read_bytes()).hexdigest()[:12]}"
+        content = read_bytes(self.file, error=ConfigError, again="a workload is a Python file that stays where it is")
+        return f"{self.name} {hashlib.sha256(content).hexdigest()[:12]}"
 
     def configure(self, values: Mapping[str, Any], *, source: str = "run") -> Configuration:
         """Make a configuration of option or YAML values; an unknown name is refused with the nearest known one."""

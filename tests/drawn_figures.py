@@ -34,6 +34,7 @@ def drawn(drawing, width_in=PRINT_WIDTH_IN):
 def cut_texts(figure):
     """Return the texts that reach over an edge of the figure, and the panels that have no room."""
     renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()  # legends have their places when they were drawn once
     page = figure.bbox
     places = []
     for axes in figure.axes:

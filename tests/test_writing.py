@@ -32,7 +32,6 @@ PACKAGE = Path(horovod_study.__file__).parent
 OLD, NEW = "old\n" * 3000, "new\n" * 5000
 
 WRITING = {
-    "cli/__init__.py": "turns the standard output to /dev/null when its reader has left",
     "cluster/doctor/files.py": "tries what a file system can do, in a folder of its own",
     "cluster/doctor/hosts.py": "tries what hosts see of a file, in a folder of its own",
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
@@ -40,6 +39,7 @@ WRITING = {
     "studies/search.py": "a lock, which stays empty",
     "programs/equality.py": "arrays for the ranks that are compared, in a temporary folder",
     "files.py": "the door",
+    "limits.py": "/dev/null in place of streams that were closed",
     "lease.py": "a claim, which is made with its content at once, by link or exclusively",
     "records.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
     "report/page/check.py": "a copy in a temporary folder",
