@@ -26,9 +26,10 @@ A map of the package:
     variables   the one reader of numbers in environment variables
     text        numbers as readers see them
     errors      what a user can do wrong; limits: what the system refuses, in one line
+    workloads   a training as studies know it: its options and their roles (roles); runtimes: what each library declares
 
-    run wing        workload (what is trained), comm (how workers talk), measure (clocks and probes),
-                    cluster (where it runs)
+    run wing        studies (what is run, in which order), cluster (where it runs), programs (what ranks run beside
+                    training), workload (what is trained), comm (how workers talk), measure (clocks and probes)
     analysis wing   analysis (tables in, tables and fitted laws out), report (figures and pages)
 
 The run wing writes run directories, the analysis wing reads them, and neither imports the other.
