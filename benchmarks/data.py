@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 OURS, USUAL = "this package", "usual way"
 TRAINER_BATCHES = (75, 1024)
 GATHERED = 1024  # rows of a batch in which workers visit the training curves
-MOST_OWN_MB = 300.0
+MAX_OWN_MB = 300.0
 """What an extra worker may hold beside the shared pages."""
 
 
@@ -357,7 +357,7 @@ def main() -> int:
     rows = memory_rows(memory)
     ours = next(row for row in rows if row["who"] == OURS and row["workers"] == options.workers)
     trainer = [{"batch": b, "workers": options.workers, "own_mb": spread(own)} for b, own in watched.items()]
-    fits = ours["own_mb"]["max"] <= MOST_OWN_MB and ours["copied_mb"]["max"] == 0
+    fits = ours["own_mb"]["max"] <= MAX_OWN_MB and ours["copied_mb"]["max"] == 0
     head = [
         "# The data set",
         "",
@@ -375,7 +375,7 @@ def main() -> int:
     ]
     verdict = (
         f"\nA worker holds {ours['own_mb']['max']:,.0f} MB beside the shared pages "
-        f"({'within' if fits else 'NOT within'} the {MOST_OWN_MB:.0f} MB it may hold) "
+        f"({'within' if fits else 'NOT within'} the {MAX_OWN_MB:.0f} MB it may hold) "
         f"and {ours['copied_mb']['max']:.1f} MB of curve pages of its own."
     )
     text = "\n".join([*head, markdown(size, tables, rows, trainer), verdict, ""])
@@ -394,7 +394,7 @@ def main() -> int:
         },
         "memory": rows,
         "trainer": trainer,
-        "own_mb_allowed": MOST_OWN_MB,
+        "own_mb_allowed": MAX_OWN_MB,
         "within": fits,
     }
     (options.out / "data.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

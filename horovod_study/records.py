@@ -650,7 +650,7 @@ def read_timeline(place: Path) -> tuple[Path, str]:
     return path, content.decode("utf-8", errors="replace")
 
 
-def cut_epochs(directory: Path, steps: int) -> None:
+def truncate_epochs(directory: Path, steps: int) -> None:
     """Remove the rows of epochs.csv after step `steps`, as if the run had been there when it was stopped."""
     path = directory / "epochs.csv"
     if not path.exists():
@@ -1442,7 +1442,7 @@ def _or_nan(value: Any) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RecordedBeside:
+class RunSideFiles:
     """What lies in a run directory besides its record and its step rows."""
 
     evaluations: Sequence[Mapping[str, float]] = ()
@@ -1453,7 +1453,7 @@ class RecordedBeside:
     profiles: Sequence[Path] = ()
 
 
-def recorded_beside(directory: Path) -> RecordedBeside:
+def run_side_files(directory: Path) -> RunSideFiles:
     """Return what a run directory holds besides step rows; system samples that cannot be read are left out."""
     why = "" if any(directory.glob("system-*.arrows")) else "the run recorded no system samples"
     try:
@@ -1461,7 +1461,7 @@ def recorded_beside(directory: Path) -> RecordedBeside:
     except RecordError as error:
         samples, why = {}, str(error)
     timeline = directory / TIMELINE
-    return RecordedBeside(
+    return RunSideFiles(
         evaluations=epoch_rows(directory),
         system={host: each for host, each in samples.items() if len(each.rows)},
         why_no_system=why,

@@ -9,7 +9,7 @@ from horovod_study.analysis.breakdown import breakdown
 from horovod_study.analysis.losses import losses
 from horovod_study.analysis.points import scaling_points
 from horovod_study.analysis.usage import usage
-from horovod_study.report.kit.style import PRINT_WIDTH_IN, Look, settled, style
+from horovod_study.report.kit.style import PRINT_WIDTH_IN, FigureFormat, settled, style
 
 
 def one(module, analysis, name):
@@ -27,7 +27,7 @@ def light(analysis, runs):
 
 def drawn(drawing, width_in=PRINT_WIDTH_IN):
     """Return the figure of a drawing, laid out as for print."""
-    with style(Look(width_in=width_in)):
+    with style(FigureFormat(width_in=width_in)):
         return settled(drawing.draw(width_in))
 
 

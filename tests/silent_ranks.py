@@ -57,7 +57,7 @@ def look(backend: Backend) -> dict:
         before = normal()
     norm2 = None if backend.local_norm2 is None else backend.local_norm2.item()
     silent_is_own = True
-    with backend.silence():
+    with backend.no_sync():
         for _ in range(SILENT_STEPS[backend.rank]):
             bare.load_state_dict(start.state_dict())
             backend.zero_grad(optimizer)
@@ -69,7 +69,7 @@ def look(backend: Backend) -> dict:
             backend.step(optimizer)
     after = normal()
     try:
-        with backend.silence():
+        with backend.no_sync():
             raise KeyError
     except KeyError:
         again = normal()

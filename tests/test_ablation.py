@@ -33,10 +33,10 @@ from horovod_study.workload import checkpoint
 @given(made=st.integers(1, 10_000_000))
 def test_the_blocks_count_about_as_many_steps_as_the_run_has(made: int) -> None:
     pairs, steps = ablation.plan(made)
-    assert ablation.FEWEST_PAIRS <= pairs <= ablation.PAIRS
+    assert ablation.MIN_PAIRS <= pairs <= ablation.PAIRS
     assert 1 <= steps <= ablation.STEPS
     counted = 2 * pairs * steps
-    assert counted <= max(made, 2 * ablation.FEWEST_PAIRS)
+    assert counted <= max(made, 2 * ablation.MIN_PAIRS)
     assert counted >= min(made / 2, 2 * ablation.PAIRS * ablation.STEPS)
 
 

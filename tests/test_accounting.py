@@ -735,7 +735,7 @@ def test_the_report_shows_the_account_and_its_doubts(
     assert "7 step rows of 1 run at 2 workers are lost (the disk was full)" in page
     assert "are listed that do not close" not in page
 
-    monkeypatch.setattr(html, "MOST_ACCOUNTED", 2)
+    monkeypatch.setattr(html, "MAX_ACCOUNTED", 2)
     assert call(capsys, "report", tmp_path / "an")[0] == 0
     page = re.sub(r"\s+", " ", (tmp_path / "an" / "report.html").read_text())
     listed = re.findall(r"<code>(.*?)</code>", page.partition('id="table-account"')[2].partition("</table>")[0])

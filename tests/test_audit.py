@@ -74,7 +74,7 @@ def _looked_at(run: records.RecordedRun) -> tuple[audit.Recount, RunAccount]:
     files = [path for path in sorted(run.directory.iterdir()) if path.is_file()]
     key = (run.name, *((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     if key not in _SEEN:
-        _SEEN[key] = recount(run, records.recorded_beside(run.directory)), account_run(run, views=False)
+        _SEEN[key] = recount(run, records.run_side_files(run.directory)), account_run(run, views=False)
     return _SEEN[key]
 
 
@@ -83,7 +83,7 @@ def findings_of(runs: Path) -> list[Finding]:
 
 
 def recount_of(directory: Path) -> audit.Recount:
-    return recount(records.recorded_run(directory), records.recorded_beside(directory))
+    return recount(records.recorded_run(directory), records.run_side_files(directory))
 
 
 def edit(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -334,7 +334,7 @@ def no_warm_up(runs: Path) -> None:
     write_study(runs, ways=(("horovod", "nccl"),), workers=(2,), warmup=0)
 
 
-def crowded(content: dict[str, Any]) -> None:
+def oversubscribed(content: dict[str, Any]) -> None:
     for rank in content["effective"]["ranks"]:
         rank["cores"] = [0]
 
@@ -431,7 +431,13 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], int | None, str, tuple[str, 
         (SERIAL[0],),
     ),
     "a slow begin": ("warm-up-in-window", slow_begin, 2, "samples_per_s_median", tuple(PAIR)),
-    "cores are shared": ("oversubscribed-cores", for_all(PAIR[:1], crowded), 2, "samples_per_s_median", (PAIR[0],)),
+    "cores are shared": (
+        "oversubscribed-cores",
+        for_all(PAIR[:1], oversubscribed),
+        2,
+        "samples_per_s_median",
+        (PAIR[0],),
+    ),
     "another program": ("other-load", busy, 2, "samples_per_s_median", (PAIR[2],)),
     "a row is missing": ("steps-do-not-tile", torn, 2, "step_s", (PAIR[0],)),
     "a rank has no rows": ("steps-do-not-tile", rank_lost, 2, "step_s", (PAIR[0],)),
@@ -777,7 +783,7 @@ def test_runs_that_moved_are_asked_for(capsys: pytest.CaptureFixture[str], study
 
 
 def test_doubts_are_allowed_by_name(capsys: pytest.CaptureFixture[str], study: Path) -> None:
-    for_all(PAIR[:1], crowded)(study)
+    for_all(PAIR[:1], oversubscribed)(study)
     assert call(capsys, "analyze", study, "--out", study / "analysis")[0] == 0
     code, out, _ = call(capsys, "report", study / "analysis", "--check", "--allow", "oversubscribed-cores")
     assert code == 0 and "accepted: doubt oversubscribed-cores" in out

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from horovod_study.comm import builds, detect, settings
-from horovod_study.comm.base import FlatGradients, agreed, choose_reduction, require_parity
+from horovod_study.comm.base import FlatGradients, choose_reduction, fail_together, require_parity
 from horovod_study.comm.buckets import Bucket, GradientBuckets
 from horovod_study.comm.horovod import HorovodBackend, horovod_places
 from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
@@ -606,23 +606,23 @@ class TwoRanks(SerialBackend):
 def test_a_failure_of_the_other_rank_is_everybodys() -> None:
     with (
         pytest.raises(StudyError, match="rank 1: /data: no such data set"),
-        agreed(TwoRanks("/data: no such data set")),
+        fail_together(TwoRanks("/data: no such data set")),
     ):
         pass
 
 
 def test_a_failure_of_all_is_told_without_a_rank() -> None:
-    with pytest.raises(StudyError, match=r"^same$"), agreed(TwoRanks("same")):
+    with pytest.raises(StudyError, match=r"^same$"), fail_together(TwoRanks("same")):
         raise DataError("same")
 
 
 def test_no_failure_no_error() -> None:
-    with agreed(TwoRanks(None)):
+    with fail_together(TwoRanks(None)):
         pass
 
 
 def test_a_bug_is_not_swallowed() -> None:
-    with pytest.raises(ZeroDivisionError), agreed(serial()):
+    with pytest.raises(ZeroDivisionError), fail_together(serial()):
         raise ZeroDivisionError
 
 

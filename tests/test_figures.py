@@ -27,10 +27,10 @@ from horovod_study.report.figures import catalogue
 from horovod_study.report.kit import panels, pgf, style
 
 LOOKS = {
-    "text sans": style.Look(),
-    "column serif": style.Look.of("column", "serif"),
-    "column sans": style.Look.of("column"),
-    "text serif": style.Look.of("text", "serif"),
+    "text sans": style.FigureFormat(),
+    "column serif": style.FigureFormat.of("column", "serif"),
+    "column sans": style.FigureFormat.of("column"),
+    "text serif": style.FigureFormat.of("text", "serif"),
 }
 PER_NODE = {"alpha": 8, "gpu2": 4}
 CHECKED = {
@@ -352,22 +352,22 @@ def test_lines_of_a_series_have_its_colour_in_every_figure(study, drawn):
 )
 def test_a_look_that_cannot_be_is_refused_in_one_line(width, font, words):
     with pytest.raises(ConfigError) as refused:
-        style.Look.of(width, font)
+        style.FigureFormat.of(width, font)
 
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_widths_are_words_or_millimetres():
-    assert style.Look.of("text") == style.TEXT
-    assert style.Look.of("column").width_in == pytest.approx(71.12 / 25.4)
-    assert style.Look.of("88.9").width_in == pytest.approx(3.5)
-    assert style.Look.of("40").width_in * 25.4 == pytest.approx(40)
+    assert style.FigureFormat.of("text") == style.TEXT
+    assert style.FigureFormat.of("column").width_in == pytest.approx(71.12 / 25.4)
+    assert style.FigureFormat.of("88.9").width_in == pytest.approx(3.5)
+    assert style.FigureFormat.of("40").width_in * 25.4 == pytest.approx(40)
 
 
 def test_files_have_the_width_and_the_embedded_letters_that_were_asked_for(study, tmp_path, monkeypatch):
     (speedup,) = [drawing for drawing in catalogue.drawings(study) if drawing.name == "speedup"]
     monkeypatch.setattr(catalogue, "drawings", lambda analysis: [speedup])
-    look = style.Look.of("column", "serif")
+    look = style.FigureFormat.of("column", "serif")
     paths = catalogue.write_figures(study, tmp_path / "one", look=look)
     again = catalogue.write_figures(study, tmp_path / "two", look=look)
     content = (tmp_path / "one" / "speedup.pdf").read_bytes()
@@ -380,7 +380,7 @@ def test_files_have_the_width_and_the_embedded_letters_that_were_asked_for(study
 
 
 def test_a_letter_that_the_serif_font_lacks_comes_from_the_other():
-    with style.style(style.Look(font="serif")):
+    with style.style(style.FigureFormat(font="serif")):
         figure = Figure(figsize=(2, 1))
         figure.text(0.1, 0.5, "\u0416\u2588 alpha \u2265 2")
         content = style.to_bytes(figure, "pdf")
@@ -403,7 +403,7 @@ def test_the_verbs_that_draw_take_width_and_font(verb):
     needed = {"simulate": ["--workers", "2"], "report": ["x"], "inspect": ["x"], "account": ["x"], "timeline": ["x"]}
     options = cli.command_line().parse_args([verb, *needed[verb], "--width", "column", "--font", "serif"])
 
-    assert cli.verbs.figure_look(options) == style.Look.of("column", "serif")
+    assert cli.verbs.figure_look(options) == style.FigureFormat.of("column", "serif")
 
 
 # ---------------------------------------------------------------------------------------------------- PGF

@@ -95,7 +95,7 @@ def look_at(root: Path) -> None:
         records.hosts_of(run.record, range(4))
         for columns in run.rows.values():
             assert len(columns["step"]) == len(columns["loss"])
-        outcome(lambda run=run: records.recorded_beside(run.directory))  # type: ignore[misc]
+        outcome(lambda run=run: records.run_side_files(run.directory))  # type: ignore[misc]
 
 
 # -------------------------------------------------------------------------------------------------- run.json
@@ -205,7 +205,7 @@ def test_any_bench_json_gives_a_section_or_one_line(section: str, tmp_path: Path
 def test_any_timeline_gives_a_table_or_one_line(events: list[Any]) -> None:
     def read() -> None:
         found, doubts = timeline.parse_events(json.dumps(events), source="t")
-        timeline.take_apart(found, source="t", doubts=doubts)
+        timeline.decompose(found, source="t", doubts=doubts)
 
     outcome(read)
 

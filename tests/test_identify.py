@@ -429,7 +429,7 @@ def test_a_figure_of_many_specimens_says_how_many_were_left_out() -> None:
     with style():
         figure = identified.draw(found, 5.9)
 
-    assert len(figure.axes) == 2 * identified.MOST_PANELS
+    assert len(figure.axes) == 2 * identified.MAX_PANELS
     assert figure.get_supxlabel() == "the first 12 of 18 specimens; 6 are left out"
     assert identified.left_out(12) == ""
 

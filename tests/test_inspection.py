@@ -73,7 +73,7 @@ def slow_rows(steps: int = 400, ranks: int = 2, **how: Any) -> dict[int, dict[st
 
 
 def seen(directory: Path) -> Inspection:
-    return inspect(records.recorded_run(directory), records.recorded_beside(directory))
+    return inspect(records.recorded_run(directory), records.run_side_files(directory))
 
 
 # ----------------------------------------------------------------------------------------------------- what is said

@@ -52,7 +52,7 @@ def test_layout_of_every_curve() -> None:
     assert (strain[origin] == 0).all() and (stress[origin] == 0).all(), "the first real point is the exact origin"
     assert (np.diff(strain, axis=1)[flag[:, :-1] == 1] > 0).all()
     assert strain[:, -1].min() >= 0.10 and strain[:, -1].max() <= 0.25
-    assert missing.max() <= material.MOST_MISSING
+    assert missing.max() <= material.MAX_MISSING
     assert 0.47 < (missing == 0).mean() < 0.55
     assert (0 <= targets).all() and (targets < 1).all()
     assert targets.std(axis=0) == pytest.approx([0.2887, 0.2887], abs=0.01)

@@ -240,10 +240,10 @@ def test_the_data_of_a_figure_travel_with_it_while_they_are_few(page, analysis, 
     (speedup,) = [each for each in catalogue.drawings(analysis) if each.name == "speedup"]
     rows = speedup.data.to_csv(index=False, lineterminator="\n")
 
-    assert facts_of(page)["speedup"]["csv"] == (rows if len(rows) <= html.MOST_CSV else None)
+    assert facts_of(page)["speedup"]["csv"] == (rows if len(rows) <= html.MAX_CSV else None)
     assert facts_of(page)["throughput"]["csv"].startswith("series,setting,")
     monkeypatch.setattr(html, "MUCH_CSV", 0)
-    monkeypatch.setattr(html, "LEAST_CSV", len(rows) - 1)
+    monkeypatch.setattr(html, "MIN_CSV", len(rows) - 1)
     assert facts_of(html.render(analysis))["speedup"]["csv"] is None
 
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from make.rank_rows import noise, rows_of
 
 from horovod_study.analysis import inspection
-from horovod_study.analysis.pauses import Habits, Pauses, Period, find_pauses
+from horovod_study.analysis.pauses import Pauses, Period, StepStatistics, find_pauses
 from horovod_study.analysis.rank_steps import align
 from horovod_study.measure import recorder
 from horovod_study.records import finite
 
-HABITS = Habits(
+STATISTICS = StepStatistics(
     steps_per_epoch=1000,
     checkpoint_every=700,
     evaluate_every=0.5,
@@ -25,8 +25,8 @@ HABITS = Habits(
 )
 
 
-def found(own_s: np.ndarray, habits: Habits | None = None, **how: Any) -> Pauses:
-    return find_pauses(align(rows_of(own_s, **how), workers=own_s.shape[1]), habits)
+def found(own_s: np.ndarray, statistics: StepStatistics | None = None, **how: Any) -> Pauses:
+    return find_pauses(align(rows_of(own_s, **how), workers=own_s.shape[1]), statistics)
 
 
 def at(steps: int, ranks: int, places: Any, size_s: float, rank: int | None = None) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_few_steps_are_said() -> None:
 
 def test_rows_written_every_512_steps_are_recognised() -> None:
     places = np.arange(511, 4000, 512) + 1
-    seen = one(found(noise(1, 4000, 2), HABITS, extra_s={"residual": at(4000, 2, places, 1.2e-3)}))
+    seen = one(found(noise(1, 4000, 2), STATISTICS, extra_s={"residual": at(4000, 2, places, 1.2e-3)}))
     assert (seen.unit, seen.every_steps, seen.count, seen.first_step) == ("steps", 512.0, 7, 512)
     assert (seen.lap, seen.everywhere) == ("residual", True)
     assert seen.size_s == pytest.approx(1.2e-3, abs=3e-4)
@@ -119,16 +119,16 @@ def test_rows_written_every_512_steps_are_recognised() -> None:
 
 def test_the_first_step_of_each_epoch_is_recognised() -> None:
     how = {"extra_s": {"data": at(6000, 2, np.arange(0, 6000, 1000), 0.01)}, "per_epoch": 1000}
-    seen = one(found(noise(1, 6000, 2), HABITS, **how))
+    seen = one(found(noise(1, 6000, 2), STATISTICS, **how))
     assert (seen.every_steps, seen.first_step, seen.lap) == (1000.0, 0, "data")
     assert seen.reason == "the first step of each epoch: the order of the data is drawn anew"
 
 
 def test_a_checkpoint_and_what_comes_as_often() -> None:
     how = {"extra_s": {"forward": at(6000, 2, np.arange(0, 6000, 700), 0.01)}, "stretch": 700}
-    assert one(found(noise(1, 6000, 2), HABITS, **how)).reason == "the first step after each checkpoint"
+    assert one(found(noise(1, 6000, 2), STATISTICS, **how)).reason == "the first step after each checkpoint"
     how = {"extra_s": {"forward": at(6000, 2, np.arange(100, 6000, 700), 0.01)}}
-    assert one(found(noise(1, 6000, 2), HABITS, **how)).reason == "as often as a checkpoint"
+    assert one(found(noise(1, 6000, 2), STATISTICS, **how)).reason == "as often as a checkpoint"
 
 
 def test_pauses_every_2_seconds_are_regular_in_time_though_not_in_steps() -> None:
@@ -137,7 +137,7 @@ def test_pauses_every_2_seconds_are_regular_in_time_though_not_in_steps() -> Non
     begin_s = align(rows_of(own_s), workers=2).begin_s
     assert begin_s is not None
     places = np.unique(np.searchsorted(begin_s, np.arange(2.0, begin_s[-1], 2.0)))
-    seen = one(found(own_s, HABITS, extra_s={"residual": at(12_000, 2, places, 5e-3, rank=0)}))
+    seen = one(found(own_s, STATISTICS, extra_s={"residual": at(12_000, 2, places, 5e-3, rank=0)}))
     assert seen.unit == "seconds"
     assert seen.every_s == pytest.approx(2.0, abs=0.03)
     assert seen.count >= 0.8 * len(places)
@@ -151,7 +151,7 @@ def test_a_sampler_that_looks_every_second_is_recognised() -> None:
     begin_s = align(rows_of(own_s), workers=1).begin_s
     assert begin_s is not None
     places = np.unique(np.searchsorted(begin_s, np.arange(1.0, begin_s[-1], 1.0)))
-    seen = one(found(own_s, HABITS, extra_s={"backward": at(12_000, 1, places, 4e-3)}))
+    seen = one(found(own_s, STATISTICS, extra_s={"backward": at(12_000, 1, places, 4e-3)}))
     assert seen.every_s == pytest.approx(1.0, abs=0.02)
     assert seen.reason == "as often as the system sampler looks (every 1 s)"
 
@@ -195,7 +195,7 @@ NOISES = {
 
 @pytest.mark.parametrize("kind", NOISES)
 def test_noise_has_no_pauses_and_no_rhythm(kind: str) -> None:
-    seen = [found(NOISES[kind](np.random.default_rng(seed)), HABITS) for seed in range(100)]
+    seen = [found(NOISES[kind](np.random.default_rng(seed)), STATISTICS) for seed in range(100)]
     assert sum(each.count > 0 for each in seen) <= 5
     assert sum(bool(each.periods) for each in seen) <= 1
 
@@ -205,7 +205,7 @@ def test_pauses_at_random_have_no_rhythm() -> None:
     for seed in range(100):
         rng = np.random.default_rng(seed)
         places = rng.choice(4000, int(rng.integers(5, 60)), replace=False)
-        rhythms += bool(found(noise(seed, 4000, 1), HABITS, extra_s={"data": at(4000, 1, places, 0.01)}).periods)
+        rhythms += bool(found(noise(seed, 4000, 1), STATISTICS, extra_s={"data": at(4000, 1, places, 0.01)}).periods)
     assert rhythms <= 5
 
 

@@ -57,7 +57,7 @@ def _made(runs: Path) -> Made:
     recounts: dict[str, Any] = {}
 
     def beside(run: records.RecordedRun) -> None:
-        recounts[run.name] = recount(run, records.recorded_beside(run.directory))
+        recounts[run.name] = recount(run, records.run_side_files(run.directory))
 
     how: dict[str, Any] = {"commands": None, "targets": (), "only": None, "threads": 1, "networks": []}
     table, evaluations, accounting, analysis = cli.analysis._analysed(runs, beside=beside, **how)

@@ -21,7 +21,7 @@ from test_records import columns, fill_disk, record
 from horovod_study import records
 from horovod_study.config import LAPS, ORDINARY_LAPS
 from horovod_study.measure.clock import HostStamps, LapClock, Milestones, Unstamped
-from horovod_study.measure.recorder import DRAIN_STEPS, MOST_PENDING, Recorder
+from horovod_study.measure.recorder import DRAIN_STEPS, MAX_PENDING, Recorder
 from horovod_study.train import main
 from horovod_study.workload.graphs import RING
 
@@ -208,7 +208,7 @@ def test_in_the_loop_only_what_the_device_has_made_is_read_and_no_row_is_lost_or
     recorder, clock = Recorder(open_writer(), batch=75), ticking()
     recorder.follow(torch.device("cpu"), Milestones(every=8, make=device.event))
     rng = np.random.default_rng(1)
-    ring = torch.zeros(2 * MOST_PENDING)  # as captured steps have it
+    ring = torch.zeros(2 * MAX_PENDING)  # as captured steps have it
     written = 0
     for step in range(10_000):
         clock.begin()
@@ -237,7 +237,7 @@ def test_a_device_that_falls_far_behind_is_waited_for_before_losses_are_written_
     recorder, clock = Recorder(open_writer(), batch=75), ticking()
     recorder.follow(torch.device("cpu"), Milestones(make=device.event))
     most = 0
-    for step in range(4 * MOST_PENDING):
+    for step in range(4 * MAX_PENDING):
         clock.begin()
         clock.lap("compute")
         device.given = step + 1
@@ -247,7 +247,7 @@ def test_a_device_that_falls_far_behind_is_waited_for_before_losses_are_written_
         most = max(most, len(recorder))
 
     assert device.waits > 0
-    assert MOST_PENDING <= most <= MOST_PENDING + DRAIN_STEPS < RING, "the loss of the oldest is still in its place"
+    assert MAX_PENDING <= most <= MAX_PENDING + DRAIN_STEPS < RING, "the loss of the oldest is still in its place"
 
 
 def test_a_loss_that_is_no_number_is_found_late_but_by_its_step(open_writer: Any) -> None:

@@ -200,7 +200,7 @@ def test_step_rows_after_a_checkpoint_are_cut_off_and_the_stream_goes_on(tmp_pat
 
 
 def test_evaluations_after_a_checkpoint_are_cut_off(tmp_path: Path) -> None:
-    records.cut_epochs(tmp_path, 5)
+    records.truncate_epochs(tmp_path, 5)
     assert not (tmp_path / "epochs.csv").exists()
     rows = [dict.fromkeys(records.EPOCH_COLUMNS, 0) | {"steps": steps} for steps in (10, 20, 30)]
     for row in rows:
@@ -209,15 +209,15 @@ def test_evaluations_after_a_checkpoint_are_cut_off(tmp_path: Path) -> None:
     with (tmp_path / "epochs.csv").open("a") as stream:
         stream.write("0,4")  # killed while it wrote
 
-    records.cut_epochs(tmp_path, 30)
+    records.truncate_epochs(tmp_path, 30)
     assert (tmp_path / "epochs.csv").read_text() == whole
-    records.cut_epochs(tmp_path, 20)
+    records.truncate_epochs(tmp_path, 20)
     assert (tmp_path / "epochs.csv").read_text().splitlines() == whole.splitlines()[:3]
     (tmp_path / "epochs.csv").write_text("epoch,steps\n1,many\n")
     with pytest.raises(
         RecordError, match=r"epochs\.csv: cannot be cut to step 20 \(invalid literal.*; start the run anew"
     ):
-        records.cut_epochs(tmp_path, 20)
+        records.truncate_epochs(tmp_path, 20)
 
 
 def test_how_long_nothing_was_written(tmp_path: Path) -> None:

@@ -393,4 +393,4 @@ def test_a_thousand_runs_of_forty_parts_stay_small(study: tuple[Path, Analysis])
 
     assert shown is not None
     assert len(shown["data"].encode()) < 2_500_000
-    assert json.loads(shown["data"])["profiles"]["every"] == math.ceil(40 * len(runs) / run_pages.MOST_PARTS)
+    assert json.loads(shown["data"])["profiles"]["every"] == math.ceil(40 * len(runs) / run_pages.MAX_PARTS)

@@ -471,7 +471,7 @@ def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path, monkey
 
 
 def test_a_trial_that_kills_its_command_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "MOST_RESTARTS", 1)
+    monkeypatch.setattr(searching, "MAX_RESTARTS", 1)
     search(tmp_path, trials=1)
     with searching._quiet():
         database = searching._Database(load_search(write(tmp_path)), tmp_path / "runs/tiny", None, 1.0)

@@ -369,7 +369,7 @@ def test_a_real_rank_that_sleeps_is_named(launcher: str, backend: str, tmp_path:
             env=environment,
         )
         assert result.returncode == 0, result.stderr
-        run, beside = records.recorded_run(out), records.recorded_beside(out)
+        run, beside = records.recorded_run(out), records.run_side_files(out)
         seen = inspect(run, beside)
         first, second = seen.ranks
         # The collective makes the steps of both ranks equally long ...

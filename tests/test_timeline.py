@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study import cli, records
-from horovod_study.analysis.timeline import PHASES, Timeline, parse_events, take_apart
+from horovod_study.analysis.timeline import PHASES, Timeline, decompose, parse_events
 from horovod_study.comm.horovod import kept_mpi
 from horovod_study.comm.priority import busiest_thread
 from horovod_study.errors import AnalysisError, BackendError, RecordError
@@ -28,7 +28,7 @@ HOOKS = DATA / "timeline-mpi-hooks-uncached.json"  # --reduction hooks --cache-c
 
 def read(path: Path) -> Timeline:
     events, doubts = parse_events(path.read_text(encoding="utf-8"), source=path.name)
-    return take_apart(events, source=path.name, doubts=doubts)
+    return decompose(events, source=path.name, doubts=doubts)
 
 
 def name(pid: int, text: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ KNOWN = {
 
 def test_one_tensor_of_known_times() -> None:
     events = [name(1, "grad"), *allreduce(1, 0), *allreduce(1, 2000)]
-    found = take_apart(events, source="made")
+    found = decompose(events, source="made")
     assert (found.steps, found.collectives, found.operations) == (2, 2, {"MPI_ALLREDUCE": 2})
     assert found.together == pytest.approx(KNOWN)
     assert found.busy_s == pytest.approx(1e-3)
@@ -107,7 +107,7 @@ def test_tensors_that_go_together_are_not_counted_twice() -> None:
     names = [name(pid, f"t{pid}") for pid in (1, 2, 3)]
     one_by_one = [allreduce(pid, 0) for pid in (1, 2, 3)]
     merged = sorted((event for events in one_by_one for event in events), key=lambda event: event["ts"])
-    found = take_apart([*names, *merged], source="made")
+    found = decompose([*names, *merged], source="made")
     assert found.together == pytest.approx(KNOWN)
     assert (found.steps, found.collectives, found.operations) == (1, 3, {"MPI_ALLREDUCE": 1})
     assert list(found.tensors["tensor"]) == ["t1", "t2", "t3"]
@@ -117,13 +117,13 @@ def test_tensors_that_go_together_are_not_counted_twice() -> None:
 def test_a_moment_counts_for_the_phase_furthest_on() -> None:
     events = [name(1, "a"), name(2, "b"), *allreduce(1, 0)]
     events += [begin(2, "NEGOTIATE_ALLREDUCE", 500), end(2, 1200), begin(2, "ALLREDUCE", 1200), end(2, 1300)]
-    found = take_apart(sorted(events, key=lambda event: event.get("ts", -1)), source="made")
+    found = decompose(sorted(events, key=lambda event: event.get("ts", -1)), source="made")
     # b negotiates for 700 us, 200 of them alone; then 100 us that belong to no activity.
     assert found.together == pytest.approx({**KNOWN, "negotiation": 3e-4, "rest": 1.5e-4})
 
 
 def test_an_activity_of_an_unknown_name_keeps_it() -> None:
-    found = take_apart([name(1, "g"), *allreduce(1, 0, activity="WARP_DRIVE")], source="made")
+    found = decompose([name(1, "g"), *allreduce(1, 0, activity="WARP_DRIVE")], source="made")
     row = found.table[found.table["activity"] == "WARP_DRIVE"].iloc[0]
     assert (row["phase"], row["mean_s"]) == ("other", pytest.approx(5e-4))
     assert found.together["other"] == pytest.approx(5e-4)
@@ -147,20 +147,20 @@ def test_an_activity_of_an_unknown_name_keeps_it() -> None:
     ],
 )
 def test_activities_of_horovod_are_known(activity: str, phase: str) -> None:
-    found = take_apart([name(1, "g"), *allreduce(1, 0, activity=activity)], source="made")
+    found = decompose([name(1, "g"), *allreduce(1, 0, activity=activity)], source="made")
     assert list(found.table.loc[found.table["activity"] == activity, "phase"]) == [phase]
 
 
 def test_which_rank_came_last() -> None:
     events = [name(1, "g"), *allreduce(1, 0), *allreduce(1, 2000, rank_last=0), *allreduce(1, 4000)]
-    found = take_apart(events, source="made")
+    found = decompose(events, source="made")
     assert found.last == {0: 1, 1: 2}
     assert "Rank 1 announced its tensor last in 2 of 3 negotiations." in sentence(found)
 
 
 def test_a_barrier_is_listed_but_is_no_collective_that_moves_anything() -> None:
     barrier = [begin(9, "NEGOTIATE_BARRIER", 0), ready(9, 0, 1), ready(9, 1, 80), end(9, 80), end(9, 90)]
-    found = take_apart([name(9, "barrier.noname"), *barrier, name(1, "g"), *allreduce(1, 200)], source="made")
+    found = decompose([name(9, "barrier.noname"), *barrier, name(1, "g"), *allreduce(1, 200)], source="made")
     assert found.together == pytest.approx(KNOWN)
     assert found.last == {1: 1}
     assert list(found.tensors["tensor"]) == ["g"]
@@ -169,7 +169,7 @@ def test_a_barrier_is_listed_but_is_no_collective_that_moves_anything() -> None:
 
 def test_what_is_cut_off_is_left_out_and_told() -> None:
     whole = [name(1, "g"), end(1, 5), *allreduce(1, 100)]
-    found = take_apart([*whole, begin(1, "NEGOTIATE_ALLREDUCE", 3000), {"ph": "C", "ts": 1}], source="made")
+    found = decompose([*whole, begin(1, "NEGOTIATE_ALLREDUCE", 3000), {"ph": "C", "ts": 1}], source="made")
     assert found.collectives == 1
     assert found.doubts == (
         "left out: 1 collective or negotiation that the end of the file cuts",
@@ -179,7 +179,7 @@ def test_what_is_cut_off_is_left_out_and_told() -> None:
 
 
 def test_a_collective_without_its_negotiation_is_told() -> None:
-    found = take_apart([name(1, "g"), *allreduce(1, 0)[4:]], source="made")
+    found = decompose([name(1, "g"), *allreduce(1, 0)[4:]], source="made")
     assert found.together["negotiation"] == 0
     assert found.doubts == ("without a negotiation in the file, which counts as 0: 1 of 1 collective",)
 
@@ -200,7 +200,7 @@ def test_phases_tile_each_collective_and_the_whole(starts: list[tuple[int, int, 
         at[pid] = begins + 1000
     events.sort(key=lambda event: event["ts"])  # stable: those of one tensor stay in order
     before = copy.deepcopy(events)
-    found = take_apart(events, source="made")
+    found = decompose(events, source="made")
     assert events == before
     assert found.collectives == len(starts)
     assert found.table["total_s"].sum() == pytest.approx(1e-3 * len(starts))
@@ -284,14 +284,14 @@ def test_what_is_no_timeline(text: str, message: str) -> None:
 
 def test_a_file_without_collectives_is_refused() -> None:
     with pytest.raises(AnalysisError, match=r"^x.json: holds 1 event, but no whole collective; record more steps"):
-        take_apart([name(1, "g")], source="x.json")
+        decompose([name(1, "g")], source="x.json")
 
 
 # ------------------------------------------------------------------------------------------------------------ told
 
 
 def test_the_text() -> None:
-    found = take_apart([name(1, "grad"), *allreduce(1, 0), *allreduce(1, 2000)], source="made")
+    found = decompose([name(1, "grad"), *allreduce(1, 0), *allreduce(1, 2000)], source="made")
     text = lines(found, source="made.json")
     assert text[:2] == ["made.json", "2 steps, 2 collectives of 1 tensor, 0 cycles"]
     rows = [line.split() for line in text]
@@ -309,7 +309,7 @@ def test_the_text() -> None:
 def test_many_tensors_are_cut_in_the_text_and_whole_in_the_table() -> None:
     pids = range(1, 41)
     events = [name(pid, f"tensor.{pid}" + "x" * 60) for pid in pids] + [e for pid in pids for e in allreduce(pid, pid)]
-    found = take_apart(events, source="made")
+    found = decompose(events, source="made")
     text = lines(found, source="made.json")
     assert "and 25 other tensors, see timeline.csv" in text
     assert max(len(line) for line in text[:-1]) < 160

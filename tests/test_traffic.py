@@ -314,7 +314,7 @@ def rank(host: str = "a", cores: tuple[int, ...] = (0, 1), threads: int = 1, **m
     ],
 )
 def test_crowded_cores(ranks: list[dict[str, Any]], text: str | None) -> None:
-    assert evidence.crowded(ranks) == text
+    assert evidence.oversubscribed(ranks) == text
 
 
 def test_ranks_are_counted_per_host() -> None:

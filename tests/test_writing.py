@@ -411,7 +411,7 @@ def test_rows_that_are_cut_for_a_resume_are_whole_wherever_it_is_killed(tmp_path
         records.append_epoch(run, {**dict.fromkeys(records.EPOCH_COLUMNS, 0.5), "epoch": steps / 10, "steps": steps})
 
     def resume() -> None:
-        records.cut_epochs(run, 30)
+        records.truncate_epochs(run, 30)
         records.resume_run(run, records.read_run(run), from_step=30, began="now")
         going_on = records.StepWriter(run, 0, resume_at=30)
         going_on.append(columns(5, first=30))

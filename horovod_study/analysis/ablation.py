@@ -26,7 +26,7 @@ from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
 
 RESAMPLES = 4000
-FEWEST_PAIRS = 4
+MIN_PAIRS = 4
 """Fewer pairs have no interval to speak of."""
 
 PARTS = (*LAPS, "residual")
@@ -64,10 +64,10 @@ def answer(found: Mapping[str, Any], *, seed: int = 1) -> Answer:
     Raises AnalysisError for fewer than 4 pairs of blocks.
     """
     workers, pairs = int(found["workers"]), int(found["pairs"])
-    if pairs < FEWEST_PAIRS:
+    if pairs < MIN_PAIRS:
         raise AnalysisError(
             f"ablation: {pairs} pair{'s' * (pairs != 1)} of blocks say nothing of their spread, at least "
-            f"{FEWEST_PAIRS} are needed; record a run with more steps"
+            f"{MIN_PAIRS} are needed; record a run with more steps"
         )
     laps = {name: _blocks(found, f"{name}_s") for name in (*PARTS, "step")}
     step = laps["step"]

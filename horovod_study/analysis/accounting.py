@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from horovod_study.analysis import ablation, stats
 from horovod_study.analysis.attribution import (
     INSIDE_BACKWARD,
+    Decomposition,
     Observation,
     Part,
-    Taken,
+    decompose_observation,
     observe,
     over_runs,
     parts_of,
-    taken_apart,
 )
 from horovod_study.analysis.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.points import CELL, LAP_COLUMNS, measured, with_series, worker_counts
@@ -122,7 +122,7 @@ class RunAccount:
     why_not_left_out: str
     pop: Pop | None = None  # None where not known: one worker, a wait that is not visible, ranks that are not whole
     skew_s: float = math.nan  # mean over steps and ranks; NaN where not known
-    taken: Taken | None = None  # its synchronisation taken apart; None without the measurement that it needs
+    taken: Decomposition | None = None  # its synchronisation taken apart; None without the measurement that it needs
     profile: Profile | None = None  # its course over the timed window; None where nobody asked, or without steps
 
     @property
@@ -191,7 +191,7 @@ def account_run(run: RecordedRun, *, views: bool = True, profile: bool = False) 
         late = waiting(run.rows, common_steps(run.rows, workers=run.workers, from_step=run.first_step))
     measured = run.synchronisation is not None  # and worth its arrays
     seen, why_not_seen = _seen(run) if views or measured else (None, "")
-    taken = taken_apart(seen) if seen is not None and measured else None
+    taken = decompose_observation(seen) if seen is not None and measured else None
     answer, why_not_left_out = _left_out(run)
     return RunAccount(
         run=run.name,
@@ -512,7 +512,7 @@ class Accounting:
             "doubts": list(self.doubts),
         }
 
-    def taken(self) -> dict[str, Taken]:
+    def taken(self) -> dict[str, Decomposition]:
         """Return what the runs say of their synchronisation, where they measured what it is made of, by run."""
         return {run.run: run.taken for run in self.runs if run.taken is not None}
 

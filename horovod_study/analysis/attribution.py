@@ -458,7 +458,7 @@ ROWS = ("step", "sync", "floor", "skew", "pack", "rest", "runtime", "unexplained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Taken:
+class Decomposition:
     """What one run says of its synchronisation, without the arrays that it comes from."""
 
     arm: str
@@ -466,17 +466,17 @@ class Taken:
     why_not: str  # why parts are missing
 
 
-def taken_apart(seen: Observation) -> Taken:
+def decompose_observation(seen: Observation) -> Decomposition:
     """Return the parts of one run with the intervals that its own steps give them."""
     parts = parts_of(seen)
-    return Taken(
+    return Decomposition(
         arm=seen.arm,
         parts={name: over_runs([parts[name]]) for name in ROWS if name in parts},
         why_not=seen.why_no_sync if seen.sync_s is None else seen.why_not_through,
     )
 
 
-def arm_rows(runs: pd.DataFrame, taken: Mapping[str, Taken]) -> pd.DataFrame:
+def arm_rows(runs: pd.DataFrame, taken: Mapping[str, Decomposition]) -> pd.DataFrame:
     """Return ARM_COLUMNS of the runs of a named run table (points.with_series) that were taken apart, by run.
 
     Means over repeats with Student's interval; of one run its own, and NaN where some repeat does not know a part.

@@ -31,11 +31,11 @@ from horovod_study.analysis.accounting import Accounting, open_words
 from horovod_study.analysis.breakdown import TILING
 from horovod_study.analysis.points import ENVIRONMENT, baseline_place, measured, worker_counts
 from horovod_study.analysis.rank_steps import where
-from horovod_study.analysis.stats import FEWEST_REPEATS, binomial_tail
+from horovod_study.analysis.stats import MIN_REPEATS, binomial_tail
 from horovod_study.analysis.study import Analysis
 from horovod_study.config import COMMUNICATION, LAPS, OPTIONS
 from horovod_study.documents import MAX_FIELD_CHARS
-from horovod_study.records import RecordedBeside, RecordedRun, RunRecord, max_over_ranks, mean_over_ranks, rows_lost
+from horovod_study.records import RecordedRun, RunRecord, RunSideFiles, max_over_ranks, mean_over_ranks, rows_lost
 from horovod_study.roles import Role, named
 from horovod_study.text.words import cut
 
@@ -285,7 +285,7 @@ _LOOKED_AT = ("window_s", "steady", "rows_lost")
 _EVALUATED = ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s", "wall_s")
 
 
-def recount(run: RecordedRun, beside: RecordedBeside) -> Recount:
+def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
     """Make the totals of a run again from its rows, and look at the rows themselves.
 
     Columns are read one at a time; of a run of 100 million rows on 8 ranks that is 0.1 GB. A run that has not ended
@@ -435,7 +435,7 @@ def _losses(every: NDArray[np.int64], columns: Mapping[str, Any]) -> Mapping[int
     return _Losses(every, np.asarray(columns["epoch"]), np.asarray(columns["loss"], dtype=np.float64))
 
 
-def _openings(run: RecordedRun, beside: RecordedBeside) -> frozenset[int] | None:
+def _openings(run: RecordedRun, beside: RunSideFiles) -> frozenset[int] | None:
     """Return the steps before which the trainer of this package does something else; None where nobody knows them.
 
     Beside them an epoch may begin. Checkpoints are written at times that no row tells.
@@ -557,7 +557,7 @@ def _totals(run: RecordedRun, ranks: Sequence[_Rank]) -> Iterable[tuple[str, Any
             yield f"lap_medians_s.{lap}", kept, mean(f"{lap}_s", "median")
 
 
-def _evaluated(run: RecordedRun, ranks: Sequence[_Rank], beside: RecordedBeside) -> Iterable[tuple[str, Any, Any]]:
+def _evaluated(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> Iterable[tuple[str, Any, Any]]:
     """Yield what the evaluations say twice: in epochs.csv, in the totals, and in the losses of the steps."""
     per_epoch, batch = run.record.effective.get("steps_per_epoch"), run.record.effective.get("global_batch")
     if not beside.evaluations or not per_epoch:
@@ -580,7 +580,7 @@ def _evaluated(run: RecordedRun, ranks: Sequence[_Rank], beside: RecordedBeside)
         yield "epochs", run.record.totals["epochs"], (min(rank.steps + rank.excluded for rank in ranks)) / per_epoch
 
 
-def _test_mse(beside: RecordedBeside) -> list[float]:
+def _test_mse(beside: RunSideFiles) -> list[float]:
     """Return the test MSE of each evaluation from the errors of the two targets; none where their spans are others."""
     again = [
         sum((float(each[name]) / span) ** 2 for name, span in zip(("g0_rmse_mpa", "a_rmse"), TARGET_SPANS, strict=True))
@@ -591,7 +591,7 @@ def _test_mse(beside: RecordedBeside) -> list[float]:
     return again if 2 * sum(known) >= len(known) else []
 
 
-def _sampled(totals: Mapping[str, Any], beside: RecordedBeside) -> Iterable[tuple[str, Any, Any]]:
+def _sampled(totals: Mapping[str, Any], beside: RunSideFiles) -> Iterable[tuple[str, Any, Any]]:
     """Yield the number of the samples of each host, and the maxima over them."""
     hosts = (totals.get("system") or {}).get("hosts") or {}
     for host, told in hosts.items():
@@ -635,7 +635,7 @@ def _spans(run: RecordedRun, openings: frozenset[int]) -> list[list[float]]:
 
 
 def _in_window(
-    totals: Mapping[str, Any], beside: RecordedBeside, spans: Sequence[Sequence[float]]
+    totals: Mapping[str, Any], beside: RunSideFiles, spans: Sequence[Sequence[float]]
 ) -> Iterable[tuple[str, Any, Any, float]]:
     """Yield the means of the samples in the window and the joules of each device: name, kept, again, and by how much
     they may differ, because a stretch of the window begins and ends some milliseconds before and after its steps."""
@@ -670,7 +670,7 @@ def _torn(run: RecordedRun) -> Iterable[str]:
         yield f"{lost:,} step rows are lost: the disk was full"
 
 
-def _window(run: RecordedRun, ranks: Sequence[_Rank], beside: RecordedBeside) -> Iterable[str]:
+def _window(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> Iterable[str]:
     """Yield how the window of the record differs from the time of its steps."""
     window_s = run.record.totals.get("window_s")
     steps_s = max(rank.mean["step_s"] * rank.steps for rank in ranks)
@@ -862,7 +862,7 @@ def _date(text: str | None) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _unsampled(run: RecordedRun, beside: RecordedBeside) -> Iterable[Finding]:
+def _unsampled(run: RecordedRun, beside: RunSideFiles) -> Iterable[Finding]:
     """Yield the hosts whose samples are not there, though the record tells how many there were."""
     for host, told in ((run.record.totals.get("system") or {}).get("hosts") or {}).items():
         if host not in beside.system and isinstance(told, Mapping) and told.get("samples"):
@@ -894,7 +894,7 @@ def _crowded(record: RunRecord) -> list[Finding]:
     return []
 
 
-def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RecordedBeside) -> list[Finding]:
+def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> list[Finding]:
     """Return what other programs used of the hosts: in the window where that was sampled, else at the start."""
     begins = [rank.first_s for rank in ranks if math.isfinite(rank.first_s)]
     ends = [rank.last_s for rank in ranks if math.isfinite(rank.last_s)]
@@ -1025,9 +1025,9 @@ def _points(study: Study) -> Iterable[Finding]:
         if row["mode"] == "mixed":
             text = "both the local and the global batch change with the workers"
             yield Finding(name="mixed-scaling", text=text, column="mode", runs=runs, **cell)
-        if row["repeats"] < FEWEST_REPEATS:
+        if row["repeats"] < MIN_REPEATS:
             told = f", {row['failed']:.0f} failed" if row["failed"] else ""
-            text = f"{row['repeats']:.0f} of at least {FEWEST_REPEATS} repeats finished{told}"
+            text = f"{row['repeats']:.0f} of at least {MIN_REPEATS} repeats finished{told}"
             yield Finding(name="few-repeats", text=text, column="repeats", runs=runs, **cell)
         elif not math.isfinite(row["samples_per_s_ci95_low"]):
             text = "three or more repeats and no interval"

@@ -70,7 +70,7 @@ CURVE_COLUMNS = ("series", "workers", "nodes", "form", "batch", "samples_per_s",
 
 SATURATION, PIECEWISE = "saturation", "piecewise"
 DRAWS = 1000
-FEWEST_BATCHES = 3
+MIN_BATCHES = 3
 MISFIT_P = 0.01
 EQUAL_SUPPORT = 2.0  # in AICc
 _EXACT = 1e-12  # relative residuals below this are rounding
@@ -138,8 +138,8 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, seed: int = 0) -> Knee:
     order = np.lexsort((steps, sizes))
     sizes, steps = sizes[order], steps[order]
     distinct, group = np.unique(sizes, return_inverse=True)  # (K,), (R,)
-    if len(distinct) < FEWEST_BATCHES:
-        raise AnalysisError(f"{len(distinct)} distinct batch sizes: a knee needs at least {FEWEST_BATCHES}")
+    if len(distinct) < MIN_BATCHES:
+        raise AnalysisError(f"{len(distinct)} distinct batch sizes: a knee needs at least {MIN_BATCHES}")
     runs = [steps[group == place] for place in range(len(distinct))]
     means = np.array([each.mean() for each in runs])
     counts = np.array([len(each) for each in runs], dtype=np.float64)
@@ -242,7 +242,7 @@ def _intervals(
     means = np.array([each.mean() for each in runs])
     counts = np.array([len(each) for each in runs])
     rows, k = int(counts.sum()), len(batch)
-    repeated = bool(counts.min() >= stats.FEWEST_REPEATS)
+    repeated = bool(counts.min() >= stats.MIN_REPEATS)
     spare = rows - k
     missed = bool(spare > 0 and miss > k * _EXACT**2 and stats.lack_of_fit_p(miss, within, (k - 2, spare)) < MISFIT_P)
     doubts = (
@@ -340,8 +340,8 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> BatchSizes:
             "form": "",
             "identified": False,
         }
-        if len(cells) < FEWEST_BATCHES:
-            found.append(row | {"note": f"a knee needs {FEWEST_BATCHES} batch sizes"})
+        if len(cells) < MIN_BATCHES:
+            found.append(row | {"note": f"a knee needs {MIN_BATCHES} batch sizes"})
             continue
         fitted = knee(group["batch"], _run_steps(group), seed=seed)
         found.append(row | _knee_row(fitted, float(first["workers"])))

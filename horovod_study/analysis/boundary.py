@@ -343,8 +343,8 @@ def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
         notes.append(NOTES["alone" if row["fewer_workers"] == 1 else "workers"])
     if row["fewer_partly"] or row["more_partly"]:
         notes.append(NOTES["partly"])
-    if len(fewer) < stats.FEWEST_REPEATS or len(more) < stats.FEWEST_REPEATS:
-        notes.append(f"fewer than {stats.FEWEST_REPEATS} repeats, so chance cannot be told from a difference")
+    if len(fewer) < stats.MIN_REPEATS or len(more) < stats.MIN_REPEATS:
+        notes.append(f"fewer than {stats.MIN_REPEATS} repeats, so chance cannot be told from a difference")
     row["note"] = "; ".join(notes)
     return row | dict.fromkeys(("beyond_s", "beyond_low_s", "beyond_high_s"), math.nan) | {"beyond_resolved": None}
 
@@ -363,7 +363,7 @@ def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
         return {}
     means = np.array([each.mean() for each in samples])
     sizes = np.array([len(each) for each in samples])
-    repeated = bool(sizes.min() >= stats.FEWEST_REPEATS)
+    repeated = bool(sizes.min() >= stats.MIN_REPEATS)
     squares = np.array([each.var(ddof=1) if repeated else math.nan for each in samples]) / sizes
     weights = []
     for growth in GROWTHS:

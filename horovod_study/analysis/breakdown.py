@@ -212,10 +212,10 @@ def difference_interval(
     ones, Student's t of their differences; else Welch's.
     """
     fewest = min(len(ours), len(theirs))
-    if fewest < stats.FEWEST_REPEATS:
+    if fewest < stats.MIN_REPEATS:
         unknown = np.full(ours.shape[1], np.nan)
         one = len(ours) == len(theirs) == 1
-        few = f"{fewest} repeat{'s' if fewest > 1 else ''}, and an interval needs {stats.FEWEST_REPEATS}"
+        few = f"{fewest} repeat{'s' if fewest > 1 else ''}, and an interval needs {stats.MIN_REPEATS}"
         return unknown, unknown, f"{'one run each' if one else few}: no interval"
     order = [{name: place for place, name in enumerate(names)} for names in (our_names, their_names)]
     if set(order[0]) == set(order[1]) and len(order[0]) == len(ours) == len(theirs):

@@ -290,7 +290,7 @@ def _learning_row(cell: _Cell) -> dict[str, Any]:
 def _rate(runs: Sequence[_Run], median_run: _Run) -> tuple[float, float, float, str]:
     """Return the rate of convergence, its 95 % interval and where that comes from (repeats, regression, nowhere)."""
     slopes = [slope for slope in (convergence_rate(run.samples, run.test_mse)[0] for run in runs) if slope == slope]
-    if len(slopes) >= stats.FEWEST_REPEATS:
+    if len(slopes) >= stats.MIN_REPEATS:
         middle = float(np.median(slopes))
         error = math.sqrt(stats.MEDIAN_VARIANCE * float(np.var(slopes, ddof=1)) / len(slopes))
         found = stats.around(middle, error, len(slopes) - 1.0)

@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from horovod_study.analysis import stats, synchronisation
-from horovod_study.analysis.stats import FEWEST_REPEATS, Interval
+from horovod_study.analysis.stats import MIN_REPEATS, Interval
 
 Floats = NDArray[np.float64]
 
@@ -119,7 +119,7 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
 def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[Interval], str]:
     """Return slope, rest and share at the default cycle with their intervals, and in words how those were made."""
     blocks = _blocks(cell, cycle, sync)
-    if len(blocks) >= FEWEST_REPEATS:
+    if len(blocks) >= MIN_REPEATS:
         values = np.array([_three(*block) for block in blocks])  # (R, 3)
         middle = values.mean(axis=0)
         half = stats.half_width(stats.standard_error(values, axis=0), len(values) - 1.0)

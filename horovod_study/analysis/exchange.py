@@ -25,7 +25,7 @@ from horovod_study.files import csv_rows
 POINT_COLUMNS = ("series", "workers", "nodes", "batch_size", "repeat", "samples_per_s", "sync_s")
 METRICS = ("step_s", "s_per_sample", "sync_s")
 PARAMETER = "workers"
-FEWEST_COUNTS = 5
+MIN_COUNTS = 5
 """Extra-P asks for so many values of each parameter; with fewer it models, and its authors warn of the result."""
 
 

@@ -652,10 +652,10 @@ def _far_off(counts: Array, medians: Array) -> set[float]:
         ratio = x[:, np.newaxis] / x  # [i, j]: i over j
         more = n[:, np.newaxis] > n
         clash = more & ((ratio > 30 * n[:, np.newaxis] / n) | (ratio < 1 / 30))
-        guilt = clash.sum(axis=0) + clash.sum(axis=1)
-        if not guilt.any():
+        conflicts = clash.sum(axis=0) + clash.sum(axis=1)
+        if not conflicts.any():
             return off
-        worst = guilt == guilt.max()
+        worst = conflicts == conflicts.max()
         off |= set(n[worst].tolist())
         n, x = n[~worst], x[~worst]
     return off

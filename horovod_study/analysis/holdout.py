@@ -38,7 +38,7 @@ from horovod_study.text.tables import table_of, to_lines
 COMBINED = "combined"
 """The name of `prediction.predict` among the laws."""
 
-FEWEST_KNOWN = 2
+MIN_KNOWN = 2
 """Fewer worker counts say nothing about a trend; the default hides no more than leaves three, where there are four."""
 
 WRONG = 0.10
@@ -212,7 +212,7 @@ def hidden_counts(counts: Sequence[int], hide: int | None) -> int:
     distinct = len(set(counts))
     if hide is None:
         hide = distinct - max(math.ceil(distinct / 2), min(3, distinct - 1))
-    return hide if distinct - hide >= FEWEST_KNOWN else 0
+    return hide if distinct - hide >= MIN_KNOWN else 0
 
 
 # ---------------------------------------------------------------------------------------------------- one series
@@ -260,12 +260,10 @@ def _score_series(
 
 def _too_short(counts: Sequence[int], hide: int | None) -> str:
     worker_counts = f"{len(counts)} distinct worker count{'s' * (len(counts) > 1)}"
-    if hide is None or len(counts) <= FEWEST_KNOWN:
-        return (
-            f"{worker_counts}: one is hidden and {FEWEST_KNOWN} stay known, so at least {FEWEST_KNOWN + 1} are needed"
-        )
-    most = len(counts) - FEWEST_KNOWN
-    return f"{worker_counts}: hiding {hide} leaves fewer than {FEWEST_KNOWN}; hide at most {most}"
+    if hide is None or len(counts) <= MIN_KNOWN:
+        return f"{worker_counts}: one is hidden and {MIN_KNOWN} stay known, so at least {MIN_KNOWN + 1} are needed"
+    most = len(counts) - MIN_KNOWN
+    return f"{worker_counts}: hiding {hide} leaves fewer than {MIN_KNOWN}; hide at most {most}"
 
 
 def planned_per_node(rows: pd.DataFrame) -> int | None:

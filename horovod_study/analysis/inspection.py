@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.analysis.ablation import Answer, answer
-from horovod_study.analysis.pauses import Habits, Pauses, find_pauses
+from horovod_study.analysis.pauses import Pauses, StepStatistics, find_pauses
 from horovod_study.analysis.rank_steps import PARTS, Floats, RankSteps, align
-from horovod_study.analysis.stragglers import FEWEST_STEPS, Pop, Stragglers, find_stragglers, pop_of
+from horovod_study.analysis.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
-from horovod_study.records import RecordedBeside, RecordedRun, finite, hosts_of
+from horovod_study.records import RecordedRun, RunSideFiles, finite, hosts_of
 
 ROWS_STEPS, ROWS_S, AGREE_S = 512, 2.0, 0.25
 """When the trainer writes rows, and about how often its ranks agree on the time; see trainer.py."""
@@ -107,7 +107,7 @@ class Inspection:
         }
 
 
-def inspect(run: RecordedRun, beside: RecordedBeside | None = None) -> Inspection:
+def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     """Look at everything that one run recorded, finished or not.
 
     Raises AnalysisError for a run without rows.
@@ -128,12 +128,12 @@ def inspect(run: RecordedRun, beside: RecordedBeside | None = None) -> Inspectio
     everything = lay()
     first, by = run.first_step, run.first_step_by
     longest = _longest(run, first)
-    if longest < (FEWEST_STEPS if len(run.rows) > 1 else 1):
+    if longest < (MIN_STEPS if len(run.rows) > 1 else 1):
         few = f"only {longest:,} steps" if longest else "no step"
         doubts.append(f"{few} from step {first:,} on {_were(longest)} recorded, so that the warm-up is looked at too")
         first, by = int(everything.step[0]), "the first that was recorded"
         longest = _longest(run, first)
-    rows = lay(from_step=first, fewest=min(FEWEST_STEPS, longest))
+    rows = lay(from_step=first, fewest=min(MIN_STEPS, longest))
     if run.state != "done":
         so_far = "these are its rows so far" if run.state == "running" else "its rows end early"
         doubts.insert(0, f"the run is {run.state}{f' ({record.reason})' if record.reason else ''}: {so_far}")
@@ -145,7 +145,7 @@ def inspect(run: RecordedRun, beside: RecordedBeside | None = None) -> Inspectio
     steady = record.totals.get("steady")
     if isinstance(steady, Mapping) and steady.get("doubt"):
         doubts.append(str(steady["doubt"]))
-    system, system_doubts = _system(run, beside or RecordedBeside(why_no_system="not looked at"))
+    system, system_doubts = _system(run, beside or RunSideFiles(why_no_system="not looked at"))
     doubts += system_doubts
     ablation, why_no_ablation = None, run.why_no_ablation
     if run.ablation is not None:
@@ -165,7 +165,7 @@ def inspect(run: RecordedRun, beside: RecordedBeside | None = None) -> Inspectio
         ranks=tuple(_rank_laps(rows, late)),
         stragglers=late,
         pop=pop_of(rows) if rows.workers > 1 else None,
-        pauses=find_pauses(rows, _habits(run)),
+        pauses=find_pauses(rows, _step_statistics(run)),
         course=course(everything),
         rows_lost=None if lost is None else tuple(_counts(lost)),
         ablation=ablation,
@@ -177,7 +177,7 @@ def inspect(run: RecordedRun, beside: RecordedBeside | None = None) -> Inspectio
     )
 
 
-def _system(run: RecordedRun, beside: RecordedBeside) -> tuple[SystemUse, list[str]]:
+def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[SystemUse, list[str]]:
     if not beside.system:
         doubts = [beside.why_no_system] if beside.damaged_system else []
         return SystemUse(why_not=beside.why_no_system), doubts
@@ -204,7 +204,7 @@ def _system(run: RecordedRun, beside: RecordedBeside) -> tuple[SystemUse, list[s
     return SystemUse(rows=tuple(rows)), [text.rstrip(".") for text in told]
 
 
-def _files(beside: RecordedBeside | None) -> dict[str, tuple[str, ...]]:
+def _files(beside: RunSideFiles | None) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     if beside is not None and beside.timeline is not None:
         found["timeline"] = (str(beside.timeline),)
@@ -243,10 +243,10 @@ def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
     }
 
 
-def _habits(run: RecordedRun) -> Habits:
+def _step_statistics(run: RecordedRun) -> StepStatistics:
     effective, requested = run.record.effective, run.record.requested
-    trained = "steps_per_epoch" in effective  # by this package's own trainer, whose habits are known
-    return Habits(
+    trained = "steps_per_epoch" in effective  # by this package's own trainer, whose intervals are known
+    return StepStatistics(
         steps_per_epoch=effective.get("steps_per_epoch"),
         checkpoint_every=requested.get("checkpoint_every"),
         evaluate_every=requested.get("evaluate_every"),

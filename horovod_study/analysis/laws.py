@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[np.float64]
 
-MOST_WORKERS = 10_000_000
+MAX_WORKERS = 10_000_000
 """Beyond this count nobody looks for a peak or a knee."""
 
 
@@ -254,7 +254,7 @@ def best_counts(law: Law, values: Array, *, power: float, per_node: float | None
 
     power 1 is the peak and 2 the knee. Within a few tenths of a per cent: this is for the spread of many vectors.
     """
-    coarse = np.unique(np.concatenate([np.arange(1.0, 9.0), np.geomspace(8, MOST_WORKERS, 49).round()]))
+    coarse = np.unique(np.concatenate([np.arange(1.0, 9.0), np.geomspace(8, MAX_WORKERS, 49).round()]))
     columns = values.T[..., np.newaxis]
 
     def found(n: Array) -> Array:
@@ -278,7 +278,7 @@ def best_counts(law: Law, values: Array, *, power: float, per_node: float | None
 def _best(
     law: Law, params: Mapping[str, float], worth: Callable[[Array, Array], Array], per_node: float | None = None
 ) -> float:
-    """Worker count of at most MOST_WORKERS with the highest worth(n, S); inf when it lies there."""
+    """Worker count of at most MAX_WORKERS with the highest worth(n, S); inf when it lies there."""
     values = np.array([params[name] for name in law.parameters])
 
     def of(n: Array) -> Array:
@@ -286,7 +286,7 @@ def _best(
         return np.where(speedup > 0, worth(n, np.maximum(speedup, 0.0)), -1.0)
 
     # Whole counts to 64 and 300 a decade beyond; then a finer look between the neighbours of the best.
-    grid = np.unique(np.concatenate([np.arange(1.0, 65.0), np.geomspace(64, MOST_WORKERS, 1560).round()]))
+    grid = np.unique(np.concatenate([np.arange(1.0, 65.0), np.geomspace(64, MAX_WORKERS, 1560).round()]))
     found = of(grid)
     best = int(np.argmax(found >= found.max() * (1 - 1e-12)))
     if best == len(grid) - 1:

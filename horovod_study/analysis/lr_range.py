@@ -15,7 +15,7 @@ from horovod_study.errors import AnalysisError
 
 Floats = NDArray[np.float64]
 
-FEWEST_STEPS = 50
+MIN_STEPS = 50
 DIVERGED = 4.0
 """Diverged: the smoothed loss is more than this many times its smallest value (the limit of fastai's range test)."""
 UNSTEADY = 2.0
@@ -119,9 +119,9 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
     do not rise.
     """
     rates, losses = np.asarray(rates, dtype=np.float64), np.asarray(losses, dtype=np.float64)
-    if rates.shape != losses.shape or rates.ndim != 1 or len(rates) < FEWEST_STEPS:
+    if rates.shape != losses.shape or rates.ndim != 1 or len(rates) < MIN_STEPS:
         raise AnalysisError(
-            f"range test: {len(losses)} losses at {len(rates)} rates; at least {FEWEST_STEPS} steps are needed, "
+            f"range test: {len(losses)} losses at {len(rates)} rates; at least {MIN_STEPS} steps are needed, "
             "give more --steps"
         )
     if not (rates[0] > 0 and np.all(np.diff(rates) > 0)):

@@ -23,7 +23,7 @@ from scipy import ndimage
 from horovod_study.analysis import stats
 from horovod_study.analysis.rank_steps import BEFORE_SYNC, Floats, RankSteps
 
-FEWEST_STEPS = 50
+MIN_STEPS = 50
 WINDOW = 101
 THRESHOLD, CANDIDATE = 10.0, 5.0
 """Scatters above the level: of a pause, and of what may be one of several regular ones."""
@@ -92,7 +92,7 @@ class Pauses:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Habits:
+class StepStatistics:
     """What a run does regularly by itself, as far as its record says so; None where it does not."""
 
     steps_per_epoch: int | None = None
@@ -122,11 +122,11 @@ class _Events:
         )
 
 
-def find_pauses(rows: RankSteps, habits: Habits | None = None) -> Pauses:
+def find_pauses(rows: RankSteps, typical: StepStatistics | None = None) -> Pauses:
     """Find the pauses of a run, and which of them are regular."""
     total = len(rows.step)
-    if total < FEWEST_STEPS:
-        return Pauses(steps=total, why_not=f"{total} steps are recorded; at least {FEWEST_STEPS} are needed")
+    if total < MIN_STEPS:
+        return Pauses(steps=total, why_not=f"{total} steps are recorded; at least {MIN_STEPS} are needed")
     laps = _periods_of_laps(rows)
     length = np.sum(list(laps.values()), axis=0).max(axis=1)  # (S,)
     level = ndimage.median_filter(length, size=min(WINDOW, total - 1 + total % 2), mode="mirror")
@@ -147,7 +147,7 @@ def find_pauses(rows: RankSteps, habits: Habits | None = None) -> Pauses:
         total_s=float(pauses.size_s.sum()),
         share=float(pauses.size_s.sum()) / whole if whole > 0 else 0.0,
         longest=tuple(listed),
-        periods=tuple(_regular(rows, laps, events, habits or Habits())),
+        periods=tuple(_regular(rows, laps, events, typical or StepStatistics())),
     )
 
 
@@ -227,7 +227,7 @@ def _pause(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, index: 
 # ------------------------------------------------------------------------------------------------ regular pauses
 
 
-def _regular(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, habits: Habits) -> Sequence[Period]:
+def _regular(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, typical: StepStatistics) -> Sequence[Period]:
     if len(events) > _MOST_EVENTS:
         events = events.some(np.sort(np.argsort(-events.size_s, kind="stable")[:_MOST_EVENTS]))
     found: list[Period] = []
@@ -253,7 +253,7 @@ def _regular(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, habit
             unit, best = "steps", in_steps
         chance, distance, members = best
         if members.sum() >= _FEWEST_TIMES:
-            found.append(_period(rows, laps, events.some(members), unit, distance, chance, habits))
+            found.append(_period(rows, laps, events.some(members), unit, distance, chance, typical))
         events = events.some(~members)
     return found
 
@@ -310,7 +310,7 @@ def _period(
     unit: str,
     distance: float,
     chance: float,
-    habits: Habits,
+    typical: StepStatistics,
 ) -> Period:
     described = [_describe(rows, laps, int(place)) for place in events.peak[:200]]
     lap, ranks = Counter(described).most_common(1)[0][0]
@@ -335,12 +335,18 @@ def _period(
         everywhere=len(ranks) == len(rows.ranks),
         first_step=_number(rows, int(events.place[0]), lap),
         chance=chance,
-        reason=_reason(rows, events, unit, usual, every_s, lap, habits),
+        reason=_reason(rows, events, unit, usual, every_s, lap, typical),
     )
 
 
 def _reason(
-    rows: RankSteps, events: _Events, unit: str, steps: float, seconds: float | None, lap: str, habits: Habits
+    rows: RankSteps,
+    events: _Events,
+    unit: str,
+    steps: float,
+    seconds: float | None,
+    lap: str,
+    typical: StepStatistics,
 ) -> str:
     """Return what the run does as often by itself, in words; empty where nothing in its record comes as often."""
 
@@ -352,26 +358,26 @@ def _reason(
             return False
         return 0.97 * interval <= seconds <= (1 + late) * interval + float(np.median(rows.step_s))
 
-    per_epoch = habits.steps_per_epoch
+    per_epoch = typical.steps_per_epoch
     begins = ~rows.follows[events.place]
     if begins.mean() > 0.5:
         if every(per_epoch):
             return "the first step of each epoch: the order of the data is drawn anew"
-        if every(habits.checkpoint_every):
+        if every(typical.checkpoint_every):
             return "the first step after each checkpoint"
-        if per_epoch and habits.evaluate_every and every(habits.evaluate_every * per_epoch):
+        if per_epoch and typical.evaluate_every and every(typical.evaluate_every * per_epoch):
             return "the first step after each evaluation"
     if every(per_epoch):
         return "as often as an epoch"
-    if every(habits.checkpoint_every):
+    if every(typical.checkpoint_every):
         return "as often as a checkpoint"
-    late = 0.0 if not habits.rows_s or not habits.agree_s else habits.agree_s / habits.rows_s
-    agree_steps = (habits.agree_s or 0.0) / float(np.median(rows.step_s))
-    after_rows = habits.rows_steps is not None and habits.rows_steps <= steps <= habits.rows_steps + agree_steps + 1
-    if lap in ("residual", "step") and (after_rows or each(habits.rows_s, late + 0.05)):
-        return f"as often as the recorder writes its rows (after {habits.rows_steps:,} steps or {habits.rows_s:g} s)"
-    if lap in ("residual", "step") and each(habits.agree_s, 0.2):
-        return f"as often as the ranks agree on the time (about every {habits.agree_s:g} s)"
-    if each(habits.sampler_s, 0.1):
-        return f"as often as the system sampler looks (every {habits.sampler_s:g} s)"
+    late = 0.0 if not typical.rows_s or not typical.agree_s else typical.agree_s / typical.rows_s
+    agree_steps = (typical.agree_s or 0.0) / float(np.median(rows.step_s))
+    after_rows = typical.rows_steps is not None and typical.rows_steps <= steps <= typical.rows_steps + agree_steps + 1
+    if lap in ("residual", "step") and (after_rows or each(typical.rows_s, late + 0.05)):
+        return f"as often as the recorder writes its rows (after {typical.rows_steps:,} steps or {typical.rows_s:g} s)"
+    if lap in ("residual", "step") and each(typical.agree_s, 0.2):
+        return f"as often as the ranks agree on the time (about every {typical.agree_s:g} s)"
+    if each(typical.sampler_s, 0.1):
+        return f"as often as the system sampler looks (every {typical.sampler_s:g} s)"
     return ""

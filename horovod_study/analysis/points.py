@@ -479,7 +479,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         "failed": row["failed"] > 0,
         "mixed": mixed,
         **{f"no_{kind}_baseline": not mixed and row[f"base_{kind}_repeats"] == 0 for kind in kinds},
-        "few_repeats": 0 < row["repeats"] < stats.FEWEST_REPEATS,
+        "few_repeats": 0 < row["repeats"] < stats.MIN_REPEATS,
         "wide_spread": spread > WIDE_SPREAD,
         "superlinear": resolved,
         "superlinear_unresolved": bool(above) and not resolved,
@@ -710,9 +710,9 @@ def _doubt_shared(points: pd.DataFrame) -> list[str]:
 
 
 def _doubt_repeats(points: pd.DataFrame) -> list[str]:
-    few = points[~points["missing"] & (points["repeats"] < stats.FEWEST_REPEATS)]
+    few = points[~points["missing"] & (points["repeats"] < stats.MIN_REPEATS)]
     return [
-        f"{series}: fewer than {stats.FEWEST_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
+        f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
         "given there and differences cannot be judged."
         for series, rows in few.groupby("series", sort=False)
     ]
@@ -807,10 +807,10 @@ def _doubt_partition(rows: pd.DataFrame) -> list[str]:
         )
     if "cores" in rows.columns:
         cores = pd.to_numeric(rows["cores"], errors="coerce")
-        crowded = rows[rows["workers"] / rows["nodes"] > cores]
-        if not crowded.empty:
+        dense = rows[rows["workers"] / rows["nodes"] > cores]
+        if not dense.empty:
             found.append(
-                f"more workers than cores on a node at {worker_counts(crowded['workers'])} ({cores.min():.0f} cores); "
+                f"more workers than cores on a node at {worker_counts(dense['workers'])} ({cores.min():.0f} cores); "
                 "such points measure the sharing of cores."
             )
     return found

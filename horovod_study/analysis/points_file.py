@@ -32,8 +32,8 @@ REQUIRED = ("workers", "samples_per_s")
 OPTIONAL = ("nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
 COLUMNS = REQUIRED + OPTIONAL
 
-MOST_WORKERS = 10_000_000
-MOST_POINTS = 1_000_000
+MAX_WORKERS = 10_000_000
+MAX_POINTS = 1_000_000
 _THROUGHPUT = (1e-9, 1e15)  # samples/s; outside, a number is a slip
 
 
@@ -85,9 +85,9 @@ def _rows(text: str, source: str) -> list[tuple[int, list[str]]]:
         for cells in reader:
             if any(cell.strip() for cell in cells) and not cells[0].lstrip().startswith("#"):
                 rows.append((reader.line_num, cells))
-            if len(rows) > MOST_POINTS + 1:
+            if len(rows) > MAX_POINTS + 1:
                 raise DataError(
-                    f"{source}: has more than {MOST_POINTS:,} points; a points file has one line per run, so give "
+                    f"{source}: has more than {MAX_POINTS:,} points; a points file has one line per run, so give "
                     "throughputs of runs instead of steps, or split it by series"
                 )
     except csv.Error as error:
@@ -198,7 +198,7 @@ def _maybe(parse: Callable[[str, str, str], float]) -> Callable[[str, str, str],
 
 
 def _workers(cell: str, where: str, name: str) -> int:
-    return _whole(cell, where, name, 1, MOST_WORKERS)
+    return _whole(cell, where, name, 1, MAX_WORKERS)
 
 
 def _samples_per_s(cell: str, where: str, name: str) -> float:

@@ -33,7 +33,7 @@ import pandas as pd
 
 from horovod_study.analysis.advice import network_of
 from horovod_study.analysis.fitting import check_points, off_counts
-from horovod_study.analysis.laws import MOST_WORKERS, Array
+from horovod_study.analysis.laws import MAX_WORKERS, Array
 from horovod_study.analysis.stats import normal_deviation
 from horovod_study.analysis.trends import (
     POWER,
@@ -107,9 +107,9 @@ def predict(
     """
     check_points(points)
     for count in workers:
-        if not 1 <= count <= MOST_WORKERS or count != int(count):
+        if not 1 <= count <= MAX_WORKERS or count != int(count):
             raise AnalysisError(
-                f"cannot forecast {count} workers: worker counts are whole numbers from 1 to {MOST_WORKERS:,}"
+                f"cannot forecast {count} workers: worker counts are whole numbers from 1 to {MAX_WORKERS:,}"
             )
     if workers_per_node is not None and workers_per_node < 1:
         raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1 worker")

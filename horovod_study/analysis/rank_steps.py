@@ -29,7 +29,7 @@ BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")
 _HOLDS_GRADIENTS = ("compute", "backward")
 """The lap at whose end gradients are there, one of these; a synchronisation that is not seen lies in it."""
 
-FEWEST_STEPS = 20
+MIN_STEPS = 20
 """Of `ready_steps`; fewer say nothing of a mean step."""
 
 GAP_S = 1e-4
@@ -106,9 +106,9 @@ def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str) -> ReadySteps
     laps = nothing_unmarked(laps)
     step, epoch = np.asarray(rows[0]["step"]), np.asarray(rows[0]["epoch"])
     follows = np.flatnonzero((np.diff(step) == 1) & (np.diff(epoch) == 0)) + 1
-    if len(follows) < FEWEST_STEPS:
+    if len(follows) < MIN_STEPS:
         raise AnalysisError(
-            f"{source}: has {len(follows)} timed steps that follow another of their epoch; at least {FEWEST_STEPS} are "
+            f"{source}: has {len(follows)} timed steps that follow another of their epoch; at least {MIN_STEPS} are "
             "needed, run it for more steps"
         )
     own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])

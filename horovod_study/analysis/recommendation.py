@@ -12,7 +12,7 @@
     target_knee        the knee of the speed to the target, X(N) / E(N)
 
 X is the forecast of `prediction.predict`, on worker counts from the smallest measured to REACH times the largest, at
-most MOST_WORKERS.
+most MAX_WORKERS.
 
 Intervals: curves are drawn that are consistent with the forecast intervals. At every count a drawn curve is
 log-normal with the median and the 95 % interval of the forecast, each side with its own width; between counts the
@@ -39,7 +39,7 @@ from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fitting import SeriesFit, check_points, fit
-from horovod_study.analysis.laws import LAWS, MOST_WORKERS, Array
+from horovod_study.analysis.laws import LAWS, MAX_WORKERS, Array
 from horovod_study.analysis.prediction import Prediction, predict
 from horovod_study.errors import AnalysisError
 
@@ -53,7 +53,7 @@ MOST = 1e24
 """Samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a slip."""
 
 DRAWS = 1000
-MOST_CANDIDATES = 1024
+MAX_CANDIDATES = 1024
 KNOTS_PER_DOUBLING = 6
 _ROUNDING = 1e-9
 
@@ -90,10 +90,10 @@ class Questions:
         if self.price_per_gpu_hour is not None and self.samples is None and not self.samples_to_target:
             raise AnalysisError("a price without samples: give the samples of the whole training, too")
         for count in self.samples_to_target or {}:
-            if not 1 <= count <= MOST_WORKERS or count != int(count):
+            if not 1 <= count <= MAX_WORKERS or count != int(count):
                 raise AnalysisError(
                     f"samples to the target at {count} workers: a worker count is a whole number from 1 to "
-                    f"{MOST_WORKERS:,}"
+                    f"{MAX_WORKERS:,}"
                 )
 
 
@@ -270,13 +270,13 @@ def _series(
     if smallest == largest:
         why_not = f"all points have {smallest} workers; a forecast needs at least 2 distinct worker counts, better 4"
         return Recommendation(series=name, measured=(smallest, largest), answers={}, why_not=why_not)
-    top = min(REACH * largest, MOST_WORKERS)
+    top = min(REACH * largest, MAX_WORKERS)
     asked = knots(smallest, top, measured, workers_per_node)
     forecasts = predict(rows.assign(series=name), workers=asked, workers_per_node=workers_per_node, bench=bench)[name]
     curves = _draw(forecasts, draws, seed)
     counts = np.arange(smallest, top + 1, dtype=np.float64)
-    if len(counts) > MOST_CANDIDATES:
-        counts = np.unique(np.geomspace(smallest, top, MOST_CANDIDATES).round())
+    if len(counts) > MAX_CANDIDATES:
+        counts = np.unique(np.geomspace(smallest, top, MAX_CANDIDATES).round())
     case = _Case(
         measured=(smallest, largest),
         curves=curves,

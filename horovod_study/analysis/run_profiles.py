@@ -19,10 +19,10 @@ from horovod_study.analysis.points import LAP_COLUMNS, OF_RANKS, measured, with_
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-MOST_PARTS = 40
+MAX_PARTS = 40
 """Of a run: as many as a small plot shows."""
 
-FEWEST_STEPS = 8
+MIN_STEPS = 8
 """Of a part: the 90 % quantile of fewer is nearly their maximum."""
 
 LOADS: Mapping[str, tuple[str, str, bool]] = {
@@ -117,7 +117,7 @@ class Profile:
 
 def part_places(steps: int) -> Places:
     """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
-    parts = max(1, min(MOST_PARTS, steps // FEWEST_STEPS))
+    parts = max(1, min(MAX_PARTS, steps // MIN_STEPS))
     size, more = divmod(steps, parts)
     number = np.arange(parts + 1)
     places: Places = number * size + np.minimum(number, more)

@@ -24,7 +24,7 @@ ALPHA = 0.05
 """A p below it, corrected by `holm`, is taken for a difference."""
 POWER = 0.8
 """How likely a true difference is resolved with the number of blocks that is advised."""
-FEWEST_REPEATS = 3
+MIN_REPEATS = 3
 """Repeats that an interval takes."""
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of a normal sample over the variance of its mean, in the limit of many values."""
@@ -238,13 +238,13 @@ def log_contrast(parts: Sequence[tuple[int, ArrayLike]]) -> Interval:
     """Return exp(sum of sign x mean ln x) over independent parts, (sign, positive values (n,)) each, with its p.
 
     Two parts of opposite sign: Welch's t test of a ratio of geometric means. One part: Student's of a mean ratio. More:
-    the same for any such sum, see `welch`. No ends and no p where a part has fewer than FEWEST_REPEATS values.
+    the same for any such sum, see `welch`. No ends and no p where a part has fewer than MIN_REPEATS values.
     """
     # Sorted, so that the order of runs does not reach the last bits.
     logs = [(sign, np.log(np.sort(np.asarray(values, dtype=np.float64)))) for sign, values in parts]
     centre = math.fsum(sign * float(values.mean()) for sign, values in logs)
     sizes = [len(values) for _, values in logs]
-    if min(sizes) < FEWEST_REPEATS:
+    if min(sizes) < MIN_REPEATS:
         return Interval(value=math.exp(centre), n=min(sizes))
     variance, freedom = welch([variance_of_mean(values) for _, values in logs], sizes)
     error = math.sqrt(variance)
@@ -265,7 +265,7 @@ def median_ratio(x: ArrayLike, base: ArrayLike | None = None) -> Interval:
     """Return median(x), or median(x) / median(base), of positive repeats, (R,) each, with its 95 % interval.
 
     Student's t on logarithms with Welch's degrees of freedom, around the medians and widened for them by pi/2 in
-    variance; no ends with fewer than FEWEST_REPEATS on either side. Resampling three repeats can never leave
+    variance; no ends with fewer than MIN_REPEATS on either side. Resampling three repeats can never leave
     their range, which holds the true median in only three cases of four: hence no bootstrap here.
     Over 3 to 20 normally scattered repeats it covers in 96 to 98 % of the cases (tests/test_stats.py).
     """
@@ -274,7 +274,7 @@ def median_ratio(x: ArrayLike, base: ArrayLike | None = None) -> Interval:
     if not min(sizes):
         return Interval(value=math.nan)
     centre = float(np.median(logs[0])) - (float(np.median(logs[1])) if base is not None else 0.0)
-    if min(sizes) < FEWEST_REPEATS:
+    if min(sizes) < MIN_REPEATS:
         return Interval(value=math.exp(centre), n=min(sizes))
     variance, freedom = welch([variance_of_mean(each) for each in logs], sizes)
     return replace(around(centre, math.sqrt(MEDIAN_VARIANCE * variance), freedom).exp(), n=min(sizes))

@@ -33,7 +33,7 @@ from horovod_study.analysis.rank_steps import (
 )
 from horovod_study.records import finite
 
-FEWEST_STEPS = 20
+MIN_STEPS = 20
 WORTH = 0.01
 """A lateness below this share of the step is not worth a word."""
 
@@ -126,8 +126,8 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     if len(rows.ranks) < 2:
         return Stragglers(verdict="unknown", why_not="the rows of one rank only are there", notes=rows.notes)
     steps = int(rows.follows.sum())
-    if steps < FEWEST_STEPS:
-        few = f"{steps} steps follow another of their stretch; at least {FEWEST_STEPS} are needed"
+    if steps < MIN_STEPS:
+        few = f"{steps} steps follow another of their stretch; at least {MIN_STEPS} are needed"
         return Stragglers(verdict="unknown", why_not=few, notes=rows.notes, steps=steps)
     laps = rows.own_laps()
     notes = list(rows.notes)
@@ -315,5 +315,5 @@ def waiting(rows: Mapping[int, Mapping[str, Any]], shared: CommonSteps) -> Waiti
         np.maximum(last, own, out=last)
     return Waiting(
         pop=pop(useful_s, max(runtime_s)) if max(useful_s) > 0 else None,
-        skew_s=(float(last.sum()) - math.fsum(useful_s) / len(useful_s)) / steps if steps >= FEWEST_STEPS else math.nan,
+        skew_s=(float(last.sum()) - math.fsum(useful_s) / len(useful_s)) / steps if steps >= MIN_STEPS else math.nan,
     )

@@ -13,7 +13,7 @@ own. Where the runs of both studies took turns (repeat by repeat), a drift of th
 repeat: these ratios are the one part then, and the t is Student's paired one.
 
 A difference is resolved when p after Holm is below stats.ALPHA and the interval leaves out 1, as in transports.py.
-Fewer than stats.FEWEST_REPEATS repeats on any side give neither interval nor verdict.
+Fewer than stats.MIN_REPEATS repeats on any side give neither interval nor verdict.
 """
 
 import math
@@ -785,7 +785,7 @@ def _doubts(
     if len(few):
         total = (differences["metric"] == "throughput").sum()
         yield (
-            f"{len(few)} of {total} matched cells have fewer than {stats.FEWEST_REPEATS} repeats in one of the "
+            f"{len(few)} of {total} matched cells have fewer than {stats.MIN_REPEATS} repeats in one of the "
             "studies: no interval, and no verdict."
         )
     unclear = unmatched[unmatched["kind"] == AMBIGUOUS]

@@ -45,10 +45,10 @@ CURVE_COLUMNS = (
 REACH = 1.5
 """Curves go on to this multiple of the largest worker count measured; the part beyond it is extrapolated."""
 
-FEWEST_COUNTS = 3
+MIN_COUNTS = 3
 """A curve through fewer worker counts says nothing that they do not say."""
 
-MOST_COUNTS = 60
+MAX_COUNTS = 60
 """Worker counts of one curve; with more, some between are left out."""
 
 _KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node")
@@ -137,7 +137,7 @@ def curves(fitted: Mapping[str, QuantityFit], cells: pd.DataFrame) -> pd.DataFra
             continue
         law = fit.fits[fit.selected]
         own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
-        if own["workers"].nunique() < FEWEST_COUNTS or _crosses(law, own):
+        if own["workers"].nunique() < MIN_COUNTS or _crosses(law, own):
             continue
         first, last = int(own["workers"].min()), int(own["workers"].max())
         workers = _counts(first, max(last + 1, math.ceil(REACH * last)))
@@ -236,9 +236,9 @@ def _crosses(law: ScalingFit, own: pd.DataFrame) -> bool:
 
 def _counts(first: int, last: int) -> Floats:
     """Return whole worker counts from `first` to `last`, both among them, evenly apart on a logarithmic scale."""
-    if last - first < MOST_COUNTS:
+    if last - first < MAX_COUNTS:
         return np.arange(first, last + 1, dtype=np.float64)
-    return np.unique(np.geomspace(first, last, MOST_COUNTS).round())
+    return np.unique(np.geomspace(first, last, MAX_COUNTS).round())
 
 
 def _nodes(own: pd.DataFrame, workers: Floats) -> Floats:

@@ -143,7 +143,7 @@ def _whole_events(text: str) -> tuple[list[Mapping[str, Any]], int]:
         events.append(event)
 
 
-def take_apart(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Iterable[str] = ()) -> Timeline:
+def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Iterable[str] = ()) -> Timeline:
     """Return what the events of a timeline say. Raises AnalysisError where they hold no collective."""
     reader = _Reader()
     for event in events:

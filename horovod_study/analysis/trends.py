@@ -36,7 +36,7 @@ ORIGINS = 8  # hold-outs at most, the latest; more cost time and say nothing new
 ANCHORED = 0.5  # share of the forecast that starts from the last measured point
 DRIFT_WEIGHT = 2.0  # how many observed errors the prior of the drift counts for
 OPEN = 0.9  # over K: weight of the priors in the spread; with few counts the law that did best may be luck
-LEAST_COMPUTING = 0.1  # share of the quickest step; an all-reduce that seems to fill it is hidden behind computing
+MIN_COMPUTING = 0.1  # share of the quickest step; an all-reduce that seems to fill it is hidden behind computing
 SLACK = 0.02  # log, how much further than the worst USL a law may be off its last point
 UNLIKELY = 0.5  # prior of laws that level off too late, or too early, for nearly all published curves of the mode
 
@@ -138,7 +138,7 @@ def fit_trend(trend: Trend, n: Array, rate: Array) -> Curve:
         return lambda m: np.asarray(scale + slope * (np.log(m) - centre), dtype=np.float64)
     if trend.of == "bench":
         left = float(np.median(trend.batch / rate - trend.costs[0](n)))
-        computing = max(left, LEAST_COMPUTING * trend.batch / float(rate.max()))
+        computing = max(left, MIN_COMPUTING * trend.batch / float(rate.max()))
         return lambda m: np.asarray(math.log(trend.batch) - np.log(computing + trend.costs[0](m)), dtype=np.float64)
     if trend.of == "sync" and trend.share is not None:
         share = np.array([trend.share[count] for count in n])

@@ -12,7 +12,7 @@ from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 
-MOST_THREADS = 4
+MAX_THREADS = 4
 """More do not read step rows any faster: what is left to Python goes one at a time."""
 
 
@@ -106,7 +106,7 @@ def _analysed(
         commands=commands,
         targets=targets,
         only=only,
-        threads=threads or min(available_cores(), MOST_THREADS),
+        threads=threads or min(available_cores(), MAX_THREADS),
         networks=[(read_input(path, BENCH_JSON), named) for path, named in networks],
         counted=counted,
         beside=beside,
@@ -209,7 +209,7 @@ def _check(options: argparse.Namespace) -> Result:
     recounts: dict[str, Any] = {}
 
     def beside(run: Any) -> None:
-        recounts[run.name] = recount(run, records.recorded_beside(run.directory))
+        recounts[run.name] = recount(run, records.run_side_files(run.directory))
 
     table, evaluations, accounting, result = _analysed(
         source["runs"],

@@ -22,7 +22,7 @@ def inspect(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.inspection import inspect as inspect_run
     from horovod_study.report.figures.inspection import result_lines, write_inspection
 
-    run, beside = records.recorded_run(options.run), records.recorded_beside(options.run)
+    run, beside = records.recorded_run(options.run), records.run_side_files(options.run)
     found = inspect_run(run, beside)
     look = figure_look(options)
     paths = write_inspection(found, run, beside, options.out, look=look) if options.out else []
@@ -138,9 +138,9 @@ def _export_points(options: argparse.Namespace) -> int | Result:
     else:
         found = exchange.extra_p(points)
         for counts in map(exchange.counts_of, found):
-            if len(counts) < exchange.FEWEST_COUNTS:
+            if len(counts) < exchange.MIN_COUNTS:
                 told = f"{len(counts)} worker counts ({', '.join(map(str, counts))})"
-                print(f"doubt: {told}; Extra-P asks for at least {exchange.FEWEST_COUNTS}", file=sys.stderr)
+                print(f"doubt: {told}; Extra-P asks for at least {exchange.MIN_COUNTS}", file=sys.stderr)
         beside = options.runs if options.runs.is_dir() else options.runs.parent
         paths = write_extra_p(found, options.out or beside / "extra-p")
     return Result(document={"to": options.to, "series": len(names)}, lines=map(str, paths), files=paths)
@@ -191,7 +191,7 @@ def attribute_arguments(parser: Parser) -> None:
 def attribute(options: argparse.Namespace) -> Result:
     """Say where the time of the synchronisation goes: transfer, skew, runtime, and what none of them explains."""
     from horovod_study import records
-    from horovod_study.analysis.attribution import attribute as take_apart
+    from horovod_study.analysis.attribution import attribute as decompose_run
     from horovod_study.analysis.attribution import observe
     from horovod_study.report.figures.attribution import result_lines, write_attribution
     from horovod_study.studies.attribute import refuse_options, run_experiment
@@ -207,7 +207,7 @@ def attribute(options: argparse.Namespace) -> Result:
     for directory in directories:
         record, rows, bench = records.synchronised_run(directory)
         seen.append(observe(str(directory), record.requested, record.effective, record.repeat, rows, bench))
-    found = take_apart(seen)
+    found = decompose_run(seen)
     paths = write_attribution(found, options.out)
     return Result(document=records.finite(found), lines=result_lines(found, paths), files=paths, doubts=found.doubts)
 
@@ -263,12 +263,12 @@ def timeline_arguments(parser: Parser) -> None:
 def timeline(options: argparse.Namespace) -> Result:
     """Say where the time of Horovod's collectives goes: negotiation, queue, copies, transfer, from its timeline."""
     from horovod_study import records
-    from horovod_study.analysis.timeline import parse_events, take_apart
+    from horovod_study.analysis.timeline import decompose, parse_events
     from horovod_study.report.figures.timeline import result_lines, write_timeline
 
     path, text = records.read_timeline(options.place)
     events, doubts = parse_events(text, source=str(path))
-    found = take_apart(events, source=str(path), doubts=doubts)
+    found = decompose(events, source=str(path), doubts=doubts)
     paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path), look=figure_look(options))
     return Result(
         document={"source": str(path), **found.to_dict()},

@@ -79,9 +79,9 @@ def add_figure_arguments(parser: Parser) -> None:
 
 def figure_look(options: argparse.Namespace) -> Any:
     """Return the look of figures that --width and --font ask for."""
-    from horovod_study.report.kit.style import Look
+    from horovod_study.report.kit.style import FigureFormat
 
-    return Look.of(options.width, options.font)
+    return FigureFormat.of(options.width, options.font)
 
 
 def read_input(path: Path, wanted: str = "a CSV file with workers,samples_per_s") -> str:

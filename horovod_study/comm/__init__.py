@@ -21,12 +21,12 @@ stop          SIGTERM and SIGUSR1: a wish to stop that all ranks follow at the s
 
 from importlib import import_module
 
-from horovod_study.comm.base import Backend, agreed, require_parity
+from horovod_study.comm.base import Backend, fail_together, require_parity
 from horovod_study.comm.launch import Launch, detect, require_file_size
 from horovod_study.config import RunConfig
 from horovod_study.runtimes import LIBRARIES
 
-__all__ = ["Backend", "Launch", "agreed", "detect", "open_backend", "require_parity"]
+__all__ = ["Backend", "Launch", "detect", "fail_together", "open_backend", "require_parity"]
 
 
 def open_backend(config: RunConfig, launch: Launch) -> Backend:

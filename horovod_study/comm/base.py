@@ -76,7 +76,7 @@ class Backend(Protocol):
     def step(self, optimizer: Optimizer) -> None:
         """Update the parameters from the averaged gradients."""
 
-    def silence(self) -> AbstractContextManager[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Let every rank train for itself inside: nothing is averaged, nor copied or packed to be averaged.
 
         For measuring; entered and left between two steps, by all ranks at the same one. It changes nothing by itself:
@@ -110,7 +110,7 @@ class FlatGradients:
     norm2: torch.Tensor | None = None
     """Squared norm of the buffer when it was last packed, before any reduction; shape ()."""
     silent = False
-    """Gradients stay where backward made them; see Backend.silence."""
+    """Gradients stay where backward made them; see Backend.no_sync."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, workers: int = 1) -> None:
         self._parameters = list(parameters)
@@ -274,7 +274,7 @@ def bucket_bytes(config: RunConfig) -> tuple[float, dict[str, Any]]:
 
 
 @contextmanager
-def agreed(backend: Peers) -> Iterator[None]:
+def fail_together(backend: Peers) -> Iterator[None]:
     """Run a block that may fail on some ranks so that all ranks fail together, with the first one's message.
 
     Without this, a rank that stops at a missing file would leave the others waiting in the next collective.

@@ -31,7 +31,7 @@ class GradientBuckets:
     """
 
     silent = False
-    """Gradients stay where backward made them, and nothing is sent; see Backend.silence."""
+    """Gradients stay where backward made them, and nothing is sent; see Backend.no_sync."""
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, workers: int, bucket_bytes: float, send: Callable[[Bucket], None]

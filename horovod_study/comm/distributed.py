@@ -196,7 +196,7 @@ class DistributedBackend:
         optimizer.step()
 
     @contextmanager
-    def silence(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         try:
             self._silent = True
             if self.flat is not None:

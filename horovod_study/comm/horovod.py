@@ -225,7 +225,7 @@ class HorovodBackend:
             optimizer.step()
 
     @contextmanager
-    def silence(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         hooks: Any = self._bound if self.reduction == "hooks" else None
         try:
             self._silent = True

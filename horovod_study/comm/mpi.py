@@ -199,7 +199,7 @@ class MpiRanks(ABC):
         optimizer.step()
 
     @contextmanager
-    def silence(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         makers = [each for each in (self.flat, self._buckets) if each is not None]
         try:
             self._silent = True

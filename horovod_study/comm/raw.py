@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from horovod_study.comm.base import Backend, agreed
+from horovod_study.comm.base import Backend, fail_together
 from horovod_study.comm.launch import detect
 from horovod_study.errors import BackendError, nearest
 
@@ -109,11 +109,9 @@ def why_missing(backend: Backend) -> dict[str, str]:
     hosts = backend.gather(os.uname().nodename)
     if "nccl" not in missing:
         gpus = torch.cuda.device_count()
-        crowded = next((host for host in hosts if hosts.count(host) > gpus), None)
-        if crowded:
-            missing["nccl"] = (
-                f"NCCL needs a GPU for each rank, and {crowded} has {gpus} for {hosts.count(crowded)} ranks"
-            )
+        host = next((each for each in hosts if hosts.count(each) > gpus), None)
+        if host:
+            missing["nccl"] = f"NCCL needs a GPU for each rank, and {host} has {gpus} for {hosts.count(host)} ranks"
     return missing
 
 
@@ -210,7 +208,7 @@ class GroupRaw:
         one_host = len(set(hosts)) == 1
         address = "127.0.0.1" if one_host else hosts[0]  # names of single machines often resolve to nothing
         own: Any = None
-        with agreed(backend):
+        with fail_together(backend):
             if backend.rank == 0:
                 try:
                     own = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
@@ -219,7 +217,7 @@ class GroupRaw:
                         f"{transport}: no port can be opened on {address} for the ranks to meet ({_first_line(error)})"
                     ) from None
         port = backend.gather(own.port if own else None)[0]
-        with agreed(backend):
+        with fail_together(backend):
             try:
                 self._store = own or TCPStore(address, port, is_master=False, timeout=timeout)
                 store = PrefixStore(f"horovod_study/{transport}/{_opened}", self._store)

@@ -52,7 +52,7 @@ class SerialBackend:
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()
 
-    def silence(self) -> AbstractContextManager[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def gather(self, value: Any) -> list[Any]:

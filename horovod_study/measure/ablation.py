@@ -4,7 +4,7 @@ After the timed window, blocks of two kinds of training steps take turns, with t
 job, on the very objects that were trained:
 
     normal   steps as in training
-    silent   steps in which every rank trains for itself (Backend.silence): nothing is averaged, nor copied to be
+    silent   steps in which every rank trains for itself (Backend.no_sync): nothing is averaged, nor copied to be
 
 Two blocks, one of each kind, are a pair, and the kind that comes first is drawn for every other pair; the next one has
 the other order. Each block begins with the model and optimiser as training left them, at a barrier, and with one step
@@ -26,12 +26,12 @@ from horovod_study.measure.clock import DeviceStamps, LapClock, now
 from horovod_study.measure.scratch import Scratch
 
 PAIRS = 40
-FEWEST_PAIRS = 6
+MIN_PAIRS = 6
 """However short the run: the spread of fewer pairs says little."""
 STEPS = 20
 """Counted steps of a block."""
 LIMIT_S = 60.0
-"""When so much time has passed, no further pair is begun, once there are FEWEST_PAIRS."""
+"""When so much time has passed, no further pair is begun, once there are MIN_PAIRS."""
 _WARM_STEPS = 3
 
 _COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual", "step"))
@@ -40,10 +40,10 @@ _COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual", "step"))
 def plan(made: int) -> tuple[int, int]:
     """Return pairs of blocks, and counted steps of a block, for a run that has made `made` steps.
 
-    Together they count about as many steps as the run has, and at most 2 PAIRS STEPS; never fewer than FEWEST_PAIRS of
+    Together they count about as many steps as the run has, and at most 2 PAIRS STEPS; never fewer than MIN_PAIRS of
     one step.
     """
-    pairs = min(PAIRS, max(FEWEST_PAIRS, made // (2 * STEPS)))
+    pairs = min(PAIRS, max(MIN_PAIRS, made // (2 * STEPS)))
     return pairs, min(STEPS, max(1, made // (2 * pairs)))
 
 
@@ -88,7 +88,7 @@ def measure(
         _block(scratch, clock, _WARM_STEPS, silent=False)
         began = now()
         for pair, silent_comes_first in enumerate(order):
-            if pair >= FEWEST_PAIRS and backend.maximum(now() - began) > limit_s:
+            if pair >= MIN_PAIRS and backend.maximum(now() - began) > limit_s:
                 break
             for silent in (silent_comes_first, not silent_comes_first):
                 scratch.put_back()
@@ -126,7 +126,7 @@ def _block(scratch: Scratch, clock: LapClock, steps: int, *, silent: bool) -> di
     scratch.settle()
     scratch.backend.barrier()
     clock.start()
-    with scratch.backend.silence() if silent else nullcontext():
+    with scratch.backend.no_sync() if silent else nullcontext():
         scratch.steps(1 + steps, clock)
         scratch.settle()
     columns = clock.drain()

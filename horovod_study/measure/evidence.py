@@ -114,7 +114,7 @@ def ranks_per_host(ranks: Sequence[Mapping[str, Any]]) -> list[int]:
     return list(counts.values())
 
 
-def crowded(ranks: Sequence[Mapping[str, Any]]) -> str | None:
+def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
     """Return in one line which ranks have more threads than cores to run on, None if there are none.
 
     A set of cores is crowded when the ranks that may run nowhere else have more threads than it has cores.

@@ -27,9 +27,9 @@ DRAIN_S = 2.0
 
 Reading 512 steps takes a few milliseconds. The host of a GPU is ahead of it by what the driver's queue holds, about
 1,000 launches and stamps, some 300 captured steps: 30 ms of work at 0.1 ms a step, so that the device has enough to do
-meanwhile. Both together are far less than MOST_PENDING.
+meanwhile. Both together are far less than MAX_PENDING.
 """
-MOST_PENDING = 2048
+MAX_PENDING = 2048
 """Steps that wait to be read at most: losses of captured steps stay valid for twice as many (graphs.RING)."""
 
 
@@ -132,7 +132,7 @@ class Recorder:
         if self._milestones is None:
             self.drain(clock)
             return
-        made = self._milestones.done(at_least=self._added - MOST_PENDING)
+        made = self._milestones.done(at_least=self._added - MAX_PENDING)
         self.drain(clock, keep=min(pending, self._added - made))
 
     def drain(self, clock: LapClock, keep: int = 0) -> None:

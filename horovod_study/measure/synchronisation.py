@@ -22,7 +22,7 @@ import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from horovod_study.comm.base import FlatGradients, agreed
+from horovod_study.comm.base import FlatGradients, fail_together
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw
 from horovod_study.measure.clock import now
@@ -50,7 +50,7 @@ def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
     before = NewThreads()
     with scratch.kept(), closing(open_raw(backend.transport, backend)) as raw:
         priority = backend.settings.get("thread_priority", {}).get("value")
-        with agreed(backend):
+        with fail_together(backend):
             if priority in ("realtime", "slice"):  # or the raw transport would wait where the backend's does not
                 before.prioritise(priority)
         steps = _Steps(scratch, raw)

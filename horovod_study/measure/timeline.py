@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 
 from horovod_study import records
-from horovod_study.comm.base import agreed
+from horovod_study.comm.base import fail_together
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import DeviceStamps, LapClock
@@ -40,7 +40,7 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
             backend.stop_timeline()
             ended_at.append(step)
 
-    with agreed(backend):
+    with fail_together(backend):
         if writes:
             _remove(path)
     with scratch.kept():
@@ -60,7 +60,7 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
         step_s = statistics.median(clock.drain()["step_s"].tolist())
         if writes and not ended_at:
             backend.stop_timeline()
-    with agreed(backend):
+    with fail_together(backend):
         if writes and not path.exists():
             raise RecordError(f"{path}: Horovod wrote no timeline; make the run directory writable for rank 0")
     everybody = backend.gather((step_s, timed_step_s))

@@ -36,7 +36,7 @@ MOVED_BYTES = 4_000_000
 """All-reduces are repeated until so much has been summed."""
 ROUNDS = 32
 """But not more often."""
-LEAST_BYTES = 64_000
+MIN_BYTES = 64_000
 """Less than this cannot be told from a library's own messages."""
 QUIET_S = 0.02
 SHARE, SHARE_AMONG_HOSTS = 1 / 2, 1 / 8
@@ -315,7 +315,7 @@ def watch(
             segments=sorted({name for number in ranks for name in everybody[number]["segments"]}),
         )
         path, why = judge(found, need)
-        if total_bytes < LEAST_BYTES:
+        if total_bytes < MIN_BYTES:
             path, why = None, f"gradients of {payload_bytes} bytes are too few to be told from a library's own messages"
         paths[host] = path
         reason = reason or (f"{host}: {why}" if why else "")

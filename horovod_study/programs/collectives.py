@@ -25,7 +25,7 @@ import psutil
 import torch
 import torch.nn.functional as F
 
-from horovod_study.comm import Backend, agreed, detect, open_backend
+from horovod_study.comm import Backend, detect, fail_together, open_backend
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing
 from horovod_study.config import RunConfig, parse_widths, run_config
@@ -54,7 +54,7 @@ PERIOD = 1021
 """The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass."""
 
 OPERATIONS = (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
-MOST_ITERATIONS = 20_000
+MAX_ITERATIONS = 20_000
 SLOW_S = 0.1
 """An operation that takes longer than this is measured in fewer rounds, and its warm-up is its check."""
 SLOW_ROUNDS = 3
@@ -247,7 +247,7 @@ def measure_collectives(
         cost[key] = median_s or mean_s
     slowest = np.max(np.array(backend.gather(list(cost.values()))), axis=0)  # (keys,)
     slot_s = plan.seconds / (len(keys) * plan.rounds)
-    counts = {key: int(np.clip(slot_s / t, 1, MOST_ITERATIONS)) for key, t in zip(keys, slowest, strict=True)}
+    counts = {key: int(np.clip(slot_s / t, 1, MAX_ITERATIONS)) for key, t in zip(keys, slowest, strict=True)}
     rounds = {
         key: plan.rounds if t <= max(SLOW_S, slot_s) else min(SLOW_ROUNDS, plan.rounds)
         for key, t in zip(keys, slowest, strict=True)
@@ -469,7 +469,7 @@ def measure(
     hosts = backend.gather(os.uname().nodename)
     if torch.cuda.is_available():  # the GPU of this rank, as in training
         torch.cuda.set_device(hosts[: backend.rank].count(hosts[backend.rank]) % torch.cuda.device_count())
-    with agreed(backend):
+    with fail_together(backend):
         _require_room(max(plan.sizes), hosts.count(hosts[backend.rank]))
     missing = why_missing(backend)
     raws: list[Raw] = []

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.comm import Backend, Launch, agreed, builds, detect, open_backend
+from horovod_study.comm import Backend, Launch, builds, detect, fail_together, open_backend
 from horovod_study.comm.base import LastGradient, Optimizer
 from horovod_study.comm.watchdog import StartWatchdog
 from horovod_study.config import RunConfig
@@ -281,7 +281,7 @@ def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
         # are; torch's process group cannot be made twice over one store, so that DDP gets one reduction for a launch.
         config = _config(job, reduction)
         backend = open_backend(config, launch)
-        with agreed(backend):
+        with fail_together(backend):
             dataset = data.open_dataset(Path(job["dataset"]))
         watchdog.cancel()
         for values in job["trials"]:
@@ -395,7 +395,7 @@ def _train(
     if wrong == "lr":
         scaling = "none" if scaling == "linear" else "linear"
     config = replace(config, optimizer=trial.optimizer, lr=trial.lr, lr_scaling=scaling, epochs=None)
-    with agreed(backend) if workers > 1 else nullcontext():
+    with fail_together(backend) if workers > 1 else nullcontext():
         batches = _batches(job, trial, backend, dataset.train_size)
     local = batches.epoch(0).shape[1]
     torch.manual_seed(config.seed + rank)

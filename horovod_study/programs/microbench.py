@@ -23,7 +23,7 @@ COPY_BYTES = 256 * 1024 * 1024
 GRAPH_KERNELS = 1000
 """Kernels in the graph whose replay tells what one of them takes there."""
 
-MOST_CALLS = 100_000
+MAX_CALLS = 100_000
 """So many calls are in a row at most: the queue of a GPU has an end, and so has patience."""
 
 
@@ -106,9 +106,9 @@ def _seconds_per_call(call: Callable[[], object], seconds: float, device: torch.
             call()
         ends.append(stamps.stamp())
         spent_s = float(stamps.differences_s(ends)[0])
-        if spent_s >= seconds or several >= MOST_CALLS:
+        if spent_s >= seconds or several >= MAX_CALLS:
             return spent_s / several
-        several = min(MOST_CALLS, max(2 * several, int(1.1 * several * seconds / max(spent_s, 1e-6))))
+        several = min(MAX_CALLS, max(2 * several, int(1.1 * several * seconds / max(spent_s, 1e-6))))
 
 
 def matrix_peak(rates: Sequence[MatrixRate], dtype: str) -> MatrixRate:

@@ -39,7 +39,7 @@ import torch
 from torch import nn
 
 from horovod_study import records
-from horovod_study.comm import Backend, agreed, detect, open_backend
+from horovod_study.comm import Backend, detect, fail_together, open_backend
 from horovod_study.config import ORDINARY_LAPS, TIMER_MODES, RunConfig, parse_widths, run_config
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure import environment, evidence
@@ -77,7 +77,7 @@ WARMUP_STEPS = 20
 CALLS = 2000
 """Steps without any work that are recorded to see what the calls take by themselves."""
 
-MOST_ROUNDS = 20_000
+MAX_ROUNDS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +99,8 @@ class TimerPlan:
         ):
             if value is not None and value < low:
                 raise ConfigError(f"bench timers: --{option} is {value}; it must be at least {low}")
-        if self.rounds is not None and self.rounds > MOST_ROUNDS:
-            raise ConfigError(f"bench timers: --rounds is {self.rounds}; at most {MOST_ROUNDS:,} rounds are kept")
+        if self.rounds is not None and self.rounds > MAX_ROUNDS:
+            raise ConfigError(f"bench timers: --rounds is {self.rounds}; at most {MAX_ROUNDS:,} rounds are kept")
         if not (self.seconds > 0 and math.isfinite(self.seconds)):
             raise ConfigError(f"bench timers: --seconds is {self.seconds:g}; it must be greater than 0")
 
@@ -147,7 +147,7 @@ def measure(
     places = backend.gather((os.uname().nodename, environment.affinity()))
     here = places[backend.rank][0]
     load = evidence.OtherLoad(sorted({core for host, cores in places if host == here for core in cores}))
-    with agreed(backend):
+    with fail_together(backend):
         dataset = data.open_dataset(Path(plan.dataset))
         batches = data.Batches(
             dataset.train_size, batch=config.batch, rank=backend.rank, workers=backend.workers, seed=config.seed
@@ -171,7 +171,7 @@ def measure(
                 whole = spent_s / plan.seconds if plan.rounds is None else done / plan.rounds
                 step_ms = ways["off"].block_s[-1] / ways["off"].steps * 1e3
                 tell(f"round {done}, {step_ms:.2f} ms a step, {min(1.0, whole):.0%}")
-            if done >= (plan.rounds or MOST_ROUNDS) or (plan.rounds is None and done >= 3 and spent_s >= plan.seconds):
+            if done >= (plan.rounds or MAX_ROUNDS) or (plan.rounds is None and done >= 3 and spent_s >= plan.seconds):
                 break
         for way in ways.values():
             if way.recorder is not None and len(way.recorder) and not way.drains:  # too short for a full one

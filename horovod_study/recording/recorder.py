@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from horovod_study.comm import agreed, require_parity
+from horovod_study.comm import fail_together, require_parity
 from horovod_study.comm.attached import Attached, Waiting, attach, bare
 from horovod_study.config import LAPS, run_config
 from horovod_study.errors import ConfigError, StudyError, nearest
@@ -267,7 +267,7 @@ class Recording:
         """Close the record, and return the totals. Collective."""
         session = self._session
         session.stop_sampling()
-        with agreed(self._peers):
+        with fail_together(self._peers):
             self.close_step()
             self._require_steps()
         first = session.find_steady(self._step, doubt=_update_doubt(self._turns_of_steps))

@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from horovod_study import alive, energy, lease, records
-from horovod_study.comm import agreed
+from horovod_study.comm import fail_together
 from horovod_study.comm.base import Peers
 from horovod_study.comm.liveness import Liveness, LostPeer
 from horovod_study.comm.stop import Stopped, Terminated
@@ -143,9 +143,9 @@ class Session:
         ranks = self.workers.gather({**mine, **more})
         load = self._load.sample(at_least_s=LOAD_S if self.workers.workers > 1 else 0.0)
         busy = evidence.other_cores(self.workers.gather(load), ranks)
-        crowded = evidence.crowded(ranks)
+        oversubscribed = evidence.oversubscribed(ranks)
         same = self.options.timer_mode == "strict" and device.type == "cpu"
-        self.doubts = [text for text in (crowded, evidence.disturbed(busy, ranks)) if text]
+        self.doubts = [text for text in (oversubscribed, evidence.disturbed(busy, ranks)) if text]
         self.effective = {
             "workers": self.workers.workers,
             "nodes": len(set(self.hosts)),
@@ -154,7 +154,7 @@ class Session:
             "warmup_steps": self.options.warmup_steps,
             "timer_mode": {"value": self.options.timer_mode, "note": SAME_AS_LIGHT if same else ""},
             "ranks_per_host": evidence.ranks_per_host(ranks),
-            "shared_cores": crowded is not None,
+            "shared_cores": oversubscribed is not None,
             "other_programs_cores": busy,
             "ranks": ranks,
         }
@@ -167,7 +167,7 @@ class Session:
         """
         self.directory = directory = Path(self.workers.gather(str(wanted.absolute()))[0])
         self._again = "" if again is None else "--again"
-        with agreed(self.workers):
+        with fail_together(self.workers):
             if not self.is_root:
                 return
             if again and earlier is None and records.is_over(directory):
@@ -203,7 +203,7 @@ class Session:
             effective={**self.effective, **effective},
             environment=environment.describe(),
         )
-        with agreed(self.workers):
+        with fail_together(self.workers):
             if self.is_root and earlier is not None:
                 self.record = records.resume_run(self.directory, self.record, from_step=from_step or 0, began=utc_now())
             elif self.is_root:
@@ -211,7 +211,7 @@ class Session:
         self._created = True
         if self.liveness is not None:
             self.liveness.fail = self._mark_failed
-        with agreed(self.workers):
+        with fail_together(self.workers):
             self.writer = records.StepWriter(self.directory, self.workers.rank, resume_at=from_step)
         self.rows = Recorder(self.writer, batch, rank=self.workers.rank, disk_full=self.options.disk_full)
         if self.writer.kept is not None:
@@ -300,7 +300,7 @@ class Session:
             elif lost:
                 why = f"{lost:,} step rows were lost: the window begins where it was declared, not where it is steady"
         found = steady.declared(declared, why)
-        with agreed(self.workers):
+        with fail_together(self.workers):
             if self.is_root and self.options.steady == "found" and not why:
                 found = steady.find_steady(self.rows.timed("step_s"), declared)
         found = replace(found, doubt="; ".join(each for each in (found.doubt, doubt) if each))
@@ -346,9 +346,9 @@ class Session:
     def finish(self, totals: Mapping[str, Any], learnt: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Close the files and the record; `learnt` is what only now is known of what ran."""
         assert self.writer is not None
-        with agreed(self.workers):  # rank 0 takes digests of the files of all ranks
+        with fail_together(self.workers):  # rank 0 takes digests of the files of all ranks
             self.writer.close()
-        with agreed(self.workers):
+        with fail_together(self.workers):
             if self.is_root:
                 record = replace(self.record, effective={**self.record.effective, **learnt})
                 records.finish_run(self.directory, record, status="done", finished=utc_now(), totals=totals)

@@ -45,7 +45,7 @@ from horovod_study.workloads import SHARED, Configuration, Workload
 LETTERS = ("A", "B")
 SECONDS = 2.0
 PLAN = "plan.json"
-FEWEST_STEPS = 50
+MIN_STEPS = 50
 """Fewer steps have no steady tenth."""
 FIRST_LOSSES = 20
 """Losses of so many steps are kept to see whether both arms learn the same: later ones differ by grown rounding."""
@@ -392,7 +392,7 @@ def run_compare(
     cores = available_cores() if cores is None else cores
     asked = check_configs(*arms)
     _check_numbers(arms, workers, blocks, cores)
-    require_launchers([_cell(arm, count, 1, FEWEST_STEPS) for arm in arms for count in workers], launch)
+    require_launchers([_cell(arm, count, 1, MIN_STEPS) for arm in arms for count in workers], launch)
     load = os.getloadavg()[0]
     if load > cores / 2:
         say(
@@ -570,7 +570,7 @@ class _Pairs:
             records.append((f"{letter} ({_workers(workers)})", record))
             rates.append(record.totals["samples_per_s"] / (arm.config.batch * workers))
         require_same_work(*records, but=("steps",))  # before hours are spent
-        self.steps[workers] = max(FEWEST_STEPS, 10 * round(self._seconds * math.sqrt(rates[0] * rates[1]) / 10))
+        self.steps[workers] = max(MIN_STEPS, 10 * round(self._seconds * math.sqrt(rates[0] * rates[1]) / 10))
         say(
             f"{_workers(workers)}: {self.steps[workers]:,} steps per run, from {rates[0]:,.0f} (A) and "
             f"{rates[1]:,.0f} (B) steps/s in a short run of each"

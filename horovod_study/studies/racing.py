@@ -31,13 +31,13 @@ from horovod_study.errors import StudyError
 EQUAL = 0.01
 """Settings whose speeds differ by at most this share are taken for equal: the one with fewer changes is better."""
 FIRST_BLOCKS = 2
-MOST_BLOCKS = 6
+MAX_BLOCKS = 6
 """Blocks of the first round, and the most of a later one."""
 CONFIRM_BLOCKS = 5
 LOOK_LEVEL = 0.99
 """Level of the intervals that end the race: it is looked at after every block, and at 0.95 each look would find
 something that is not there once in twenty."""
-FEWEST_BLOCKS = 3
+MIN_BLOCKS = 3
 """Shared blocks before two candidates are said to differ, or to be equal."""
 LONGEST_COMBINATION = 5
 SHIPPED_FAILURES = 3
@@ -270,7 +270,7 @@ def race(candidates: Sequence[Candidate], *, seed: int, rounds: int) -> Generato
     state = _Race(candidates, seed)
     first, stop = len(candidates), "rounds"
     for number in range(1, rounds + 1):
-        blocks = min(MOST_BLOCKS, max(1, round(FIRST_BLOCKS * first / len(state.alive))))
+        blocks = min(MAX_BLOCKS, max(1, round(FIRST_BLOCKS * first / len(state.alive))))
         for _ in range(max(FIRST_BLOCKS, blocks)):
             if not (yield from state.run_block("race", state.alive)):
                 return (yield from state.finish("budget"))
@@ -348,9 +348,9 @@ class _Race:
             if each.key == best.key:
                 continue
             ratio, usual = self.book.ratio(best.key, each.key, level), self.book.ratio(best.key, each.key)
-            if ratio.n >= FEWEST_BLOCKS and ratio.low > 1:
+            if ratio.n >= MIN_BLOCKS and ratio.low > 1:
                 found.worse.append(each)
-            elif usual.n >= FEWEST_BLOCKS and usual.low >= 1 / (1 + EQUAL) and usual.high <= 1 + EQUAL:
+            elif usual.n >= MIN_BLOCKS and usual.low >= 1 / (1 + EQUAL) and usual.high <= 1 + EQUAL:
                 found.equal.append(each)
             else:
                 found.open.append(each)
@@ -359,7 +359,7 @@ class _Race:
     def ended(self) -> str:
         """Return "resolved" or "equal" when there is nothing left to find out, else ""."""
         found = self.standing(LOOK_LEVEL)
-        if found.open or self.book.launches(found.best.key) < FEWEST_BLOCKS:
+        if found.open or self.book.launches(found.best.key) < MIN_BLOCKS:
             return ""
         return "equal" if found.equal else "resolved"
 
@@ -468,7 +468,7 @@ class _Race:
             resolved=resolved,
             candidates=tuple(self.all),
             states=dict(self.states),
-            confirmed=not why and self.confirmation.ratio(chosen.key, shipped.key).n >= FEWEST_BLOCKS,
+            confirmed=not why and self.confirmation.ratio(chosen.key, shipped.key).n >= MIN_BLOCKS,
             book=self.book,
             confirmation=self.confirmation,
         )

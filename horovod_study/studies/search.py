@@ -63,7 +63,7 @@ from horovod_study.text.words import cut
 
 SIGN_OF_LIFE_S = 10
 SILENT_S = 60
-MOST_RESTARTS = 3
+MAX_RESTARTS = 3
 """How often a trial whose command was killed is put back: it may be what kills it."""
 HOPELESS = 5
 """So many failed trials and not one good: the search ends instead of failing to the end."""
@@ -366,7 +366,7 @@ class _Database:
         if trial.user_attrs.get("host", platform.node()) == platform.node():
             stop_marked(str((self._directory / trial_name(trial.number)).resolve()), grace_s=self._grace_s)
         killed = trial.user_attrs.get("killed_before", 0) + ("interrupted" not in trial.user_attrs)
-        if killed <= MOST_RESTARTS and trial.params:
+        if killed <= MAX_RESTARTS and trial.params:
             study.add_trial(
                 optuna.create_trial(
                     state=TrialState.WAITING,

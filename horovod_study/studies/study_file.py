@@ -28,10 +28,10 @@ PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _SWEPT = (*PLACING, "runtime", "backend", "transport", "global_batch")
 BUDGET_KEYS = ("gpu_hours", "core_hours", "hours")
 BASELINES = ("plain", "wrapped")
-MOST_CELLS = 200_000
+MAX_CELLS = 200_000
 """More than anybody runs, and few enough to be listed: a study that asks for more has a slip of the pen in it."""
-MOST_WORKERS = 100_000
-MOST_NAME_BYTES = 200  # file systems take 255
+MAX_WORKERS = 100_000
+MAX_NAME_BYTES = 200  # file systems take 255
 
 
 @cache
@@ -181,9 +181,9 @@ class StudyConfig:
         return [*axes, *self.zipped]
 
     def _refuse_too_many(self, count: int, what: str) -> None:
-        if count > MOST_CELLS:
+        if count > MAX_CELLS:
             raise ConfigError(
-                f"{self._here}: these are {count} {what}; a study may have {MOST_CELLS}: lower repeats, or vary less "
+                f"{self._here}: these are {count} {what}; a study may have {MAX_CELLS}: lower repeats, or vary less "
                 "under sweep"
             )
 
@@ -251,8 +251,8 @@ class StudyConfig:
         """Return where `workers` go, on `over` nodes if that is given, at most `per_node` (or a full node) on each."""
         here, name = f"{self._here}: sweep", partition.name
         slots = partition.slots_per_node
-        if workers > MOST_WORKERS:
-            raise ConfigError(f"{here}: {workers} workers are asked for; at most {MOST_WORKERS} can be planned")
+        if workers > MAX_WORKERS:
+            raise ConfigError(f"{here}: {workers} workers are asked for; at most {MAX_WORKERS} can be planned")
         if partition.scheduler == "local":
             needed = over or (1 if per_node is None else math.ceil(workers / per_node))
             if layout == "list" or needed > 1 < workers:
@@ -355,10 +355,10 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     run = workload.configure(
         {**run_values, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
     )
-    if len(run.study.encode()) > MOST_NAME_BYTES:
+    if len(run.study.encode()) > MAX_NAME_BYTES:
         raise ConfigError(
             f"{source}: study is a name of {len(run.study.encode())} bytes; it names a folder: at most "
-            f"{MOST_NAME_BYTES}, better a few words"
+            f"{MAX_NAME_BYTES}, better a few words"
         )
     if fixed_together is not None:
         sweep["global_batch"] = fixed_together

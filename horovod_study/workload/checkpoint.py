@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.comm import Backend, agreed
+from horovod_study.comm import Backend, fail_together
 from horovod_study.config import RunConfig, parse_widths
 from horovod_study.documents import open_file
 from horovod_study.errors import ConfigError, RecordError
@@ -254,10 +254,12 @@ class Keeper:
     ) -> None:
         """Write the state after `step` steps; raises the same RecordError on all ranks when it cannot be written."""
         began = now()
-        with agreed(self._backend):  # no checkpoint before the step rows that lead to it are on the disk, on all ranks
+        with fail_together(
+            self._backend
+        ):  # no checkpoint before the step rows that lead to it are on the disk, on all ranks
             rows.sync()
         size = 0
-        with agreed(self._backend):
+        with fail_together(self._backend):
             if self._backend.rank == 0:
                 state = Checkpoint(
                     step=step,

@@ -36,10 +36,10 @@ PATTERN = 0.5
 FINE_OF_PEAK = 0.002
 """Residuals below this part of the largest stress are not looked at for a pattern: rounding has one too."""
 
-LEAST_OF_SPAN = 0.01
+MIN_OF_SPAN = 0.01
 """Distances below this part of the trained range are not worth a word, however small the standard error is."""
 
-LEAST_BEND, MOST_BEND = 1e-4, 200.0
+MIN_BEND, MAX_BEND = 1e-4, 200.0
 """Limits of |a| times the largest strain: below, rounding decides the standard errors; above, all is plateau."""
 
 ERROR_OF_SPAN = 0.05
@@ -84,7 +84,7 @@ GENERATED = Trained(
     g0_mpa=material.G0_MPA,
     a=material.A,
     last_strain=material.LAST_STRAIN,
-    points=(material.POINTS - material.MOST_MISSING, material.POINTS),
+    points=(material.POINTS - material.MAX_MISSING, material.POINTS),
 )
 """What generated data sets hold."""
 
@@ -303,7 +303,7 @@ def standard_errors(
     level_mpa = np.sqrt(np.where(free > 0, (residual**2).sum(axis=1) / np.maximum(free, 1), np.inf))
     physical = np.array([[0.0, 1.0], [0.0, 1.0]])  # bounds that leave G0 and a as they are
     bend = np.abs(a) * np.abs(strain).max(axis=1)
-    able = (LEAST_BEND < bend) & (bend < MOST_BEND)
+    able = (MIN_BEND < bend) & (bend < MAX_BEND)
     usable = np.stack([g0_mpa, np.where(able, a, 1.0)], axis=1)
     variances = floor.bounds(strain, usable, level_mpa, target_bounds=physical)
     deviations: NDArray[np.float64] = np.sqrt(np.where(able[:, None], variances, np.inf))
@@ -344,7 +344,7 @@ def _extrapolates(one: Identified, trained: Trained) -> Iterator[Doubt]:
         ("a", 2, "", trained.a, one.network.a, one.fit.a, one.a_se),
     ):
         span = high - low
-        margins = (ERROR_OF_SPAN * span, max(LEAST_OF_SPAN * span, 2 * (se or 0.0)))
+        margins = (ERROR_OF_SPAN * span, max(MIN_OF_SPAN * span, 2 * (se or 0.0)))
         ways = [
             f"{value:.{digits}f}{unit} by the {way}"
             for way, value, margin in zip(("network", "fit"), (network, fit), margins, strict=True)
@@ -399,7 +399,7 @@ def _disagree(one: Identified, trained: Trained, most_se: float) -> Iterator[Dou
         ("a", 2, "", trained.a, one.network.a, one.fit.a, one.a_se),
     ):
         distance = abs(network - fit)
-        if se is not None and distance > max(most_se * se, LEAST_OF_SPAN * (high - low)):
+        if se is not None and distance > max(most_se * se, MIN_OF_SPAN * (high - low)):
             times = f"{distance / se:.{0 if distance > 10 * se else 1}f}" if distance < 1000 * se else "over 1000"
             apart.append(f"{words} by {distance:,.{digits}f}{unit}, {times} standard errors")
     if apart:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_study.comm import Backend, agreed, nccl_log, require_parity
+from horovod_study.comm import Backend, fail_together, nccl_log, require_parity
 from horovod_study.comm.liveness import Liveness
 from horovod_study.config import RunConfig, misplaced, parse_widths
 from horovod_study.errors import BackendError, DataError, StudyError
@@ -43,11 +43,11 @@ class Job:
         torch.set_num_threads(config.threads)
         self.device = device = _device(config, local_rank=session.local_rank)
         self.arithmetic = Arithmetic(config, device)
-        with agreed(backend):
+        with fail_together(backend):
             if session.local_rank == 0:  # the first rank of each host
                 with liveness.patient(math.inf):
                     _ensure_dataset(config, threads=len(session.cores))
-        with agreed(backend):
+        with fail_together(backend):
             folder = backend.gather(str(data.path_of(config.dataset, seed=config.data_seed)))[0]
             self.dataset = data.open_dataset(Path(folder))
             self.batches = data.Batches(
@@ -67,7 +67,7 @@ class Job:
         optimizer, self.optimizer_text = make_optimizer(config, self.bare_model.parameters(), workers=backend.workers)
         self.initial_sha256 = parameter_sha256(self.bare_model)
         require_parity(backend, {"initial parameters": self.initial_sha256})
-        with agreed(backend):
+        with fail_together(backend):
             profiling.require_possible(config, backend, device)
             called = accelerate(self.bare_model, config, device)
         self.model, self.optimizer = backend.bind(called, optimizer)

@@ -29,7 +29,7 @@ G0_MPA = (1000.0, 3000.0)
 A = (25.0, 45.0)
 LAST_STRAIN = (0.10, 0.25)
 NOISE_MAX_MPA = 1.0
-MOST_MISSING = 40
+MAX_MISSING = 40
 TARGET_BOUNDS = np.array([G0_MPA, A])
 """Physical values of each target's 0 and 1, shape (P, 2): MPa for G0."""
 TARGET_SPAN = TARGET_BOUNDS[:, 1] - TARGET_BOUNDS[:, 0]
@@ -115,7 +115,7 @@ def _fill_chunk(
     a = A[0] + (A[1] - A[0]) * uniform_a
     end = LAST_STRAIN[0] + (LAST_STRAIN[1] - LAST_STRAIN[0]) * uniform_end
     # Half of the curves are complete, the others miss 0..40 points at the left.
-    missing = np.where(uniform_missing < 0.5, 0, ((uniform_missing - 0.5) / 0.5 * (MOST_MISSING + 1)).astype(np.int64))
+    missing = np.where(uniform_missing < 0.5, 0, ((uniform_missing - 0.5) / 0.5 * (MAX_MISSING + 1)).astype(np.int64))
     position = np.arange(POINTS)
     up_to_origin = position <= missing[:, None]
 

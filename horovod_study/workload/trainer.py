@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from horovod_study import records, requirements
-from horovod_study.comm import Backend, Launch, agreed, nccl_log, open_backend, require_parity
+from horovod_study.comm import Backend, Launch, fail_together, nccl_log, open_backend, require_parity
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.comm.stop import Stopped, StopRequest, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
@@ -99,11 +99,11 @@ def _create(
     if earlier is not None:
         effective["settings_file"] = earlier.effective.get("settings_file")
         resumed = _read_checkpoint(session.directory, job.backend)
-        with agreed(job.backend):
+        with fail_together(job.backend):
             if session.is_root:
                 require_same_run(session.directory, earlier, effective)
                 checkpoint.set_aside_newer(session.directory, resumed.step)
-                records.cut_epochs(session.directory, resumed.progress["evaluated"])
+                records.truncate_epochs(session.directory, resumed.progress["evaluated"])
     session.create(
         job.config.to_dict(),
         effective,
@@ -176,7 +176,7 @@ class Training:
         self.budget = Budget(config, self.last_step)
         self.progress = Progress(enabled=session.is_root)
         self.keeper = checkpoint.Keeper(config, session.directory, backend, job.dataset.target_bounds)
-        with agreed(backend):
+        with fail_together(backend):
             self.loader = open_loader(config, job.dataset, job.batches, job.device)
         if session.is_root and self.loader.note:
             say(f"loader {config.loader}: {self.loader.note}")
@@ -359,7 +359,7 @@ class Training:
     def _capture(self) -> CapturedStep:
         """Record the step as CUDA graphs. Collective."""
         job = self.job
-        with agreed(job.backend):
+        with fail_together(job.backend):
             captured = CapturedStep(
                 job.config,
                 model=job.model,
@@ -426,14 +426,14 @@ class Training:
         )
         if config.measure_sync and job.backend.workers > 1:
             found = synchronisation.measure(scratch, repeats=min(synchronisation.REPEATS, self.step))
-            with agreed(job.backend):
+            with fail_together(job.backend):
                 if is_root:
                     records.write_synchronisation(directory, found)
         if config.measure_ablation and job.backend.workers == 1:
             say("note: measure_ablation is left out: one worker has nobody to communicate with")
         elif config.measure_ablation:
             found = ablation.measure(scratch, seed=config.seed, made=self.step)
-            with agreed(job.backend):
+            with fail_together(job.backend):
                 if is_root:
                     records.write_ablation(directory, found)
                     say(ablation.summary(found))
@@ -486,7 +486,7 @@ def _require(config: RunConfig, effective: Mapping[str, Any], found: Mapping[str
 def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint:
     """Return the newest intact checkpoint, read by rank 0 alone: the hosts of the others may not see the file."""
     content = b""
-    with agreed(backend):
+    with fail_together(backend):
         if backend.rank == 0:
             content = checkpoint.read_newest(directory)
     found = checkpoint.decode(backend.gather(content)[0], str(directory))

@@ -52,7 +52,7 @@ class TwinBackend(SerialBackend):
             self.synchronised += 1
 
     @contextmanager
-    def silence(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         self.silent = True
         yield
         self.silent = False

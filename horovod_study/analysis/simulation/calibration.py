@@ -631,9 +631,9 @@ def _measured_runtime(found: Sequence[Measured], notes: _Notes) -> Runtime:
     notes.sources["overhead"] = f"{best.way} less {best.raw}, {best.source}"
     runtime = _runtime(best.settings, horovod=best.way.startswith("horovod/"))
     # The measured difference holds the negotiation among its workers already.
-    agreed = NEGOTIATIONS[runtime.negotiation] * rounds(best.workers) * float(best.link.alpha_s)
+    negotiated_s = NEGOTIATIONS[runtime.negotiation] * rounds(best.workers) * float(best.link.alpha_s)
     assert best.overhead_s is not None
-    return replace(runtime, overhead_s=max(0.0, best.overhead_s - agreed))
+    return replace(runtime, overhead_s=max(0.0, best.overhead_s - negotiated_s))
 
 
 def _left_over(run: RunTimes, network: Network, algorithm: str, runtime: Runtime, size: float, notes: _Notes) -> float:
@@ -643,8 +643,8 @@ def _left_over(run: RunTimes, network: Network, algorithm: str, runtime: Runtime
     waited = (run.own_s.max(axis=1, keepdims=True) - run.own_s).mean()
     here = replace(network, workers_per_node=run.per_node)
     latency, transfer = split(costs(here, algorithm, n), size)
-    agreed = NEGOTIATIONS[runtime.negotiation] * small_allreduce_s(here, n)
-    left = float(run.sync_s.mean() - waited - latency - transfer - agreed)
+    negotiated_s = NEGOTIATIONS[runtime.negotiation] * small_allreduce_s(here, n)
+    left = float(run.sync_s.mean() - waited - latency - transfer - negotiated_s)
     if runtime.cycle_s > 0:
         notes.doubts.append(
             f"{run.source}: ran with a cycle of {runtime.cycle_s * 1e3:g} ms that new gradients do not end; the waits "

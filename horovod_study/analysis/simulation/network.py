@@ -35,7 +35,7 @@ import numpy as np
 from horovod_study.analysis.costs import Link, Value, moved_share, ring_messages, rounds
 from horovod_study.errors import ConfigError, nearest
 
-MOST_PER_NODE = 10_000_000
+MAX_PER_NODE = 10_000_000
 """Workers on a node, servers, nodes below a switch."""
 LARGEST = 1e15
 """Of the numbers in a file; larger ones are slips, and their products would be infinite."""
@@ -73,8 +73,8 @@ class Network:
 
     def __post_init__(self) -> None:
         for name, count in (("workers per node", self.workers_per_node), ("servers", self.servers)):
-            if not 1 <= count <= MOST_PER_NODE:
-                raise ConfigError(f"network: {name} is {reprlib.repr(count)}; allowed: 1 to {MOST_PER_NODE:,}")
+            if not 1 <= count <= MAX_PER_NODE:
+                raise ConfigError(f"network: {name} is {reprlib.repr(count)}; allowed: 1 to {MAX_PER_NODE:,}")
 
     def nodes(self, n: int) -> int:
         """Return on how many nodes `n` workers sit."""
@@ -310,8 +310,8 @@ def _number(source: str, key: str, value: Any, *, lowest: float = 0.0) -> float:
 
 
 def _whole(source: str, key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_PER_NODE:
-        raise ConfigError(f"{source}: {key} is {_shown(value)}; allowed: a whole number, 1 to {MOST_PER_NODE:,}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PER_NODE:
+        raise ConfigError(f"{source}: {key} is {_shown(value)}; allowed: a whole number, 1 to {MAX_PER_NODE:,}")
     return value
 
 

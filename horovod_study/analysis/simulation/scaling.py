@@ -29,8 +29,8 @@ STEPS = 2000
 DRAWS = 200
 """Draws of the constants for an interval."""
 STEPS_PER_DRAW = 100
-MOST_WORKERS = 10_000_000
-MOST_SAMPLES = 10**12
+MAX_WORKERS = 10_000_000
+MAX_SAMPLES = 10**12
 """Of a step."""
 
 COLUMNS = (
@@ -74,8 +74,8 @@ class Scenario:
     doubts: tuple[str, ...] = ()  # about the constants, where they were found
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch <= MOST_SAMPLES:
-            raise ConfigError(f"simulate: the batch is {self.batch} samples per worker; allowed: 1 to {MOST_SAMPLES:,}")
+        if not 1 <= self.batch <= MAX_SAMPLES:
+            raise ConfigError(f"simulate: the batch is {self.batch} samples per worker; allowed: 1 to {MAX_SAMPLES:,}")
         if not (math.isfinite(self.gradient_bytes) and self.gradient_bytes > 0):
             raise ConfigError(f"simulate: gradients of {self.gradient_bytes:g} bytes; it must be greater than 0")
         if self.scaling not in SCALINGS:
@@ -124,12 +124,12 @@ def simulate(
     """
     counts = list(dict.fromkeys(workers))
     for n in counts:
-        if not 1 <= n <= MOST_WORKERS:
-            raise ConfigError(f"simulate: --workers {n}; allowed: 1 to {MOST_WORKERS:,}")
+        if not 1 <= n <= MAX_WORKERS:
+            raise ConfigError(f"simulate: --workers {n}; allowed: 1 to {MAX_WORKERS:,}")
     if not counts or not scenarios:
         raise ConfigError("simulate: no worker count was given; name some with --workers")
-    if global_batch is not None and not 1 <= global_batch <= MOST_SAMPLES:
-        raise ConfigError(f"simulate: --global-batch is {global_batch}; allowed: 1 to {MOST_SAMPLES:,}")
+    if global_batch is not None and not 1 <= global_batch <= MAX_SAMPLES:
+        raise ConfigError(f"simulate: --global-batch is {global_batch}; allowed: 1 to {MAX_SAMPLES:,}")
     if global_batch is not None and all(each.scaling == "weak" for each in scenarios.values()):
         raise ConfigError(
             "simulate: --global-batch is for a fixed batch per step; add --scaling strong, or leave it out"

@@ -23,7 +23,7 @@ class Slurm:
         self._here, self._quick = here, quick
         self._partition = partition if partition is not None and partition.scheduler == "slurm" else None
         self._limit_s = 2.0 if quick else 15.0
-        # What the caller's job or habits say must not change the answers.
+        # What the caller's job or statistics say must not change the answers.
         self._environ = {
             name: value
             for name, value in here.environ.items()

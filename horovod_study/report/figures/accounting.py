@@ -28,8 +28,19 @@ from horovod_study.analysis.stats import Interval
 from horovod_study.files import csv_of
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import MOST_HEIGHT_IN, legend
-from horovod_study.report.kit.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, Look, folded, small, text_in
+from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend
+from horovod_study.report.kit.style import (
+    INK,
+    LAPS,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    TEXT,
+    FigureFormat,
+    folded,
+    small,
+    text_in,
+)
 from horovod_study.text.numbers import rounded
 from horovod_study.text.tables import Group, Table, table_of, to_lines
 from horovod_study.text.words import plural
@@ -46,7 +57,7 @@ _FEWEST_BARS = 3
 _LONGEST_NAME = 29
 
 
-def write_accounting(found: Accounting, gate: Gate | None, directory: Path, *, look: Look = TEXT) -> list[Path]:
+def write_accounting(found: Accounting, gate: Gate | None, directory: Path, *, look: FigureFormat = TEXT) -> list[Path]:
     """Write accounting.json and .txt, the numbers as .csv (cells, and runs and ranks), and the figure; return paths."""
     document = {**found.to_dict(), "gate": finite(gate)}
     texts = {
@@ -342,7 +353,7 @@ def draw(cells: pd.DataFrame, width_in: float) -> Figure:
     kind = base_kind(cells)
     narrow = width_in < NARROW_IN
     lines = len(order) * (2 if narrow and kind else 1)
-    figure = Figure(figsize=(width_in, 0.5 + min(2.25 * lines, MOST_HEIGHT_IN)), layout="constrained")
+    figure = Figure(figsize=(width_in, 0.5 + min(2.25 * lines, MAX_HEIGHT_IN)), layout="constrained")
     grid = figure.add_gridspec(len(order), 1)
     for place, series in enumerate(order):
         own = _bars(cells, series)

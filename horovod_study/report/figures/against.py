@@ -40,7 +40,7 @@ from horovod_study.report.kit.style import (
     PAPER,
     QUIET,
     TEXT,
-    Look,
+    FigureFormat,
     SeriesStyle,
     folded,
     series_labels,
@@ -52,7 +52,7 @@ from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, 
 from horovod_study.text.words import listed, one_line, plural, printable
 
 NAME = "against"
-MOST_PANELS = 6
+MAX_PANELS = 6
 """Settings that are drawn; the table has all of them."""
 
 SHOWN_LAWS = ("linear", "amdahl")
@@ -73,7 +73,7 @@ _HEADS = {
 
 
 def write_against(
-    found: StudyComparison, directory: Path, *, gate: Gate | None = None, look: Look = TEXT, pgf: bool = False
+    found: StudyComparison, directory: Path, *, gate: Gate | None = None, look: FigureFormat = TEXT, pgf: bool = False
 ) -> list[Path]:
     """Write figures/against.*, tables/against.* and against.json to the directory of a report; return the paths.
 
@@ -553,7 +553,7 @@ def drawings(found: StudyComparison) -> list[Drawing]:
     rows = found.of("throughput")
     styles = series_styles(found.after.points)
     settings = list(rows["setting"].drop_duplicates())
-    shown = rows[rows["setting"].isin(settings[:MOST_PANELS])]
+    shown = rows[rows["setting"].isin(settings[:MAX_PANELS])]
     after, before = found.names
 
     def draw(width_in: float) -> Figure:

@@ -20,8 +20,8 @@ from horovod_study.report.kit.style import (
     PAPER,
     QUIET,
     TEXT,
+    FigureFormat,
     LapStyle,
-    Look,
     folded,
     small,
     text_in,
@@ -61,7 +61,7 @@ _THOUGHT = {
 _CALLED = {"unexplained": "the unexplained part", "sync": "the synchronisation"}
 
 
-def write_attribution(found: Attribution, directory: Path, *, look: Look = TEXT) -> list[Path]:
+def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat = TEXT) -> list[Path]:
     """Write attribution.json, attribution.txt (table and sentences) and the figure; return the paths."""
     doubts = [f"Doubt: {text}." for text in found.doubts]
     texts = {

@@ -23,8 +23,8 @@ from horovod_study.text.words import plural
 
 NAMES = ("batch_epochs", "overhead")
 
-FEWEST_BATCHES = 3
-MOST_LINES = 8
+MIN_BATCHES = 3
+MAX_LINES = 8
 """Lines of one figure that can be told apart: with more, one worker and the largest worker counts are kept."""
 _BAND = 0.12
 
@@ -47,15 +47,15 @@ def _lines(rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """
     keys = ["series", "workers", "nodes"]
     counts = rows.groupby(keys, dropna=False)["batch"].transform("nunique")
-    rows = rows[counts >= FEWEST_BATCHES]
+    rows = rows[counts >= MIN_BATCHES]
     lines = rows[keys].drop_duplicates()
-    if len(lines) <= MOST_LINES:
+    if len(lines) <= MAX_LINES:
         return rows, 0
     own = lines.groupby("series")["workers"]
     ends = (lines["workers"] == own.transform("min")) | (lines["workers"] == own.transform("max"))
     order = lines.assign(_inner=~ends).sort_values(["_inner", "workers"], ascending=[True, False], kind="stable")
-    kept = rows.merge(order[keys].head(MOST_LINES), on=keys, how="inner")
-    return kept, len(lines) - MOST_LINES
+    kept = rows.merge(order[keys].head(MAX_LINES), on=keys, how="inner")
+    return kept, len(lines) - MAX_LINES
 
 
 def _looks(rows: pd.DataFrame) -> dict[_Key, SeriesStyle]:

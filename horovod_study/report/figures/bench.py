@@ -26,7 +26,7 @@ from horovod_study.report.kit.style import (
     QUIET,
     TEXT,
     TRANSPORTS,
-    Look,
+    FigureFormat,
     SeriesStyle,
     folded,
     series_styles,
@@ -43,7 +43,9 @@ _MODEL = LAPS["sync"].color
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def write_bench(network: Network, document: Mapping[str, Any], directory: Path, *, look: Look = TEXT) -> list[Path]:
+def write_bench(
+    network: Network, document: Mapping[str, Any], directory: Path, *, look: FigureFormat = TEXT
+) -> list[Path]:
     """Write bench.json, bench.csv, bench.txt and the figures (.pdf, .svg, .png, caption .txt); return their paths.
 
     `document` is what was measured, conditions included; bench.json holds it whole beside what follows from it.

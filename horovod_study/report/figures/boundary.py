@@ -20,7 +20,7 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.markup import by_series, estimated
 from horovod_study.report.kit.panels import (
-    MOST_PANELS,
+    MAX_PANELS,
     in_table_only,
     legend,
     marker,
@@ -44,7 +44,7 @@ from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
 from horovod_study.text.words import listed, plural
 
 NAME = "boundary"
-MOST_TEXTS = 4
+MAX_TEXTS = 4
 """Jumps that are written into one panel; with more, the table says them better."""
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -61,7 +61,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         **series_styles(analysis.points),
     }  # placements may be series of their own
     every = list(shown["setting"].drop_duplicates())
-    settings = every[:MOST_PANELS]
+    settings = every[:MAX_PANELS]
     jumps = analysis.boundary
     named = _named(shown, styles)
 
@@ -387,7 +387,7 @@ def _arrows(
 
 
 def _most_texts(wide_in: float) -> int:
-    return MOST_TEXTS if wide_in >= NARROW_IN else MOST_TEXTS // 4
+    return MAX_TEXTS if wide_in >= NARROW_IN else MAX_TEXTS // 4
 
 
 def _written(row: Mapping[Any, Any]) -> str:

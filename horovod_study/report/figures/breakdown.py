@@ -12,13 +12,13 @@ from horovod_study.analysis.breakdown import HOLDS_SYNC, hiding, shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import MOST_HEIGHT_IN, legend, swatch
+from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend, swatch
 from horovod_study.report.kit.style import LAPS, PAPER, QUIET, folded, series_styles, small, text_in
 from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.words import plural
 
 Bar: TypeAlias = dict[str, Any]  # the rows of one cell of the breakdown, by lap
-MOST_LINES = 5
+MAX_LINES = 5
 """Of panels with bars: below each other on a page."""
 
 
@@ -41,8 +41,8 @@ def breakdown(analysis: Analysis) -> Drawing | None:
             line
             for name in dict.fromkeys(setting[series] for series in order)
             for line in _wrapped([series for series in order if setting[series] == name], bars, width_in / pitch_in)
-        ][:MOST_LINES]
-        line_in = min(2.3 if len(lines) == 1 else 1.95, MOST_HEIGHT_IN / len(lines))
+        ][:MAX_LINES]
+        line_in = min(2.3 if len(lines) == 1 else 1.95, MAX_HEIGHT_IN / len(lines))
         figure = Figure(figsize=(width_in, 0.55 + len(lines) * line_in), layout="constrained")
         whole = figure.add_gridspec(len(lines), 1)
         room = max(_bars_of(line, bars) for line in lines)
@@ -82,7 +82,7 @@ def breakdown(analysis: Analysis) -> Drawing | None:
             " 'Compute' is one CUDA graph of forward and backward; that of a worker alone holds the update too. It is "
             "not comparable with forward or backward alone."
         )
-    if len(order) > MOST_LINES:
+    if len(order) > MAX_LINES:
         caption += " Where a page has no room for all of them, the last series stand in the data only."
     for lap, those in hidden.items():
         names = ", ".join(styles[series].label for series in those)

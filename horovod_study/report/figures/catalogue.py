@@ -23,7 +23,7 @@ from horovod_study.report.figures import (
     workers,
 )
 from horovod_study.report.kit.drawing import Drawing, write_drawings
-from horovod_study.report.kit.style import TEXT, Look
+from horovod_study.report.kit.style import TEXT, FigureFormat
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
@@ -43,7 +43,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     return [*known, *boundary.drawings(analysis), *waits, *learned, *further]
 
 
-def write_figures(analysis: Analysis, directory: Path, *, look: Look = TEXT, pgf: bool = False) -> list[Path]:
+def write_figures(analysis: Analysis, directory: Path, *, look: FigureFormat = TEXT, pgf: bool = False) -> list[Path]:
     """Write NAME.pdf, .svg, .png, .txt (caption) and .csv (data) of every figure; return the paths.
 
     With `pgf` also NAME.pgf, which LaTeX sets in the letters of the document. Raises ConfigError for `pgf` without

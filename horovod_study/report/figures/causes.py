@@ -51,9 +51,9 @@ from horovod_study.text.words import plural
 
 NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
 
-MOST_WAYS = 4
+MAX_WAYS = 4
 """Cells whose way from ideal to measured is drawn, of each series the one with most workers."""
-MOST_BARS = 10
+MAX_BARS = 10
 """Of the figure of what synchronisation is made of: each series has its share of them, its largest counts."""
 MINUS = "\u2212"
 
@@ -91,7 +91,7 @@ def _losses(analysis: Analysis) -> Drawing | None:
     top = top[top["nodes"] == top.groupby("series")["nodes"].transform("max")]
     cells = top[top["part"] == MEASURED]
     main = cells[cells["setting"].isin(settings_of(table, most=1))]
-    chosen = main.sort_values("workers", ascending=False, kind="stable").head(MOST_WAYS).sort_index()
+    chosen = main.sort_values("workers", ascending=False, kind="stable").head(MAX_WAYS).sort_index()
     order = [part for part in LOOKS if part in set(top.loc[top["series"].isin(chosen["series"]), "part"])]
     hidden = top[top["series"].isin(chosen["series"]) & (top["part"] == "hidden")]
     inside = sorted({"compute" if note == NOTES["captured"] else "backward" for note in hidden["note"]})
@@ -281,9 +281,9 @@ def _attribution(analysis: Analysis) -> Drawing | None:
         return None
     cells = known[_CELL].drop_duplicates()
     main = cells[cells["series"].isin(known.loc[known["setting"].isin(settings_of(known, most=1)), "series"])]
-    share = max(1, MOST_BARS // main["series"].nunique())
+    share = max(1, MAX_BARS // main["series"].nunique())
     largest = main.sort_values("workers", ascending=False, kind="stable").groupby("series", sort=False).head(share)
-    chosen = largest.head(MOST_BARS).sort_index()
+    chosen = largest.head(MAX_BARS).sort_index()
     labels = series_labels(analysis.points)
     arms = chosen["arm"].nunique() > 1
 

@@ -25,7 +25,7 @@ from horovod_study.errors import RecordError
 from horovod_study.files import not_written, write_file
 from horovod_study.report.kit.drawing import FORMATS, Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import MOST_HEIGHT_IN, grid_of, legend, marker
+from horovod_study.report.kit.panels import MAX_HEIGHT_IN, grid_of, legend, marker
 from horovod_study.report.kit.style import (
     NARROW_IN,
     PAPER,
@@ -44,12 +44,12 @@ from horovod_study.report.kit.style import (
 )
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
 
-MOST_LINES = 8
+MAX_LINES = 8
 """Lines of one panel that can be told apart; with more, every setting gets a row of its own."""
 
-MOST_ROWS = 4
-MOST_TARGETS = 3
-MOST_LINES_OF_BARS = 6
+MAX_ROWS = 4
+MAX_TARGETS = 3
+MAX_LINES_OF_BARS = 6
 _BAR_IN = 0.17  # of a bar with its number upright over it
 
 CHOICE_TITLES = {name: each.title for name, each in OPTIONS.items() if each.title}
@@ -184,10 +184,10 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
 
 def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the cells of each row of panels: all together while they can be told apart, else one setting per row."""
-    if len(cells[_CELL].drop_duplicates()) <= MOST_LINES:
+    if len(cells[_CELL].drop_duplicates()) <= MAX_LINES:
         return [cells]
     cells = _panelled(cells)
-    best = cells.groupby("setting", sort=False)["test_mse_median"].min().sort_values(kind="stable").index[:MOST_ROWS]
+    best = cells.groupby("setting", sort=False)["test_mse_median"].min().sort_values(kind="stable").index[:MAX_ROWS]
     return [_thinned(rows) for setting, rows in cells.groupby("setting", sort=False) if setting in set(best)]
 
 
@@ -201,7 +201,7 @@ def _thinned(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a setting whose worker counts leave few enough lines: first, last and those between."""
     ways = max(1, cells["series"].nunique())
     counts = sorted(cells["workers"].unique())
-    room = max(2, MOST_LINES // ways)
+    room = max(2, MAX_LINES // ways)
     kept = {counts[int(place)] for place in np.linspace(0, len(counts) - 1, min(room, len(counts))).round()}
     return cells[cells["workers"].isin(kept)]
 
@@ -340,9 +340,9 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
     shown = table[table["setting"].isin(parallel)]
     if shown.empty:
         return None
-    settings = list(shown["setting"].drop_duplicates())[:MOST_ROWS]
+    settings = list(shown["setting"].drop_duplicates())[:MAX_ROWS]
     levels = sorted(shown["target_mse"].unique(), reverse=True)
-    picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(MOST_TARGETS, len(levels))).round()]
+    picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(MAX_TARGETS, len(levels))).round()]
     bases = set(shown.loc[shown["setting"].isin(settings), "base_series"])
     shown = table[(table["setting"].isin(settings) | table["series"].isin(bases)) & table["target_mse"].isin(picked)]
     names, words = series_labels(analysis.points), _told(settings)
@@ -352,9 +352,9 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
         blocks = [(setting, part) for setting in settings for part in _parted(_with_base(shown, setting), most)]
         bars = max(shown[shown["series"].isin(part)].groupby("target_mse").size().max() for _, part in blocks)
         columns = max(1, min(len(picked), int(width_in / max(1.3, 0.36 * bars))))
-        drawn = picked[-max(1, MOST_LINES_OF_BARS // len(blocks) * columns) :]  # a page has no room for more
+        drawn = picked[-max(1, MAX_LINES_OF_BARS // len(blocks) * columns) :]  # a page has no room for more
         lines = math.ceil(len(drawn) / columns)
-        line_in = min(2.15, MOST_HEIGHT_IN / (len(blocks) * lines))
+        line_in = min(2.15, MAX_HEIGHT_IN / (len(blocks) * lines))
         figure = Figure(figsize=(width_in, 0.5 + len(blocks) * lines * line_in), layout="constrained")
         grid = figure.subplots(len(blocks) * lines, columns, squeeze=False)
         for axes in grid.flat:
@@ -565,7 +565,7 @@ def _groups(points: pd.DataFrame, table: pd.DataFrame, name: str) -> list[tuple[
         table = table[table["backend"] != "serial"]
     groups = [rows for _, rows in table.groupby(keys, sort=False, dropna=False)] if keys else [table]
     groups = [rows for rows in groups if len(rows) > 1] or groups
-    best = sorted(groups, key=lambda rows: float(rows["best_mse_median"].min()))[:MOST_LINES]
+    best = sorted(groups, key=lambda rows: float(rows["best_mse_median"].min()))[:MAX_LINES]
     groups = [rows for rows in groups if any(rows is each for each in best)]
     labels = [_group_label(points, rows, keys) for rows in groups]
     return list(zip(looks_in_order(labels), groups, strict=True))

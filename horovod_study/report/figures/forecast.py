@@ -21,7 +21,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.panels import (
-    MOST_PANELS,
+    MAX_PANELS,
     beyond,
     boundary_words,
     in_table_only,
@@ -56,7 +56,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         return []
     styles = series_styles(analysis.points)
     every = list(shown["setting"].drop_duplicates())
-    settings = every[:MOST_PANELS]
+    settings = every[:MAX_PANELS]
     partitions = analysis.points.drop_duplicates("series").set_index("series")["partition"]
     placed = shown.assign(partition=shown["series"].map(partitions))
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMATS = ("png", "pdf", "svg")
-MOST_PANELS = 12
+MAX_PANELS = 12
 """Specimens drawn in one figure; more would be too small to see a residual."""
 
-MOST_ROWS = 50
+MAX_ROWS = 50
 """Specimens listed in a terminal; the others are in the CSV and JSON."""
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 """Specimens named in full for one kind of doubt; more share a line."""
 
 NAME_WIDTH = 24
@@ -77,7 +77,7 @@ _HEADS = (
 )
 
 
-def table(rows: Sequence[Row], *, most: int = MOST_ROWS) -> str:
+def table(rows: Sequence[Row], *, most: int = MAX_ROWS) -> str:
     """Return an aligned table, 80 characters wide for names of up to 12; `!` marks the specimens with doubts."""
     shown = rows[:most]
     marks = ["! " if row["doubts"] else "  " for row in shown]
@@ -122,10 +122,10 @@ def doubt_lines(doubts: Sequence[tuple[str, str, str]], headlines: Mapping[str, 
     lines = []
     for kind, headline in headlines.items():
         own = [(name, text) for name, of, text in doubts if of == kind]
-        if len(own) <= MOST_NAMED:
+        if len(own) <= MAX_NAMED:
             lines += [f"{_short(name)}: {text}" for name, text in own]
             continue
-        named = ", ".join(_short(name) for name, _ in own[:MOST_NAMED])
+        named = ", ".join(_short(name) for name, _ in own[:MAX_NAMED])
         lines.append(f"{len(own):,} of {total:,} specimens ({named}, ...): {headline}")
     return lines
 
@@ -170,9 +170,9 @@ def plot_format(path: Path) -> str:
 
 def left_out(count: int) -> str:
     """Return the line that says how many of `count` specimens are not drawn, or ''."""
-    if count <= MOST_PANELS:
+    if count <= MAX_PANELS:
         return ""
-    return f"the first {MOST_PANELS} of {count:,} specimens; {count - MOST_PANELS:,} are left out"
+    return f"the first {MAX_PANELS} of {count:,} specimens; {count - MAX_PANELS:,} are left out"
 
 
 def write_plot(curves: Sequence[Curve], path: Path) -> None:
@@ -197,7 +197,7 @@ def draw(curves: Sequence[Curve], width_in: float) -> "Figure":
 
     from horovod_study.report.kit.style import QUIET
 
-    shown = curves[:MOST_PANELS]
+    shown = curves[:MAX_PANELS]
     columns = 1 if len(shown) == 1 else 2 if len(shown) <= 4 else 3
     rows = math.ceil(len(shown) / columns)
     panel_in = width_in / columns * (0.72 if columns == 1 else 0.98)

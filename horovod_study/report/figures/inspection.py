@@ -16,7 +16,7 @@ from horovod_study.analysis.inspection import Inspection, RankLaps
 from horovod_study.analysis.pauses import MOST, Pause, Period
 from horovod_study.analysis.rank_steps import PARTS
 from horovod_study.analysis.stragglers import CAUSES, Lateness
-from horovod_study.records import RecordedBeside, RecordedRun
+from horovod_study.records import RecordedRun, RunSideFiles
 from horovod_study.report.figures.system import write_system
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend
@@ -28,7 +28,7 @@ from horovod_study.report.kit.style import (
     QUIET,
     SHADE,
     TEXT,
-    Look,
+    FigureFormat,
     folded,
     small,
     text_in,
@@ -52,7 +52,7 @@ _CLOSES = 1e-6
 
 
 def write_inspection(
-    found: Inspection, run: RecordedRun, beside: RecordedBeside, directory: Path, *, look: Look = TEXT
+    found: Inspection, run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: FigureFormat = TEXT
 ) -> list[Path]:
     """Write inspect.json, inspect.txt and the figures (PDF, SVG, PNG), those of the hosts too; return the paths."""
     figures = {STEPS: lambda: draw_steps(found, look.width_in)}

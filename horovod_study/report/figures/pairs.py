@@ -23,9 +23,9 @@ from horovod_study.text.words import plural
 
 NAME = "transport_ratio"
 
-FEWEST_COUNTS = 3
+MIN_COUNTS = 3
 """With fewer worker counts the figure of single differences says it better."""
-MOST_PAIRS = 8
+MAX_PAIRS = 8
 _TITLES = {"samples_per_s": "Throughput", "sync_s": "Waiting per step"}
 
 
@@ -34,10 +34,10 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     table = analysis.transports
     known = table[table["ratio"].notna() & (table["workers"] > 1)]
     pairs = known.groupby(["a", "b"], sort=False)["workers"].nunique()
-    pairs = pairs[pairs >= FEWEST_COUNTS]
+    pairs = pairs[pairs >= MIN_COUNTS]
     if pairs.empty:
         return []
-    chosen = list(pairs.sort_values(ascending=False, kind="stable").index[:MOST_PAIRS])
+    chosen = list(pairs.sort_values(ascending=False, kind="stable").index[:MAX_PAIRS])
     chosen = [pair for pair in pairs.index if pair in set(chosen)]
     shown = known[[pair in set(chosen) for pair in zip(known["a"], known["b"], strict=True)]]
     looks = _looks(analysis, shown, chosen)

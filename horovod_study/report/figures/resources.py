@@ -20,7 +20,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.markup import against_baseline, by_series, estimated
-from horovod_study.report.kit.panels import MOST_HEIGHT_IN, boundary_words, legend, marker, node_boundaries, worker_axis
+from horovod_study.report.kit.panels import MAX_HEIGHT_IN, boundary_words, legend, marker, node_boundaries, worker_axis
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
     LAW_NAMES,
@@ -39,7 +39,7 @@ from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
 from horovod_study.text.words import plural
 
 NAME = "resources"
-MOST_ROWS = 3
+MAX_ROWS = 3
 
 _SIZES = {
     "J": ((1.0, "J"), (1e-3, "mJ"), (1e-6, "\u00b5J")),
@@ -66,7 +66,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     styles = series_styles(analysis.points)
     rows = analysis.resources
     parallel = set(rows.loc[rows["workers"] > 1, "setting"])
-    settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:MOST_ROWS]
+    settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:MAX_ROWS]
     shown = rows[rows["setting"].isin(settings)]
     curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
 
@@ -75,7 +75,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         lines = -(-len(panels) // columns)
         panel_in = width_in / columns
         tall_in = max(1.75, 0.8 * panel_in if columns > 1 else 0.5 * panel_in)
-        height_in = min(len(settings) * lines * tall_in, MOST_HEIGHT_IN) + 0.45
+        height_in = min(len(settings) * lines * tall_in, MAX_HEIGHT_IN) + 0.45
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         grid = figure.subplots(len(settings) * lines, columns, squeeze=False)
         for block, setting in enumerate(settings):

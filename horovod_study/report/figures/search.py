@@ -20,7 +20,7 @@ from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import PAPER, PRINT_WIDTH_IN, QUIET
 
 NAME = "search"
-MOST_COLUMNS = 3
+MAX_COLUMNS = 3
 _DONE, _BEST = "#0072b2", "#d55e00"
 _FAR = 50.0
 _KINDS = ("categories", "linear", "log")
@@ -80,7 +80,7 @@ def _near_floor(shown: pd.DataFrame) -> float | None:
 
 def draw(shown: pd.DataFrame, options: Mapping[str, str], width_in: float) -> Figure:
     """Return the figure; call it inside style()."""
-    columns = min(len(options), MOST_COLUMNS)
+    columns = min(len(options), MAX_COLUMNS)
     rows = math.ceil(len(options) / columns)
     figure = Figure(figsize=(width_in, 1.9 + 1.75 * rows + 0.3), layout="constrained")
     grid = figure.add_gridspec(1 + rows, columns, height_ratios=[1.1, *[1.0] * rows])

@@ -30,7 +30,7 @@ from horovod_study.report.kit.style import (
     QUIET,
     SHADE,
     TEXT,
-    Look,
+    FigureFormat,
     folded,
     looks_in_order,
     small,
@@ -220,7 +220,7 @@ def _times(value: float) -> str:
 
 
 def write_simulation(
-    table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path, *, look: Look = TEXT
+    table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path, *, look: FigureFormat = TEXT
 ) -> list[Path]:
     """Write simulation.csv, .json, .txt and the figure (.pdf, .svg, .png) with its caption; return the paths."""
     return write_result(

@@ -53,13 +53,13 @@ from horovod_study.text.words import listed, plural
 NAMES = ("synchronisation", "transports", "batch_size")
 """The figures of the section."""
 
-MOST_ROWS = 28
+MAX_ROWS = 28
 """Comparisons of one figure; with more, the table says them better."""
-MOST_LINES = 3
+MAX_LINES = 3
 """Sentences of each kind; the tables have all of it."""
-MOST_PANELS = 4
+MAX_PANELS = 4
 """Settings in one figure, each with two panels."""
-FEWEST_COUNTS = 2
+MIN_COUNTS = 2
 
 _VARIANTS: tuple[tuple[bool, Any], ...] = (
     (True, "-"),
@@ -106,7 +106,7 @@ def _shown(analysis: Analysis) -> pd.DataFrame:
     cells = analysis.synchronisation
     known = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
     counts = known.groupby("series")["workers"].transform("nunique")
-    return known[counts >= FEWEST_COUNTS]
+    return known[counts >= MIN_COUNTS]
 
 
 def _against_workers(analysis: Analysis) -> Drawing | None:
@@ -114,7 +114,7 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
     settings = list(shown["setting"].drop_duplicates())
     if not settings:
         return None
-    left_out, settings = settings[MOST_PANELS:], settings[:MOST_PANELS]
+    left_out, settings = settings[MAX_PANELS:], settings[:MAX_PANELS]
     shown = shown[shown["setting"].isin(settings)]
     styles = series_styles(analysis.points)
     lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
@@ -287,7 +287,7 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
     shown = table[table["ratio_low"].notna() & (table["workers"] > 1)]
     rates = shown[shown["quantity"] == "samples_per_s"]
     counts = rates.groupby(["a", "b"])["workers"].transform("nunique")
-    if rates.empty or counts.max() < FEWEST_COUNTS or len(rates) > MOST_ROWS:
+    if rates.empty or counts.max() < MIN_COUNTS or len(rates) > MAX_ROWS:
         return None
     keys = ["a", "b", "workers", "nodes", "batch"]
     places = {key: place for place, key in enumerate(rates[keys].itertuples(index=False, name=None))}
@@ -382,7 +382,7 @@ def _labels(analysis: Analysis) -> dict[str, str]:
 def _against_batch(analysis: Analysis) -> Drawing | None:
     cells = analysis.batches
     counts = cells.groupby(["series", "workers", "nodes"], dropna=False)["batch"].transform("nunique")
-    shown = cells[counts >= FEWEST_COUNTS + 1]
+    shown = cells[counts >= MIN_COUNTS + 1]
     if shown.empty:
         return None
     looks = _batch_looks(analysis.points, shown)
@@ -552,7 +552,7 @@ def _sync_sentences(analysis: Analysis) -> list[str]:
                 f"batch{'' if row['batches_per_epoch'] == 1 else 'es'}"
             )
         found.append(f"{text}.")
-    return found[:MOST_LINES]
+    return found[:MAX_LINES]
 
 
 def _transport_sentences(analysis: Analysis) -> list[str]:
@@ -572,7 +572,7 @@ def _transport_sentences(analysis: Analysis) -> list[str]:
         if words:
             setting = f" ({own['setting'].iloc[0]})" if several else ""
             found.append(f"{labels[str(b)]} against {labels[str(a)]}{setting}: {'; '.join(words)}.")
-    return found[:MOST_LINES]
+    return found[:MAX_LINES]
 
 
 def _change(row: Mapping[Any, Any]) -> str:
@@ -596,7 +596,7 @@ def _knee_sentences(analysis: Analysis) -> list[str]:
             f"{with_interval(row['knee'], row['knee_low'], row['knee_high'])} per worker; 90{THIN}% of the most that "
             f"ever larger batches give ({most} thousand samples/s) need {rounded(row['batch_for_90_percent'], 3)}."
         )
-    return found[:MOST_LINES]
+    return found[:MAX_LINES]
 
 
 def _cycle_sentences(analysis: Analysis) -> list[str]:
@@ -613,7 +613,7 @@ def _cycle_sentences(analysis: Analysis) -> list[str]:
             share = with_interval(*(100 * row[name] for name in ("share_at_default", "share_low", "share_high")))
             text += f"; at Horovod's default of {milliseconds(row['default_cycle_s'])}{THIN}ms that is {share}{THIN}%"
         found.append(f"{text}.")
-    return found[:MOST_LINES]
+    return found[:MAX_LINES]
 
 
 _CYCLE_WORDS = {

@@ -24,7 +24,7 @@ from horovod_study.report.kit.style import (
     QUIET,
     SHADE,
     TEXT,
-    Look,
+    FigureFormat,
     looks_in_order,
     small,
     text_in,
@@ -174,7 +174,7 @@ def write_system(
     evaluations: Sequence[Mapping[str, float]],
     *,
     first_timed: int,
-    look: Look = TEXT,
+    look: FigureFormat = TEXT,
 ) -> list[Path]:
     """Write one figure per host (system-HOST.pdf, .svg, .png), its caption (.txt) and the table of all (system.csv)."""
     paths = []

@@ -9,7 +9,7 @@ from horovod_study.analysis.timeline import PHASES, Timeline
 from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend, swatch
-from horovod_study.report.kit.style import INK, PAPER, QUIET, TEXT, LapStyle, Look, folded, text_in
+from horovod_study.report.kit.style import INK, PAPER, QUIET, TEXT, FigureFormat, LapStyle, folded, text_in
 from horovod_study.text.numbers import percent
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural
@@ -36,7 +36,7 @@ _THOUGHT = {
 }
 
 
-def write_timeline(found: Timeline, directory: Path, *, source: str, look: Look = TEXT) -> list[Path]:
+def write_timeline(found: Timeline, directory: Path, *, source: str, look: FigureFormat = TEXT) -> list[Path]:
     """Write timeline.json, .csv (every tensor and activity), .txt and the figure; return the paths."""
     texts = {
         f"{NAME}.json": json.dumps({"source": source, **found.to_dict()}, indent=1, allow_nan=False) + "\n",

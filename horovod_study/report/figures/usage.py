@@ -159,13 +159,13 @@ OVER_TIME = (
         name="rss_mb_per_rank", label="Memory of a rank / MB", unit="MB", words="memory: resident, mean over the ranks"
     ),
 )
-MOST_PANELS = 4
-MOST_LINES = 8
+MAX_PANELS = 4
+MAX_LINES = 8
 
 
 def _load(analysis: Analysis) -> Drawing | None:
     table = analysis.load
-    panels = [each for each in OVER_TIME if table[f"{each.name}_median"].notna().any()][:MOST_PANELS]
+    panels = [each for each in OVER_TIME if table[f"{each.name}_median"].notna().any()][:MAX_PANELS]
     sampled = [each for each in panels if each.name != "step_s"]
     known = table[(table["mode"] != "mixed") & (table["workers"] > 1)]
     if known.empty or not sampled:
@@ -174,7 +174,7 @@ def _load(analysis: Analysis) -> Drawing | None:
     own = known[known["setting"] == setting]
     top = own[own["workers"] == own.groupby("series")["workers"].transform("max")]
     top = top[top["nodes"].fillna(0) == top["nodes"].fillna(0).groupby(top["series"]).transform("max")]
-    names = list(top.sort_values("workers", ascending=False, kind="stable")["series"].drop_duplicates()[:MOST_LINES])
+    names = list(top.sort_values("workers", ascending=False, kind="stable")["series"].drop_duplicates()[:MAX_LINES])
     shown = top[top["series"].isin(names)]
     styles = series_styles(analysis.points)
     counts = shown.drop_duplicates("series").set_index("series")["workers"]

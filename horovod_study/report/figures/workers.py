@@ -19,8 +19,8 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.panels import (
-    MOST_COLUMNS,
-    MOST_PANELS,
+    MAX_COLUMNS,
+    MAX_PANELS,
     beyond,
     boundary_words,
     in_table_only,
@@ -41,7 +41,7 @@ from horovod_study.report.kit.style import (
 )
 from horovod_study.text.words import plural
 
-MOST_THIN = 4
+MAX_THIN = 4
 """Series of a panel that have the lines of Amdahl and Gustafson beside their own."""
 
 
@@ -118,7 +118,7 @@ def throughput(analysis: Analysis) -> Drawing | None:
     shown = points[points["mode"] != "mixed"]
     if shown[~shown["missing"]].empty:
         return None
-    if (shown["mode"] == "single").all() and shown["setting"].nunique() > MOST_COLUMNS:
+    if (shown["mode"] == "single").all() and shown["setting"].nunique() > MAX_COLUMNS:
         return None  # a panel for every dot: the table says it better
     styles = series_styles(points)
     data = shown[
@@ -130,7 +130,7 @@ def throughput(analysis: Analysis) -> Drawing | None:
     ]
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, _ = setting_panels(width_in, _settings(shown)[:MOST_PANELS])
+        figure, panels, wide_in, _ = setting_panels(width_in, _settings(shown)[:MAX_PANELS])
         for axes, setting in panels:
             rows = shown[shown["setting"] == setting]
             for series, own in rows.groupby("series", sort=False):
@@ -191,7 +191,7 @@ def _against_workers(analysis: Analysis, ratio: _Ratio) -> Drawing | None:
     laws = {str(row["series"]): str(row["law"]) for row in lines[lines["selected"].astype(bool)].to_dict("records")}
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, _ = setting_panels(width_in, _settings(shown)[:MOST_PANELS])
+        figure, panels, wide_in, _ = setting_panels(width_in, _settings(shown)[:MAX_PANELS])
         last = max(lines["workers"].max() if len(lines) else 1, shown["workers"].max())
         inside = lines.loc[~lines["extrapolated"].astype(bool), ratio.curves[0]].max()
         top = np.nanmax([shown[columns[2]].max(), inside, 1.0])
@@ -240,12 +240,12 @@ def _curves(
     ratio: _Ratio,
 ) -> None:
     """Draw the selected law of each series, and thin ones beside it where there are few series."""
-    crowded = rows.loc[rows["backend"] != "serial", "series"].nunique() > MOST_THIN
+    oversubscribed = rows.loc[rows["backend"] != "serial", "series"].nunique() > MAX_THIN
     for (series, law), curve in lines.groupby(["series", "law"], sort=False):
         look = styles[str(series)]
         if law == laws.get(str(series)):
             _line(axes, curve, ratio.curves, ratio.scale, look)
-        elif law in THIN_LAWS and not crowded:
+        elif law in THIN_LAWS and not oversubscribed:
             _thin_line(axes, curve, ratio.curves[0], ratio.scale, look, THIN_LAWS[str(law)])
 
 

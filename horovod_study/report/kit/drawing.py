@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import csv_of, not_written, result_folder, write_file
 from horovod_study.report.kit.pgf import need_latex, to_pgf
-from horovod_study.report.kit.style import TEXT, Look, settled, style, to_bytes
+from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
 
 FORMATS = ("pdf", "svg", "png")
 
@@ -27,7 +27,7 @@ class Drawing:
     data: pd.DataFrame  # the rows it is drawn from
     draw: Callable[[float], Figure]  # width in inches -> figure; call it inside style()
 
-    def save(self, path: str | os.PathLike[str], *, look: Look = TEXT) -> None:
+    def save(self, path: str | os.PathLike[str], *, look: FigureFormat = TEXT) -> None:
         """Write the figure as .pdf, .svg or .png; ConfigError for another ending."""
         form = Path(path).suffix.removeprefix(".").lower()
         if form not in FORMATS:
@@ -40,12 +40,14 @@ class Drawing:
         """Return what a notebook shows."""
         return self._bytes("png", TEXT)
 
-    def _bytes(self, form: str, look: Look) -> bytes:
+    def _bytes(self, form: str, look: FigureFormat) -> bytes:
         with style(look):
             return to_bytes(settled(self.draw(look.width_in)), form)
 
 
-def write_drawings(made: Sequence[Drawing], directory: Path, *, look: Look = TEXT, pgf: bool = False) -> list[Path]:
+def write_drawings(
+    made: Sequence[Drawing], directory: Path, *, look: FigureFormat = TEXT, pgf: bool = False
+) -> list[Path]:
     """Write the files of some figures as `write_figures` does, with the same errors; return the paths."""
     if pgf:
         need_latex()

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from horovod_study.errors import RecordError
 from horovod_study.files import not_written, write_file
-from horovod_study.report.kit.style import TEXT, Look, settled, style, to_bytes
+from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
 
 FORMATS = ("pdf", "svg", "png")
 
@@ -21,7 +21,7 @@ def write_result(
     what: str = "figure",
     choose: str = "--out",
     make: bool = True,
-    look: Look = TEXT,
+    look: FigureFormat = TEXT,
     **looks: Any,
 ) -> list[Path]:
     """Write `figures` (name -> what draws it) as PDF, SVG and PNG, then `texts` (file -> content); return the paths.

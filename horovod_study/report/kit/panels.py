@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.style import NARROW_IN, PAPER, QUIET, SHADE, LapStyle, SeriesStyle, folded, small, text_in
 
-MOST_SETTINGS = 4
+MAX_SETTINGS = 4
 """Settings of one figure, each with a panel; the others stand in its CSV file and in the tables of the page."""
 
 
@@ -36,7 +36,7 @@ def grid(count: int, width_in: float, *, most: int = 2, aspect: float = 0.66) ->
     return figure, made[:count], panel_in
 
 
-def settings_of(rows: pd.DataFrame, *, most: int = MOST_SETTINGS) -> list[str]:
+def settings_of(rows: pd.DataFrame, *, most: int = MAX_SETTINGS) -> list[str]:
     """Return the settings that a figure shows, in their order: those with most worker counts, at most `most`.
 
     A setting with half as many counts or fewer has no panel: a sweep of batches at a few counts is another figure.
@@ -151,7 +151,7 @@ def boundaries(axes: Axes, rows: pd.DataFrame, panel_in: float) -> None:
                 places.setdefault(
                     math.sqrt(last * first) if axes.get_xscale() == "log" else (last + first) / 2, set()
                 ).add(int(more))
-    if len(places) > MOST_BOUNDARIES:
+    if len(places) > MAX_BOUNDARIES:
         return
     left, right = axes.get_xlim()
     logarithmic = axes.get_xscale() == "log"
@@ -179,21 +179,21 @@ def boundaries(axes: Axes, rows: pd.DataFrame, panel_in: float) -> None:
             free = begin + room
 
 
-MOST_BOUNDARIES = 6
+MAX_BOUNDARIES = 6
 
 
-MOST_COLUMNS = 2
+MAX_COLUMNS = 2
 
 
 PAGE_IN = 9.6
 """No figure is taller: its panels make room for a long legend."""
 
 
-MOST_PANELS = 6
+MAX_PANELS = 6
 """Settings in one figure."""
 
 
-MOST_HEIGHT_IN = 8.4
+MAX_HEIGHT_IN = 8.4
 """Of all panels together: a page has room for them, their legend and a caption."""
 
 
@@ -202,10 +202,10 @@ def grid_of(width_in: float, panels: int, *, alone: float = 0.52, beside: float 
 
     `alone` and `beside`: height of a panel over the width of the figure.
     """
-    columns = 1 if width_in < NARROW_IN else min(panels, MOST_COLUMNS)
+    columns = 1 if width_in < NARROW_IN else min(panels, MAX_COLUMNS)
     rows = math.ceil(panels / columns)
     each_in = width_in * (0.64 if width_in < NARROW_IN else alone if columns == 1 else beside)
-    return rows, columns, rows * min(each_in, MOST_HEIGHT_IN / rows)
+    return rows, columns, rows * min(each_in, MAX_HEIGHT_IN / rows)
 
 
 def setting_panels(
@@ -239,7 +239,7 @@ def round_values(axes: Axes) -> None:
 
 def panel_in(width_in: float, panels: int) -> float:
     """Return the width of one panel of `grid_of`."""
-    return width_in if width_in < NARROW_IN else width_in / min(panels, MOST_COLUMNS)
+    return width_in if width_in < NARROW_IN else width_in / min(panels, MAX_COLUMNS)
 
 
 def marker(look: SeriesStyle) -> dict[str, Any]:
@@ -359,5 +359,5 @@ def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, i
 
 def in_table_only(settings: Sequence[str]) -> str:
     """Return the sentence of a caption that names the settings without a panel, with a blank before it."""
-    left_out = settings[MOST_PANELS:]
+    left_out = settings[MAX_PANELS:]
     return f" In the data only, for want of room: {', '.join(left_out)}." if left_out else ""

@@ -48,7 +48,7 @@ PAPER = "#ffffff"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class FigureFormat:
     """For which page figures are drawn: a width in inches and "sans" or "serif".
 
     Letters have their size at this width: include the file unscaled. Raises ConfigError outside 40 to 400 mm.
@@ -69,8 +69,8 @@ class Look:
             raise ConfigError(f"--font: {self.font!r} is not known; allowed: {', '.join(FONTS)}")
 
     @classmethod
-    def of(cls, width: str, font: str = "sans") -> "Look":
-        """Return the look for a width in words: `text`, `column`, or a number of millimetres."""
+    def of(cls, width: str, font: str = "sans") -> "FigureFormat":
+        """Return the format for a width in words: `text`, `column`, or a number of millimetres."""
         named = {"text": PRINT_WIDTH_IN, "column": COLUMN_WIDTH_IN}
         if width in named:
             return cls(width_in=named[width], font=font)
@@ -83,7 +83,7 @@ class Look:
         return cls(width_in=width_mm / MM_PER_IN, font=font)
 
 
-TEXT = Look()
+TEXT = FigureFormat()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,7 +237,7 @@ _RC: dict[str, Any] = {
 
 
 @contextmanager
-def style(look: Look = TEXT, **changes: Any) -> Iterator[None]:
+def style(look: FigureFormat = TEXT, **changes: Any) -> Iterator[None]:
     """Draw and save inside this context; the user's own matplotlib settings have no say in it.
 
     `changes` are settings of matplotlib with two underscores for each dot.

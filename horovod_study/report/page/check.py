@@ -30,7 +30,7 @@ from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import csv_of
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.kit.drawing import FORMATS, write_drawings
-from horovod_study.report.kit.style import TEXT, Look
+from horovod_study.report.kit.style import TEXT, FigureFormat
 from horovod_study.report.page import tables
 from horovod_study.report.page.html import render
 from horovod_study.text.words import cut, plural, printable
@@ -88,7 +88,7 @@ NOT_COVERED: Sequence[tuple[str, str]] = (
 
 
 def drawn_by(
-    directory: Path, paths: Iterable[Path], look: Look = TEXT, others: Collection[Path] = ()
+    directory: Path, paths: Iterable[Path], look: FigureFormat = TEXT, others: Collection[Path] = ()
 ) -> dict[str, Any]:
     """Return what `report` keeps of what it wrote: with which Matplotlib and look, and a digest of each picture.
 
@@ -102,11 +102,11 @@ def drawn_by(
     return {"matplotlib": matplotlib.__version__, "look": [f"{look.width_in!r}", look.font], "pictures": pictures}
 
 
-def _look(reported: Mapping[str, Any]) -> Look | None:
+def _look(reported: Mapping[str, Any]) -> FigureFormat | None:
     """Return the look with which pictures were drawn; None where it is not known."""
     try:
         width, font = reported["look"]
-        return Look(width_in=float(width), font=font)
+        return FigureFormat(width_in=float(width), font=font)
     except (KeyError, ValueError, TypeError, StudyError):
         return None
 
@@ -434,7 +434,7 @@ def _drawn(
 
 
 def _made(
-    analysis: Analysis, folders: Sequence[str], look: Look | None
+    analysis: Analysis, folders: Sequence[str], look: FigureFormat | None
 ) -> tuple[dict[str, str], dict[str, str | None]]:
     """Return the texts of the figures and tables that belong into `folders`, and the digests of the pictures.
 

@@ -36,7 +36,7 @@ from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import against_baseline, by_series, to_html
-from horovod_study.report.kit.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, TEXT, Look, series_labels
+from horovod_study.report.kit.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page import run_pages
 from horovod_study.report.page.sentences import ENVIRONMENT, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
@@ -71,12 +71,12 @@ CLAIMED = (
 WIDTHS_IN = {**dict.fromkeys(PAIRED, SCREEN_WIDTH_IN), "throughput": 5.0}
 """Widths at which figures are drawn for the page, where they differ from WIDE_IN."""
 
-MOST_CSV, LEAST_CSV = 60_000, 15_000
+MAX_CSV, MIN_CSV = 60_000, 15_000
 """Letters of a figure's data up to which the page carries it for download; beyond, it is in figures/ alone. The smaller
 number holds where all figures together have more than MUCH_CSV: the page of a thousand runs shall stay below 5 MB."""
 MUCH_CSV = 2_000_000
 
-MOST_ACCOUNTED = 100
+MAX_ACCOUNTED = 100
 """Runs whose unexplained time the page lists; of more, those that do not close and those with the largest gaps."""
 
 MANY_POINTS = 30
@@ -89,7 +89,7 @@ def write_report(
     analysis: Analysis,
     directory: Path,
     *,
-    look: Look = TEXT,
+    look: FigureFormat = TEXT,
     pgf: bool = False,
     against: Any = None,
     second_process: bool = False,
@@ -202,7 +202,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
 def _figures(analysis: Analysis, widths_in: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """Return the figures of the study by name; where they are many, fewer of them carry their data."""
     drawn = [(drawing, csv_of(drawing.data)) for drawing in drawings(analysis)]
-    most_csv = MOST_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else LEAST_CSV
+    most_csv = MAX_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else MIN_CSV
     return {
         drawing.name: _figure(drawing, widths_in, rows if len(rows) <= most_csv else None) for drawing, rows in drawn
     }
@@ -246,7 +246,7 @@ def _compared(against: Any) -> dict[str, Any] | None:
     from horovod_study.report.figures import against as compared
 
     figures = [
-        _figure(drawing, {}, rows if len(rows) <= MOST_CSV else None)
+        _figure(drawing, {}, rows if len(rows) <= MAX_CSV else None)
         for drawing in compared.drawings(against)
         for rows in (csv_of(drawing.data),)
     ]
@@ -550,16 +550,16 @@ def _accounted(whole: pd.DataFrame) -> pd.Series:
     worth = (
         whole["residual_share_worst"].mask(doubtful, math.inf).rank(method="first", ascending=False, na_option="top")
     )
-    return worth <= MOST_ACCOUNTED
+    return worth <= MAX_ACCOUNTED
 
 
 def _left_out(analysis: Analysis) -> str:
     """Return in one sentence which runs the table of unexplained time leaves out."""
     runs = int(analysis.accounting["rank"].isna().sum())
-    if runs <= MOST_ACCOUNTED:
+    if runs <= MAX_ACCOUNTED:
         return ""
     return (
-        f"Of {runs:,} runs the {MOST_ACCOUNTED} are listed that do not close or have the largest gaps; accounting.csv "
+        f"Of {runs:,} runs the {MAX_ACCOUNTED} are listed that do not close or have the largest gaps; accounting.csv "
         "has all."
     )
 

@@ -22,12 +22,12 @@ from horovod_study.text.numbers import rounded
 DIGITS = 4
 """Significant digits of a number on these pages; the tables (runs.csv, run_profiles.csv) have all of them."""
 
-MOST_PARTS = 15_000
+MAX_PARTS = 15_000
 """Parts of all runs together that the page carries; of more, every second, third, ... is left out, and it says so."""
 
 NAME = "\x01"
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 """Ranks of a run that its page lists; accounting.csv has all of them."""
 
 
@@ -349,14 +349,14 @@ def _ranks(accounting: pd.DataFrame, names: Sequence[str], laps: Sequence[str]) 
         if f"{run}" in first:
             told = found.setdefault(f"{first[f'{run}']}", [0, []])
             told[0] += 1
-            if told[0] <= MOST_RANKS:
+            if told[0] <= MAX_RANKS:
                 told[1].append(values)
     return found
 
 
 def _profiles(profiles: pd.DataFrame, names: Sequence[str]) -> dict[str, Any]:
     """Return the course of each run: {"every": n, "runs": {place: {column: [one per part], or the one value}}}."""
-    every = max(1, math.ceil(len(profiles) / MOST_PARTS))
+    every = max(1, math.ceil(len(profiles) / MAX_PARTS))
     first = {name: place for place, name in reversed(list(enumerate(names)))}
     scales = {column: line.scale for line in LINES for column in line.columns}
     columns = {name: numbers(profiles[name], scales.get(name, 1.0)) for name in ("begin_s", "first_step", *scales)}

@@ -250,7 +250,7 @@ def _suspects(block: NDArray[np.float32], numbers: NDArray[np.int64]) -> NDArray
         calm = (
             finite
             & rising
-            & (numbers >= checks.FEWEST_POINTS)
+            & (numbers >= checks.MIN_POINTS)
             & (span > 1.001 * checks.STRAIN_RANGE[0])
             & (span < 0.999 * checks.STRAIN_RANGE[1])
             & (peak > 0)

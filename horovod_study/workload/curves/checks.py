@@ -15,7 +15,7 @@ from horovod_study.workload import material
 from horovod_study.workload.curves import units
 from horovod_study.workload.curves.values import Curve, ReadOptions
 
-FEWEST_POINTS = 20
+MIN_POINTS = 20
 CYCLE_OF_RANGE = 0.05
 """Travel back beyond this part of the strain range is unloading, not jitter."""
 
@@ -28,7 +28,7 @@ MODULUS_MPA = (200.0, 15000.0)
 
 TAIL_OF_PEAK = 0.2
 START_OF_PEAK = 0.05
-MOST_REDUCED = 10
+MAX_REDUCED = 10
 """Down-sampling by more than this is worth a warning."""
 
 _FIRST_TENTH = 0.1
@@ -109,9 +109,9 @@ def _finite(curve: Curve, options: ReadOptions, tally: Tally) -> Curve:
 def _enough(curve: Curve) -> None:
     """Case 6: too few points, and an empty curve (7)."""
     count = len(curve.strain)
-    if count < FEWEST_POINTS:
+    if count < MIN_POINTS:
         raise DataError(
-            f"{curve.where}: has {count} points, at least {FEWEST_POINTS} are needed; remove this {curve.kind}, or "
+            f"{curve.where}: has {count} points, at least {MIN_POINTS} are needed; remove this {curve.kind}, or "
             "export it with more points"
         )
 
@@ -290,7 +290,7 @@ def _odd(curve: Curve, tally: Tally) -> None:
         )
     if abs(curve.strain[0]) > START_OF_PEAK * np.ptp(curve.strain):
         tally.odd["do not start at strain 0"].append(f"{curve.who} starts at strain {curve.strain[0]:.4g}")
-    if len(curve.strain) > MOST_REDUCED * material.POINTS:
-        tally.odd[f"are thinned more than {MOST_REDUCED} times to {material.POINTS} points"].append(
+    if len(curve.strain) > MAX_REDUCED * material.POINTS:
+        tally.odd[f"are thinned more than {MAX_REDUCED} times to {material.POINTS} points"].append(
             f"{curve.who} has {len(curve.strain)} points"
         )

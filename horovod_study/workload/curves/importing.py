@@ -33,7 +33,7 @@ SELF_CHECKED = 20_000
 MISFIT_OF_PEAK = 0.05
 """A fit whose rms exceeds this part of the largest stress does not describe the curve."""
 
-MOST_IDS = 10_000
+MAX_IDS = 10_000
 """Ids are kept in the side-car up to this number of curves."""
 
 _NORMALISED_BELOW_MPA = 2.0  # no material has such a G0: the targets are normalised already
@@ -139,7 +139,7 @@ def import_curves(
         "counts": {"curves": source.size, **source.counts, **tally.counts},
         "warnings": warnings,
         "self_check": _summary(source, fits),
-        "ids": list(source.names) if source.names and source.size <= MOST_IDS else None,
+        "ids": list(source.names) if source.names and source.size <= MAX_IDS else None,
     }
     dataset.write_imported(
         out,
