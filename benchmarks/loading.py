@@ -102,7 +102,7 @@ def main() -> int:
                 rounds=options.rounds,
                 seconds=options.seconds,
                 others=usual_ways(opened, batch),
-                tell=lambda text: say(f"[{now() - began:.0f} s] {text}"),
+                on_progress=lambda text: say(f"[{now() - began:.0f} s] {text}"),
             )
         )
         say("\n".join(found[-1].lines()))

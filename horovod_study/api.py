@@ -63,12 +63,13 @@ def analysed(
     networks: Sequence[tuple[str, str]] = (),
     counted: Collection[str] | None = None,
     beside: Callable[[Any], None] | None = None,
-    told: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> "tuple[pd.DataFrame, pd.DataFrame, Accounting, Analysis]":
     """Return run table, evaluations, accounting and Analysis of the runs below `root`.
 
     `only`: names of the runs to read, `counted`: of those that count. `networks`: contents of bench.json files and what
-    the analysis calls them. `beside` is called with each run while its rows are at hand, `told` with how many are done.
+    the analysis calls them. `beside` is called with each run while its rows are at hand, `on_progress` with how many
+    are done.
     """
     measured = [restored(_document(text, named), source=named).to_dict() for text, named in networks]
     left_out: dict[str, str] = {}
@@ -79,11 +80,13 @@ def analysed(
         evaluations = evaluations[evaluations["run"].isin(list(counted))].reset_index(drop=True)
         recorded = (run for run in recorded if run.name in counted)
 
-    def tell(done: int) -> None:
-        if told is not None:
-            told(done, len(table))
+    def counted_up(done: int) -> None:
+        if on_progress is not None:
+            on_progress(done, len(table))
 
-    accounting = account(table, account_runs(recorded, threads=threads, told=tell, beside=beside), views=False)
+    accounting = account(
+        table, account_runs(recorded, threads=threads, on_progress=counted_up, beside=beside), views=False
+    )
     known: dict[str, Any] = {"targets": targets, "accounting": accounting, "networks": measured}
     found = analyze_tables(table, evaluations, commands=commands, **known)
     return table, evaluations, accounting, found.with_left_out(left_out)

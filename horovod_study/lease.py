@@ -198,12 +198,12 @@ def read_claim(folder: Path, name: str, generation: int) -> Claim | None:
         return None
     except OSError as error:
         raise StudyError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
-    torn = Claim(path=path, generation=generation, touched=touched, holder=None)
+    incomplete = Claim(path=path, generation=generation, touched=touched, holder=None)
     try:
         content = conform(parse_json(text, source=str(path), again=""), _Content, str(path))
-        return replace(torn, **{**content, "holder": Holder(**content["holder"])})
+        return replace(incomplete, **{**content, "holder": Holder(**content["holder"])})
     except (StudyError, TypeError):
-        return torn
+        return incomplete
 
 
 def latest(folder: Path, name: str) -> Claim | None:

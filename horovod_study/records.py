@@ -916,7 +916,7 @@ def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table
         table = _whole_batches(path, mapped=mapped)
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; rank {rank} recorded no steps") from None
-    except _torn() as error:
+    except _stream_errors() as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
     schema = step_schema()
     _require_types(table, schema, path)
@@ -942,11 +942,11 @@ def _whole_batches(path: Path, *, mapped: bool = False) -> "pa.Table":
     found no room. Raises OSError and ArrowInvalid where not even its schema can be read."""
     import pyarrow as pa
 
-    with _open_rows(path, mapped=mapped) as reader, suppress(*_torn()):
+    with _open_rows(path, mapped=mapped) as reader, suppress(*_stream_errors()):
         return _checked(reader.read_all())
     batches: list[pa.RecordBatch] = []
     with _open_rows(path, mapped=mapped) as reader:
-        with suppress(*_torn()):
+        with suppress(*_stream_errors()):
             for batch in reader:
                 batches.append(batch)
         return _checked(pa.Table.from_batches(batches, schema=reader.schema))
@@ -962,7 +962,7 @@ def _checked(table: "pa.Table") -> "pa.Table":
 
 @contextmanager
 def _open_rows(path: Path, *, mapped: bool = False) -> "Iterator[pa.ipc.RecordBatchStreamReader]":
-    """Give the reader of an Arrow stream; raises `_torn` also where the file is a pipe, which would be waited for."""
+    """Give the reader of an Arrow stream; raises `_stream_errors` also where the file is a pipe."""
     import pyarrow as pa
 
     if not stat.S_ISREG(os.stat(path).st_mode):
@@ -971,7 +971,7 @@ def _open_rows(path: Path, *, mapped: bool = False) -> "Iterator[pa.ipc.RecordBa
         yield reader
 
 
-def _torn() -> tuple[type[Exception], ...]:
+def _stream_errors() -> tuple[type[Exception], ...]:
     """Return what reading a torn or damaged Arrow stream raises; MemoryError is of a length that is no length."""
     import pyarrow as pa
 
@@ -990,7 +990,7 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
     try:
         with _open_rows(path, mapped=True) as reader:
             names = [reader.schema.get_field_index(name) for name in ("step", "epoch", "begin_s", "step_s")]
-            with suppress(*_torn()):
+            with suppress(*_stream_errors()):
                 for batch in reader:
                     if batch.num_rows:
                         last = batch
@@ -998,7 +998,7 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
                 return None
             # By hand, because Arrow's own way from an array to a number imports pandas first.
             step, epoch, begin_s, step_s = (float(_numpy(last.column(name).slice(len(last) - 1))[0]) for name in names)
-    except _torn():
+    except _stream_errors():
         return None
     return int(step) + 1, int(epoch), begin_s + (0.0 if math.isnan(step_s) else step_s)
 
@@ -1012,13 +1012,13 @@ def read_step_column(path: Path, name: str) -> "np.ndarray":
 
     parts = []
     try:
-        with _open_rows(path) as reader, suppress(*_torn()):
+        with _open_rows(path) as reader, suppress(*_stream_errors()):
             place = reader.schema.get_field_index(name)
             kind = reader.schema.field(place).type.to_pandas_dtype()
             for batch in reader:
                 # A copy: what lies in the file's batch keeps all of it in memory.
                 parts.append(_numpy(batch.column(place)).astype(kind, copy=False))
-    except _torn() as error:
+    except _stream_errors() as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
     return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
@@ -1126,7 +1126,7 @@ def _has_rows(directory: Path, rank: int) -> bool:
     """Return whether a rank has recorded a step, as far as a batch that can be read; raises what `read_steps` does."""
 
     path = directory / f"steps-{rank:05d}.arrows"
-    with suppress(*_torn()), _open_rows(path) as reader:
+    with suppress(*_stream_errors()), _open_rows(path) as reader:
         for batch in reader:
             if batch.num_rows:
                 return True
@@ -1357,7 +1357,7 @@ def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, A
         raise RecordError(
             f"{path}: no such file; the run recorded no system samples of {host} (--system-interval-s 0?)"
         ) from None
-    except _torn() as error:
+    except _stream_errors() as error:
         raise RecordError(f"{path}: holds no readable system samples ({error}); {again}") from None
     told = (table.schema.metadata or {}).get(_SYSTEM_META)
     if told is None:

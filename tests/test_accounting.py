@@ -168,11 +168,11 @@ def test_the_residual_is_told_by_mean_median_tail_and_worst_step(tmp_path: Path)
 
 
 def test_a_step_that_does_not_close_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def torn(rows: dict[str, Any], rank: int) -> None:
+    def incomplete(rows: dict[str, Any], rank: int) -> None:
         if rank == 1:
             rows["step_s"][[33, 34]] += [0.4e-3, 0.2e-3]
 
-    root = run(tmp_path / "r", workers=2, change=torn)
+    root = run(tmp_path / "r", workers=2, change=incomplete)
     (one,) = accounted(root).runs
     message = "2 steps of 380 do not add up; the largest gap is 0.400 ms, in step 33 of rank 1"
 
@@ -717,11 +717,11 @@ def test_accounting_twice_gives_equal_results(tmp_path: Path) -> None:
 def test_the_report_shows_the_account_and_its_doubts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def torn(rows: dict[str, Any], rank: int) -> None:
+    def incomplete(rows: dict[str, Any], rank: int) -> None:
         rows["step_s"][33] += 0.4e-3 * rank
 
     study(tmp_path / "runs")
-    run(tmp_path / "runs" / "bad", repeat=3, workers=2, sync=0.8, change=torn, totals={"rows_lost": [0, 7]})
+    run(tmp_path / "runs" / "bad", repeat=3, workers=2, sync=0.8, change=incomplete, totals={"rows_lost": [0, 7]})
     assert call(capsys, "analyze", tmp_path / "runs", "--out", tmp_path / "an")[0] == 0
     assert call(capsys, "report", tmp_path / "an")[0] == 0
     page = re.sub(r"\s+", " ", (tmp_path / "an" / "report.html").read_text())

@@ -46,8 +46,8 @@ def case(model: LayeredModel = PLAIN, **changes) -> Case:
     return replace(Case(model=model, batch=10, workers=4, network=NETWORK, flop_per_s=1e9), **changes)
 
 
-def ways(given: Case) -> dict:
-    return {way.short: way for way in advise(given).ways}
+def schemes(given: Case) -> dict:
+    return {scheme.short: scheme for scheme in advise(given).schemes}
 
 
 # ------------------------------------------------------------------------------------------------------ the model
@@ -132,17 +132,17 @@ def test_constants_from_a_benchmark() -> None:
 
 def test_data_parallel_by_hand() -> None:
     # P = 2000, S = 8000 B, A = 400 B; n = 4, b = 10. Training: 3 x 4000 - 2000 = 10000 FLOP per sample.
-    way = ways(case())["data"]
+    scheme = schemes(case())["data"]
 
-    assert way.memory_bytes == 2000 * 16 + 400 * 10
-    assert way.sent_bytes == 2 * 3 / 4 * 8000
-    assert way.communication_s == pytest.approx(2 * (1e-5 + 8e-6)), "recursive doubling: two rounds"
-    assert way.computing_s == pytest.approx(10 * 10_000 / 1e9)
-    assert way.efficiency == pytest.approx(1e-4 / (1e-4 + 3.6e-5))
+    assert scheme.memory_bytes == 2000 * 16 + 400 * 10
+    assert scheme.sent_bytes == 2 * 3 / 4 * 8000
+    assert scheme.communication_s == pytest.approx(2 * (1e-5 + 8e-6)), "recursive doubling: two rounds"
+    assert scheme.computing_s == pytest.approx(10 * 10_000 / 1e9)
+    assert scheme.efficiency == pytest.approx(1e-4 / (1e-4 + 3.6e-5))
 
 
 def test_sharded_by_hand() -> None:
-    found = ways(case())
+    found = schemes(case())
 
     assert found["ZeRO-1"].memory_bytes == 2000 * (8 + 8 / 4) + 4000
     assert found["ZeRO-1"].sent_bytes == found["data"].sent_bytes
@@ -151,39 +151,39 @@ def test_sharded_by_hand() -> None:
     assert found["ZeRO-3"].sent_bytes == 1.5 * found["data"].sent_bytes
     assert found["ZeRO-3"].memory_bytes == 2000 * 16 / 4 + 4000 + 2 * 4000
     assert found["ZeRO-3"].communication_s == pytest.approx(2 * 3 * (2e-5 + 0.75 * 4e-6))
-    assert ways(case(optimizer="sgd"))["ZeRO-1"].memory_bytes == 2000 * (8 + 4 / 4) + 4000
+    assert schemes(case(optimizer="sgd"))["ZeRO-1"].memory_bytes == 2000 * (8 + 4 / 4) + 4000
 
 
 def test_tensor_parallel_by_hand() -> None:
     # one-two is a pair: forward all-reduce of 50 numbers of each of 40 samples; the input of the model needs none.
-    way = ways(case())["tensor"]
+    scheme = schemes(case())["tensor"]
 
-    assert way.name == "tensor parallel of one-two"
-    assert way.sent_bytes == 1.5 * 50 * 4 * 40
-    assert way.memory_bytes == 2000 / 4 * 16 + (50 * 4 / 4 + 50 * 4) * 40
-    assert way.computing_s == pytest.approx(40 * 10_000 / 4 / 1e9), "all of it is split"
+    assert scheme.name == "tensor parallel of one-two"
+    assert scheme.sent_bytes == 1.5 * 50 * 4 * 40
+    assert scheme.memory_bytes == 2000 / 4 * 16 + (50 * 4 / 4 + 50 * 4) * 40
+    assert scheme.computing_s == pytest.approx(40 * 10_000 / 4 / 1e9), "all of it is split"
     blocks = replace(PLAIN, layers=tuple(replace(layer, pairs=2) for layer in PLAIN.layers))
     # Two pairs in each layer, forward and backward, but nothing backward into the first layer.
-    assert ways(case(blocks))["tensor"].sent_bytes == 1.5 * (2 * 50 + 4 * 50) * 4 * 40
+    assert schemes(case(blocks))["tensor"].sent_bytes == 1.5 * (2 * 50 + 4 * 50) * 4 * 40
 
 
 def test_pipeline_by_hand() -> None:
-    way = ways(case(workers=2))["pipeline"]
+    scheme = schemes(case(workers=2))["pipeline"]
 
     # G = 20 in m = 8 micro-batches of 2.5 samples, p = 2: nine slots.
-    assert way.computing_s == pytest.approx(9 * 2.5 * 5000 / 1e9)
-    assert way.communication_s == pytest.approx(9 * 2 * (1e-5 + 50 * 4 * 2.5 / 1e9))
-    assert way.sent_bytes == 2 * 50 * 4 * 20
-    assert way.memory_bytes == 1000 * 16 + 50 * 4 * 20
-    assert "idle for (p-1)/(m+p-1) = 11.1 % of the time" in way.notes[0]
-    assert ways(case())["pipeline"].possible == "the model has 2 layers for 4 stages"
+    assert scheme.computing_s == pytest.approx(9 * 2.5 * 5000 / 1e9)
+    assert scheme.communication_s == pytest.approx(9 * 2 * (1e-5 + 50 * 4 * 2.5 / 1e9))
+    assert scheme.sent_bytes == 2 * 50 * 4 * 20
+    assert scheme.memory_bytes == 1000 * 16 + 50 * 4 * 20
+    assert "idle for (p-1)/(m+p-1) = 11.1 % of the time" in scheme.notes[0]
+    assert schemes(case())["pipeline"].possible == "the model has 2 layers for 4 stages"
 
 
 def test_stages_are_as_even_as_whole_layers_allow() -> None:
     layers = [Layer(name=f"{flop}", parameters=1, activations=1, output=1, flop=flop) for flop in (5, 1, 1, 1, 4, 4)]
-    way = ways(case(replace(PLAIN, layers=tuple(layers)), workers=3))["pipeline"]
+    scheme = schemes(case(replace(PLAIN, layers=tuple(layers)), workers=3))["pipeline"]
 
-    assert "stages 5-1 | 1-4 | 4: the heaviest allows 88.9 %" in way.notes[0]  # 6, 6, 4 of 16
+    assert "stages 5-1 | 1-4 | 4: the heaviest allows 88.9 %" in scheme.notes[0]  # 6, 6, 4 of 16
 
 
 def test_the_crossover_is_where_both_send_the_same() -> None:
@@ -191,9 +191,9 @@ def test_the_crossover_is_where_both_send_the_same() -> None:
     assert advice.crossover_batch is not None
     # S / (n x 200 B) = 10 samples per worker: the batch of the case.
     assert advice.crossover_batch == pytest.approx(10)
-    found = ways(case())
+    found = schemes(case())
     assert found["data"].sent_bytes == found["tensor"].sent_bytes
-    above = ways(case(batch=11))
+    above = schemes(case(batch=11))
     assert above["data"].sent_bytes < above["tensor"].sent_bytes
 
 
@@ -220,7 +220,7 @@ def test_a_model_that_does_not_fit_is_sharded() -> None:
     # 32,000 B of weights and states and 4,000 B of activations against 25 kB.
     advice = advise(case(memory_bytes=25_000.0))
 
-    assert {way.short: way.fits for way in advice.ways} == {
+    assert {scheme.short: scheme.fits for scheme in advice.schemes} == {
         "data": False,
         "ZeRO-1": True,
         "ZeRO-3": True,
@@ -247,7 +247,7 @@ def test_what_is_not_known_says_what_to_run() -> None:
     assert advice.verdict == "data parallel, as far as memory and bytes can tell"
     assert "measure it with `horovod-study bench --out DIR` and give --network DIR/bench.json" in advice.missing[0]
     assert "give --run RUN_DIR" in advice.missing[1]
-    assert all(way.communication_s is None and way.efficiency is None for way in advice.ways)
+    assert all(scheme.communication_s is None and scheme.efficiency is None for scheme in advice.schemes)
     assert "one worker: nothing is to be spread" in advise(Case(model=PLAIN, batch=1, workers=1)).verdict
 
 

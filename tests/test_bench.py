@@ -172,7 +172,7 @@ def test_a_job_may_fail_unless_it_was_asked_for(monkeypatch: pytest.MonkeyPatch,
     kept: list[str] = []
 
     def start() -> dict[str, Any]:
-        return run_bench(jobs, plan, MODEL, tmp_path, workers=2, tell=lambda text: None, keep=kept.append)
+        return run_bench(jobs, plan, MODEL, tmp_path, workers=2, on_progress=lambda text: None, keep=kept.append)
 
     reason = "horovod/mpi with 2 workers failed: no such library; see output.log"
     if asked:
@@ -194,7 +194,7 @@ def test_nothing_measured_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
     plan = {"sizes": (4,), "seconds": 1.0, "rounds": 1, "batch": 75, "widths": "15-38-197"}
     jobs = [BenchJob(runtime="ddp/gloo", asked=False)]
     with pytest.raises(StudyError) as caught:
-        run_bench(jobs, plan, MODEL, tmp_path, workers=2, tell=lambda text: None, keep=lambda text: None)
+        run_bench(jobs, plan, MODEL, tmp_path, workers=2, on_progress=lambda text: None, keep=lambda text: None)
     assert str(caught.value).startswith("bench: nothing could be measured (ddp/gloo: ddp/gloo with 2 workers failed")
 
 

@@ -78,11 +78,11 @@ def said(to: Console) -> str:
     return to.file.getvalue()
 
 
-def eventually(holds: Callable[[], bool], what: str, tell: Callable[[], object] = lambda: "") -> None:
+def eventually(holds: Callable[[], bool], what: str, on_progress: Callable[[], object] = lambda: "") -> None:
     deadline = time.monotonic() + LOADED_S
     while not holds():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {LOADED_S:g} s for {what}: {tell()}")
+            raise AssertionError(f"waited {LOADED_S:g} s for {what}: {on_progress()}")
         time.sleep(0.3)
 
 

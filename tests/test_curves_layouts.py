@@ -215,7 +215,7 @@ def test_large_pairs_go_in_blocks_and_are_sampled(tmp_path: Path, monkeypatch: p
     told = []
     said = imported(
         tmp_path, files.write_pair(tmp_path / "p", many), ReadOptions(**ARRAYS),
-        tell=lambda what, done, total: told.append((what, done, total)),
+        on_progress=lambda what, done, total: told.append((what, done, total)),
     )  # fmt: skip
 
     assert np.array_equal(dataset.open_dataset(tmp_path / "out").curves, many.channels)

@@ -42,7 +42,9 @@ def test_several_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     size = 2 * dataset.BLOCK_ROWS + 17
     seen: list[tuple[int, int]] = []
     dataset.generate(tmp_path / "one", size, seed=2)
-    dataset.generate(tmp_path / "two", size, seed=2, processes=2, tell=lambda done, total: seen.append((done, total)))
+    dataset.generate(
+        tmp_path / "two", size, seed=2, processes=2, on_progress=lambda done, total: seen.append((done, total))
+    )
 
     for name in (dataset.CURVES, dataset.TARGETS):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
@@ -172,7 +174,7 @@ def test_an_imported_set_comes_back(tmp_path: Path) -> None:
     curves, targets = material.generate(9, 0, 30)
     known = floor.summary(np.ones(2), 7, target_bounds=BOUNDS, estimated=True)
     seen: list[tuple[int, int]] = []
-    write(tmp_path / "own", curves, targets, floor=known, tell=lambda done, total: seen.append((done, total)))
+    write(tmp_path / "own", curves, targets, floor=known, on_progress=lambda done, total: seen.append((done, total)))
     opened = dataset.open_dataset(tmp_path / "own")
     facts = dataset.check(tmp_path / "own")
 
@@ -257,7 +259,7 @@ def test_check_stops_at_the_first_damaged_block(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(dataset, "_check_block", counted)
     with pytest.raises(DataError, match=r"curves 10\.\.19 are not what was generated"):
-        dataset.check(tmp_path / "x", threads=1, tell=lambda done, total: seen.append(done))
+        dataset.check(tmp_path / "x", threads=1, on_progress=lambda done, total: seen.append(done))
     assert seen == [10]
     assert len(read) < 50, "what was queued is not read any more"
 

@@ -558,7 +558,7 @@ class TestLawsOfSteps:
     def test_constants_across_nodes(self):
         n = np.array([1, 2, 3, 4, 8, 12, 16, 32])
         nodes = -(-n // 4)
-        form = LAWS["tree"].across
+        form = LAWS["tree"].multi_node
         truth = {"hop": 0.03, "hop_across": 0.1, "gamma": 1.0}
         x = 100 * form.at(places(n, nodes), np.array(list(truth.values())))
         with_nodes = fit_series(points(n, x, nodes=nodes))[""].fits["tree"]

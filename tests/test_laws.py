@@ -148,7 +148,7 @@ def test_curves_of_steps(law, mode, params, n, expected):
 
 
 def test_a_node_boundary_has_constants_of_its_own():
-    ring, tree = LAWS["ring"].across, LAWS["tree"].across
+    ring, tree = LAWS["ring"].multi_node, LAWS["tree"].multi_node
     where = places([4, 6, 8], [1, 2, 2], per_node=4)
     # Six workers on two nodes of four: four and two, so the fullest node has four.
     assert [4, 4, 4] == where.fullest.tolist()
@@ -156,8 +156,10 @@ def test_a_node_boundary_has_constants_of_its_own():
     assert [1, 2, 3] == places([4, 5, 12], per_node=4).nodes.tolist()
     found = ring.at(where, np.array([0.01, 0.2, 0.03, 0.5, 1.0]))
     inside = 2 * 3 * 0.01 + 2 * 3 / 4 * 0.2
-    across = 2 * 1 * 0.03 + 2 * 1 / 2 * 0.5
-    assert [4 / (1 + inside), 6 / (1 + inside + across), 8 / (1 + inside + across)] == pytest.approx(found.tolist())
+    multi_node = 2 * 1 * 0.03 + 2 * 1 / 2 * 0.5
+    assert [4 / (1 + inside), 6 / (1 + inside + multi_node), 8 / (1 + inside + multi_node)] == pytest.approx(
+        found.tolist()
+    )
     assert [4 / 1.4, 6 / 1.8, 8 / 1.8] == pytest.approx(tree.at(where, np.array([0.1, 0.2, 1.0])).tolist())
     with pytest.raises(AnalysisError, match="3 nodes for 2 workers: every node has at least one worker"):
         places([2], [3])
@@ -227,7 +229,7 @@ def test_fit_and_predict_leave_the_law_alone():
 
 def test_fit_with_nodes_in_the_second_column():
     table = np.array([[1, 1], [2, 1], [3, 1], [4, 1], [8, 2], [12, 3], [16, 4], [32, 8], [64, 16]], dtype=float)
-    ring = LAWS["ring"].across
+    ring = LAWS["ring"].multi_node
     truth = np.array([0.01, 0.1, 0.02, 0.3, 1.0])
     fitted = LAWS["ring"].fit(table, ring.at(places(table[:, 0], table[:, 1]), truth))
     assert dict(zip(ring.parameters, truth, strict=True)) == pytest.approx(fitted.params, rel=1e-5)

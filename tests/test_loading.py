@@ -208,7 +208,7 @@ def test_loaders_are_compared(dataset: data.Dataset) -> None:
         rounds=2,
         seconds=0.01,
         others={"mine": lambda: _Counting(30)},
-        tell=told.append,
+        on_progress=told.append,
     )
 
     assert torch.get_num_threads() == threads

@@ -50,18 +50,18 @@ def case(
         noise = np.exp(scatter * rng.normal(size=rounds)) * np.where(rng.random(rounds) < 0.05, 1.5, 1.0)
         return (5 * STEP_S * drift * noise * (1 + percent / 100)).tolist()
 
-    ways = {"off": 0.0, "light": light_percent, "strict": 1.0, "control": control_percent}
+    variants = {"off": 0.0, "light": light_percent, "strict": 1.0, "control": control_percent}
     return {
         "runtime": "serial",
         "workers": 1,
         "batch": 75,
         "device": "cpu",
-        "ways": list(ways),
-        "steps": dict.fromkeys(ways, 5),
-        "every": dict.fromkeys(ways, 1),
-        "block_s": {name: blocks(percent) for name, percent in ways.items()},
+        "ways": list(variants),
+        "steps": dict.fromkeys(variants, 5),
+        "every": dict.fromkeys(variants, 1),
+        "block_s": {name: blocks(percent) for name, percent in variants.items()},
         "around_s": {},
-        "drains": {name: [[512, drain_s if name != "light" else 3 * drain_s]] * 4 for name in ways},
+        "drains": {name: [[512, drain_s if name != "light" else 3 * drain_s]] * 4 for name in variants},
         "calls_s": {"off": 1e-7, "light": 2e-6, "strict": 2.5e-6},
         "seconds": 60.0,
         "other_cores": others,
@@ -74,7 +74,7 @@ def case(
 def test_the_interval_holds_the_truth_as_often_as_it_says(rounds: int) -> None:
     hits = 0
     for seed in range(300):
-        light = timer_cost(case(rounds=rounds, light_percent=0.7, seed=seed)).way("light")
+        light = timer_cost(case(rounds=rounds, light_percent=0.7, seed=seed)).variant("light")
         assert light.percent.known
         hits += not light.percent.excludes(0.7)
 
@@ -105,9 +105,11 @@ def test_writing_is_added_to_every_mode() -> None:
     plain, writing = (timer_cost(case(rounds=1000, drain_s=seconds)) for seconds in (0.0, 1.28e-3))
     base_s = np.exp(trimmed_mean(np.log(np.array(case(rounds=1000)["block_s"]["off"]) / 5))[0])
 
-    assert writing.way("light").writing_percent == pytest.approx(100 * 5e-6 / base_s)
-    assert writing.way("light").percent.value - plain.way("light").percent.value == pytest.approx(100 * 5e-6 / base_s)
-    assert writing.way("strict").percent == plain.way("strict").percent
+    assert writing.variant("light").writing_percent == pytest.approx(100 * 5e-6 / base_s)
+    assert writing.variant("light").percent.value - plain.variant("light").percent.value == pytest.approx(
+        100 * 5e-6 / base_s
+    )
+    assert writing.variant("strict").percent == plain.variant("strict").percent
     assert writing.off_step_s - plain.off_step_s == pytest.approx(2.5e-6)
 
 
@@ -121,7 +123,7 @@ def test_a_control_that_is_not_zero_and_a_busy_machine_are_doubts() -> None:
 
 
 def test_fewer_than_five_rounds_have_no_interval() -> None:
-    light = timer_cost(case(rounds=3)).way("light")
+    light = timer_cost(case(rounds=3)).variant("light")
 
     assert (light.percent.known, light.verdict(0.5)) == (False, "not resolved")
     assert interval(light) == f"{light.percent.value:.2f} %"
@@ -134,11 +136,11 @@ def test_a_way_that_is_only_in_some_rounds_is_compared_with_off_in_those() -> No
     found["steps"]["cProfile"], found["every"]["cProfile"] = 20, 5
     found["block_s"]["cProfile"] = [4 * 1.06 * seconds for seconds in found["block_s"]["off"][::5]]
     found["around_s"]["cProfile"] = [0.5 * seconds for seconds in found["block_s"]["off"][::5]]
-    way = timer_cost(found).way("cProfile")
+    variant = timer_cost(found).variant("cProfile")
 
-    assert way.percent.value == pytest.approx(6.0)
-    assert way.edges_percent == pytest.approx(6.0 + 12.5), "half a block of 5 steps more in 20 steps"
-    assert way.edges_steps == 20
+    assert variant.percent.value == pytest.approx(6.0)
+    assert variant.edges_percent == pytest.approx(6.0 + 12.5), "half a block of 5 steps more in 20 steps"
+    assert variant.edges_steps == 20
 
 
 # ---------------------------------------------------------------------------------------------------------- report
@@ -192,7 +194,7 @@ def test_all_ways_take_turns_on_one_model(dataset: Path, tmp_path: Path) -> None
     assert all(seconds > 0 for blocks in found["block_s"].values() for seconds in blocks)
     assert 0 < found["calls_s"]["off"] < 1e-3 and 0 < found["calls_s"]["light"] < 1e-3
     cost = timer_cost({"runtime": "serial", **found})
-    assert [each.way for each in cost.ways] == ["light", "strict", *BESIDE]
+    assert [each.variant for each in cost.variants] == ["light", "strict", *BESIDE]
     json.dumps(cost.to_dict(), allow_nan=False)
 
 
@@ -241,7 +243,9 @@ def test_the_order_is_shuffled_anew_in_every_round(
 ) -> None:
     order: list[int] = []
     block = timers._Steps.block
-    monkeypatch.setattr(timers._Steps, "block", lambda self, way: (order.append(id(way)), block(self, way))[1])
+    monkeypatch.setattr(
+        timers._Steps, "block", lambda self, variant: (order.append(id(variant)), block(self, variant))[1]
+    )
     measured(dataset, tmp_path, rounds=20)
     rounds = np.array(order[-80:]).reshape(20, 4)
 
@@ -269,9 +273,9 @@ def test_what_a_mode_costs_is_found(dataset: Path, tmp_path: Path, monkeypatch: 
     cost = timer_cost({"runtime": "serial", **measured(dataset, tmp_path, rounds=6)})
 
     assert cost.off_step_s == pytest.approx(STEP_S)
-    assert (cost.control.percent.value, cost.way("strict").percent.value) == pytest.approx((0.0, 0.0), abs=1e-9)
-    assert cost.way("light").percent.value == pytest.approx(4.0), "0.1 of 2.5 ms"
-    assert cost.way("light").calls_us == pytest.approx(100.0)
+    assert (cost.control.percent.value, cost.variant("strict").percent.value) == pytest.approx((0.0, 0.0), abs=1e-9)
+    assert cost.variant("light").percent.value == pytest.approx(4.0), "0.1 of 2.5 ms"
+    assert cost.variant("light").calls_us == pytest.approx(100.0)
     assert cost.exceeds(3.9) and not cost.exceeds(4.1)
 
 

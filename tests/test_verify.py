@@ -267,7 +267,7 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_runtime_that_is_there_and_does_not_run_is_a_failure(tmp_path: Path) -> None:
     """Left out silently, a broken backend would pass the proof."""
     told: list[str] = []
-    result = verifying.verify(Question(dataset="400", batch=24), tmp_path, tell=told.append)
+    result = verifying.verify(Question(dataset="400", batch=24), tmp_path, on_progress=told.append)
 
     assert not result.passed
     assert [one["why"] for one in result.cases] == [
@@ -276,7 +276,7 @@ def test_a_runtime_that_is_there_and_does_not_run_is_a_failure(tmp_path: Path) -
     assert told[-1] == "[1/1] mpi/mpi, 2 workers: mpi/mpi with 2 workers failed: rank 1 was killed by SIGKILL"
     assert "FAILED mpi/mpi, 2 workers: did not run: " in text(result.to_dict())
     with pytest.raises(StudyError, match="rank 1 was killed by SIGKILL"):
-        verifying.verify(Question(dataset="400", batch=24, runtimes=("mpi/mpi",)), tmp_path, tell=told.append)
+        verifying.verify(Question(dataset="400", batch=24, runtimes=("mpi/mpi",)), tmp_path, on_progress=told.append)
 
 
 def test_what_computes_on_a_gpu_is_compared_with_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_what_computes_on_a_gpu_is_compared_with_a_gpu(monkeypatch: pytest.Monke
         return {"cases": [{**case(), "reference": one["reference"]} for one in job["trials"]]}
 
     monkeypatch.setattr(verifying, "_launched", launched)
-    result = verifying.verify(Question(dataset="400", batch=24, workers=(1, 2)), tmp_path, tell=lambda _: None)
+    result = verifying.verify(Question(dataset="400", batch=24, workers=(1, 2)), tmp_path, on_progress=lambda _: None)
 
     assert jobs == [("serial", "cpu", {"cpu"}), ("serial", "cuda", {"cuda"}), ("ddp/nccl", "cuda", {"cuda"})]
     assert result.passed

@@ -95,7 +95,9 @@ class RankAccount:
     parts_s: Mapping[str, float]  # PARTS -> mean s; NaN where not known
     residual: Shares | None  # None where not timed
     gap_s: float  # the largest difference between the step and the sum of its parts
-    partly: Mapping[str, int]  # laps that some steps lack and others have -> how many lack them; they count as 0 there
+    partial_laps: Mapping[
+        str, int
+    ]  # laps that some steps lack and others have -> how many lack them; they count as 0 there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -114,7 +116,7 @@ class RunAccount:
     first_step: int
     excluded_by: str  # what says where the timed window begins
     notes: tuple[str, ...]  # what a reader must know: who ends where, rows that are missing
-    torn: bool  # whether ranks have no rows, or end before others; then the first note says so
+    incomplete: bool  # whether ranks have no rows, or end before others; then the first note says so
     seen: Observation | None  # for the timer's answer and the micro-benchmark
     why_not_seen: str
     why_not_benched: str
@@ -185,9 +187,9 @@ def account_run(run: RecordedRun, *, views: bool = True, profile: bool = False) 
     why_not = _why_not(run, ranks, ends, means)
     residual = None if why_not else _over_ranks(shares, ranks, means)
     shares.clear()
-    torn = bool(run.missing) or len(set(ends.values())) > 1
+    incomplete = bool(run.missing) or len(set(ends.values())) > 1
     late = Waiting(pop=None, skew_s=math.nan)
-    if run.workers > 1 and len(ranks) == run.workers and not torn and not why_not:
+    if run.workers > 1 and len(ranks) == run.workers and not incomplete and not why_not:
         late = waiting(run.rows, common_steps(run.rows, workers=run.workers, from_step=run.first_step))
     measured = run.synchronisation is not None  # and worth its arrays
     seen, why_not_seen = _seen(run) if views or measured else (None, "")
@@ -205,8 +207,8 @@ def account_run(run: RecordedRun, *, views: bool = True, profile: bool = False) 
         why_not=why_not,
         first_step=run.first_step,
         excluded_by=run.first_step_by,
-        notes=tuple(_notes(run, ranks, ends, torn=torn)),
-        torn=torn,
+        notes=tuple(_notes(run, ranks, ends, incomplete=incomplete)),
+        incomplete=incomplete,
         seen=seen if views else None,  # arrays as long as the run
         why_not_seen=why_not_seen,
         why_not_benched=run.why_no_synchronisation,
@@ -227,14 +229,14 @@ def account_runs(
     runs: Iterable[RecordedRun],
     *,
     threads: int = 1,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
     beside: Callable[[RecordedRun], None] | None = None,
 ) -> list[RunAccount]:
     """Return `account_run` of each run without its views but with its profile, in their order, up to `threads` of them
     at a time.
 
-    NumPy and Arrow compute side by side in threads, and what comes out does not depend on their number. `told` is
-    called with how many runs are done; `beside` with each run, in its thread, for what else reads the same rows.
+    NumPy and Arrow compute side by side in threads, and what comes out does not depend on their number. `on_progress`
+    is called with how many runs are done; `beside` with each run, in its thread, for what else reads the same rows.
     """
     found: list[RunAccount] = []
     begun: deque[tuple[Future[RunAccount], int]] = deque()
@@ -246,8 +248,8 @@ def account_runs(
 
     def finish() -> None:
         found.append(begun.popleft()[0].result())
-        if told is not None:
-            told(len(found))
+        if on_progress is not None:
+            on_progress(len(found))
 
     with ThreadPoolExecutor(threads) as pool:
         for run in runs:
@@ -309,7 +311,7 @@ def _rank(
         gap_s=float(gap[worst]) if has_laps else math.nan,
         gap_step=int(step[worst]),
         open_steps=int((gap > CLOSES_S).sum()) if has_laps else 0,
-        partly={part: nulls[part] for part in PARTS if has_laps and part in known and nulls[part]},
+        partial_laps={part: nulls[part] for part in PARTS if has_laps and part in known and nulls[part]},
     )
     if not has_laps:
         return own, None
@@ -338,8 +340,8 @@ def _shares(share: Floats, step: NDArray[np.int64], rank: int, means: Mapping[st
 
 def _over_ranks(shares: list[Floats | None], ranks: Sequence[RankAccount], means: Floats) -> Shares | None:
     """Return what the residual is of the steps of all ranks; takes the arrays out of `shares` as it goes."""
-    told = [rank.residual for rank in ranks if rank.residual is not None]
-    if not told or math.isnan(means[-2]):
+    on_progress = [rank.residual for rank in ranks if rank.residual is not None]
+    if not on_progress or math.isnan(means[-2]):
         return None
     every = np.empty(sum(len(share) for share in shares if share is not None))
     end = 0
@@ -349,7 +351,7 @@ def _over_ranks(shares: list[Floats | None], ranks: Sequence[RankAccount], means
             every[end : end + len(share)] = share
             end += len(share)
     median, p99 = _quantiles(every)
-    worst = max(told, key=lambda each: abs(each.worst))
+    worst = max(on_progress, key=lambda each: abs(each.worst))
     return replace(worst, mean=float(means[-2] / means[-1]), median=median, p99=p99)
 
 
@@ -374,14 +376,18 @@ def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, 
     return NOT_TIMED
 
 
-def _notes(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, int], *, torn: bool) -> Iterable[str]:
+def _notes(
+    run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, int], *, incomplete: bool
+) -> Iterable[str]:
     """Yield what is not whole about a run; `ends`: rank -> last recorded step."""
-    if run.state != "done" or torn:
+    if run.state != "done" or incomplete:
         because = f" ({run.record.reason})" if run.record.reason else ""
-        told = [f"{_ranks([rank for rank in ends if ends[rank] == last])} at step {last:,}" for last in _falling(ends)]
+        on_progress = [
+            f"{_ranks([rank for rank in ends if ends[rank] == last])} at step {last:,}" for last in _falling(ends)
+        ]
         state = {"done": "is done", "incomplete": "ended without saying how (killed)", "running": "still runs"}
         which = [f"{_ranks([rank])} {why}" for rank, why in run.missing.items()]
-        words = [*([f"its rows end: {', '.join(told)}"] if told else []), *which]
+        words = [*([f"its rows end: {', '.join(on_progress)}"] if on_progress else []), *which]
         yield f"the run {state.get(run.state, run.state)}{because}; {'; '.join(words)}"
     lost = rows_lost(run.record)
     if lost:
@@ -389,8 +395,10 @@ def _notes(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, in
     holes = {rank.rank: rank.holes for rank in ranks if rank.holes}
     if holes and not lost:
         yield f"{_ranks(list(holes))}: up to {max(holes.values()):,} steps between the first and the last have no row"
-    partly = {lap: max(rank.partly.get(lap, 0) for rank in ranks) for rank in ranks for lap in rank.partly}
-    for lap, count in partly.items():
+    partial_laps = {
+        lap: max(rank.partial_laps.get(lap, 0) for rank in ranks) for rank in ranks for lap in rank.partial_laps
+    }
+    for lap, count in partial_laps.items():
         steps = max(rank.steps for rank in ranks)
         yield f"{count:,} of {steps:,} steps have no {lap}, which counts as none of it there"
     steady = run.record.totals.get("steady")
@@ -512,7 +520,7 @@ class Accounting:
             "doubts": list(self.doubts),
         }
 
-    def taken(self) -> dict[str, Decomposition]:
+    def decompositions(self) -> dict[str, Decomposition]:
         """Return what the runs say of their synchronisation, where they measured what it is made of, by run."""
         return {run.run: run.taken for run in self.runs if run.taken is not None}
 
@@ -591,11 +599,11 @@ def account(table: pd.DataFrame, runs: Iterable[RunAccount], *, views: bool = Tr
     finished = pd.Series({row: bool(done[rows.index].any()) for _, rows in groups for row in rows.index}, dtype=bool)
     counted = known & (done | ~finished.reindex(named.index, fill_value=True))
     cells = split(named[counted])
-    told = []
+    on_progress = []
     for _, rows in named[counted].groupby(["series", *CELL], dropna=False, sort=False):
         first = rows.iloc[0]
         if views and first["workers"] > 1:
-            told.append(
+            on_progress.append(
                 _views(
                     [accounts[name] for name in rows["run"]],
                     series=str(first["series"]),
@@ -606,7 +614,7 @@ def account(table: pd.DataFrame, runs: Iterable[RunAccount], *, views: bool = Tr
         runs=tuple(placed),
         series=dict(zip(named["run"], named["series"], strict=True)),
         cells=cells,
-        views=tuple(told),
+        views=tuple(on_progress),
         doubts=tuple(_doubts(placed, named, counted)),
     )
 
@@ -627,7 +635,7 @@ def row_doubts(found: Accounting, allowed: float = UNEXPLAINED) -> list[str]:
     """Return the doubts that step rows add to those that `breakdown.doubts` has from the totals of runs."""
     doubts = []
     for run in found.runs:
-        if run.notes and (run.torn or (run.state != "done" and run.ranks)):
+        if run.notes and (run.incomplete or (run.state != "done" and run.ranks)):
             doubts.append(f"{run.run}: {run.notes[0]}.")
         if run.open_rank is not None:
             doubts.append(f"{run.run}: {open_words(run)}.")

@@ -141,7 +141,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
+class Scheme:
     """One way to spread the model, with its sums; unknown is None."""
 
     name: str
@@ -188,7 +188,7 @@ class Advice:
     """The answer: the ways, the crossover, the verdict, and what is not known."""
 
     case: Case
-    ways: tuple[Way, ...]
+    schemes: tuple[Scheme, ...]
     gradient_bytes: int
     crossover_batch: float | None  # b above which data parallel sends less than tensor parallel
     activation_crossover: float  # b at which the activations of a worker weigh as much as the gradients
@@ -235,7 +235,7 @@ class Advice:
             else {"alpha_s": network.alpha_s, "bytes_per_s": network.bytes_per_s, "source": network.source},
             "flop_per_s": case.flop_per_s,
             "rate_source": case.rate_source,
-            "ways": [way.to_dict() for way in self.ways],
+            "ways": [scheme.to_dict() for scheme in self.schemes],
             "crossover_batch": self.crossover_batch,
             "activation_crossover_batch": self.activation_crossover,
             "best": self.best,
@@ -276,15 +276,15 @@ class Advice:
             f"  computing          {rate}",
             "",
             f"the ways, for a step of G = {case.global_batch} samples with n = {case.workers}; nothing overlaps",
-            *to_lines(table_of(_WAY_HEADS, _way_rows(self.ways)), indent=2),
+            *to_lines(table_of(_SCHEME_HEADS, _scheme_rows(self.schemes)), indent=2),
         ]
-        for way in self.ways:
-            lines += ["", f"  {way.name}"]
-            if way.possible:
-                lines.append(f"    not possible: {way.possible}")
+        for scheme in self.schemes:
+            lines += ["", f"  {scheme.name}"]
+            if scheme.possible:
+                lines.append(f"    not possible: {scheme.possible}")
                 continue
-            lines += [f"    memory    {way.memory_text}", f"    messages  {way.messages_text}"]
-            lines += [f"    {note}" for note in way.notes]
+            lines += [f"    memory    {scheme.memory_text}", f"    messages  {scheme.messages_text}"]
+            lines += [f"    {note}" for note in scheme.notes]
         if self.missing:
             lines += ["", *(f"not known: {text}" for text in self.missing)]
         return [*lines, *([""] if self.doubts else []), *(f"doubt: {text}" for text in self.doubts)]
@@ -578,17 +578,17 @@ def advise(case: Case) -> Advice:
     """Return which way of spreading `case.model` fits, and why."""
     model, n = case.model, case.workers
     size = WEIGHT_BYTES * model.parameters
-    ways = [_judged(case, _data(case))]
+    schemes = [_judged(case, _data(case))]
     if n > 1:
-        ways += [_judged(case, way(case)) for way in (_zero1, _zero3, _tensor, _pipeline)]
+        schemes += [_judged(case, scheme(case)) for scheme in (_zero1, _zero3, _tensor, _pipeline)]
     share = moved_share(n)
     per_sample = sum(_tensor_messages(model)) * ACTIVATION_BYTES[case.precision]
     # Data parallel sends share S, tensor parallel share G per_sample = share n b per_sample.
     crossover = size / (n * per_sample) if per_sample and n > 1 else None
-    best, verdict, reasons = _verdict(case, ways, size, per_sample, share, crossover)
+    best, verdict, reasons = _verdict(case, schemes, size, per_sample, share, crossover)
     return Advice(
         case=case,
-        ways=tuple(ways),
+        schemes=tuple(schemes),
         gradient_bytes=size,
         crossover_batch=crossover,
         activation_crossover=size / model.activation_bytes(case.precision),
@@ -600,26 +600,28 @@ def advise(case: Case) -> Advice:
     )
 
 
-def _judged(case: Case, way: Way) -> Way:
-    if way.possible:
-        return way
-    fits = None if case.memory_bytes is None else way.memory_bytes <= case.memory_bytes
+def _judged(case: Case, scheme: Scheme) -> Scheme:
+    if scheme.possible:
+        return scheme
+    fits = None if case.memory_bytes is None else scheme.memory_bytes <= case.memory_bytes
     efficiency = None
-    if way.step_s and case.flop_per_s:
-        efficiency = case.model.train_flop * case.batch / case.flop_per_s / way.step_s
-    return Way(**{**{name: getattr(way, name) for name in Way.__slots__}, "fits": fits, "efficiency": efficiency})
+    if scheme.step_s and case.flop_per_s:
+        efficiency = case.model.train_flop * case.batch / case.flop_per_s / scheme.step_s
+    return Scheme(
+        **{**{name: getattr(scheme, name) for name in Scheme.__slots__}, "fits": fits, "efficiency": efficiency}
+    )
 
 
 def _computing(case: Case, flop: float) -> float | None:
     return None if case.flop_per_s is None else flop / case.flop_per_s
 
 
-def _data(case: Case) -> Way:
+def _data(case: Case) -> Scheme:
     model, n, b = case.model, case.workers, case.batch
     p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
     a = model.activation_bytes(case.precision)
     seconds, algorithm = (None, "") if case.network is None else case.network.all_reduce_s(size, n)
-    return Way(
+    return Scheme(
         name="data parallel",
         short="data",
         memory_bytes=p * (2 * WEIGHT_BYTES + state) + a * b,
@@ -635,12 +637,12 @@ def _data(case: Case) -> Way:
     )
 
 
-def _zero1(case: Case) -> Way:
+def _zero1(case: Case) -> Scheme:
     model, n, b = case.model, case.workers, case.batch
     p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
     a = model.activation_bytes(case.precision)
     seconds = None if case.network is None else 2 * case.network.half_s(size, n)
-    return Way(
+    return Scheme(
         name="data parallel, optimiser state sharded (ZeRO-1)",
         short="ZeRO-1",
         memory_bytes=p * 2 * WEIGHT_BYTES + p * state / n + a * b,
@@ -653,7 +655,7 @@ def _zero1(case: Case) -> Way:
     )
 
 
-def _zero3(case: Case) -> Way:
+def _zero3(case: Case) -> Scheme:
     model, n, b = case.model, case.workers, case.batch
     p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
     a, held = model.activation_bytes(case.precision), [layer for layer in model.layers if layer.parameters]
@@ -662,7 +664,7 @@ def _zero3(case: Case) -> Way:
     if case.network is not None:
         seconds = sum(3 * case.network.half_s(WEIGHT_BYTES * layer.parameters, n) for layer in held)
     gathered = 2 * largest if n > 1 else 0
-    return Way(
+    return Scheme(
         name="data parallel, everything sharded (ZeRO-3, FSDP)",
         short="ZeRO-3",
         memory_bytes=p * (2 * WEIGHT_BYTES + state) / n + gathered + a * b,
@@ -702,7 +704,7 @@ def _tensor_messages(model: LayeredModel) -> list[int]:
     return [numbers for numbers in messages if numbers]
 
 
-def _tensor(case: Case) -> Way:
+def _tensor(case: Case) -> Scheme:
     model, n, g = case.model, case.workers, case.global_batch
     each, state = ACTIVATION_BYTES[case.precision], STATE_BYTES[case.optimizer]
     groups = _groups(model)
@@ -723,7 +725,7 @@ def _tensor(case: Case) -> Way:
     sizes = [numbers * each * g for numbers in _tensor_messages(model)]
     seconds = None if case.network is None else math.fsum(case.network.all_reduce_s(size, n)[0] for size in sizes)
     sent = moved_share(n) * math.fsum(sizes)
-    return Way(
+    return Scheme(
         name=f"tensor parallel of {names}",
         short="tensor",
         memory_bytes=(own / n + rest) * (2 * WEIGHT_BYTES + state) + kept * g,
@@ -763,11 +765,11 @@ def _stages(model: LayeredModel, count: int) -> list[tuple[int, int]]:
     return stages[::-1]
 
 
-def _pipeline(case: Case) -> Way:
+def _pipeline(case: Case) -> Scheme:
     model, n, g = case.model, case.workers, case.global_batch
     name = f"pipeline of {n} stages"
     if n > len(model.layers):
-        return Way(name=name, short="pipeline", possible=f"the model has {len(model.layers)} layers for {n} stages")
+        return Scheme(name=name, short="pipeline", possible=f"the model has {len(model.layers)} layers for {n} stages")
     each, state = ACTIVATION_BYTES[case.precision], STATE_BYTES[case.optimizer]
     stages = _stages(model, n)
     m = max(1, min(g, MICRO_BATCHES * n)) if n > 1 else 1
@@ -790,7 +792,7 @@ def _pipeline(case: Case) -> Way:
         "-".join(dict.fromkeys((model.layers[first].name, model.layers[end - 1].name))) for first, end in stages[:6]
     )
     sent = 2 * max(borders, default=0) * g
-    return Way(
+    return Scheme(
         name=name,
         short="pipeline",
         memory_bytes=memory,
@@ -812,9 +814,9 @@ def _pipeline(case: Case) -> Way:
 
 
 def _verdict(
-    case: Case, ways: Sequence[Way], size: int, moved: float, share: float, crossover: float | None
+    case: Case, schemes: Sequence[Scheme], size: int, moved: float, share: float, crossover: float | None
 ) -> tuple[str, str, list[str]]:
-    by_name = {way.short: way for way in ways}
+    by_name = {scheme.short: scheme for scheme in schemes}
     data = by_name["data"]
     if case.workers == 1:
         need = _bytes(data.memory_bytes)
@@ -826,7 +828,7 @@ def _verdict(
             f"one worker: nothing is to be spread, and the model {fits}: {need} of {_bytes(case.memory_bytes)}",
             [],
         )
-    possible = [way for way in ways if not way.possible and way.fits is not False]
+    possible = [scheme for scheme in schemes if not scheme.possible and scheme.fits is not False]
     reasons = []
     if data.fits is not False:
         reasons.append(
@@ -852,21 +854,23 @@ def _verdict(
             f"b = S/(n x {_si(moved)}B per sample) = {crossover:.3g} samples per worker, and the batch is {case.batch}"
         )
     if not possible:
-        smallest = min((way for way in ways if not way.possible), key=lambda way: way.memory_bytes)
+        smallest = min((scheme for scheme in schemes if not scheme.possible), key=lambda scheme: scheme.memory_bytes)
         times = smallest.memory_bytes / (case.memory_bytes or math.inf)
         reasons.append(
             f"the least memory takes {smallest.name}: {_bytes(smallest.memory_bytes)} per worker, {times:.2g} times "
             "what there is; use more workers, a smaller batch, or recompute activations"
         )
         return "", "none of these ways fits into the memory", reasons
-    timed = [way for way in possible if way.efficiency is not None]
+    timed = [scheme for scheme in possible if scheme.efficiency is not None]
     if not timed:
         # Without times the order is that of simplicity: data parallel, then what gives up least for its memory.
         best = possible[0]
         return best.short, f"{best.name}, as far as memory and bytes can tell", reasons
-    quickest = max(timed, key=lambda way: way.efficiency or 0.0)
-    best = next(way for way in timed if (way.efficiency or 0.0) >= (quickest.efficiency or 0.0) - CLOSE)
-    second = max((way for way in timed if way is not best), key=lambda way: way.efficiency or 0.0, default=None)
+    quickest = max(timed, key=lambda scheme: scheme.efficiency or 0.0)
+    best = next(scheme for scheme in timed if (scheme.efficiency or 0.0) >= (quickest.efficiency or 0.0) - CLOSE)
+    second = max(
+        (scheme for scheme in timed if scheme is not best), key=lambda scheme: scheme.efficiency or 0.0, default=None
+    )
     verdict = f"{best.name}: expected efficiency {_percent(best.efficiency or 0.0)} on {case.workers} workers"
     if best is not quickest:
         verdict += f" ({quickest.name} reaches {_percent(quickest.efficiency or 0.0)}: no more than a tie)"
@@ -938,7 +942,7 @@ def _doubts(case: Case) -> list[str]:
 
 
 _LAYER_HEADS = ("layer", "parameters", "kept per sample", "handed on", "FLOP forward")
-_WAY_HEADS = ("way", "memory", "fits", "sent", "communicates", "computes", "efficiency")
+_SCHEME_HEADS = ("way", "memory", "fits", "sent", "communicates", "computes", "efficiency")
 
 
 def _layer_rows(model: LayeredModel) -> list[tuple[str, ...]]:
@@ -953,21 +957,21 @@ def _layer_rows(model: LayeredModel) -> list[tuple[str, ...]]:
     return rows
 
 
-def _way_rows(ways: Sequence[Way]) -> list[tuple[str, ...]]:
+def _scheme_rows(schemes: Sequence[Scheme]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for way in ways:
-        if way.possible:
-            rows.append((way.short, "-", "-", "-", "-", "-", "not possible"))
+    for scheme in schemes:
+        if scheme.possible:
+            rows.append((scheme.short, "-", "-", "-", "-", "-", "not possible"))
             continue
         rows.append(
             (
-                way.short,
-                _bytes(way.memory_bytes),
-                {True: "yes", False: "no", None: "?"}[way.fits],
-                _bytes(way.sent_bytes),
-                "?" if way.communication_s is None else _time(way.communication_s),
-                "?" if way.computing_s is None else _time(way.computing_s),
-                "?" if way.efficiency is None else _percent(way.efficiency),
+                scheme.short,
+                _bytes(scheme.memory_bytes),
+                {True: "yes", False: "no", None: "?"}[scheme.fits],
+                _bytes(scheme.sent_bytes),
+                "?" if scheme.communication_s is None else _time(scheme.communication_s),
+                "?" if scheme.computing_s is None else _time(scheme.computing_s),
+                "?" if scheme.efficiency is None else _percent(scheme.efficiency),
             )
         )
     return rows

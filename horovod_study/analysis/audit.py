@@ -295,14 +295,14 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
     if run.state != "done" or not totals:
         return Recount(run=run.name, not_recounted=(f"the run is {run.state}",))
     found = [*_asked(run.record), *_crowded(run.record), *_dated(run), *_unsampled(run, beside)]
-    torn = list(_torn(run))
+    row_gaps = list(_row_gaps(run))
     openings = _openings(run, beside)
     ranks = [_Rank.of(run, rank, openings) for rank in run.rows]
     compared: list[str] = []
     without: tuple[str, ...] = ()
     if openings is None:
         without = ("time between steps", "means of system samples in the window", "joules of each device")
-    if torn or not ranks or not all(rank.steps for rank in ranks):
+    if row_gaps or not ranks or not all(rank.steps for rank in ranks):
         without += ("step rows are missing",)
     else:
         samples = sum(rank.samples for rank in ranks)
@@ -320,9 +320,11 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
             compared.append(name)
             if kept is not None and (again is None or not abs(kept - again) <= room):
                 found.append(_differs(run.name, name, kept, again))
-        torn += [*_window(run, ranks, beside), *_ends(ranks)]
-    torn += [text for rank in ranks for text in rank.clock]
-    found += [Finding(name="steps-do-not-tile", text=text, where=f"{run.name}/steps", column="step_s") for text in torn]
+        row_gaps += [*_window(run, ranks, beside), *_ends(ranks)]
+    row_gaps += [text for rank in ranks for text in rank.clock]
+    found += [
+        Finding(name="steps-do-not-tile", text=text, where=f"{run.name}/steps", column="step_s") for text in row_gaps
+    ]
     if ranks and ranks[0].steps and min(rank.excluded for rank in ranks) == 0:
         text = "no step was left out before the timed window: the very first one is in it"
         found.append(Finding(name="warm-up-in-window", text=text, column="samples_per_s_median"))
@@ -661,7 +663,7 @@ def _in_window(
                 yield f"energy.{host}.{name}.{each['part']}", kept, each[name], 3 * part * (each[name] or 0.0)
 
 
-def _torn(run: RecordedRun) -> Iterable[str]:
+def _row_gaps(run: RecordedRun) -> Iterable[str]:
     """Yield which rows are not there."""
     for rank, why in run.missing.items():
         yield f"rank {rank} {why}"

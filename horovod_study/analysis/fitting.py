@@ -361,16 +361,16 @@ def fit_series(
             for name, one_solved in zip(names_of, found, strict=True):
                 solved[name].append(one_solved)
     noise: dict[str, float] = {}
-    profiled: list[tuple[str, str]] = []
+    needs_profile: list[tuple[str, str]] = []
     asked_of: list[tuple[_Solved, _Sample, float]] = []
     for name, one in fitted.items():
         good = [each for each in solved[name] if not isinstance(each, str)]
         if one.sample is not None:
             noise[name] = _baseline_noise(good, one.sample)
-            bent = [each for each in good if each.law.profiled]
-            profiled += [(name, each.law.name) for each in bent]
+            bent = [each for each in good if each.law.needs_profile]
+            needs_profile += [(name, each.law.name) for each in bent]
             asked_of += [(each, one.sample, noise[name]) for each in bent]
-    ends = dict(zip(profiled, _profiles(asked_of), strict=True))
+    ends = dict(zip(needs_profile, _profiles(asked_of), strict=True))
     return {
         name: _answer(name, one, laws, solved.get(name, []), noise.get(name, math.inf), ends)
         for name, one in asked.items()
@@ -799,7 +799,7 @@ def _form(law: Law, where: Places) -> Law | None:
     if len(np.unique(where.workers)) < 2:
         return None
     several = where.several_nodes and bool(np.any(where.fullest > 1))
-    form: Law | None = law.across if several and law.across is not None else law
+    form: Law | None = law.multi_node if several and law.multi_node is not None else law
     while form is not None:
         if form.reduced is None or (_distinct(form, where) > len(form.parameters) and _determined(form, where)):
             break
@@ -926,7 +926,7 @@ def _fit(
     law, values, draws = solved.law, solved.values, solved.draws
     jacobian = law.gradient(sample.where, values)
     noise, method, reach, stretch = _reach(solved, sample, base_noise, jacobian)
-    if law.profiled:
+    if law.needs_profile:
         low, high = _profiles([(solved, sample, base_noise)])[0] if ends is None else ends
         method = f"profile of least squares, its width by {'the spread of the runs' if draws is not None else method}"
     elif draws is None:
@@ -1382,7 +1382,7 @@ def _fit_doubts(law: Law, sample: _Sample, values: Array, ci95: Mapping[str, tup
             f"{_NOT_IDENTIFIABLE}: {distinct} distinct {what} for {len(values)} parameter{'s' * (len(values) > 1)} "
             f"({listed(law.parameters)}); measure at least {len(values) + 2}"
         )
-    if LAWS.get(law.name, law).across is not None and not law.by_nodes and sample.where.several_nodes:
+    if LAWS.get(law.name, law).multi_node is not None and not law.by_nodes and sample.where.several_nodes:
         doubts.append("one pair of constants for links inside and across nodes: too few places for two")
     blind = [name for name in law.parameters if not math.isfinite(ci95[name][1] - ci95[name][0])]
     if len(blind) == len(values):
@@ -1412,7 +1412,7 @@ def _spans(law: Law, where: Places, values: Array, i: int, low: float, high: flo
     That is its range; for a cost without an upper bound, all between nothing and as much as the work itself.
     """
     name, (lowest, highest) = law.parameters[i], law.bounds[i]
-    if law.profiled and name == "g":
+    if law.needs_profile and name == "g":
         # 1/g, between all after each other and all at once, is what an exponent is about.
         return 1 / low - 1 / high >= 0.9 * (1 / lowest - 1 / highest)
     if math.isfinite(highest - lowest):

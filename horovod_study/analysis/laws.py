@@ -25,7 +25,7 @@ the work of a worker is fixed (weak scaling). Where the work of all is fixed (st
 and S = gamma / step: `for_mode("strong")` is that form. alpha is the latency of one message, beta the time of all
 gradients through one link, both in steps of one worker.
 
-**Nodes.** Where places span several nodes, ring and tree have constants of their own across nodes: `across` is that
+**Nodes.** Where places span several nodes, ring and tree have constants of their own across nodes: `multi_node` is that
 form. Gradients are then reduced inside each node and between nodes, and the fullest node and the number of nodes count:
 
     ring   step = 1 + 2 (F - 1) alpha + 2 (F - 1)/F beta + 2 (M - 1) alpha_across + 2 (M - 1)/M beta_across
@@ -120,10 +120,10 @@ class Law:
     costs: tuple[str, ...] = ()  # parameters that are zero when nothing is lost, where a law has several
     linear: bool = False  # linear in its parameters, so that least squares has a closed form
     by_nodes: bool = False  # whether its curve takes nodes and fullest
-    profiled: bool = False  # whether its parameters make up for each other, so that only profiles give intervals
+    needs_profile: bool = False  # whether its parameters make up for each other, so that only profiles give intervals
     reduced: "Law | None" = field(default=None, repr=False)  # fewer free parameters, for few distinct places
     strong: "Law | None" = field(default=None, repr=False)  # the form for a fixed total of work, where it differs
-    across: "Law | None" = field(default=None, repr=False)  # the form with constants of its own across nodes
+    multi_node: "Law | None" = field(default=None, repr=False)  # the form with constants of its own across nodes
 
     def __post_init__(self) -> None:
         if len(self.parameters) != len(self.bounds):
@@ -372,7 +372,7 @@ Term: TypeAlias = Callable[[Any, Any, Any], Any]
 _RING: Mapping[str, Term] = MappingProxyType(
     {"alpha": lambda n, m, f: ring_messages(n), "beta": lambda n, m, f: moved_share(n)}
 )
-_RING_ACROSS: Mapping[str, Term] = MappingProxyType(
+_RING_MULTI_NODE: Mapping[str, Term] = MappingProxyType(
     {
         "alpha": lambda n, m, f: ring_messages(f),
         "beta": lambda n, m, f: moved_share(f),
@@ -381,13 +381,13 @@ _RING_ACROSS: Mapping[str, Term] = MappingProxyType(
     }
 )
 _TREE: Mapping[str, Term] = MappingProxyType({"hop": lambda n, m, f: 2 * rounds(n)})
-_TREE_ACROSS: Mapping[str, Term] = MappingProxyType(
+_TREE_MULTI_NODE: Mapping[str, Term] = MappingProxyType(
     {"hop": lambda n, m, f: 2 * rounds(f), "hop_across": lambda n, m, f: 2 * rounds(m)}
 )
 _RING_TEXT = "2(N-1) alpha + 2(N-1)/N beta"
-_RING_ACROSS_TEXT = "2(F-1) alpha + 2(F-1)/F beta + 2(M-1) alpha_across + 2(M-1)/M beta_across"
+_RING_MULTI_NODE_TEXT = "2(F-1) alpha + 2(F-1)/F beta + 2(M-1) alpha_across + 2(M-1)/M beta_across"
 _TREE_TEXT = "2 ceil(log2 N) hop"
-_TREE_ACROSS_TEXT = "2 ceil(log2 F) hop + 2 ceil(log2 M) hop_across"
+_TREE_MULTI_NODE_TEXT = "2 ceil(log2 F) hop + 2 ceil(log2 M) hop_across"
 
 _EVERY_MODE = frozenset({"strong", "weak", "mixed"})
 _STEPS = frozenset({"strong", "weak"})
@@ -507,7 +507,9 @@ def _cost_curve(
     return curve, slopes
 
 
-def _cost_laws(name: str, inside: Mapping[str, Term], text: str, across: Mapping[str, Term], across_text: str) -> Law:
+def _cost_laws(
+    name: str, inside: Mapping[str, Term], text: str, multi_node: Mapping[str, Term], multi_node_text: str
+) -> Law:
     """The form for fixed work per worker, with those for fixed total work, for several nodes and for few places."""
 
     def form(terms: Mapping[str, Term], words: str, *, strong: bool, scaled: bool, reduced: Law | None) -> Law:
@@ -542,9 +544,9 @@ def _cost_laws(name: str, inside: Mapping[str, Term], text: str, across: Mapping
     for strong in (True, False):
         anchored = form(inside, text, strong=strong, scaled=False, reduced=None)
         flat = form(inside, text, strong=strong, scaled=True, reduced=anchored)
-        tied = form(across, across_text, strong=strong, scaled=False, reduced=flat)
-        several = form(across, across_text, strong=strong, scaled=True, reduced=tied)
-        laws[strong] = replace(flat, across=several)
+        tied = form(multi_node, multi_node_text, strong=strong, scaled=False, reduced=flat)
+        several = form(multi_node, multi_node_text, strong=strong, scaled=True, reduced=tied)
+        laws[strong] = replace(flat, multi_node=several)
     return replace(laws[False], strong=laws[True])
 
 
@@ -688,7 +690,7 @@ def _overlap_law() -> Law:
             peak=peak,
             limit=limit,
             costs=("alpha", "beta"),
-            profiled=True,
+            needs_profile=True,
             reduced=reduced,
         )
         return law
@@ -797,8 +799,8 @@ LOG2 = Law(
     linear=True,
 )
 
-RING = _cost_laws("ring", _RING, _RING_TEXT, _RING_ACROSS, _RING_ACROSS_TEXT)
-TREE = _cost_laws("tree", _TREE, _TREE_TEXT, _TREE_ACROSS, _TREE_ACROSS_TEXT)
+RING = _cost_laws("ring", _RING, _RING_TEXT, _RING_MULTI_NODE, _RING_MULTI_NODE_TEXT)
+TREE = _cost_laws("tree", _TREE, _TREE_TEXT, _TREE_MULTI_NODE, _TREE_MULTI_NODE_TEXT)
 OVERLAP = _overlap_law()
 
 CONSTANT = Law(
@@ -824,11 +826,13 @@ LAWS: Mapping[str, Law] = MappingProxyType(
 
 
 def _quantity_law(
-    name: str, inside: Mapping[str, Term], text: str, across: Mapping[str, Term], across_text: str
+    name: str, inside: Mapping[str, Term], text: str, multi_node: Mapping[str, Term], multi_node_text: str
 ) -> Law:
     """y = base + costs, in the unit of y: linear in its parameters, none of them below zero."""
 
-    def form(terms: Mapping[str, Term], words: str, *, across: Law | None = None, reduced: Law | None = None) -> Law:
+    def form(
+        terms: Mapping[str, Term], words: str, *, multi_node: Law | None = None, reduced: Law | None = None
+    ) -> Law:
         by_nodes = len(terms) > len(inside)
 
         def slopes(n: Any, *values: Any) -> tuple[Any, ...]:
@@ -855,12 +859,12 @@ def _quantity_law(
             costs=tuple(terms),
             linear=True,
             by_nodes=by_nodes,
-            across=across,
+            multi_node=multi_node,
             reduced=reduced,
         )
 
     flat = form(inside, text)
-    return form(inside, text, across=form(across, across_text, reduced=flat))
+    return form(inside, text, multi_node=form(multi_node, multi_node_text, reduced=flat))
 
 
 def _of_quantity(law: Law) -> Law:
@@ -874,8 +878,8 @@ QUANTITY_LAWS: Mapping[str, Law] = MappingProxyType(
         law.name: law
         for law in (
             *map(_of_quantity, (CONSTANT, LINEAR, POWER, LOG2)),
-            _quantity_law("ring", _RING, _RING_TEXT, _RING_ACROSS, _RING_ACROSS_TEXT),
-            _quantity_law("tree", _TREE, _TREE_TEXT, _TREE_ACROSS, _TREE_ACROSS_TEXT),
+            _quantity_law("ring", _RING, _RING_TEXT, _RING_MULTI_NODE, _RING_MULTI_NODE_TEXT),
+            _quantity_law("tree", _TREE, _TREE_TEXT, _TREE_MULTI_NODE, _TREE_MULTI_NODE_TEXT),
         )
     }
 )

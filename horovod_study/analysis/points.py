@@ -264,9 +264,9 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     complete = table.loc[~unknown.any(axis=1), family].drop_duplicates()
     # Runs that know the same of themselves are told the same; a large study has many of them.
     alike: dict[tuple[Any, ...], list[int]] = {}
-    partly = table.loc[unknown.any(axis=1), family]
+    partial = table.loc[unknown.any(axis=1), family]
     for label, values, marks in zip(
-        partly.index, partly.itertuples(index=False), unknown.loc[partly.index].itertuples(index=False), strict=True
+        partial.index, partial.itertuples(index=False), unknown.loc[partial.index].itertuples(index=False), strict=True
     ):
         told = tuple(None if mark else value for value, mark in zip(values, marks, strict=True))
         alike.setdefault(told, []).append(label)

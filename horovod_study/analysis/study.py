@@ -9,21 +9,23 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import accounting as steps
-from horovod_study.analysis import attribution as apart
-from horovod_study.analysis import batch_size as sizes
-from horovod_study.analysis import boundary as nodewise
+from horovod_study.analysis import (
+    attribution,
+    batch_size,
+    boundary,
+    convergence,
+    cycle,
+    forecast,
+    losses,
+    resources,
+    run_profiles,
+    stats,
+    synchronisation,
+    transports,
+    usage,
+)
 from horovod_study.analysis import breakdown as laps
-from horovod_study.analysis import convergence as learned
-from horovod_study.analysis import cycle as looks
-from horovod_study.analysis import forecast as ahead
-from horovod_study.analysis import losses as lost
 from horovod_study.analysis import points as scaling
-from horovod_study.analysis import resources as taken
-from horovod_study.analysis import run_profiles as alone
-from horovod_study.analysis import stats
-from horovod_study.analysis import synchronisation as waiting
-from horovod_study.analysis import transports as ways
-from horovod_study.analysis import usage as used
 from horovod_study.analysis.fitting import SeriesFit, fit_series
 from horovod_study.errors import AnalysisError
 
@@ -52,29 +54,29 @@ _NEEDED = {
     "points": ("series", "setting", "partition", "backend", "transport", "workers", "speedup_plain", "missing"),
     "curves": CURVE_COLUMNS,
     "breakdown": ("series", "workers", "lap", "mean_s", "share", "note"),
-    "convergence": learned.CURVE_COLUMNS,
-    "learning": learned.LEARNING_COLUMNS,
-    "targets": learned.TARGET_COLUMNS,
+    "convergence": convergence.CURVE_COLUMNS,
+    "learning": convergence.LEARNING_COLUMNS,
+    "targets": convergence.TARGET_COLUMNS,
     "accounting": steps.RUN_COLUMNS,
-    "nodes": nodewise.NODE_COLUMNS,
-    "boundary": nodewise.BOUNDARY_COLUMNS,
-    "resources": taken.RESOURCE_COLUMNS,
-    "quantity_curves": taken.QUANTITY_CURVE_COLUMNS,
-    "crossings": learned.CROSSING_COLUMNS,
-    "forecast": ahead.FORECAST_COLUMNS,
-    "synchronisation": waiting.SYNC_COLUMNS,
-    "sync_curves": waiting.CURVE_COLUMNS,
-    "transports": ways.TRANSPORT_COLUMNS,
-    "batches": sizes.BATCH_COLUMNS,
-    "knees": sizes.KNEE_COLUMNS,
-    "batch_curves": sizes.CURVE_COLUMNS,
-    "cycle": looks.CYCLE_COLUMNS,
-    "usage": used.USAGE_COLUMNS,
-    "load": used.LOAD_COLUMNS,
-    "losses": lost.LOSS_COLUMNS,
-    "attribution": apart.ARM_COLUMNS,
-    "runs": alone.RUN_COLUMNS,
-    "run_profiles": alone.PROFILE_COLUMNS,
+    "nodes": boundary.NODE_COLUMNS,
+    "boundary": boundary.BOUNDARY_COLUMNS,
+    "resources": resources.RESOURCE_COLUMNS,
+    "quantity_curves": resources.QUANTITY_CURVE_COLUMNS,
+    "crossings": convergence.CROSSING_COLUMNS,
+    "forecast": forecast.FORECAST_COLUMNS,
+    "synchronisation": synchronisation.SYNC_COLUMNS,
+    "sync_curves": synchronisation.CURVE_COLUMNS,
+    "transports": transports.TRANSPORT_COLUMNS,
+    "batches": batch_size.BATCH_COLUMNS,
+    "knees": batch_size.KNEE_COLUMNS,
+    "batch_curves": batch_size.CURVE_COLUMNS,
+    "cycle": cycle.CYCLE_COLUMNS,
+    "usage": usage.USAGE_COLUMNS,
+    "load": usage.LOAD_COLUMNS,
+    "losses": losses.LOSS_COLUMNS,
+    "attribution": attribution.ARM_COLUMNS,
+    "runs": run_profiles.RUN_COLUMNS,
+    "run_profiles": run_profiles.PROFILE_COLUMNS,
 }
 _TEXTS = (
     *("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not"),
@@ -111,34 +113,36 @@ class Analysis:
     breakdown: pd.DataFrame
     fits: Mapping[str, Any]
     provenance: Mapping[str, Any]
-    convergence: pd.DataFrame = field(default_factory=lambda: learned.nothing().curves)
-    learning: pd.DataFrame = field(default_factory=lambda: learned.nothing().learning)
-    targets: pd.DataFrame = field(default_factory=lambda: learned.nothing().targets)
+    convergence: pd.DataFrame = field(default_factory=lambda: convergence.nothing().curves)
+    learning: pd.DataFrame = field(default_factory=lambda: convergence.nothing().learning)
+    targets: pd.DataFrame = field(default_factory=lambda: convergence.nothing().targets)
     accounting: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(steps.RUN_COLUMNS)))
-    nodes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(nodewise.NODE_COLUMNS)))
-    boundary: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(nodewise.BOUNDARY_COLUMNS)))
-    resources: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(taken.RESOURCE_COLUMNS)))
+    nodes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(boundary.NODE_COLUMNS)))
+    boundary: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(boundary.BOUNDARY_COLUMNS)))
+    resources: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(resources.RESOURCE_COLUMNS)))
     quantity_curves: pd.DataFrame = field(
-        default_factory=lambda: pd.DataFrame(columns=list(taken.QUANTITY_CURVE_COLUMNS))
+        default_factory=lambda: pd.DataFrame(columns=list(resources.QUANTITY_CURVE_COLUMNS))
     )
-    crossings: pd.DataFrame = field(default_factory=lambda: learned.nothing().crossings)
+    crossings: pd.DataFrame = field(default_factory=lambda: convergence.nothing().crossings)
     quantities: Mapping[str, Any] = field(default_factory=lambda: {"fits": []})
-    forecast: pd.DataFrame = field(default_factory=lambda: ahead.nothing().table)
-    holdout: Mapping[str, Any] = field(default_factory=lambda: ahead.nothing().document)
-    synchronisation: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(waiting.SYNC_COLUMNS)))
-    sync_curves: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(waiting.CURVE_COLUMNS)))
-    sync_fits: Mapping[str, Any] = field(default_factory=lambda: waiting.document({}))
-    transports: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(ways.TRANSPORT_COLUMNS)))
-    batches: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(sizes.BATCH_COLUMNS)))
-    knees: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(sizes.KNEE_COLUMNS)))
-    batch_curves: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(sizes.CURVE_COLUMNS)))
-    cycle: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(looks.CYCLE_COLUMNS)))
-    usage: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(used.USAGE_COLUMNS)))
-    load: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(used.LOAD_COLUMNS)))
-    losses: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(lost.LOSS_COLUMNS)))
-    attribution: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(apart.ARM_COLUMNS)))
-    runs: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(alone.RUN_COLUMNS)))
-    run_profiles: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(alone.PROFILE_COLUMNS)))
+    forecast: pd.DataFrame = field(default_factory=lambda: forecast.nothing().table)
+    holdout: Mapping[str, Any] = field(default_factory=lambda: forecast.nothing().document)
+    synchronisation: pd.DataFrame = field(
+        default_factory=lambda: pd.DataFrame(columns=list(synchronisation.SYNC_COLUMNS))
+    )
+    sync_curves: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(synchronisation.CURVE_COLUMNS)))
+    sync_fits: Mapping[str, Any] = field(default_factory=lambda: synchronisation.document({}))
+    transports: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(transports.TRANSPORT_COLUMNS)))
+    batches: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(batch_size.BATCH_COLUMNS)))
+    knees: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(batch_size.KNEE_COLUMNS)))
+    batch_curves: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(batch_size.CURVE_COLUMNS)))
+    cycle: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(cycle.CYCLE_COLUMNS)))
+    usage: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(usage.USAGE_COLUMNS)))
+    load: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(usage.LOAD_COLUMNS)))
+    losses: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(losses.LOSS_COLUMNS)))
+    attribution: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(attribution.ARM_COLUMNS)))
+    runs: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(run_profiles.RUN_COLUMNS)))
+    run_profiles: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(run_profiles.PROFILE_COLUMNS)))
     network: Mapping[str, Any] = field(default_factory=lambda: {"machines": []})
 
     def __post_init__(self) -> None:
@@ -249,24 +253,24 @@ def analyze(
     parts = laps.breakdown(table)
     baseline = _baseline(points)
     fitted = _fitted(table, points, baseline, seed)
-    foretold = _foretold(table, points, baseline, fitted, seed)
+    forecasts = _forecasts(table, points, baseline, fitted, seed)
     learning = (
-        learned.nothing()
+        convergence.nothing()
         if evaluations is None
-        else learned.convergence(table, evaluations, targets=targets, baseline=baseline)
+        else convergence.convergence(table, evaluations, targets=targets, baseline=baseline)
     )
     rows = [] if accounting is None else steps.row_doubts(accounting)
-    placed = nodewise.over_placements(table)
+    placed = boundary.over_placements(table)
     doubts = [*scaling.doubts(table, points), *laps.doubts(table)]
-    doubts += [*nodewise.jump_doubts(placed), *nodewise.fit_doubts(table)]
-    doubts += [*rows, *learning.doubts, *taken.doubts(table)]
-    quantities = taken.fit_quantities(table, learning.crossings, seed=seed)
-    talking = waiting.parallel(table)
-    waits, wait_laws = waiting.synchronisation(talking), waiting.fits(talking, seed=seed)
-    batched = sizes.batch_sizes(runs, seed=seed)
-    attributed = apart.arm_rows(table, {} if accounting is None else accounting.taken())
+    doubts += [*boundary.jump_doubts(placed), *boundary.fit_doubts(table)]
+    doubts += [*rows, *learning.doubts, *resources.doubts(table)]
+    quantities = resources.fit_quantities(table, learning.crossings, seed=seed)
+    communicating = synchronisation.parallel(table)
+    waits, wait_laws = synchronisation.synchronisation(communicating), synchronisation.fits(communicating, seed=seed)
+    batched = batch_size.batch_sizes(runs, seed=seed)
+    attributed = attribution.arm_rows(table, {} if accounting is None else accounting.decompositions())
     profiles = pd.DataFrame() if accounting is None else accounting.profile_rows()
-    doubts += [*waiting.doubts(waits, wait_laws), *sizes.doubts(batched.knees)]
+    doubts += [*synchronisation.doubts(waits, wait_laws), *batch_size.doubts(batched.knees)]
     return Analysis(
         points=points,
         curves=_curves(fitted),
@@ -274,29 +278,29 @@ def analyze(
         convergence=learning.curves,
         learning=learning.learning,
         targets=learning.targets,
-        nodes=nodewise.by_nodes(placed),
-        boundary=nodewise.boundaries(placed),
-        forecast=foretold.table,
-        holdout=foretold.document,
-        resources=taken.resources(table),
-        quantity_curves=taken.quantity_curves(quantities),
+        nodes=boundary.by_nodes(placed),
+        boundary=boundary.boundaries(placed),
+        forecast=forecasts.table,
+        holdout=forecasts.document,
+        resources=resources.resources(table),
+        quantity_curves=resources.quantity_curves(quantities),
         crossings=learning.crossings,
         quantities={"fits": [each.to_dict() for each in quantities]},
         synchronisation=waits,
-        sync_curves=waiting.curves(wait_laws, waits),
-        sync_fits=waiting.document(wait_laws),
-        transports=ways.transports(talking),
+        sync_curves=synchronisation.curves(wait_laws, waits),
+        sync_fits=synchronisation.document(wait_laws),
+        transports=transports.transports(communicating),
         batches=batched.cells,
         knees=batched.knees,
         batch_curves=batched.curves,
-        cycle=looks.cycle_shares(runs),
-        usage=used.usage(table),
-        losses=lost.losses(parts, points, attributed, baseline=baseline, skew_s=steps.mean_skew(table, accounts)),
+        cycle=cycle.cycle_shares(runs),
+        usage=usage.usage(table),
+        losses=losses.losses(parts, points, attributed, baseline=baseline, skew_s=steps.mean_skew(table, accounts)),
         attribution=attributed,
         network={"machines": [dict(each) for each in networks]},
-        runs=alone.runs_table(runs, points, accounts),
+        runs=run_profiles.runs_table(runs, points, accounts),
         **({} if accounts is None else {"accounting": accounts, "run_profiles": profiles}),
-        **({} if accounting is None else {"load": used.load(table, profiles)}),
+        **({} if accounting is None else {"load": usage.load(table, profiles)}),
         fits={
             "baseline": baseline,
             "series": {name: _document(name, fit, points, baseline) for name, fit in fitted.items()},
@@ -346,13 +350,13 @@ def _fitted(table: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int)
     return {name: fits[name] for name in bases}
 
 
-def _foretold(
+def _forecasts(
     table: pd.DataFrame, points: pd.DataFrame, baseline: str, fitted: Mapping[str, SeriesFit], seed: int
-) -> ahead.Outlook:
+) -> forecast.Outlook:
     """Forecast every parallel series in which only the worker count changes."""
     chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
     base = points.groupby("series")[f"base_{baseline}_samples_per_s"].first()
-    return ahead.outlook(
+    return forecast.outlook(
         _scaling_rows(table, list(chosen["series"])),
         settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
         bases={str(series): float(value) for series, value in base.dropna().items()},
@@ -364,7 +368,7 @@ def _foretold(
 def _scaling_rows(table: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:
     """Return the finished runs of `series` with the columns that laws and forecasts are made from, as for a user."""
     rows = table[scaling.measured(table) & table["series"].isin(list(series))]
-    rows = rows[nodewise.fewest_nodes(rows)]
+    rows = rows[boundary.fewest_nodes(rows)]
     return pd.DataFrame(
         {
             "series": rows["series"],

@@ -137,7 +137,7 @@ class StudyComparison:
     differences: pd.DataFrame  # DIFFERENCE_COLUMNS
     laws: pd.DataFrame  # LAW_COLUMNS
     unmatched: pd.DataFrame  # UNMATCHED_COLUMNS
-    across: tuple[str, ...]  # settings in which matched cells may differ
+    may_differ: tuple[str, ...]  # settings in which matched cells may differ
     matching: str  # how cells were matched, in words
     interleaved: bool  # whether all matched runs took turns
     changes: tuple[Change, ...]
@@ -153,7 +153,7 @@ class StudyComparison:
             "after": self.names[0],
             "before": self.names[1],
             "matching": self.matching,
-            "matched_by_all_but": list(self.across),
+            "matched_by_all_but": list(self.may_differ),
             "interleaved": self.interleaved,
             "differences": finite(self.differences),
             "laws": finite(self.laws),
@@ -167,17 +167,18 @@ def compare_studies(
     after: Analysis,
     before: Analysis,
     *,
-    across: Sequence[str] | None = None,
+    may_differ: Sequence[str] | None = None,
     names: tuple[str, str] = ("after", "before"),
 ) -> StudyComparison:
     """Return what `after` says against `before`; equal analyses with rows in any order give equal results.
 
-    `across` names columns of points.CELL in which matched cells may differ; () matches by all of them. Without it those
-    of HOW are left out of which each study has one value, and not the same. Where partitions differ, equal workers on
-    other numbers of nodes are matched too: nodes of two clusters have different sizes. `names` are those of AFTER and
-    BEFORE in texts. Raises AnalysisError when an unknown setting is named, or no cell with a result has a partner.
+    `may_differ` names columns of points.CELL in which matched cells may differ; () matches by all of them. Without it
+    those of HOW are left out of which each study has one value, and not the same. Where partitions differ, equal
+    workers on other numbers of nodes are matched too: nodes of two clusters have different sizes. `names` are those of
+    AFTER and BEFORE in texts. Raises AnalysisError when an unknown setting is named, or no cell with a result has a
+    partner.
     """
-    chosen = _differing(after.points, before.points) if across is None else _checked(across)
+    chosen = _differing(after.points, before.points) if may_differ is None else _checked(may_differ)
     sides = (_cells(after, names[0]), _cells(before, names[1]))
     pairs, lonely = _matched(*sides, chosen)
     unmatched = _unmatched(pairs, lonely, names)
@@ -199,7 +200,7 @@ def compare_studies(
         differences=differences,
         laws=laws,
         unmatched=unmatched,
-        across=chosen,
+        may_differ=chosen,
         matching=_matching(chosen, pairs),
         interleaved=interleaved,
         changes=changes,
@@ -341,7 +342,7 @@ def _number(text: str) -> float:
         return math.inf
 
 
-def _talking(points: pd.DataFrame) -> pd.DataFrame:
+def _communicating(points: pd.DataFrame) -> pd.DataFrame:
     """Return the points that exchange gradients; all where there are none."""
     several = points[(points["backend"] != "serial") & (points["workers"] > 1)]
     return several if len(several) else points
@@ -350,26 +351,26 @@ def _talking(points: pd.DataFrame) -> pd.DataFrame:
 def _differing(after: pd.DataFrame, before: pd.DataFrame) -> tuple[str, ...]:
     found = []
     for name in HOW:
-        frames = (after, before) if name == "partition" else (_talking(after), _talking(before))
+        frames = (after, before) if name == "partition" else (_communicating(after), _communicating(before))
         ones, others = (_values(frame, name) for frame in frames)
         if len(ones) == len(others) == 1 and ones != others:
             found.append(name)
     return tuple(found)
 
 
-def _checked(across: Sequence[str]) -> tuple[str, ...]:
+def _checked(may_differ: Sequence[str]) -> tuple[str, ...]:
     allowed = [name for name in CELL if name != "workers"]
-    for name in across:
+    for name in may_differ:
         if name not in allowed:
             raise AnalysisError(
                 f"{name}: no setting that cells could be matched without{nearest(name, allowed)}; allowed: "
                 f"{', '.join(allowed)}"
             )
-    return tuple(name for name in allowed if name in across)
+    return tuple(name for name in allowed if name in may_differ)
 
 
 def read_match(text: str | None) -> tuple[str, ...] | None:
-    """Return `across` of `compare_studies` for `auto` (or None), `exact` or `except:SETTING,...`; else ConfigError."""
+    """Return `may_differ` for `auto` (or None), `exact` or `except:SETTING,...`; ConfigError for anything else."""
     if text in (None, "auto"):
         return None
     if text == "exact":
@@ -386,15 +387,15 @@ def read_match(text: str | None) -> tuple[str, ...] | None:
 
 
 def _matched(
-    after: Sequence[_Cell], before: Sequence[_Cell], across: Sequence[str]
+    after: Sequence[_Cell], before: Sequence[_Cell], may_differ: Sequence[str]
 ) -> tuple[list[_Pair], list[tuple[str, _Cell, str]]]:
     """Return the pairs in the order of AFTER, and the cells without a partner: (study, cell, ABSENT or AMBIGUOUS)."""
-    keys = [name for name in CELL if name not in across]
+    keys = [name for name in CELL if name not in may_differ]
     partner: dict[int, _Cell] = {}
     taken: set[int] = set()
     unclear: set[tuple[str, int]] = set()
     # Nodes of two clusters hold different numbers of workers: equal nodes first, then any where that is not ambiguous.
-    for names in (keys, [name for name in keys if name != "nodes"])[: 2 if "partition" in across else 1]:
+    for names in (keys, [name for name in keys if name != "nodes"])[: 2 if "partition" in may_differ else 1]:
         ones = _grouped([cell for cell in after if cell.place not in partner], names)
         others = _grouped([cell for cell in before if cell.place not in taken], names)
         for key, own in ones.items():
@@ -445,7 +446,7 @@ def _alone(study: str, cell: _Cell, kind: str, reason: str) -> dict[str, Any]:
     return {**cell.point, "study": study, "kind": kind, "reason": reason}
 
 
-def _nothing_shared(sides: tuple[list[_Cell], list[_Cell]], across: Sequence[str], names: tuple[str, str]) -> str:
+def _nothing_shared(sides: tuple[list[_Cell], list[_Cell]], may_differ: Sequence[str], names: tuple[str, str]) -> str:
     """Return why no cell has a partner: the settings that differ between the studies, and what can be done."""
     ones, others = (pd.DataFrame([cell.point for cell in side if cell.runs is not None]) for side in sides)
     if not len(ones) or not len(others):
@@ -453,7 +454,7 @@ def _nothing_shared(sides: tuple[list[_Cell], list[_Cell]], across: Sequence[str
     differ = {
         name: (_values(ones, name), _values(others, name))
         for name in CELL
-        if name not in across and not set(_values(ones, name)) & set(_values(others, name))
+        if name not in may_differ and not set(_values(ones, name)) & set(_values(others, name))
     }
     told = [f"{name} ({_some(one)} against {_some(other)})" for name, (one, other) in differ.items()]
     why = f"they differ in {', '.join(told)}" if told else "every cell differs from every other in some setting"
@@ -467,11 +468,11 @@ def _some(values: Sequence[str]) -> str:
     return ", ".join(shown) + (", ..." if len(values) > 4 else "")
 
 
-def _matching(across: Sequence[str], pairs: Sequence[_Pair]) -> str:
-    if not across:
+def _matching(may_differ: Sequence[str], pairs: Sequence[_Pair]) -> str:
+    if not may_differ:
         return "Cells are matched by everything that defines them: partition, settings, batch, data, workers and nodes."
     words = []
-    for name in across:
+    for name in may_differ:
         ones, others = (_told(pairs, side, name) for side in _SIDES)
         words.append(f"{name.replace('_', ' ')} ({_some(sorted(ones))} before, {_some(sorted(others))} after)")
     other_nodes = any(_text(pair.after.point["nodes"]) != _text(pair.before.point["nodes"]) for pair in pairs)
@@ -707,10 +708,12 @@ def _law_difference(one: tuple[float, float, float], other: tuple[float, float, 
 # ------------------------------------------------------------------------------------------------------ what else
 
 
-def _changes(pairs: Sequence[_Pair], after: Analysis, before: Analysis, across: Sequence[str]) -> tuple[Change, ...]:
+def _changes(
+    pairs: Sequence[_Pair], after: Analysis, before: Analysis, may_differ: Sequence[str]
+) -> tuple[Change, ...]:
     """Return what is not the same besides the numbers: settings left out of the matching, machines, versions, ..."""
     found = []
-    for name in across:
+    for name in may_differ:
         found.append(_change(name, *(_told(pairs, side, name) for side in _SIDES)))
     for column in ("host", *ENVIRONMENT):
         found.append(_change(column, *(_facts(analysis, column) for analysis in (before, after))))
@@ -727,8 +730,8 @@ _SIDES = ("before", "after")
 
 def _told(pairs: Sequence[_Pair], side: str, name: str) -> set[str]:
     """Return the values of a setting; how workers talk means nothing to one that talks to nobody."""
-    talking = [pair for pair in pairs if name in KNOBS and pair.after.point["backend"] != "serial"]
-    return {_text(getattr(pair, side).point[name]) for pair in talking or pairs}
+    communicating = [pair for pair in pairs if name in KNOBS and pair.after.point["backend"] != "serial"]
+    return {_text(getattr(pair, side).point[name]) for pair in communicating or pairs}
 
 
 def _change(what: str, before: set[str], after: set[str]) -> Change | None:

@@ -36,7 +36,7 @@ OFF, CONTROL = "off", "control"
 class Overhead:
     """What one way of measuring adds to a step with the timers off."""
 
-    way: str
+    variant: str
     step_s: float  # median over the rounds, writing included
     percent: Interval  # of the step with mode off; no ends with fewer rounds than an interval takes
     writing_percent: float  # of it, rows that are written more or less than with mode off
@@ -55,7 +55,12 @@ class Overhead:
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         ends = self.percent.to_dict()
         numbers = {"percent": ends["value"], "low": ends["low"], "high": ends["high"]}
-        return {"way": self.way, "step_s": self.step_s, **numbers, **{k: v for k, v in plain.items() if k != "percent"}}
+        return {
+            "way": self.variant,
+            "step_s": self.step_s,
+            **numbers,
+            **{k: v for k, v in plain.items() if k not in ("variant", "percent")},
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,17 +77,17 @@ class TimerCost:
     off_step_s: float
     limit_percent: float
     control: Overhead
-    ways: tuple[Overhead, ...]
+    variants: tuple[Overhead, ...]
     doubts: tuple[str, ...]
 
-    def way(self, name: str) -> Overhead:
+    def variant(self, name: str) -> Overhead:
         """Return the way of this name."""
-        return next(each for each in self.ways if each.way == name)
+        return next(each for each in self.variants if each.variant == name)
 
     @property
     def verdict(self) -> str:
         """Say what mode light costs, and whether that is below the limit."""
-        light = self.way("light")
+        light = self.variant("light")
         answer = light.verdict(self.limit_percent)
         text = f"light costs {interval(light)} of a step; below {self.limit_percent:g} %: {answer}"
         if answer == "not resolved" and light.percent.known:
@@ -99,7 +104,7 @@ class TimerCost:
 
     def exceeds(self, percent: float) -> bool:
         """Return whether mode light surely costs more than `percent`: its whole interval lies above."""
-        light = self.way("light").percent
+        light = self.variant("light").percent
         return (light.low if light.known else light.value) > percent
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,7 +144,7 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT)
         if name in around:
             edges = 100 * math.expm1(trimmed_mean(np.log((blocks[name] + around[name]) / beside))[0])
         return Overhead(
-            way=name,
+            variant=name,
             step_s=float(np.median(blocks[name])) + written[0][0],
             percent=Interval(value=100 * center, low=100 * (center - half), high=100 * (center + half)),
             writing_percent=100 * more,
@@ -160,7 +165,7 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT)
         off_step_s=float(np.median(off)) + writing.get(OFF, nothing)[0],
         limit_percent=limit_percent,
         control=control,
-        ways=tuple(overhead(name) for name in case["ways"] if name not in (OFF, CONTROL)),
+        variants=tuple(overhead(name) for name in case["ways"] if name not in (OFF, CONTROL)),
         doubts=_doubts(case, control, limit_percent),
     )
 

@@ -97,7 +97,7 @@ def _analysed(
 
     line = Line()
 
-    def tell(done: int, of: int) -> None:
+    def on_progress(done: int, of: int) -> None:
         if line.due():
             line.show(f"{verb}: run {done:,} of {of:,}")
 
@@ -110,7 +110,7 @@ def _analysed(
         networks=[(read_input(path, BENCH_JSON), named) for path, named in networks],
         counted=counted,
         beside=beside,
-        told=tell,
+        on_progress=on_progress,
     )
     line.close()
     return found
@@ -240,7 +240,7 @@ def _check(options: argparse.Namespace) -> Result:
         runs={name: record.state() for name, record in records_there.items()},
         against=lambda analysis: _compared_again(directory, analysis, source),
         allow=allow,
-        told=lambda text: line.show(f"check: {text}"),
+        on_progress=lambda text: line.show(f"check: {text}"),
     )
     line.close()
     return Result(document=found.to_dict(), lines=lines(found), exit_code=found.exit_code)
@@ -251,12 +251,14 @@ def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -
     from horovod_study.analysis.study_comparison import compare_studies, read_match
     from horovod_study.report.figures.against import names_of
 
-    told = (source.get("report") or {}).get("against")
-    if told is None:
+    on_progress = (source.get("report") or {}).get("against")
+    if on_progress is None:
         return None
-    before = directory / told["directory"]
+    before = directory / on_progress["directory"]
     names = names_of(directory.resolve(), before.resolve())
-    return compare_studies(analysis, _read_analysis(before), across=read_match(told.get("match")), names=names)
+    return compare_studies(
+        analysis, _read_analysis(before), may_differ=read_match(on_progress.get("match")), names=names
+    )
 
 
 def _read_analysis(directory: Path) -> Any:
@@ -272,10 +274,10 @@ def _report_against(options: argparse.Namespace) -> Result:
     from horovod_study.report.figures.against import document, gate_lines, lines, names_of, write_against
     from horovod_study.report.page.html import write_report
 
-    limits, across = read_limits(options.fail_on or ()), read_match(options.match)
+    limits, may_differ = read_limits(options.fail_on or ()), read_match(options.match)
     after, before = (_read_analysis(directory) for directory in (options.directory, options.against))
     names = names_of(options.directory.resolve(), options.against.resolve())
-    found = compare_studies(after, before, across=across, names=names)
+    found = compare_studies(after, before, may_differ=may_differ, names=names)
     judged = gate(found, limits) if limits else None
     how: dict[str, Any] = {"look": figure_look(options), "pgf": options.pgf}
     paths = write_report(after, options.directory, against=found, second_process=available_cores() > 1, **how)
@@ -283,8 +285,8 @@ def _report_against(options: argparse.Namespace) -> Result:
     paths += others
     beside = Path(os.path.relpath(options.against, options.directory)).as_posix()
     written = [Path(os.path.relpath(path, options.directory)).as_posix() for path in paths]
-    told = {"directory": beside, "match": options.match}
-    _keep_drawn(options.directory, paths, how["look"], others, against=told, files=written)
+    on_progress = {"directory": beside, "match": options.match}
+    _keep_drawn(options.directory, paths, how["look"], others, against=on_progress, files=written)
     gated = [] if judged is None else ["", *gate_lines(found, judged)]
     where = f"report: {paths[0]}  (against.json, tables and figures beside it)"
     return Result(

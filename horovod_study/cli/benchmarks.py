@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, curves_told
+from horovod_study.cli.verbs import Result, Verb, curve_progress
 from horovod_study.config import available_cores
 from horovod_study.options import Parser
 
@@ -105,8 +105,10 @@ def loading(options: argparse.Namespace) -> int:
         RunConfig(batch=batch, device=options.device, threads=options.threads, pin_memory=options.pin_memory)
         for batch in options.batch
     ]
-    with curves_told() as tell:
-        path = dataset.ensure(options.dataset, seed=options.data_seed, processes=available_cores(), tell=tell)
+    with curve_progress() as on_progress:
+        path = dataset.ensure(
+            options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress
+        )
     opened, line, found = dataset.open_dataset(path), Line(), []
 
     def told(text: str) -> None:
@@ -115,7 +117,9 @@ def loading(options: argparse.Namespace) -> int:
 
     for config in configs:
         found.append(
-            compare_loaders(config, opened, options.loader, rounds=options.rounds, seconds=options.seconds, tell=told)
+            compare_loaders(
+                config, opened, options.loader, rounds=options.rounds, seconds=options.seconds, on_progress=told
+            )
         )
         line.close()
         if not options.json:
@@ -179,8 +183,10 @@ def timers(options: argparse.Namespace) -> Result:
     from horovod_study.studies.timers import TimersRequest, measure_timers
     from horovod_study.workload import dataset
 
-    with curves_told() as tell:
-        path = dataset.ensure(options.dataset, seed=options.data_seed, processes=available_cores(), tell=tell)
+    with curve_progress() as on_progress:
+        path = dataset.ensure(
+            options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress
+        )
     line = Line()
 
     def told(text: str) -> None:

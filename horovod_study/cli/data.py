@@ -6,7 +6,7 @@ import math
 import shlex
 from pathlib import Path
 
-from horovod_study.cli.verbs import Verb, curves_told
+from horovod_study.cli.verbs import Verb, curve_progress
 from horovod_study.config import available_cores
 from horovod_study.errors import DataError
 from horovod_study.options import Parser, add_read_options, read_values
@@ -42,9 +42,14 @@ def generate(options: argparse.Namespace) -> int:
     if doubt:
         say(f"warning: {doubt}")
     began = now()
-    with curves_told() as tell:
+    with curve_progress() as on_progress:
         dataset.generate(
-            path, size, seed=options.seed, noise_max_mpa=noise_max_mpa, processes=options.processes, tell=tell
+            path,
+            size,
+            seed=options.seed,
+            noise_max_mpa=noise_max_mpa,
+            processes=options.processes,
+            on_progress=on_progress,
         )
     say(f"generated in {now() - began:.1f} s")
     print(path)
@@ -64,8 +69,8 @@ def check(options: argparse.Namespace) -> int:
     from horovod_study.workload import dataset
 
     path = dataset.path_of(options.dataset, seed=options.seed, noise_max_mpa=_noise_max_mpa(options))
-    with curves_told() as tell:
-        facts = dataset.check(path, tell=tell)
+    with curve_progress() as on_progress:
+        facts = dataset.check(path, on_progress=on_progress)
     if options.json:
         print(json.dumps(facts))
         return 0
@@ -131,7 +136,7 @@ def import_(options: argparse.Namespace) -> int:
 
     line, began = Line(), now()
 
-    def tell(what: str, done: int, total: int) -> None:
+    def on_progress(what: str, done: int, total: int) -> None:
         if line.due():
             line.show(f"  {what}  {done / total if total else 1.0:4.0%}  {now() - began:.0f} s")
 
@@ -143,7 +148,7 @@ def import_(options: argparse.Namespace) -> int:
             ReadOptions(**read_values(options)),
             label=options.label,
             target_bounds=bounds,
-            tell=tell,
+            on_progress=on_progress,
         )
     finally:
         line.close()

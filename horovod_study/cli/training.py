@@ -44,12 +44,12 @@ def identify(options: argparse.Namespace) -> int:
     model, target_bounds = identifying.open_model(options.model)
     line = Line()
 
-    def tell(what: str, done: int, total: int) -> None:
+    def on_progress(what: str, done: int, total: int) -> None:
         if line.due():
             line.show(f"  {what}  {done / total if total else 1.0:4.0%}")
 
     try:
-        curves = read_curves(options.curves, reading, tell=tell)
+        curves = read_curves(options.curves, reading, on_progress=on_progress)
     finally:
         line.close()
     for warning in curves.warnings:

@@ -109,14 +109,14 @@ def readable_runs(root: Path) -> list[Path]:
 
 
 @contextmanager
-def curves_told() -> Iterator[Callable[[int, int], None]]:
+def curve_progress() -> Iterator[Callable[[int, int], None]]:
     """Give a function of (curves done, curves in all) that shows a bar, the rate and the time left."""
     from horovod_study.measure.clock import now
     from horovod_study.progress import Line
 
     line, began = Line(), now()
 
-    def tell(done: int, total: int) -> None:
+    def on_progress(done: int, total: int) -> None:
         if line.due() and done:
             rate = done / (now() - began)
             bar = "#" * (20 * done // total)
@@ -126,6 +126,6 @@ def curves_told() -> Iterator[Callable[[int, int], None]]:
             )
 
     try:
-        yield tell
+        yield on_progress
     finally:
         line.close()

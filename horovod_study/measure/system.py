@@ -282,7 +282,7 @@ class Sampler:
             "interval_s": interval_s,
             "resumed": resumed,
         }
-        self._tell(f"job {json.dumps(job)}\n")
+        self._report(f"job {json.dumps(job)}\n")
 
     def watch_ranks(
         self, directory: Path, ranks: Sequence[Mapping[str, Any]], *, interval_s: float, resumed: bool
@@ -317,7 +317,7 @@ class Sampler:
 
     def begin(self, zero: float) -> None:
         """Tell the zero of the run's times: what was sampled since the start goes to the file, and what follows."""
-        self._tell(f"zero {zero!r}\n")
+        self._report(f"zero {zero!r}\n")
 
     def stop(self) -> dict[str, Any]:
         """End the sampling after a last sample; return what the sampler says of itself, or {"reason": why nothing}.
@@ -330,7 +330,7 @@ class Sampler:
         return self._answer
 
     def _ask(self) -> dict[str, Any]:
-        self._tell("stop\n")
+        self._report("stop\n")
         if self._process is None:
             return {"reason": self.reason}
         line = self._line(ANSWER_S)
@@ -368,7 +368,7 @@ class Sampler:
             self._process.kill()
         self.close()
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         if self._process is None or self._process.stdin is None:
             return
         with suppress(OSError):  # it has ended; `stop` says so

@@ -215,7 +215,11 @@ def _timed(call: Callable[[], None], raw: Raw, count: int) -> tuple[float, float
 
 
 def measure_collectives(
-    raws: Sequence[Raw], plan: CollectivePlan, backend: Backend, *, tell: Callable[[str], None] = lambda text: None
+    raws: Sequence[Raw],
+    plan: CollectivePlan,
+    backend: Backend,
+    *,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Measure every operation, size and way; return the points and the barriers, the same on every rank.
 
@@ -237,7 +241,7 @@ def measure_collectives(
         size, way, operation, place = key
         raw = raws[way]
         views = buffers.of(raw.device, size)
-        tell(f"checking {operation} of {in_words(size)} over {raw.name}")
+        on_progress(f"checking {operation} of {in_words(size)} over {raw.name}")
         began = now()
         wrong[key] = count_wrong(raw, operation, place, views, rank=rank, workers=workers)
         # Agreed among the ranks: they must make the same number of calls.
@@ -261,7 +265,7 @@ def measure_collectives(
                 continue
             size, way, operation, place = key
             raw, call = raws[way], _call(raws[way], operation, place, buffers.of(raws[way].device, size))
-            tell(f"round {number + 1} of {plan.rounds}: {operation} of {in_words(size)} over {raw.name}")
+            on_progress(f"round {number + 1} of {plan.rounds}: {operation} of {in_words(size)} over {raw.name}")
             if counts[key] > 1:
                 for _ in range(min(20, 1 + counts[key] // 10)):
                     call()
@@ -454,7 +458,7 @@ def measure_launches(
 
 
 def measure(
-    plan: CollectivePlan, backend: Backend, *, tell: Callable[[str], None] = lambda text: None
+    plan: CollectivePlan, backend: Backend, *, on_progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Do all that `plan` says; return it as plain values, the same on every rank. Collective.
 
@@ -483,17 +487,17 @@ def measure(
     if plan.runtime:
         raws.append(open_runtime(backend))
     load = os.getloadavg()[0]
-    points, barriers = measure_collectives(raws, plan, backend, tell=tell)
+    points, barriers = measure_collectives(raws, plan, backend, on_progress=on_progress)
     machine: dict[str, Any] = {}
     if plan.machine:
         # A sixtieth of the time each, but long enough to be a number.
         share_s = min(0.2, max(0.005, plan.seconds / 300))
         rounds = min(plan.rounds, 5)
-        tell("copies")
+        on_progress("copies")
         machine["copies"] = measure_copies(backend, rounds=rounds, seconds=share_s)
-        tell("the training step without communication")
+        on_progress("the training step without communication")
         machine["step"] = measure_step(plan, backend, rounds=rounds, seconds=2 * share_s)
-        tell("matrix products")
+        on_progress("matrix products")
         machine["matrices"] = measure_matrices(backend, rounds=min(3, rounds), seconds=share_s / 2)
         machine |= measure_launches(plan, backend, machine, seconds=share_s / 2)
     ranks = backend.gather(
@@ -553,13 +557,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         backend = open_backend(config, launch)
         last = now() - 1.0
 
-        def tell(text: str) -> None:
+        def on_progress(text: str) -> None:
             nonlocal last
             if backend.rank == 0 and now() - last > 0.2:
                 last = now()
                 say(text)
 
-        result = measure(plan, backend, tell=tell)
+        result = measure(plan, backend, on_progress=on_progress)
         backend.close()
     except StudyError as error:
         if launch.rank:

@@ -41,7 +41,7 @@ KEPT_WAITING = 0.25
 DISTURBED = 0.85
 """Below this part of the speed of loading and computing one after the other, they hinder each other."""
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,7 +202,7 @@ def compare_loaders(
     rounds: int,
     seconds: float,
     others: Mapping[str, Callable[[], Loader]] | None = None,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Comparison:
     """Compare the loaders `names` (see `loader_options`) on `dataset` with the batch and the step of `config`.
 
@@ -217,7 +217,9 @@ def compare_loaders(
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        return _compare(config, dataset, names, rounds=rounds, seconds=seconds, others=others or {}, tell=tell)
+        return _compare(
+            config, dataset, names, rounds=rounds, seconds=seconds, others=others or {}, on_progress=on_progress
+        )
     finally:
         torch.set_num_threads(threads)
 
@@ -230,7 +232,7 @@ def _compare(
     rounds: int,
     seconds: float,
     others: Mapping[str, Callable[[], Loader]],
-    tell: Tell | None,
+    on_progress: OnProgress | None,
 ) -> Comparison:
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
@@ -244,8 +246,8 @@ def _compare(
     shuffle = random.Random(1)
     for number in range(rounds):
         for name in shuffle.sample(list(openers), len(openers)):
-            if tell:
-                tell(f"batch {config.batch}, round {number + 1} of {rounds}: {name}")
+            if on_progress:
+                on_progress(f"batch {config.batch}, round {number + 1} of {rounds}: {name}")
             values, notes[name] = bench.measure(openers[name], shuffle)
             found[name].append(values)
     return Comparison(

@@ -105,17 +105,17 @@ class TimerPlan:
             raise ConfigError(f"bench timers: --seconds is {self.seconds:g}; it must be greater than 0")
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def variants(self) -> tuple[str, ...]:
         """All ways that take turns."""
         return (*TIMER_MODES, CONTROL, *(BESIDE if self.beside else ()))
 
-    def every(self, way: str) -> int:
+    def every(self, variant: str) -> int:
         """Return 1 for a way that is in every round, k for one in every k-th from the first on."""
-        return BESIDE_EVERY if way in BESIDE else 1
+        return BESIDE_EVERY if variant in BESIDE else 1
 
 
 @dataclass(kw_only=True)
-class _Way:
+class _Variant:
     """One way to make a step: its clock and recorder, what goes around a block, and what was found."""
 
     clock: LapClock
@@ -131,7 +131,7 @@ class _Way:
 
 
 def measure(
-    plan: TimerPlan, config: RunConfig, backend: Backend, folder: Path, tell: Callable[[str], None] | None = None
+    plan: TimerPlan, config: RunConfig, backend: Backend, folder: Path, on_progress: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
     """Return what was measured on all ranks; collective, and the same on all of them.
 
@@ -154,42 +154,46 @@ def measure(
         )
         loader = open_loader(config, dataset, batches, device)
         steps = _Steps(config, backend, device, loader, batches.steps_per_epoch)
-        names = [name for name in plan.ways if not (config.cuda_graphs and name == "module hooks")]  # none are called
-        ways = _open_ways(names, config, backend, device, steps, folder)
+        names = [
+            name for name in plan.variants if not (config.cuda_graphs and name == "module hooks")
+        ]  # none are called
+        variants = _open_variants(names, config, backend, device, steps, folder)
     try:
-        rows_per_drain = _calibrate(plan, backend, steps, ways)
+        rows_per_drain = _calibrate(plan, backend, steps, variants)
         shuffle = random.Random(plan.seed)
         began = now()
         for done in itertools.count(1):
             due = [name for name in names if (done - 1) % plan.every(name) == 0]
             for name in shuffle.sample(due, len(due)):
-                steps.block(ways[name])
-                if (recorder := ways[name].recorder) is not None and len(recorder) >= rows_per_drain:
-                    _drain(ways[name])
+                steps.block(variants[name])
+                if (recorder := variants[name].recorder) is not None and len(recorder) >= rows_per_drain:
+                    _drain(variants[name])
             spent_s = backend.maximum(now() - began)
-            if tell:
+            if on_progress:
                 whole = spent_s / plan.seconds if plan.rounds is None else done / plan.rounds
-                step_ms = ways["off"].block_s[-1] / ways["off"].steps * 1e3
-                tell(f"round {done}, {step_ms:.2f} ms a step, {min(1.0, whole):.0%}")
+                step_ms = variants["off"].block_s[-1] / variants["off"].steps * 1e3
+                on_progress(f"round {done}, {step_ms:.2f} ms a step, {min(1.0, whole):.0%}")
             if done >= (plan.rounds or MAX_ROUNDS) or (plan.rounds is None and done >= 3 and spent_s >= plan.seconds):
                 break
-        for way in ways.values():
-            if way.recorder is not None and len(way.recorder) and not way.drains:  # too short for a full one
-                _drain(way)
-        calls_s = {mode: _calls(ways[mode], steps.loss, rows_per_drain) for mode in TIMER_MODES}
+        for variant in variants.values():
+            if (
+                variant.recorder is not None and len(variant.recorder) and not variant.drains
+            ):  # too short for a full one
+                _drain(variant)
+        calls_s = {mode: _calls(variants[mode], steps.loss, rows_per_drain) for mode in TIMER_MODES}
     finally:
         steps.close()
         loader.close()
-        for way in ways.values():
-            if way.writer is not None:
-                way.writer.close()
+        for variant in variants.values():
+            if variant.writer is not None:
+                variant.writer.close()
     samples = backend.gather(load.sample(at_least_s=0.0))
     others = evidence.other_cores(samples, [{"host": host} for host, _ in places])
     everybody = backend.gather(
         {
-            "block_s": {name: way.block_s for name, way in ways.items()},
-            "around_s": {name: way.around_s for name, way in ways.items() if way.around_s},
-            "drains": {name: way.drains for name, way in ways.items() if way.recorder is not None},
+            "block_s": {name: variant.block_s for name, variant in variants.items()},
+            "around_s": {name: variant.around_s for name, variant in variants.items() if variant.around_s},
+            "drains": {name: variant.drains for name, variant in variants.items() if variant.recorder is not None},
             "calls_s": calls_s,
         }
     )
@@ -206,8 +210,8 @@ def measure(
         "plan": asdict(plan),
         "config": config.to_dict(),
         "ways": names,
-        "steps": {name: way.steps for name, way in ways.items()},
-        "every": {name: plan.every(name) for name in ways},
+        "steps": {name: variant.steps for name, variant in variants.items()},
+        "every": {name: plan.every(name) for name in variants},
         "lead_steps": LEAD_STEPS,
         "rows_per_drain": rows_per_drain,
         "seconds": now() - began,
@@ -302,29 +306,29 @@ class _Steps:
         self._step = 0
         self.loss = torch.zeros((), device=device)
 
-    def block(self, way: _Way) -> None:
-        """Make a block of steps `way`, untimed ones first, and note the seconds of the others on this rank."""
-        self._streams[way.phases].ready(LEAD_STEPS + way.steps)
+    def block(self, variant: _Variant) -> None:
+        """Make a block of steps `variant`, untimed ones first, and note the seconds of the others on this rank."""
+        self._streams[variant.phases].ready(LEAD_STEPS + variant.steps)
         self._backend.barrier()
         with ExitStack() as stack:
             entered = now()
-            if way.around is not None:
-                stack.enter_context(way.around())
+            if variant.around is not None:
+                stack.enter_context(variant.around())
             began = now()
-            self._make(way, LEAD_STEPS)
+            self._make(variant, LEAD_STEPS)
             self._settle()
             opened = now()
-            self._make(way, way.steps)
+            self._make(variant, variant.steps)
             self._settle()
             closed = now()
-            way.block_s.append(closed - opened)
+            variant.block_s.append(closed - opened)
             stack.close()
-            if way.around is not None:
-                way.around_s.append(now() - closed + began - entered)
+            if variant.around is not None:
+                variant.around_s.append(now() - closed + began - entered)
 
-    def _make(self, way: _Way, count: int) -> None:
-        clock, recorder, stream, step = way.clock, way.recorder, self._streams[way.phases], self._step
-        captured = self.captured.get(way.phases)
+    def _make(self, variant: _Variant, count: int) -> None:
+        clock, recorder, stream, step = variant.clock, variant.recorder, self._streams[variant.phases], self._step
+        captured = self.captured.get(variant.phases)
         model, optimizer, backend, arithmetic = self._model, self._optimizer, self._backend, self._arithmetic
         # The lines of the training loop: the batch, the step, and what is kept of it.
         for _ in range(count):
@@ -353,19 +357,19 @@ class _Steps:
             captured.close()
 
 
-def _open_ways(
+def _open_variants(
     names: Sequence[str], config: RunConfig, backend: Backend, device: torch.device, steps: _Steps, folder: Path
-) -> dict[str, _Way]:
+) -> dict[str, _Variant]:
     """Return the ways by name; those with a recorder write into folders of their own."""
     around: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "torch.profiler": torch.profiler.profile,
         "cProfile": cProfile.Profile,
         "module hooks": lambda: _module_hooks(steps.bare_model),
     }
-    ways = {}
+    variants = {}
     for name in names:
         phases = config.cuda_graphs and name == "strict"
-        way = _Way(
+        variant = _Variant(
             clock=_clock(name if name in TIMER_MODES else "off", device),
             laps=steps.captured[phases].laps if steps.captured else ORDINARY_LAPS,
             phases=phases,
@@ -374,10 +378,10 @@ def _open_ways(
         if name != "nothing":
             own = folder / name.replace(" ", "-")
             own.mkdir(parents=True, exist_ok=True)
-            way.writer = records.StepWriter(own, backend.rank)
-            way.recorder = Recorder(way.writer, config.batch, rank=backend.rank)
-        ways[name] = way
-    return ways
+            variant.writer = records.StepWriter(own, backend.rank)
+            variant.recorder = Recorder(variant.writer, config.batch, rank=backend.rank)
+        variants[name] = variant
+    return variants
 
 
 def _clock(mode: str, device: torch.device) -> LapClock:
@@ -411,44 +415,44 @@ def _module_hooks(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _calibrate(plan: TimerPlan, backend: Backend, steps: _Steps, ways: Mapping[str, _Way]) -> int:
+def _calibrate(plan: TimerPlan, backend: Backend, steps: _Steps, variants: Mapping[str, _Variant]) -> int:
     """Warm up every way and choose its steps; return the rows at which training writes. Equal on all ranks."""
-    off = ways["off"]
+    off = variants["off"]
     off.steps = WARMUP_STEPS
     for _ in range(2):  # the first one is slow
         steps.block(off)
     step_s = backend.maximum(min(off.block_s) / WARMUP_STEPS)
     count = plan.steps_per_block or max(2, round(BLOCK_S / step_s))
-    for name, way in ways.items():
-        way.steps = max(count, BESIDE_STEPS) if name in BESIDE else count
-        steps.block(way)
-        if way.recorder is not None:
-            _drain(way)
-        way.block_s, way.around_s, way.drains = [], [], []
+    for name, variant in variants.items():
+        variant.steps = max(count, BESIDE_STEPS) if name in BESIDE else count
+        steps.block(variant)
+        if variant.recorder is not None:
+            _drain(variant)
+        variant.block_s, variant.around_s, variant.drains = [], [], []
     rows = max(1, min(DRAIN_STEPS, round(DRAIN_S / step_s)))
     # The losses of captured steps lie in rings that ways share: they are read before one has gone round.
-    return max(1, min(rows, RING // (2 * len(ways)))) if steps.captured else rows
+    return max(1, min(rows, RING // (2 * len(variants)))) if steps.captured else rows
 
 
-def _drain(way: _Way) -> None:
-    assert way.recorder is not None
-    rows, began = len(way.recorder), now()
-    way.recorder.drain(way.clock)
-    way.drains.append((rows, now() - began))
+def _drain(variant: _Variant) -> None:
+    assert variant.recorder is not None
+    rows, began = len(variant.recorder), now()
+    variant.recorder.drain(variant.clock)
+    variant.drains.append((rows, now() - began))
 
 
-def _calls(way: _Way, loss: torch.Tensor, rows_per_drain: int) -> float:
+def _calls(variant: _Variant, loss: torch.Tensor, rows_per_drain: int) -> float:
     """Return the seconds that recording a step takes where there is none: the calls one after the other, and writing.
 
     Everything they need is in the processor's cache then, which it need not be in training.
     """
-    clock, recorder = way.clock, way.recorder
+    clock, recorder = variant.clock, variant.recorder
     assert recorder is not None
     recorder.drain(clock)
     began = now()
     for step in range(CALLS):
         clock.begin()
-        for lap in way.laps:
+        for lap in variant.laps:
             clock.lap(lap)
         recorder.add(step, 0, loss, None)
         if len(recorder) >= rows_per_drain:
@@ -467,13 +471,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         backend = open_backend(config, launch)
         last = now() - 1.0
 
-        def tell(text: str) -> None:
+        def on_progress(text: str) -> None:
             nonlocal last
             if backend.rank == 0 and now() - last > 0.2:
                 last = now()
                 say(text)
 
-        result = measure(plan, config, backend, Path(path).parent / ROWS, tell=tell)
+        result = measure(plan, config, backend, Path(path).parent / ROWS, on_progress=on_progress)
         backend.close()
     except StudyError as error:
         if launch.rank:

@@ -170,14 +170,14 @@ def run_bench(
     out: Path,
     *,
     workers: int,
-    tell: Callable[[str], None],
+    on_progress: Callable[[str], None],
     keep: Callable[[str], None],
 ) -> dict[str, Any]:
     """Start every job, one after the other, and return the document: workers, model, jobs, and what was not measured.
 
     `plan`: fields of CollectivePlan (programs/collectives.py); its seconds are shared by the jobs. A job that nobody
-    asked for by name may fail and is left out with its reason. `tell` is what goes on, `keep` is what remains to be
-    read. Everything the ranks print is kept below `out`.
+    asked for by name may fail and is left out with its reason. `on_progress` gets what is being done, `keep` what
+    remains to be read. Everything the ranks print is kept below `out`.
     """
     total = sum(job.ways for job in jobs)
     document: dict[str, Any] = {"workers": workers, "model": dict(model), "jobs": [], "unavailable": {}}
@@ -188,7 +188,7 @@ def run_bench(
         names = [*job.transports, *([job.runtime] if job.itself else [])]
         keep(f"job {number} of {len(jobs)}, {workers} workers over {job.runtime}: {', '.join(names)}")
         try:
-            found = _run(job, share, folder, workers, tell)
+            found = _run(job, share, folder, workers, on_progress)
         except StudyError as error:
             if job.asked:
                 raise
@@ -205,7 +205,7 @@ def run_bench(
 
 
 def _run(
-    job: BenchJob, plan: Mapping[str, Any], folder: Path, workers: int, tell: Callable[[str], None]
+    job: BenchJob, plan: Mapping[str, Any], folder: Path, workers: int, on_progress: Callable[[str], None]
 ) -> dict[str, Any]:
     backend, _, transport = job.runtime.partition("/")
     config = run_config({"backend": backend, "transport": transport, "batch": plan["batch"], "widths": plan["widths"]})
@@ -227,7 +227,7 @@ def _run(
             environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             timeout_s=600.0 + 10 * plan["seconds"],
         ),
-        on_progress=tell,
+        on_progress=on_progress,
     )
 
 
@@ -272,15 +272,17 @@ def bench_document(
         plan_from({**plan, "transports": (), "runtime": False})  # for its complaints, before anything is started
         line = Line(enabled=launch.rank == 0)
 
-        def tell(text: str) -> None:
+        def on_progress(text: str) -> None:
             if line.due():
                 line.show(f"  {text}")
 
         try:
             if launched:
-                return _measure_here(plan, model, launch, transports=transports, runtimes=runtimes, tell=tell)
+                return _measure_here(
+                    plan, model, launch, transports=transports, runtimes=runtimes, on_progress=on_progress
+                )
             fields = {**plan, "insist": transports is not None}
-            return run_bench(jobs, fields, model, out, workers=count, tell=tell, keep=line.keep)
+            return run_bench(jobs, fields, model, out, workers=count, on_progress=on_progress, keep=line.keep)
         finally:
             line.close()
     except StudyError as error:
@@ -312,7 +314,7 @@ def _measure_here(
     *,
     transports: Sequence[str] | None,
     runtimes: Sequence[str] | None,
-    tell: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
     from horovod_study.comm import open_backend
@@ -330,7 +332,7 @@ def _measure_here(
         config = run_config({**config.to_dict(), "backend": name, "transport": transport})
     backend = open_backend(config, launch)
     fields = {"transports": RAW if transports is None else tuple(transports), "runtime": True}
-    found = measure(plan_from({**plan, **fields, "insist": transports is not None}), backend, tell=tell)
+    found = measure(plan_from({**plan, **fields, "insist": transports is not None}), backend, on_progress=on_progress)
     rank, count = backend.rank, backend.workers
     backend.close()
     if rank:

@@ -320,7 +320,7 @@ def _plan(
         say(console, line)
     if shared:
         say(console, shared)
-    _tell(study, ledger, here, console)
+    _report(study, ledger, here, console)
     return _Planned(plan=plan, here=here, there=there, sites=sites)
 
 
@@ -379,7 +379,7 @@ def refuse_sharing(study: StudyConfig, cells: Sequence[Cell], cores: int, oversu
     return told
 
 
-def _tell(study: StudyConfig, ledger: Ledger, here: Sequence[Cell], console: Console) -> None:
+def _report(study: StudyConfig, ledger: Ledger, here: Sequence[Cell], console: Console) -> None:
     """Say what is to be run from here, in its order."""
     if not here:
         return

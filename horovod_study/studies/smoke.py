@@ -143,8 +143,8 @@ def _small_config(config: Configuration) -> Configuration:
     workload = config.workload
     values = config.to_dict()
     if workload.small is not None:
-        talk = workload.named(Role.RUNTIME | Role.COMMUNICATION)
-        values = {**{name: values[name] for name in (*talk, "device")}, **workload.small}
+        communication = workload.named(Role.RUNTIME | Role.COMMUNICATION)
+        values = {**{name: values[name] for name in (*communication, "device")}, **workload.small}
     length = {**dict.fromkeys(workload.budgets), "steps": STEPS}
     return workload.configure({**values, **workload.quiet, **length, "study": "smoke", "partition": config.partition})
 

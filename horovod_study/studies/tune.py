@@ -569,7 +569,7 @@ class _Tuning:
             if reply is None and self._time_for(launch):
                 yield from self._launch(launch)
                 reply = self._ledger.order[-1]
-                self._tell(launch, reply)
+                self._report(launch, reply)
             if reply is not None:
                 self._book.add(reply)
 
@@ -586,7 +586,7 @@ class _Tuning:
             facts = {"effective": dict(record.effective), "environment": dict(record.environment)}
             self._ledger.facts[runtime] = json.loads(json.dumps(facts, default=str))
             self._ledger.save()
-            self._tell(launch, self._ledger.order[-1])
+            self._report(launch, self._ledger.order[-1])
         candidates, self.left_out[runtime] = space(
             self._request, runtime, self._ledger.facts[runtime]["effective"], cores=self._cores
         )
@@ -645,7 +645,7 @@ class _Tuning:
     def _name(self, candidate: Candidate) -> str:
         return candidate.name if len(self._request.runtimes) == 1 else candidate.key
 
-    def _tell(self, launch: NextLaunch, trial: Trial) -> None:
+    def _report(self, launch: NextLaunch, trial: Trial) -> None:
         """Keep one line on how a launch ended, who leads, and how much time is left."""
         name = self._name(launch.candidate)
         stage = {"pilot": "first look", "race": f"block {launch.block}", "confirm": "confirming"}[launch.stage]

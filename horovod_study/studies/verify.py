@@ -173,7 +173,7 @@ class Verification:
         return asdict(self)
 
 
-def verify(question: Question, out: Path | None = None, *, tell: Callable[[str], None] = say) -> Verification:
+def verify(question: Question, out: Path | None = None, *, on_progress: Callable[[str], None] = say) -> Verification:
     """Train sequentially, then with every runtime and worker count, and judge every case.
 
     Logs of the launches are kept below `out`/logs, or without `out` in a temporary folder as long as one failed.
@@ -183,7 +183,7 @@ def verify(question: Question, out: Path | None = None, *, tell: Callable[[str],
     logs = scratch if out is None else out / "logs"
     keep = False
     try:
-        result = _verify(question, scratch, logs, tell)
+        result = _verify(question, scratch, logs, on_progress)
         keep = not all(case["tensors"] for case in result.cases)
     except StudyError:
         keep = any(scratch.glob("*/output.log"))
@@ -196,7 +196,7 @@ def verify(question: Question, out: Path | None = None, *, tell: Callable[[str],
     return result
 
 
-def _verify(question: Question, scratch: Path, logs: Path, tell: Callable[[str], None]) -> Verification:
+def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable[[str], None]) -> Verification:
     dataset = data.open_dataset(data.ensure(question.dataset, seed=RunConfig().data_seed, processes=question.cores))
     batches = [trial["batch"] for count in question.workers for trial in question.trials(count)]
     data.Batches(dataset.train_size, batch=max(batches), rank=0, workers=1, seed=question.seed)  # for its complaint
@@ -216,7 +216,7 @@ def _verify(question: Question, scratch: Path, logs: Path, tell: Callable[[str],
 
     def train_alone(device: str) -> dict[str, Any]:
         trials = {one["reference"]: one for count in counts for one in question.sequential(count, device)}
-        tell(f"sequential training, the reference: {question.steps} steps, {len(trials)} runs on {device}")
+        on_progress(f"sequential training, the reference: {question.steps} steps, {len(trials)} runs on {device}")
         alone = _launched("serial", 1, {**job, "device": device, "trials": list(trials.values())}, scratch, logs)
         references.update({one["reference"]: {**trials[one["reference"]], **one} for one in alone["references"]})
         return alone
@@ -251,11 +251,11 @@ def _verify(question: Question, scratch: Path, logs: Path, tell: Callable[[str],
             if question.runtimes is not None:
                 raise
             cases.append(_not_run(known, str(error)))
-            tell(f"{head}: {error}")
+            on_progress(f"{head}: {error}")
             continue
         judged = [judge({**known, **case}, references[case["reference"]]) for case in found]
         cases += judged
-        tell(f"{head}: {_short(judged)}")
+        on_progress(f"{head}: {_short(judged)}")
     return Verification(
         passed=bool(cases) and all(case["passed"] for case in cases),
         bounds={dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtypes},

@@ -215,8 +215,8 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
         write_file(result_folder(path.parent) / path.name, data, sync_folder=True)
         for old in checkpoint_paths(run_directory)[KEEP:]:
             old.unlink(missing_ok=True)
-        for torn in path.parent.glob(".step-*"):  # of a process that was killed while it wrote
-            torn.unlink(missing_ok=True)
+        for incomplete in path.parent.glob(".step-*"):  # of a process that was killed while it wrote
+            incomplete.unlink(missing_ok=True)
     except OSError as error:
         left = [each.name for each in checkpoint_paths(run_directory)]
         intact = f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} intact" if left else "there is no older one"

@@ -50,7 +50,7 @@ _BYTES_PER_PROCESS = 80_000_000  # an interpreter with numpy that makes or check
 _LARGEST_SIZE = 10**9
 _LARGEST_SEED = 2**64 - 1
 
-Tell = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with (curves done, curves in all) while a long operation goes on."""
 
 
@@ -181,7 +181,7 @@ def generate(
     seed: int,
     noise_max_mpa: float = material.NOISE_MAX_MPA,
     processes: int = 1,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> None:
     """Generate `size` curves into the directory `path`, which appears complete or not at all.
 
@@ -196,7 +196,7 @@ def generate(
     _require_memory(processes)
     with _made_whole(path, size) as making:
         job = {"directory": str(making), "size": size, "seed": seed, "noise_max_mpa": noise_max_mpa}
-        made = _fill_in_processes(job, processes, tell) if processes > 1 else _fill_here(job, tell)
+        made = _fill_in_processes(job, processes, on_progress) if processes > 1 else _fill_here(job, on_progress)
         _write_sidecar(
             making,
             {
@@ -221,7 +221,7 @@ def write_imported(
     target_bounds: NDArray[np.float64],
     provenance: dict[str, Any],
     floor: dict[str, Any] | None = None,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> None:
     """Write somebody's own curves as the data set directory `path`, which appears complete or not at all.
 
@@ -254,8 +254,8 @@ def write_imported(
                 done = high
                 if done % BLOCK_ROWS == 0 or done == size:
                     hashes.append(rows.end_block())
-                    if tell:
-                        tell(done, size)
+                    if on_progress:
+                        on_progress(done, size)
         if done != size:
             raise DataError(f"{path}: {done} curves instead of the {size} announced; import again")
         _write_sidecar(
@@ -353,7 +353,7 @@ def _require_memory(processes: int) -> None:
 # ----------------------------------------------------------------------------------------------------- the cache
 
 
-def ensure(dataset: str, *, seed: int, processes: int = 1, tell: Tell | None = None) -> Path:
+def ensure(dataset: str, *, seed: int, processes: int = 1, on_progress: OnProgress | None = None) -> Path:
     """Return the path of a data set named by path or size; one named by size is generated if it is not cached.
 
     Processes that want the same one wait for the first of them.
@@ -363,7 +363,7 @@ def ensure(dataset: str, *, seed: int, processes: int = 1, tell: Tell | None = N
     if size is not None and not path.exists():
         with _lock(path):
             if not path.exists():  # another process may have made it while this one waited
-                generate(path, size, seed=seed, processes=processes, tell=tell)
+                generate(path, size, seed=seed, processes=processes, on_progress=on_progress)
     return path
 
 
@@ -487,16 +487,16 @@ def _header_bytes(stream: Any) -> int:
     return int(stream.tell())
 
 
-def _fill_here(job: dict[str, Any], tell: Tell | None) -> list[dict[str, Any]]:
+def _fill_here(job: dict[str, Any], on_progress: OnProgress | None) -> list[dict[str, Any]]:
     made = []
     for low, high in _blocks(job["size"]):
         made.append(_fill_block(job, low, high))
-        if tell:
-            tell(high, job["size"])
+        if on_progress:
+            on_progress(high, job["size"])
     return made
 
 
-def _fill_in_processes(job: dict[str, Any], processes: int, tell: Tell | None) -> list[dict[str, Any]]:
+def _fill_in_processes(job: dict[str, Any], processes: int, on_progress: OnProgress | None) -> list[dict[str, Any]]:
     """Share the blocks among fresh interpreters that import numpy only.
 
     Not multiprocessing: forking a process that has started MPI or CUDA is not safe, and spawning would import the
@@ -518,8 +518,8 @@ def _fill_in_processes(job: dict[str, Any], processes: int, tell: Tell | None) -
         for line in _lines_of(workers):
             message = json.loads(line)
             made[message.pop("block")] = message
-            if tell:
-                tell(sum(blocks[k][1] - blocks[k][0] for k in made), job["size"])
+            if on_progress:
+                on_progress(sum(blocks[k][1] - blocks[k][0] for k in made), job["size"])
         codes = [worker.wait() for worker in workers]
     finally:
         for worker in workers:
@@ -652,7 +652,7 @@ def _valid_bounds(path: Path, bounds: Any) -> list[list[float]]:
     return [[float(low), float(high)] for low, high in found]
 
 
-def check(path: Path, *, threads: int | None = None, tell: Tell | None = None) -> dict[str, Any]:
+def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | None = None) -> dict[str, Any]:
     """Read the whole data set and return what was verified; raise DataError at the first thing that is wrong.
 
     Checked: sizes against headers, every block's SHA-256, targets inside 0..1 (imported: finite), flags and padding,
@@ -680,8 +680,8 @@ def check(path: Path, *, threads: int | None = None, tell: Tell | None = None) -
         try:
             for (_, high), each in zip(blocks, checked, strict=True):
                 sums += each.result()
-                if tell:
-                    tell(high, dataset.size)
+                if on_progress:
+                    on_progress(high, dataset.size)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # nothing more is read after the first complaint
     computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor

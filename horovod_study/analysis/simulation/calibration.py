@@ -347,8 +347,8 @@ def calibrate(
     _refuse(given, runs=bool(runs or beside), benches=bool(benches), network=network is not None)
     notes = _Notes()
     first = (*runs, *beside)[0] if runs or beside else None
-    talking = next((each for each in runs if each.workers > 1), None)
-    way = given.way or _way_of(talking, benches)
+    communicating = next((each for each in runs if each.workers > 1), None)
+    way = given.way or _way_of(communicating, benches)
     size = given.gradient_mb * 1e6 if given.gradient_mb is not None else first.gradient_bytes if first else None
     found = [measured_network(content, source=source, way=way, size=size) for content, source in benches]
     if size is not None:
@@ -369,7 +369,7 @@ def calibrate(
         assert first is not None
         asked = first.batch if given.batch is None else given.batch
         compute, facts, batch = _computing(runs, beside, asked, notes)
-    runtime = _runtime_of(given, talking, found, made, size, notes)
+    runtime = _runtime_of(given, communicating, found, made, size, notes)
     if facts.backward_share is None and runs and (given.buckets or 1) > 1:
         notes.doubts.append(
             "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed to make "
@@ -420,12 +420,12 @@ def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
         raise ConfigError("simulate: --way names one of those in --bench; give --bench bench.json, or leave it out")
 
 
-def _way_of(talking: RunTimes | None, benches: Sequence[tuple[Mapping[str, Any], str]]) -> str | None:
+def _way_of(communicating: RunTimes | None, benches: Sequence[tuple[Mapping[str, Any], str]]) -> str | None:
     """Return what the run used, where all files have it; plain MPI is measured under the name of its transport."""
-    if talking is None:
+    if communicating is None:
         return None
     known = [set(content.get("fits") or ()) for content, _ in benches]
-    names = (f"{talking.backend}/{talking.transport}", talking.transport)
+    names = (f"{communicating.backend}/{communicating.transport}", communicating.transport)
     return next((name for name in names if all(name in each for each in known)), None)
 
 

@@ -54,7 +54,7 @@ class Hosts:
         between = Area(area.name)
         if usable and not self._quick:
             self._code = own_code()
-            known = self._talk(usable, between)
+            known = self._converse(usable, between)
         for host, (_, findings) in zip(self._hosts, logins, strict=True):
             area.findings += findings + known.get(host.name, ([], None))[0]
         area.findings += between.findings
@@ -85,7 +85,7 @@ class Hosts:
 
     # -------------------------------------------------------------------------------------------------------- facts
 
-    def _talk(self, hosts: Sequence[Host], between: Area) -> dict[str, tuple[list[Finding], dict[str, Any] | None]]:
+    def _converse(self, hosts: Sequence[Host], between: Area) -> dict[str, tuple[list[Finding], dict[str, Any] | None]]:
         """Ask every host for its facts, then let neighbours connect to each other while all listen."""
         found: dict[str, tuple[list[Finding], dict[str, Any] | None]] = {}
         with ExitStack() as stack:
@@ -95,18 +95,18 @@ class Hosts:
                 content = f"{os.getpid()} {now()!r}"
                 (folder / "seen").write_text(content)
                 question |= {"scratch": str(folder / "seen"), "content": content}
-            talks = {host.name: stack.enter_context(Conversation(self._here, host.name)) for host in hosts}
+            conversations = {host.name: stack.enter_context(Conversation(self._here, host.name)) for host in hosts}
 
             def ask(host: Host) -> tuple[dict[str, Any] | None, float]:
                 """Return the facts of a host, and how far its clock is ahead at least (s), negative: behind."""
-                talk, limit_s = talks[host.name], _FACTS_S * self._here.patience
-                if talk.hear(limit_s) is None:  # Python has not started there
+                conversation, limit_s = conversations[host.name], _FACTS_S * self._here.patience
+                if conversation.hear(limit_s) is None:  # Python has not started there
                     return None, 0.0
                 asked_s = datetime.now(UTC).timestamp()
-                talk.say(question)
-                clock = talk.hear(limit_s)
+                conversation.say(question)
+                clock = conversation.hear(limit_s)
                 heard_s = datetime.now(UTC).timestamp()
-                facts = talk.hear(limit_s)
+                facts = conversation.hear(limit_s)
                 if clock is None or facts is None:
                     return None, 0.0
                 late_s, early_s = clock["utc_s"] - heard_s, clock["utc_s"] - asked_s
@@ -119,16 +119,16 @@ class Hosts:
                 area = Area("ssh")
                 each, ahead_s = answers[host.name]
                 if each is None:
-                    self._no_python(area, host, talks[host.name])
+                    self._no_python(area, host, conversations[host.name])
                 else:
                     self._facts(area, host, each, ahead_s, scratch=bool(question["scratch"]))
                 found[host.name] = area.findings, each
             self._together(between, hosts, facts)
-            self._connect(between, [host.name for host in hosts if host.name in facts], facts, talks)
+            self._connect(between, [host.name for host in hosts if host.name in facts], facts, conversations)
         return found
 
-    def _no_python(self, area: Area, host: Host, talk: "Conversation") -> None:
-        said = talk.complaint()
+    def _no_python(self, area: Area, host: Host, conversation: "Conversation") -> None:
+        said = conversation.complaint()
         python = self._here.python
         if "no such file" in said.lower() or "not found" in said.lower():
             area.fail(
@@ -267,7 +267,7 @@ class Hosts:
         area: Area,
         names: Sequence[str],
         facts: Mapping[str, dict[str, Any]],
-        talks: Mapping[str, "Conversation"],
+        conversations: Mapping[str, "Conversation"],
     ) -> None:
         """Let each host connect to the next one, in a ring, at every address that one has."""
         if len(names) < 2:
@@ -278,8 +278,8 @@ class Hosts:
             peer = following[name]
             addresses = [each["address"] for each in facts[peer]["interfaces"] or () if not each["loopback"]]
             addresses = addresses or facts[name]["resolved"].get(peer, [])
-            talks[name].say({"peers": [[peer, addresses, facts[peer]["port"]]]})
-            answer = talks[name].hear((probe.CONNECT_S * len(addresses) + 5.0) * self._here.patience)
+            conversations[name].say({"peers": [[peer, addresses, facts[peer]["port"]]]})
+            answer = conversations[name].hear((probe.CONNECT_S * len(addresses) + 5.0) * self._here.patience)
             return None if answer is None else list(answer["reached"])
 
         with ThreadPoolExecutor(len(names)) as pool:

@@ -23,9 +23,9 @@ from horovod_study.report.kit.style import (
     FigureFormat,
     LapStyle,
     folded,
+    runtime_label,
     small,
     text_in,
-    way,
 )
 from horovod_study.text.numbers import percent
 from horovod_study.text.tables import table_of, to_lines
@@ -86,7 +86,7 @@ def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat
 def title(arm: Arm) -> str:
     """Return how an arm is called: `Horovod/MPI, shipped settings`."""
     hooks = ", hooks" if arm.reduction == "hooks" else ""
-    return f"{way(arm.backend, arm.transport)}{hooks}, {arm.arm}"
+    return f"{runtime_label(arm.backend, arm.transport)}{hooks}, {arm.arm}"
 
 
 def table(found: Attribution) -> list[str]:
@@ -195,7 +195,7 @@ def _skew_words(arm: Arm) -> str:
 
 def _experiment_words(each: Experiment) -> str:
     moved = {name: _ms(move, sign=True) for name, move in each.moves_s.items()}
-    where = way(each.backend, each.transport)
+    where = runtime_label(each.backend, each.transport)
     by = (
         f"{each.factor:g} times the cycle time moves the runtime part by {moved['runtime']} ms (expected: "
         f"{_fixed(each.expected_s[0] * 1e3, 1)} to {_fixed(each.expected_s[1] * 1e3, 1)} ms) and the floor by "

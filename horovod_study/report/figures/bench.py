@@ -29,9 +29,9 @@ from horovod_study.report.kit.style import (
     FigureFormat,
     SeriesStyle,
     folded,
+    runtime_label,
     series_styles,
     small,
-    way,
 )
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
@@ -261,7 +261,7 @@ def _gb(value: float) -> str:
 
 def _label(name: str) -> str:
     backend, _, transport = name.partition("/")
-    return way(backend, transport) if transport else f"{TRANSPORTS.get(name, name)} alone"
+    return runtime_label(backend, transport) if transport else f"{TRANSPORTS.get(name, name)} alone"
 
 
 # ---------------------------------------------------------------------------------------------------- figures

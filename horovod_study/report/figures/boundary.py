@@ -238,13 +238,13 @@ def _carried(analysis: Analysis) -> str:
     texts = []
     for series, rows in analysis.nodes.groupby("series", sort=False):
         if rows["nodes"].max() > 1:
-            ways = _ways(rows)
+            ways = _paths(rows)
             if ways:
                 texts.append(f"{labels[str(series)]}: " + ", ".join(f"{way} on {on}" for on, way in ways))
     return f"Carried by, as the records of the runs say: {'; '.join(texts)}." if texts else ""
 
 
-def _ways(rows: pd.DataFrame) -> list[tuple[str, str]]:
+def _paths(rows: pd.DataFrame) -> list[tuple[str, str]]:
     """Return (nodes in words, recorded paths) of one series, in the order of the nodes."""
     known = rows[(rows["workers"] > 1) & (rows["path"] != "")]
     return [
@@ -424,7 +424,7 @@ def _named(cells: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> dict[str, 
     labels = cells["series"].map(lambda series: styles[series].label)
     named: dict[str, str] = {}
     for label, own in cells.groupby(labels, sort=False):
-        ways = ", then ".join(dict.fromkeys(way for _, way in _ways(own)))
+        ways = ", then ".join(dict.fromkeys(way for _, way in _paths(own)))
         named |= dict.fromkeys(own["series"], f"{label}: {ways}" if ways else f"{label}")
     return named
 

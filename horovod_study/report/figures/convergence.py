@@ -199,9 +199,9 @@ def _panelled(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _thinned(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a setting whose worker counts leave few enough lines: first, last and those between."""
-    ways = max(1, cells["series"].nunique())
+    runtimes = max(1, cells["series"].nunique())
     counts = sorted(cells["workers"].unique())
-    room = max(2, MAX_LINES // ways)
+    room = max(2, MAX_LINES // runtimes)
     kept = {counts[int(place)] for place in np.linspace(0, len(counts) - 1, min(room, len(counts))).round()}
     return cells[cells["workers"].isin(kept)]
 
@@ -219,12 +219,12 @@ def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> list[dict[Any,
         for key, label in row.items():
             first.setdefault(label, key)
     plain = [label for label, key in first.items() if styles[key[0]].ring]
-    ways = {styles[key[0]].color for label, key in first.items() if label not in plain}
-    if len(plain) > 1 and not ways:
+    runtimes = {styles[key[0]].color for label, key in first.items() if label not in plain}
+    if len(plain) > 1 and not runtimes:
         plain = []  # the plain worker alone under several settings: nothing to stand back behind
     others = [label for label in first if label not in plain]
-    if len(ways) > 1:
-        looks = _by_way([(label, styles[first[label][0]]) for label in others])
+    if len(runtimes) > 1:
+        looks = _by_runtime([(label, styles[first[label][0]]) for label in others])
     else:
         looks = dict(zip(others, looks_in_order(others), strict=True))
     for label in plain:
@@ -237,14 +237,14 @@ def _labels(points: pd.DataFrame, cells: pd.DataFrame) -> dict[Any, str]:
     """Return the label of every cell of one row."""
     known = cells.drop_duplicates(_CELL)
     names = series_labels(points)
-    several_ways = len(known[["partition", "backend", "transport"]].drop_duplicates()) > 1
+    several_runtimes = len(known[["partition", "backend", "transport"]].drop_duplicates()) > 1
     alone = len(known) == 1
     settings = _told(list(known["setting"]))
     labels = {}
     for row in known.to_dict("records"):
         serial = row["backend"] == "serial"
         words = [
-            names[row["series"]] if several_ways or alone else "",
+            names[row["series"]] if several_runtimes or alone else "",
             _workers(row["workers"]) if (known["workers"].nunique() > 1 or alone) and not serial else "",
             settings[row["setting"]],
         ]
@@ -252,7 +252,7 @@ def _labels(points: pd.DataFrame, cells: pd.DataFrame) -> dict[Any, str]:
     return labels
 
 
-def _by_way(looks: Sequence[tuple[str, SeriesStyle]]) -> dict[str, SeriesStyle]:
+def _by_runtime(looks: Sequence[tuple[str, SeriesStyle]]) -> dict[str, SeriesStyle]:
     """Return the looks with a dash of its own for every line of one colour."""
     dashes: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2.5, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1.2)))
     seen: dict[str, int] = {}

@@ -61,10 +61,10 @@ class Curve(Protocol):
     def network(self) -> Found: ...
     @property
     def fit(self) -> Found: ...
-    def line(self, way: str) -> tuple["NDArray[np.float64]", "NDArray[np.float64]"]:
+    def line(self, method: str) -> tuple["NDArray[np.float64]", "NDArray[np.float64]"]:
         """Return strain and stress of the law with the parameters of `network` or `fit`."""
 
-    def residual_mpa(self, way: str) -> "NDArray[np.float64]":
+    def residual_mpa(self, method: str) -> "NDArray[np.float64]":
         """Return measured stress minus that law, at the measured points."""
 
 
@@ -112,7 +112,7 @@ def notes(trained: Row, errors: Mapping[str, Mapping[str, float]] | None) -> lis
         f"  network: trained on G0 {g0_low:g} to {g0_high:g} MPa, a {a_low:g} to {a_high:g}",
     ]
     if errors is not None:
-        parts = (f"{way} {one['g0_rmse_mpa']:.1f} MPa and {one['a_rmse']:.2f}" for way, one in errors.items())
+        parts = (f"{method} {one['g0_rmse_mpa']:.1f} MPa and {one['a_rmse']:.2f}" for method, one in errors.items())
         lines.append(f"  rms error against the given G0 and a: {', '.join(parts)}")
     return lines
 
@@ -229,21 +229,21 @@ def _specimen(above: "Axes", below: "Axes", curve: Curve, *, first: bool, lowest
     percent = 100 * curve.strain
     above.plot(percent, curve.stress_mpa, **_dots(QUIET, 2.6), zorder=2)
     looks = {"fit": (FIT_COLOR, "-", 1.2), "network": (NETWORK_COLOR, NETWORK_DASH, 1.1)}
-    for way, (color, dash, width) in looks.items():
-        strain, stress = curve.line(way)
+    for method, (color, dash, width) in looks.items():
+        strain, stress = curve.line(method)
         above.plot(100 * strain, stress, color=color, linestyle=dash, linewidth=width, zorder=3)
-        mark = _dots(color) if way == "fit" else _crosses(color)
-        below.plot(percent, curve.residual_mpa(way), **mark, zorder=2)
+        mark = _dots(color) if method == "fit" else _crosses(color)
+        below.plot(percent, curve.residual_mpa(method), **mark, zorder=2)
     # A saturating curve leaves its lower right corner free.
-    for height, way, found in ((13, "network", curve.network), (4, "fit", curve.fit)):
+    for height, method, found in ((13, "network", curve.network), (4, "fit", curve.fit)):
         above.annotate(
-            f"{way} {found.g0_mpa:,.0f} MPa, {found.a:.1f}",
+            f"{method} {found.g0_mpa:,.0f} MPa, {found.a:.1f}",
             (1, 0),
             (-3, height),
             xycoords="axes fraction",
             textcoords="offset points",
             ha="right",
-            color=looks[way][0],
+            color=looks[method][0],
             size=6.8,
             path_effects=[withStroke(linewidth=2.5, foreground=PAPER)],  # grid lines pass behind
             zorder=4,

@@ -30,9 +30,9 @@ from horovod_study.report.kit.style import (
     TEXT,
     FigureFormat,
     folded,
+    runtime_label,
     small,
     text_in,
-    way,
 )
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural
@@ -101,7 +101,7 @@ def headline(found: Inspection) -> str:
     words = [f"{found.name}: {found.state}", plural(facts["workers"], "worker")]
     if facts["backend"]:
         reduction = f" ({facts['reduction']})" if facts["workers"] > 1 and facts["reduction"] else ""
-        words.append(f"{way(str(facts['backend']), str(facts['transport'] or ''))}{reduction}")
+        words.append(f"{runtime_label(str(facts['backend']), str(facts['transport'] or ''))}{reduction}")
     hosts = facts["hosts"]
     words.append(f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts")
     if facts["batch"]:

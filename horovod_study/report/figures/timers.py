@@ -64,7 +64,7 @@ def _table(cost: TimerCost) -> list[str]:
         f"{cost.rounds} rounds of {cost.steps_per_block} steps each, {cost.seconds:.0f} s",
     ]
     rows = [("off", f"{cost.off_step_s * 1e3:.3f}", "", "", "", "", "")]
-    for each in (cost.control, *cost.ways):
+    for each in (cost.control, *cost.variants):
         percent = each.percent
         low_high = f"[{percent.low:+.2f}, {percent.high:+.2f}]" if percent.known else ""
         calls = "" if each.calls_us is None else f"{each.calls_us:.1f}"
@@ -75,7 +75,7 @@ def _table(cost: TimerCost) -> list[str]:
             f"{each.writing_percent:+.2f} %",
             calls,
         )
-        rows.append((_NAMES.get(each.way, each.way), *times, ""))
+        rows.append((_NAMES.get(each.variant, each.variant), *times, ""))
         if each.edges_percent is not None and each.edges_percent - each.percent.value > 0.5:
             every = f"every {each.edges_steps} steps"
             rows.append(("  with start and stop", "", f"{each.edges_percent:+.2f} %", "", "", "", every))
@@ -101,11 +101,11 @@ def caption(costs: Sequence[TimerCost]) -> str:
 
 def draw(costs: Sequence[TimerCost], width_in: float) -> Figure:
     """Return the figure, one panel per case; call it inside style()."""
-    names = list(dict.fromkeys(each.way for cost in costs for each in (cost.control, *cost.ways)))
+    names = list(dict.fromkeys(each.variant for cost in costs for each in (cost.control, *cost.variants)))
     shown = [
         value
         for cost in costs
-        for each in (cost.control, *cost.ways)
+        for each in (cost.control, *cost.variants)
         for value in (each.percent.value, each.percent.low, each.percent.high, each.edges_percent)
         if value is not None and math.isfinite(value)
     ]
@@ -130,7 +130,7 @@ def _panel(axes: Axes, cost: TimerCost, names: Sequence[str], reach: tuple[float
     )
     axes.axvline(0.0, color=QUIET, linewidth=0.8, zorder=1)
     axes.axvline(cost.limit_percent, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-    every = {each.way: each for each in (cost.control, *cost.ways)}
+    every = {each.variant: each for each in (cost.control, *cost.variants)}
     for place, name in enumerate(names):
         if name in every:
             _line(axes, place, every[name], own=every[name].calls_us is not None)
@@ -148,7 +148,7 @@ def _panel(axes: Axes, cost: TimerCost, names: Sequence[str], reach: tuple[float
 
 
 def _line(axes: Axes, place: int, each: Overhead, *, own: bool) -> None:
-    color = _CONTROL if each.way == "control" else _OWN if own else _BESIDE
+    color = _CONTROL if each.variant == "control" else _OWN if own else _BESIDE
     if each.percent.known:
         axes.plot([each.percent.low, each.percent.high], [place, place], color=color, linewidth=1.6, zorder=3)
     axes.plot(each.percent.value, place, marker="o", markersize=4.5, color=color, linestyle="none", zorder=4)

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.style import GRID, INK, PAPER, PRINT_WIDTH_IN, QUIET, SHADE, way
+from horovod_study.report.kit.style import GRID, INK, PAPER, PRINT_WIDTH_IN, QUIET, SHADE, runtime_label
 from horovod_study.text.tables import table_of, to_lines
 
 NAME = "tune"
@@ -152,7 +152,7 @@ def _by_runtime(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str
 
 def _title(runtime: str) -> str:
     backend, _, transport = runtime.partition("/")
-    return way(backend, transport)
+    return runtime_label(backend, transport)
 
 
 def _reach(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:

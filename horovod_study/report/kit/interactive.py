@@ -267,20 +267,20 @@ def _moves(artist: Artist, axes: Axes, sheet: _Sheet) -> list[Any]:
     """Return which coordinates of an artist are data, how it moves when they do, and the anchor of what moves whole."""
     if isinstance(artist, Text):
         if isinstance(artist, Annotation):
-            ways = _ways(artist.xycoords, axes)
-            anchor = axes.transData.transform(artist.xy) if ways == "xy" else _anchor(artist)
-            return [ways, "whole", *sheet.point(anchor)]
-        return [_ways(artist.get_transform(), axes), "whole", *sheet.point(_anchor(artist))]
+            follows = _follows(artist.xycoords, axes)
+            anchor = axes.transData.transform(artist.xy) if follows == "xy" else _anchor(artist)
+            return [follows, "whole", *sheet.point(anchor)]
+        return [_follows(artist.get_transform(), axes), "whole", *sheet.point(_anchor(artist))]
     if isinstance(artist, PathCollection):
-        return [_ways(artist.get_offset_transform(), axes), "marks"]
-    return [_ways(artist.get_transform(), axes), "shapes" if isinstance(artist, Collection) else "lines"]
+        return [_follows(artist.get_offset_transform(), axes), "marks"]
+    return [_follows(artist.get_transform(), axes), "shapes" if isinstance(artist, Collection) else "lines"]
 
 
 def _anchor(text: Text) -> Any:
     return text.get_transform().transform(text.get_unitless_position())
 
 
-def _ways(place: Any, axes: Axes) -> str:
+def _follows(place: Any, axes: Axes) -> str:
     """Return which of x and y follow the data in a coordinate system of matplotlib: xy, x, y or nothing."""
     if isinstance(place, Transform):
         x, y = place.contains_branch_seperately(axes.transData)

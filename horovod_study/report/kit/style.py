@@ -429,7 +429,7 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
     several = len({row["partition"] for row in rows}) > 1
 
     def words(row: Mapping[Any, Any], *, reduction: bool) -> str:
-        text = way(row["backend"], row["transport"])
+        text = runtime_label(row["backend"], row["transport"])
         text = f"{row['partition']}: {text}" if several else text
         extra = (["stock settings"] if row["horovod_defaults"] else []) + ([row["reduction"]] if reduction else [])
         return f"{text} ({', '.join(extra)})" if extra else text
@@ -444,7 +444,7 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
     return labels
 
 
-def way(backend: str, transport: str) -> str:
+def runtime_label(backend: str, transport: str) -> str:
     """Return how workers talk, for readers: `Horovod/MPI`, `plain PyTorch`."""
     name = LIBRARIES[backend].label if backend in LIBRARIES else backend
     if transport in ("none", "auto", ""):

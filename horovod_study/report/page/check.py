@@ -201,13 +201,13 @@ def check(
     runs: Mapping[str, str],
     against: Callable[[Analysis], Any] = lambda _: None,
     allow: Collection[str] = (),
-    told: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Check:
     """Compare everything below `directory` with `study`, and look for what makes it weak.
 
     `study` and `evaluations` are made again from the runs that the analysis has. `runs`: name -> state of all runs that
     are there. `source` is what analyze and report kept (records.read_source), `against` makes the comparison
-    that the page shows, if any. `told` is called with what comes next. Writes nothing but temporary files.
+    that the page shows, if any. `on_progress` is called with what comes next. Writes nothing but temporary files.
     """
     notes: list[str] = []
     kept = kept_runs(directory)
@@ -223,7 +223,7 @@ def check(
         "rows": sum(each.rows for each in study.recounts),
         "totals": sum(each.totals for each in study.recounts),
     }
-    told("looking for faults")
+    on_progress("looking for faults")
     found += audit.lint(study)
     if gone:
         notes.append("tables, figures and page were not compared: they count runs that are gone")
@@ -235,17 +235,17 @@ def check(
                 f"analysed with {_named(source.get('versions') or {})}, checked with {_named(versions())}: numbers "
                 f"count as equal within {tolerance:g} of their size"
             )
-        told("comparing tables")
+        on_progress("comparing tables")
         made, cells = _tables(directory, texts, tolerance)
         found += made
         compared |= {"tables": len(texts), "cells": cells}
         # Pictures of numbers in which a last digit differs have other bytes; `report` drew those that are kept.
         analysis = _reloaded(texts) if made else _kept(directory) or _reloaded(texts)
-        told("comparing figures")
+        on_progress("comparing figures")
         more, done = _drawn(directory, analysis, source, tolerance, notes)
         found += more
         compared |= done
-        told("comparing the page")
+        on_progress("comparing the page")
         more, parts = _page(directory, analysis, against, source, tolerance, notes)
         found += more
         compared["page"] = parts
@@ -770,28 +770,30 @@ def lines(found: Check) -> list[str]:
         *([f"{done['print_tables']} tables for print"] if done.get("print_tables") else []),
         *([f"a page of {done['page']:,} texts"] if done.get("page") else []),
     ]
-    told = _wrap(f"{found.directory}: {', '.join(what)} compared with the raw rows.")
+    on_progress = _wrap(f"{found.directory}: {', '.join(what)} compared with the raw rows.")
     for title, findings in (("", found.findings), ("accepted: ", found.accepted)):
         for name in dict.fromkeys(each.name for each in findings):
             same = [each for each in findings if each.name == name]
             rule = RULES[name]
-            told += ["", *_wrap(f"{title}{rule.severity} {name}: {rule.title} ({len(same):,})")]
+            on_progress += ["", *_wrap(f"{title}{rule.severity} {name}: {rule.title} ({len(same):,})")]
             for each in same[:SHOWN]:
-                told += _wrap(_line(each), indent="  ")
+                on_progress += _wrap(_line(each), indent="  ")
             if len(same) > SHOWN:
-                told += _wrap(f"and {len(same) - SHOWN:,} more{_spread(same[SHOWN:])}; --json lists all", indent="  ")
-            told += _wrap(f"-> {rule.remedy}", indent="  ")
-    told.append("")
-    told += [line for note in found.notes for line in _wrap(f"note: {note}")]
-    told += [line for what, why in found.not_covered for line in _wrap(f"not covered: {what} ({why})")]
+                on_progress += _wrap(
+                    f"and {len(same) - SHOWN:,} more{_spread(same[SHOWN:])}; --json lists all", indent="  "
+                )
+            on_progress += _wrap(f"-> {rule.remedy}", indent="  ")
+    on_progress.append("")
+    on_progress += [line for note in found.notes for line in _wrap(f"note: {note}")]
+    on_progress += [line for what, why in found.not_covered for line in _wrap(f"not covered: {what} ({why})")]
     errors = sum(each.severity == "error" for each in found.findings)
     doubts = len(found.findings) - errors
     if found.findings:
         counts = [plural(count, word) for count, word in ((errors, "error"), (doubts, "doubt")) if count]
-        told += _wrap(f"{plural(len(found.findings), 'finding')} ({', '.join(counts)}): the check failed.")
+        on_progress += _wrap(f"{plural(len(found.findings), 'finding')} ({', '.join(counts)}): the check failed.")
     else:
-        told += _wrap("0 findings: every number that was compared is what the raw rows give.")
-    return told
+        on_progress += _wrap("0 findings: every number that was compared is what the raw rows give.")
+    return on_progress
 
 
 def _line(each: Finding) -> str:

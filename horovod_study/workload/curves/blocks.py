@@ -18,7 +18,7 @@ from horovod_study.workload.curves import checks, units
 from horovod_study.workload.curves.arrays import check_flags
 from horovod_study.workload.curves.channels import fill_row
 from horovod_study.workload.curves.numpy_files import Archive, as_targets, is_npy, open_npy, read_targets
-from horovod_study.workload.curves.values import Curve, CurveSet, ReadOptions, Tell
+from horovod_study.workload.curves.values import Curve, CurveSet, OnProgress, ReadOptions
 
 PAIRS = (
     ("prepared_data.train", "parameter.train"),
@@ -63,7 +63,11 @@ class Blocks:
         return _take(self.parts, low, high, self.interleaved).astype(np.float32)
 
     def checked(
-        self, options: ReadOptions, tally: checks.Tally, tell: Tell | None = None, said: str = "checking curves"
+        self,
+        options: ReadOptions,
+        tally: checks.Tally,
+        on_progress: OnProgress | None = None,
+        said: str = "checking curves",
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield (number of the first curve, float32 (B, 3, 201) as ratio and MPa), checked and repaired as asked."""
         for low in range(0, self.size, BLOCK_CURVES):
@@ -71,8 +75,8 @@ class Blocks:
             block = self.read(low, high)
             check_block(str(self.path), low, block, options, self.units, tally)
             yield low, block
-            if tell:
-                tell(said, high, self.size)
+            if on_progress:
+                on_progress(said, high, self.size)
 
     def converted(self) -> Iterator[NDArray[np.float32]]:
         """Yield the blocks as ratio and MPa without a check, for curves that were checked and needed no repair."""
@@ -287,14 +291,14 @@ def _slopes_plausible(
     return np.asarray((n < _SLOPE_POINTS) & (slope > 1.01 * low) & (slope < 0.99 * high))
 
 
-def read_whole(blocks: Blocks, options: ReadOptions, tell: Tell | None) -> CurveSet:
+def read_whole(blocks: Blocks, options: ReadOptions, on_progress: OnProgress | None) -> CurveSet:
     """Return all curves of a pair or split file as ragged float64 curves."""
     needed = blocks.size * material.POINTS * 2 * 8
     room.need_memory(blocks.path, needed, f"reading {blocks.size:,} curves at once", "take a part of them")
     tally = checks.Tally()
     strain: list[NDArray[np.float64]] = []
     stress: list[NDArray[np.float64]] = []
-    for _, block in blocks.checked(options, tally, tell):
+    for _, block in blocks.checked(options, tally, on_progress):
         for row in block:
             begin = int(row[2].argmax())
             strain.append(row[0, begin:].astype(np.float64))

@@ -23,7 +23,7 @@ from horovod_study.errors import DataError
 from horovod_study.workload import dataset, floor, material, room
 from horovod_study.workload.curves import blocks, checks, reading
 from horovod_study.workload.curves.channels import to_channels
-from horovod_study.workload.curves.values import CurveSet, ReadOptions, Tell
+from horovod_study.workload.curves.values import CurveSet, OnProgress, ReadOptions
 from horovod_study.workload.least_squares import LawFit, fit_law
 
 LABELS = ("lsq",)
@@ -97,7 +97,7 @@ def import_curves(
     *,
     label: str | None = None,
     target_bounds: NDArray[np.float64] | None = None,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Import the curves of `path` as the data set directory `out`; return its provenance, which its side-car keeps.
 
@@ -110,7 +110,7 @@ def import_curves(
     if out.exists():
         raise DataError(f"{out}: exists already; choose another --out, or remove it first")
     bounds = None if target_bounds is None else _proper_bounds(target_bounds)
-    source = _open(path, options, tell)
+    source = _open(path, options, on_progress)
     _require_labels(source, label)
     room.need_disk(out, source.size * _BYTES_PER_CURVE, f"a data set of {source.size:,} curves")
     labels = None if source.targets is None else _labels(source, source.targets, "given", bounds)
@@ -118,7 +118,7 @@ def import_curves(
     with ThreadPoolExecutor(1) as thread:  # hashing large files runs beside the checks and shares their reading
         try:
             hashes = [thread.submit(_hashed, file, ended) for file in source.files]
-            fits = _check(source, options, label, tally, tell)
+            fits = _check(source, options, label, tally, on_progress)
             if labels is None:
                 labels = _labels(source, np.stack([fits.fit.g0_mpa, fits.fit.a], axis=1), "least squares", bounds)
             warnings = [*source.warnings, *tally.warnings(), *_doubts(source, fits, labels)]
@@ -149,7 +149,7 @@ def import_curves(
         target_bounds=labels.bounds,
         provenance=provenance,
         floor=_floor(fits, labels.bounds) if label is None else None,
-        tell=None if tell is None else lambda done, total: tell("writing", done, total),
+        on_progress=None if on_progress is None else lambda done, total: on_progress("writing", done, total),
     )
     return provenance
 
@@ -197,18 +197,20 @@ def _require_labels(source: Source, label: str | None) -> None:
         raise DataError(f"{source.path}: has targets, and --label {label} asks for others; leave the option out")
 
 
-def _check(source: Source, options: ReadOptions, label: str | None, tally: checks.Tally, tell: Tell | None) -> Fits:
+def _check(
+    source: Source, options: ReadOptions, label: str | None, tally: checks.Tally, on_progress: OnProgress | None
+) -> Fits:
     """Check what is not checked yet, and fit the law to a sample of the curves, or to all where it labels them."""
     rows = _sample(source.size) if label is None else np.arange(source.size)
     if source.blocks is not None:
-        return _check_blocks(source.blocks, rows, options, tally, tell)
+        return _check_blocks(source.blocks, rows, options, tally, on_progress)
     assert source.whole is not None
-    if tell:
-        tell("fitting the law", 0, len(rows))
+    if on_progress:
+        on_progress("fitting the law", 0, len(rows))
     return _fit(rows, source.whole[rows])
 
 
-def _open(path: Path, options: ReadOptions, tell: Tell | None) -> Source:
+def _open(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> Source:
     layout = reading.find_layout(path, options)
     if layout == "npy" or (layout == "npz" and blocks.is_split(path)):
         opened = blocks.open_pair(path, options) if layout == "npy" else blocks.open_split(path, options)
@@ -227,7 +229,7 @@ def _open(path: Path, options: ReadOptions, tell: Tell | None) -> Source:
             whole=None,
             blocks=opened,
         )
-    curves: CurveSet = reading.read_curves(path, options, tell=tell)
+    curves: CurveSet = reading.read_curves(path, options, on_progress=on_progress)
     room.need_memory(path, curves.size * _BYTES_PER_CURVE, "keeping it as 201 points per curve", "import a part of it")
     return Source(
         path=path,
@@ -262,12 +264,16 @@ def _sample(size: int) -> NDArray[np.int64]:
 
 
 def _check_blocks(
-    opened: blocks.Blocks, wanted: NDArray[np.int64], options: ReadOptions, tally: checks.Tally, tell: Tell | None
+    opened: blocks.Blocks,
+    wanted: NDArray[np.int64],
+    options: ReadOptions,
+    tally: checks.Tally,
+    on_progress: OnProgress | None,
 ) -> Fits:
     """Check all blocks, and fit the law to the curves `wanted`."""
     said = "checking curves" if len(wanted) < opened.size else "checking curves and fitting the law"
     parts: list[Fits] = []
-    for low, block in opened.checked(options, tally, tell, said):
+    for low, block in opened.checked(options, tally, on_progress, said):
         rows = wanted[np.searchsorted(wanted, low) : np.searchsorted(wanted, low + len(block))]
         if len(rows):
             parts.append(_fit(rows, block[rows - low]))

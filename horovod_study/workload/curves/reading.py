@@ -8,30 +8,30 @@ from numpy.typing import NDArray
 from horovod_study.documents import open_file
 from horovod_study.errors import DataError
 from horovod_study.workload.curves import arrays, blocks, checks, numpy_files, parquet, tables
-from horovod_study.workload.curves.values import CurveSet, ReadOptions, Tell
+from horovod_study.workload.curves.values import CurveSet, OnProgress, ReadOptions
 
 _PLAIN = ReadOptions()
 
 
-def read_curves(path: Path, options: ReadOptions = _PLAIN, *, tell: Tell | None = None) -> CurveSet:
+def read_curves(path: Path, options: ReadOptions = _PLAIN, *, on_progress: OnProgress | None = None) -> CurveSet:
     """Read all curves of `path` in any layout, check them, and return them as ratio and MPa.
 
-    Raises DataError for the first thing that is wrong and was not asked to be repaired. `tell` hears of the progress.
+    Raises DataError for the first thing that is wrong and was not asked to be repaired.
     """
     layout = find_layout(path, options)
     if layout == "npy":
-        return blocks.read_whole(blocks.open_pair(path, options), options, tell)
+        return blocks.read_whole(blocks.open_pair(path, options), options, on_progress)
     if layout == "npz":
         if blocks.is_split(path):
-            return blocks.read_whole(blocks.open_split(path, options), options, tell)
+            return blocks.read_whole(blocks.open_split(path, options), options, on_progress)
         raw = arrays.read_npz(path, options)
     elif layout == "parquet":
         raw = parquet.read_parquet(path, options)
     elif layout == "folder":
-        raw = tables.read_folder(path, options, tell)
+        raw = tables.read_folder(path, options, on_progress)
     else:
-        raw = tables.read_text(path, options, tell)
-    return _checked(path, raw, options, tell)
+        raw = tables.read_text(path, options, on_progress)
+    return _checked(path, raw, options, on_progress)
 
 
 def find_layout(path: Path, options: ReadOptions) -> str:
@@ -66,15 +66,15 @@ def find_layout(path: Path, options: ReadOptions) -> str:
     return "text"
 
 
-def _checked(path: Path, raw: tables.Raw, options: ReadOptions, tell: Tell | None) -> CurveSet:
+def _checked(path: Path, raw: tables.Raw, options: ReadOptions, on_progress: OnProgress | None) -> CurveSet:
     tally = checks.Tally()
     tally.counts.update({name: count for name, count in (raw.counts or {}).items() if count})
     declared = dict(raw.units)
     curves = []
     for k, curve in enumerate(raw.curves):
         curves.append(checks.checked(checks.in_units(curve, declared), options, declared, tally))
-        if tell:
-            tell("checking curves", k + 1, len(raw.curves))
+        if on_progress:
+            on_progress("checking curves", k + 1, len(raw.curves))
     targets, files = raw.targets, raw.files
     if options.targets is not None:
         targets = _targets(path, [curve.name for curve in curves], raw, options)

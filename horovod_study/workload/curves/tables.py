@@ -14,7 +14,7 @@ from horovod_study.documents import read_bytes
 from horovod_study.errors import DataError
 from horovod_study.workload.curves import units
 from horovod_study.workload.curves.text_table import Cells, Table, ends, open_table, read_cells, same_column
-from horovod_study.workload.curves.values import Curve, ReadOptions, Tell
+from horovod_study.workload.curves.values import Curve, OnProgress, ReadOptions
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".asc")
 INFO = "info.csv"
@@ -123,15 +123,15 @@ def listed_ids(ids: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------------- long and machine
 
 
-def read_text(path: Path, options: ReadOptions, tell: Tell | None) -> Raw:
+def read_text(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> Raw:
     """Read one text file that is long, wide or a machine export."""
     table = open_table(path, options)
     wide = _pairs(table) if options.layout in ("auto", "wide") and not _is_long(table, options) else {}
     if options.layout == "auto" and wide.keys() & units.KINDS_OF_CURVE:
         wide = {}  # true_strain, engineering_strain: which of them is meant must be said
     if wide or options.layout == "wide":
-        return _read_wide(table, wide, options, tell)
-    return read_long(table, options, tell)
+        return _read_wide(table, wide, options, on_progress)
+    return read_long(table, options, on_progress)
 
 
 def _is_long(table: Table, options: ReadOptions) -> bool:
@@ -143,7 +143,7 @@ def _is_long(table: Table, options: ReadOptions) -> bool:
     return bool(plain & units.NAMES["strain"]) and bool(plain & units.NAMES["stress"])
 
 
-def read_long(table: Table, options: ReadOptions, tell: Tell | None) -> Raw:
+def read_long(table: Table, options: ReadOptions, on_progress: OnProgress | None) -> Raw:
     """Read a table with one row per point; without a column of specimens the file is one test."""
     path = table.path
     place = f" line {table.names_line}" if table.names_line else ""
@@ -151,7 +151,7 @@ def read_long(table: Table, options: ReadOptions, tell: Tell | None) -> Raw:
     declared = _units(table, columns.strain, columns.stress, options)
     wanted = [columns.strain, columns.stress, *(columns.targets or ())]
     wanted += [] if columns.time is None else [columns.time]
-    cells = read_cells(table, wanted, [] if columns.specimen is None else [columns.specimen], tell=tell)
+    cells = read_cells(table, wanted, [] if columns.specimen is None else [columns.specimen], on_progress=on_progress)
     curves, targets = cut_long(path, cells, columns)
     machine = options.layout == "machine" or (
         options.layout == "auto"
@@ -269,7 +269,9 @@ def _pairs(table: Table) -> dict[str, dict[str, list[int]]]:
     return found if any(all(pair.values()) for pair in found.values()) else {}
 
 
-def _read_wide(table: Table, pairs: dict[str, dict[str, list[int]]], options: ReadOptions, tell: Tell | None) -> Raw:
+def _read_wide(
+    table: Table, pairs: dict[str, dict[str, list[int]]], options: ReadOptions, on_progress: OnProgress | None
+) -> Raw:
     path, place = table.path, f" line {table.names_line}"
     if not pairs:
         raise DataError(
@@ -296,7 +298,7 @@ def _read_wide(table: Table, pairs: dict[str, dict[str, list[int]]], options: Re
             )
         declared = one
     used = [k for pair in pairs.values() for found in pair.values() for k in found]
-    cells = read_cells(table, used, tell=tell)
+    cells = read_cells(table, used, on_progress=on_progress)
     curves = []
     for specimen, pair in pairs.items():
         k, m = pair["strain"][0], pair["stress"][0]
@@ -341,7 +343,7 @@ def _spelling(column: str, specimen: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ folder
 
 
-def read_folder(folder: Path, options: ReadOptions, tell: Tell | None) -> Raw:
+def read_folder(folder: Path, options: ReadOptions, on_progress: OnProgress | None) -> Raw:
     """Read one text file per test; info.csv, if there is one, names the tests in order and may give G0 and a."""
     files = sorted(
         (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name.lower() != INFO),
@@ -377,8 +379,8 @@ def read_folder(folder: Path, options: ReadOptions, tell: Tell | None) -> Raw:
                 f"{raws[0].units['strain']} and {raws[0].units['stress']}; bring all files to the same units"
             )
         raws.append(raw)
-        if tell:
-            tell(f"reading {folder.name}", k + 1, len(ids))
+        if on_progress:
+            on_progress(f"reading {folder.name}", k + 1, len(ids))
     in_files = [raw.targets is not None for raw in raws]
     if targets is None and any(in_files):
         if not all(in_files):

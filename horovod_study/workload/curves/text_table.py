@@ -24,7 +24,7 @@ from horovod_study.documents import open_file
 from horovod_study.errors import DataError
 from horovod_study.workload import room
 from horovod_study.workload.curves import units
-from horovod_study.workload.curves.values import DELIMITERS, ReadOptions, Tell
+from horovod_study.workload.curves.values import DELIMITERS, OnProgress, ReadOptions
 
 SAMPLE_LINES = 2000
 """Lines from which delimiter and decimal mark are found; preamble and names must stand among them."""
@@ -360,7 +360,9 @@ def _no_table(path: Path, sample: list[str], options: ReadOptions, required: Seq
 # -------------------------------------------------------------------------------------------------------- the cells
 
 
-def read_cells(table: Table, numbers: Sequence[int], texts: Sequence[int] = (), *, tell: Tell | None = None) -> Cells:
+def read_cells(
+    table: Table, numbers: Sequence[int], texts: Sequence[int] = (), *, on_progress: OnProgress | None = None
+) -> Cells:
     """Read the rows of a table; a cell of `numbers` that is no number is a DataError with its line (case 3).
 
     A blank cell, NaN and infinities are read as they are. A row longer than the line of the names is refused unless
@@ -384,8 +386,8 @@ def read_cells(table: Table, numbers: Sequence[int], texts: Sequence[int] = (), 
             for k in texts:
                 words[k] += map(sys.intern, cut[k])  # most are equal
             lines.append(places)
-            if tell:
-                tell(f"reading {table.path.name}", min(_position(stream), total), total)
+            if on_progress:
+                on_progress(f"reading {table.path.name}", min(_position(stream), total), total)
     if not lines:
         raise DataError(
             f"{table.path} line {table.names_line}: no rows follow the names of the columns; one row per point was "

@@ -18,7 +18,7 @@ REDUCE = ("pick", "mean")
 DELIMITERS = MappingProxyType({"comma": ",", "semicolon": ";", "tab": "\t", "space": " ", "pipe": "|", "\\t": "\t"})
 """Words for the delimiters that are hard to type in a shell."""
 
-Tell = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Called with (what is done, done, in all) while a long operation goes on."""
 
 
