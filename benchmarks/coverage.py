@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fitting import ScalingFit, fit_quantity, fit_series
-from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS, Law, places
+from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
+from horovod_study.analysis.laws.law import Law, places
 
 SWEEP = tuple(range(1, 17))
 PER_NODE = 4

@@ -106,3 +106,66 @@ line = launch_line(cell, python=Path(sys.executable), config=Path("c"), out=Path
 print(way("echo", "air"), "torch.distributed.run" in line.argv)
 """
     assert said(copy, "-c", program).split() == ["Echo/air", "True"]
+
+
+ROOT_LAW = '''"""S = level sqrt(N)."""
+import math
+import numpy as np
+from horovod_study.analysis.laws.law import EVERY_MODE, Law, Trend
+LAW = Law(
+    name="root",
+    label="square root",
+    place=11,
+    formula="S = level sqrt(N)",
+    parameters=("level",),
+    bounds=((0.0, math.inf),),
+    modes=EVERY_MODE,
+    curve=lambda n, level: level * np.sqrt(n),
+    slopes=lambda n, level: (np.sqrt(n),),
+    starts=lambda where, s: [(1.0,)],
+    peak=lambda level: math.inf,
+    limit=lambda level: math.inf,
+    bottleneck=lambda n, level: "contention",
+    linear=True,
+    trends=(Trend(name="roots", place=20, of="time", costs=(np.sqrt,)),),
+)
+'''
+
+
+def test_a_law_takes_its_file(copy: Path) -> None:
+    """It is fitted, selected and combined with the others, its curve is drawn, and figures and page name it."""
+    (copy / "analysis" / "laws" / "root.py").write_text(ROOT_LAW)
+    points = copy.parent / "points.csv"
+    noise = (0.999, 1.001, 1.0)
+    rows = [f"{n},{100 * n**0.5 * each}" for n in (1, 2, 4, 8, 16) for each in noise]
+    points.write_text("\n".join(["workers,samples_per_s", *rows]))
+
+    fits = json.loads(said(copy, "-m", "horovod_study.cli", "fit", str(points), "--json"))["series"][""]
+    assert fits["selected"] == "root"
+    assert fits["laws"]["root"]["formula"] == "S = level sqrt(N)"
+    assert fits["laws"]["root"]["params"]["level"] == pytest.approx(1, rel=2e-3)
+    assert fits["laws"]["root"]["bottleneck"] == "contention"
+    foretold = json.loads(said(copy, "-m", "horovod_study.cli", "predict", str(points), "--workers", "32", "--json"))
+    assert "roots" in foretold["series"][""][0]["weights"]
+    program = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import numpy as np
+from horovod_study.analysis.study import analyze
+from horovod_study.report.figures.catalogue import drawings
+from horovod_study.report.page.html import render
+from make.synthetic_runs import run_table
+runs = run_table((1, 2, 4, 8, 16), ways=(("serial", "none"), ("horovod", "mpi")), failed=())
+noise = 1 + 1e-3 * np.random.default_rng(0).standard_normal(len(runs))
+runs["samples_per_s"] = 40_000 * np.sqrt(runs["workers"]) * noise
+study = analyze(runs)
+curve = study.curves[(study.curves["law"] == "root") & study.curves["selected"]]
+shown = {{each.name: each.caption for each in drawings(study)}}
+page = render(study)
+print(json.dumps([len(curve), "square root" in shown["speedup"], page.count("square root"), "level sqrt" in page]))
+"""
+    length, captioned, named, formula = json.loads(said(copy, "-c", program))
+    assert length > 10
+    assert captioned
+    assert named >= 2
+    assert formula

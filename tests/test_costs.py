@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import horovod_study
-from horovod_study.analysis import laws, network
+from horovod_study.analysis import network
 from horovod_study.analysis.costs import Link, link_of_line, moved_share, ring_messages, rounds
+from horovod_study.analysis.laws.ring import ring_cost
 from horovod_study.analysis.simulation.network import Network, allreduce_s
 from horovod_study.errors import ConfigError
 
@@ -65,7 +66,7 @@ def test_a_network_of_one_kind_of_link_costs_what_the_link_says(n: int, size: fl
     assert min(float(allreduce_s(flat, name, n, size)) for name in names) == pytest.approx(
         LINK.all_reduce_s(size, n)[0]
     )
-    assert float(laws.ring_cost(n, 2e-6, size / 1e9)) == pytest.approx(float(allreduce_s(flat, "ring", n, size)))
+    assert float(ring_cost(n, 2e-6, size / 1e9)) == pytest.approx(float(allreduce_s(flat, "ring", n, size)))
     assert network.bus_factor("allreduce", n) == moved_share(n)
 
 

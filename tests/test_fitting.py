@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_study.analysis.fitting import fit, fit_quantity, fit_series
-from horovod_study.analysis.laws import LAWS, places
+from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.laws.law import places
 from horovod_study.errors import AnalysisError
 
 # Throughput of a benchmark on a Cisco machine against concurrency 1..32, and the coefficients of the USL fit to it, as

@@ -42,7 +42,6 @@ UPWARD = {
 
 CIRCLES = (
     {"config", "requirements"},
-    {"analysis.fitting", "analysis.laws"},
     {"workload.graphs", "workload.loaders"},
     {"cluster.doctor", "cluster.doctor.hosts", "cluster.doctor.probe"},
 )

@@ -7,20 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.analysis.laws import (
-    LAWS,
-    QUANTITY_LAWS,
-    USL,
-    amdahl_limit,
-    karp_flatt,
-    knee,
-    places,
-    ring_cost,
-    tree_cost,
-    usl_bottleneck,
-    usl_limit,
-    usl_peak,
-)
+from horovod_study.analysis.fitting import fit
+from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
+from horovod_study.analysis.laws.amdahl import amdahl_limit, karp_flatt
+from horovod_study.analysis.laws.law import knee, places
+from horovod_study.analysis.laws.ring import ring_cost
+from horovod_study.analysis.laws.tree import tree_cost
+from horovod_study.analysis.laws.usl import usl_bottleneck, usl_limit, usl_peak
 from horovod_study.errors import AnalysisError
 
 fractions = st.floats(0.0, 1.0)
@@ -104,9 +97,10 @@ def test_gradient_agrees_with_differences(name):
 
 def test_laws_evaluate_many_parameter_sets_at_once():
     many = np.array([[0.1, 0.0, 1.0], [0.0, 0.01, 2.0]])
-    assert USL.at([1, 4, 16], many).shape == (2, 3)
-    assert USL.gradient([1, 4, 16], many).shape == (2, 3, 3)
-    assert USL.at([1, 4, 16], many)[1] == pytest.approx(USL.at([1, 4, 16], many[1]))
+    usl = LAWS["usl"]
+    assert usl.at([1, 4, 16], many).shape == (2, 3)
+    assert usl.gradient([1, 4, 16], many).shape == (2, 3, 3)
+    assert usl.at([1, 4, 16], many)[1] == pytest.approx(usl.at([1, 4, 16], many[1]))
 
 
 @given(s=st.floats(0, 1), n=st.integers(2, 1000))
@@ -216,7 +210,7 @@ def test_the_knee():
 
 def test_fit_and_predict_leave_the_law_alone():
     n = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
-    fitted = LAWS["amdahl"].fit(n[:, np.newaxis], LAWS["amdahl"].curve(n, s=0.05))
+    fitted = fit(LAWS["amdahl"], n[:, np.newaxis], LAWS["amdahl"].curve(n, s=0.05))
     assert 0.05 == pytest.approx(fitted.params["s"])
     assert fitted(n) == pytest.approx(fitted.predict(n[:, np.newaxis]))
     assert 20 == pytest.approx(fitted.limit)
@@ -231,7 +225,7 @@ def test_fit_with_nodes_in_the_second_column():
     table = np.array([[1, 1], [2, 1], [3, 1], [4, 1], [8, 2], [12, 3], [16, 4], [32, 8], [64, 16]], dtype=float)
     ring = LAWS["ring"].multi_node
     truth = np.array([0.01, 0.1, 0.02, 0.3, 1.0])
-    fitted = LAWS["ring"].fit(table, ring.at(places(table[:, 0], table[:, 1]), truth))
+    fitted = fit(LAWS["ring"], table, ring.at(places(table[:, 0], table[:, 1]), truth))
     assert dict(zip(ring.parameters, truth, strict=True)) == pytest.approx(fitted.params, rel=1e-5)
     # Without nodes, they are filled as the fullest one was.
     assert fitted.predict([[128, 32]]) == pytest.approx(fitted([128]))

@@ -31,20 +31,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.laws import (
-    LAWS,
-    QUANTITY_LAWS,
+from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
+from horovod_study.analysis.laws.law import (
     Array,
     Law,
     Places,
     best_counts,
     columns,
     knee,
+    no_less_than_zero,
     places,
-    usl_bottleneck,
 )
 from horovod_study.errors import AnalysisError
 from horovod_study.text.words import listed
@@ -174,13 +172,7 @@ class ScalingFit:
         usl says "contention" or "coherency", its word for communication of all with all. amdahl and gustafson know
         serial work only ("contention"), ring, tree and overlap communication; the others claim nothing about causes.
         """
-        if self.law.name == "usl":
-            return usl_bottleneck(self.workers[1] if n is None else n, self.params["alpha"], self.params["beta"])
-        if self.law.name in ("amdahl", "gustafson"):
-            return "contention" if self.params["s"] > 0 else "none"
-        if self.law.name in ("ring", "tree", "overlap"):
-            return "communication" if any(self.params[cost] > 0 for cost in self.law.costs) else "none"
-        return None
+        return self.law.bottleneck(self.workers[1] if n is None else n, **self.params)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: parameters with intervals, how good the fit is and what speaks against it; null if not known."""
@@ -278,15 +270,17 @@ def fit(
 ) -> ScalingFit:
     """Fit `law` to rows of (workers (R,), speedup (R,)); every row is one observation.
 
-    `nodes` and `per_node` (workers that fill a node) say where the rows were measured, for laws with constants of their
-    own across nodes. `runs` labels the rows of one run (default: every row is a run of its own); the bootstrap draws
-    whole runs. `scaled_by` is the worker count whose median throughput the speedups were divided by, when that baseline
-    comes from these rows: its noise then belongs to the intervals.
+    `workers` may be a column (R, 1), or a table (R, 2) with the nodes second. `nodes` and `per_node` (workers that fill
+    a node) say where the rows were measured, for laws with constants of their own across nodes. `runs` labels the rows
+    of one run (default: every row is a run of its own); the bootstrap draws whole runs. `scaled_by` is the worker count
+    whose median throughput the speedups were divided by, when that baseline comes from these rows: its noise then
+    belongs to the intervals.
     A law with more parameters than distinct worker counts is fitted in its `reduced` form where it has one.
 
     Raises AnalysisError when the rows are not numbers above zero, or too few to determine the parameters.
     """
-    sample = _sample(workers, speedup, nodes, per_node, runs, scaled_by, seed)
+    n, own_nodes = columns(workers)
+    sample = _sample(n, speedup, own_nodes if nodes is None else nodes, per_node, runs, scaled_by, seed)
     solved = _solve(law, [sample])[0]
     if isinstance(solved, str):
         raise AnalysisError(solved)
@@ -576,22 +570,17 @@ def _mode(rows: pd.DataFrame) -> tuple[str, dict[str, str], str | None, list[str
         if "train_samples" in rows and rows["train_samples"].notna().all() and rows["train_samples"].nunique() == 1:
             # Over a fixed data set epochs scale strongly while steps scale weakly, with the same points.
             return "weak", {}, None, []
-        why = (
-            f"{batch[0]:g} samples per worker make the work of a step grow with the workers; "
-            "read its s as a share of an epoch over a fixed data set only"
-        )
-        return "weak", {"amdahl": why}, None, []
+        why = f"{batch[0]:g} samples per worker make the work of a step grow with the workers"
+        return "weak", _refused("weak", why), None, []
     if np.ptp(total) <= 0.01 * total.max():
-        why = f"{np.median(total):g} samples in all workers are fixed work, so its s is not a fraction of anything"
-        return "strong", {"gustafson": why}, None, []
-    why = "neither the batch per worker nor its total is fixed"
-    refused = {law.name: why for law in LAWS.values() if "mixed" not in law.modes}
-    return (
-        "mixed",
-        refused,
-        None,
-        [f"batch sizes differ ({_numbers(np.unique(batch))}): neither strong nor weak scaling"],
-    )
+        return "strong", _refused("strong", f"{np.median(total):g} samples in all workers are fixed work"), None, []
+    doubt = f"batch sizes differ ({_numbers(np.unique(batch))}): neither strong nor weak scaling"
+    return "mixed", _refused("mixed", "neither the batch per worker nor its total is fixed"), None, [doubt]
+
+
+def _refused(mode: str, why: str) -> dict[str, str]:
+    """The laws whose parameters mean something else in this scaling mode, each with the reason."""
+    return {law.name: why + (law.misread if mode != "mixed" else "") for law in LAWS.values() if mode not in law.modes}
 
 
 def _baseline_of(name: str, given: float | Mapping[str, float] | None) -> float | None:
@@ -1002,8 +991,7 @@ def _closed(law: Law, where: Places, weight: Array, means: Array) -> Array:
         if math.isinf(lower[0]):
             found[i] = np.linalg.lstsq(rows, rest[i] * root[i])[0]
         else:
-            size = np.linalg.norm(rows, axis=0)
-            found[i] = optimize.nnls(rows / size, rest[i] * root[i])[0] / size
+            found[i] = no_less_than_zero(rows, rest[i] * root[i])
     return found
 
 
@@ -1412,20 +1400,23 @@ def _spans(law: Law, where: Places, values: Array, i: int, low: float, high: flo
     That is its range; for a cost without an upper bound, all between nothing and as much as the work itself.
     """
     name, (lowest, highest) = law.parameters[i], law.bounds[i]
-    if law.needs_profile and name == "g":
+    if name == law.hiding:
         # 1/g, between all after each other and all at once, is what an exponent is about.
         return 1 / low - 1 / high >= 0.9 * (1 / lowest - 1 / highest)
     if math.isfinite(highest - lowest):
         return high - low >= 0.9 * (highest - lowest)
     if name not in law.costs:
         return False
-    if law.name == "usl":
-        return high - low >= (0.9 if name == "alpha" else 0.9 / float(where.workers[-1]))
+    if name in law.range_at:
+        return high - low >= 0.9 * law.range_at[name](float(where.workers[-1]))
     if low > lowest:
         return False
-    # A cost that hides (g) would look like none: what counts is how much it could be.
+    # A cost that hides would look like none: what counts is how much it could be.
     nothing = np.array(
-        [0.0 if other in law.costs else 1.0 if other == "g" else values[j] for j, other in enumerate(law.parameters)]
+        [
+            0.0 if other in law.costs else 1.0 if other == law.hiding else values[j]
+            for j, other in enumerate(law.parameters)
+        ]
     )
     only = np.where(np.arange(len(values)) == i, high, nothing)
     without, alone = law.at(where, nothing), law.at(where, only)

@@ -29,7 +29,8 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fitting import check_points, fit, off_counts
-from horovod_study.analysis.laws import LAWS, Array, Law
+from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.laws.law import Array, Law
 from horovod_study.analysis.prediction import predict
 from horovod_study.analysis.stats import finite_or_none
 from horovod_study.errors import AnalysisError

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.laws import karp_flatt
+from horovod_study.analysis.laws.amdahl import karp_flatt
 from horovod_study.config import DISTINGUISHING, LAPS, OPTIONS, OWN_MODEL, parse_widths
 from horovod_study.errors import AnalysisError
 from horovod_study.roles import AS_SHIPPED, Role, named

@@ -33,18 +33,10 @@ import pandas as pd
 
 from horovod_study.analysis.advice import network_of
 from horovod_study.analysis.fitting import check_points, off_counts
-from horovod_study.analysis.laws import MAX_WORKERS, Array
+from horovod_study.analysis.laws.law import MAX_WORKERS, Array, Trend
+from horovod_study.analysis.laws.power import TREND as POWER
 from horovod_study.analysis.stats import normal_deviation
-from horovod_study.analysis.trends import (
-    POWER,
-    Mixture,
-    Trend,
-    bench_trend,
-    fit_trend,
-    mix,
-    sync_trends,
-    trends,
-)
+from horovod_study.analysis.trends import Mixture, bench_trend, fit_trend, mix, sync_trends, trends
 from horovod_study.errors import AnalysisError
 
 MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better

@@ -39,7 +39,8 @@ from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fitting import SeriesFit, check_points, fit
-from horovod_study.analysis.laws import LAWS, MAX_WORKERS, Array
+from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.laws.law import MAX_WORKERS, Array
 from horovod_study.analysis.prediction import Prediction, predict
 from horovod_study.errors import AnalysisError
 

@@ -402,7 +402,7 @@ def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
     frames = []
     for name, series in fits.items():
         for law, fit in series.fits.items():
-            grid = _grid(fit.workers, whole=law == "tree")
+            grid = _grid(fit.workers, whole=fit.law.staircase)
             speedup, (low, high) = fit(grid), fit.interval(grid)
             frames.append(
                 pd.DataFrame(

@@ -1,18 +1,9 @@
 """Laws as a forecast combines them: per-worker throughput against workers and nodes, weighted by what they foresaw.
 
-A trend says how the per-worker throughput r = X/N falls, as costs that are added and cannot be negative:
-
-    time    1/r = a + sum of c_i f_i(N), the step time of weak scaling, or N times that of strong scaling
-    rate    r = a + c f(N)
-    log     log r = a - c log N, the power law
-    last    r as at the largest known count
-    sync    1/r = a + c f(N), c fitted to `sync_s` and a the rest of the step at the largest known count
-    bench   1/r = a + the all-reduce as the micro-benchmark has it, nothing of it fitted
-
-Costs and solver are those of `costs` and `laws`. Trends are no `laws.Law`: a law is a speedup with parameters that
-mean something, fitted to rows with intervals, and of a ring it takes latency and bytes together; a trend is one sum of
-columns without a baseline, solved some hundred times per series, in forms (rate, sync, bench, last) that no speedup
-has. As laws, fitted to speedups, they would forecast other numbers.
+A law declares how forecasts continue it (`laws.law.Trend`); what needs more than worker counts is added here. Solver
+and costs are those of the laws. A fitted law is a speedup with parameters that mean something and have intervals; a
+trend is one sum of columns without a baseline, solved some hundred times per series, in forms (rate, sync, bench,
+last) that no speedup has: fitted to speedups, the same laws would forecast other numbers.
 
 Each is asked to forecast the largest known counts from the smaller ones, and weighs as its prior times the likelihood
 of these errors. docs/metrics.md, "Forecast", has the formulas; `prediction` adds boundaries, limits and intervals.
@@ -22,12 +13,12 @@ Letters: K distinct worker counts known, M counts to forecast, P trends, E hold-
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from horovod_study.analysis.costs import moved_share, ring_messages
-from horovod_study.analysis.laws import Array, no_less_than_zero
+from horovod_study.analysis.laws import TRENDS
+from horovod_study.analysis.laws.law import Array, Trend, no_less_than_zero
 
 LAW_ERROR = 0.08  # log error of a usable law one doubling ahead, where three counts are all that is known
 SHORT = 0.3  # doublings: a step from 15 to 16 workers tells no less than this
@@ -38,21 +29,8 @@ DRIFT_WEIGHT = 2.0  # how many observed errors the prior of the drift counts for
 OPEN = 0.9  # over K: weight of the priors in the spread; with few counts the law that did best may be luck
 MIN_COMPUTING = 0.1  # share of the quickest step; an all-reduce that seems to fill it is hidden behind computing
 SLACK = 0.02  # log, how much further than the worst USL a law may be off its last point
-UNLIKELY = 0.5  # prior of laws that level off too late, or too early, for nearly all published curves of the mode
 
 Curve = Callable[[Array], Array]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """A law with a free scale; `of` names one of the forms above."""
-
-    name: str
-    prior: float
-    of: str
-    costs: tuple[Curve, ...] = ()
-    share: Mapping[float, float] | None = None  # workers -> share of the step that is synchronisation
-    batch: float = math.nan  # samples per worker and step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,54 +45,19 @@ class Mixture:
     weights: Mapping[str, float]
 
 
-def _one(n: Array) -> Array:
-    return np.ones_like(n)
-
-
-def _per_worker(n: Array) -> Array:
-    return np.asarray(1 / n, dtype=np.float64)
-
-
-def _pairs(n: Array) -> Array:
-    return np.asarray(n * (n - 1), dtype=np.float64)
-
-
-def _log2(n: Array) -> Array:
-    return np.asarray(np.log2(n), dtype=np.float64)
-
-
-def _n_log2(n: Array) -> Array:
-    return np.asarray(n * np.log2(n), dtype=np.float64)
-
-
-POWER = Trend(name="power", prior=1.0, of="log")
-
-
 def trends(*, strong: bool) -> tuple[Trend, ...]:
-    """The laws that need nothing but worker counts.
+    """The trends that need worker counts only, with the priors of a fixed global batch or of a fixed one per worker.
 
     With a fixed batch per worker Amdahl's law and USL take everything that is lost for a cost that grows with N. Where
     the loss levels off, as in most published curves, they fall far too fast; UNLIKELY makes them ask for evidence.
-    With a fixed global batch N/X is N times the step, so that what a step spends on a ring is Amdahl's cost.
     """
-    fixed_work, levels_off = (1.0, UNLIKELY) if strong else (UNLIKELY, 1.0)
-    found = (
-        Trend(name="ring", prior=levels_off, of="time", costs=(moved_share,)),
-        Trend(name="ring with latency", prior=UNLIKELY, of="time", costs=(moved_share, ring_messages)),
-        Trend(name="tree", prior=levels_off, of="time", costs=(_log2,)),
-        Trend(name="linear", prior=levels_off, of="rate", costs=(_per_worker,)),
-        POWER,
-        Trend(name="constant efficiency", prior=levels_off, of="last"),
-        Trend(name="amdahl", prior=fixed_work, of="time", costs=(ring_messages,)),
-        Trend(name="usl", prior=fixed_work, of="time", costs=(ring_messages, _pairs)),
-    )
-    return (*found, Trend(name="tree of fixed work", prior=1.0, of="time", costs=(_n_log2,))) if strong else found
+    asked = [replace(each, prior=each.strong_prior) for each in TRENDS] if strong else TRENDS
+    return tuple(each for each in asked if each.of != "sync" and each.prior > 0)
 
 
 def sync_trends(share: Mapping[float, float]) -> tuple[Trend, ...]:
     """Laws of the synchronisation alone; what is left of the step is computing, which more workers do not change."""
-    costs = {"sync ring": moved_share, "sync tree": _log2, "sync linear": ring_messages}
-    return tuple(Trend(name=name, prior=1.0, of="sync", costs=(cost,), share=share) for name, cost in costs.items())
+    return tuple(replace(each, share=share) for each in TRENDS if each.of == "sync")
 
 
 def bench_trend(seconds: Callable[[int], float], batch: float) -> Trend:
@@ -123,7 +66,7 @@ def bench_trend(seconds: Callable[[int], float], batch: float) -> Trend:
     def cost(n: Array) -> Array:
         return np.array([seconds(int(count)) for count in n], dtype=np.float64)
 
-    return Trend(name="bench", prior=1.0, of="bench", costs=(cost,), batch=batch)
+    return Trend(name="bench", of="bench", costs=(cost,), batch=batch)
 
 
 def fit_trend(trend: Trend, n: Array, rate: Array) -> Curve:
@@ -146,7 +89,7 @@ def fit_trend(trend: Trend, n: Array, rate: Array) -> Curve:
         cost = no_less_than_zero(_columns(trend.costs, n) * rate[:, np.newaxis], share)
         return lambda m: np.asarray(-np.log(computing + _combined(trend.costs, m, cost)), dtype=np.float64)
     value, sign = (rate, 1.0) if trend.of == "rate" else (1 / rate, -1.0)
-    costs: tuple[Curve, ...] = (_one, *trend.costs)
+    costs: tuple[Curve, ...] = (np.ones_like, *trend.costs)
     found = no_less_than_zero(_columns(costs, n) / value[:, np.newaxis], np.ones_like(n))
     return lambda m: np.asarray(sign * np.log(np.maximum(_combined(costs, m, found), 1e-300)), dtype=np.float64)
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study_comparison import (
     ALIKE,
     BETTER,
@@ -35,7 +36,6 @@ from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import legend
 from horovod_study.report.kit.style import (
-    LAW_NAMES,
     NARROW_IN,
     PAPER,
     QUIET,
@@ -361,7 +361,7 @@ def _flat(name: str, caption: str, columns: Sequence[Column], rows: Sequence[Row
 def _laws(found: StudyComparison) -> Table:
     def law(row: Row) -> Cell:
         chosen = [name for name in ("before", "after") if row[f"{name}_selected"]]
-        return Cell(LAW_NAMES.get(row["law"], f"{row['law']}"), f"selected {listed(chosen)}" if chosen else "")
+        return Cell(law_label(row["law"]), f"selected {listed(chosen)}" if chosen else "")
 
     columns = (
         _series(found),

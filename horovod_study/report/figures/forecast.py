@@ -17,6 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from horovod_study.analysis.forecast import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.holdout import COMBINED
+from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
@@ -32,7 +33,6 @@ from horovod_study.report.kit.panels import (
 )
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
-    LAW_NAMES,
     PAPER,
     QUIET,
     SeriesStyle,
@@ -147,7 +147,7 @@ def _scored(document: Mapping[str, Any]) -> list[str]:
     for law, one in document["laws"].items():
         if law == COMBINED:
             continue
-        name = LAW_NAMES.get(law, law)
+        name = law_label(law)
         if one["median_ape"] is None:
             text.append(f"The law selected for all points ({name}) {one['fails']}.")
         else:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
@@ -23,7 +24,6 @@ from horovod_study.report.kit.markup import against_baseline, by_series, estimat
 from horovod_study.report.kit.panels import MAX_HEIGHT_IN, boundary_words, legend, marker, node_boundaries, worker_axis
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
-    LAW_NAMES,
     NARROW_IN,
     PAPER,
     QUIET,
@@ -225,9 +225,7 @@ def _caption(
     laws = []
     for panel in panels:
         own = _of(curves, panel).drop_duplicates("series")
-        named = [
-            f"{styles[row['series']].label} {LAW_NAMES.get(row['law'], row['law'])}" for row in own.to_dict("records")
-        ]
+        named = [f"{styles[row['series']].label} {law_label(row['law'])}" for row in own.to_dict("records")]
         if named:
             laws.append(f"{panel.label}: {', '.join(named)}")
     texts = ["What training costs, against the number of workers."]

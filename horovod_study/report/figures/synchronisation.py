@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.transports import NOT_RESOLVED, RESOLVED
 from horovod_study.report.kit.drawing import Drawing
@@ -35,7 +36,6 @@ from horovod_study.report.kit.panels import (
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
     GRID,
-    LAW_NAMES,
     NARROW_IN,
     PAPER,
     QUIET,
@@ -148,9 +148,7 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
         return figure
 
     fitted = lines.drop_duplicates("series")
-    laws = [
-        f"{styles[row['series']].label}: {LAW_NAMES.get(row['law'], row['law'])}" for row in fitted.to_dict("records")
-    ]
+    laws = [f"{styles[row['series']].label}: {law_label(row['law'])}" for row in fitted.to_dict("records")]
     caption = (
         "Waiting for gradients against workers: per step (left) and, times the batches of an epoch (bars, right "
         "scale), per epoch. "
@@ -692,7 +690,7 @@ def _law(analysis: Analysis, series: str) -> str:
     if not fit or fit["selected"] is None:
         return ""
     law = fit["laws"][fit["selected"]]
-    return f"{LAW_NAMES.get(fit['selected'], fit['selected'])}: {law['formula']}"
+    return f"{law_label(fit['selected'])}: {law['formula']}"
 
 
 def _transports(analysis: Analysis) -> Table:

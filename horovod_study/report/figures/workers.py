@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
@@ -32,7 +33,6 @@ from horovod_study.report.kit.panels import (
 )
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
-    LAW_NAMES,
     QUIET,
     THIN_LAWS,
     SeriesStyle,
@@ -220,7 +220,7 @@ def _against_workers(analysis: Analysis, ratio: _Ratio) -> Drawing | None:
 
     kept = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", *columns]
     curves = lines[["series", "law", "workers", *ratio.curves, "extrapolated"]]
-    fitted = "; ".join(f"{styles[series].label}: {LAW_NAMES[law]}" for series, law in laws.items())
+    fitted = "; ".join(f"{styles[series].label}: {law_label(law)}" for series, law in laws.items())
     return Drawing(
         name=ratio.name,
         title=ratio.title,
@@ -416,7 +416,7 @@ def _handles(
     for law, dash in THIN_LAWS.items():
         thin = [series for series in lines.loc[lines["law"] == law, "series"].unique() if laws.get(series) != law]
         if thin:
-            handles.append(Line2D([], [], color=QUIET, linewidth=0.9, linestyle=dash, label=LAW_NAMES[law]))
+            handles.append(Line2D([], [], color=QUIET, linewidth=0.9, linestyle=dash, label=law_label(law)))
     handles.append(Line2D([], [], color=QUIET, linewidth=0.7, label="ideal"))
     return [*handles, *_missing_handle(points)]
 

@@ -134,18 +134,6 @@ _VARIANTS: tuple[tuple[bool, Any], ...] = (
 )
 
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
-LAW_NAMES = {
-    "constant": "constant",
-    "linear": "linear",
-    "amdahl": "Amdahl",
-    "gustafson": "Gustafson",
-    "usl": "USL",
-    "power": "power",
-    "log2": "log2",
-    "ring": "ring",
-    "tree": "tree",
-    "overlap": "overlap",
-}
 THIN_LAWS: dict[str, Any] = {"amdahl": (0, (8, 1.5)), "gustafson": (0, (1.2, 1.2))}
 """Laws drawn thinly beside the selected one, with their dashes."""
 

@@ -26,7 +26,7 @@ from markupsafe import Markup
 
 from horovod_study import __version__
 from horovod_study.analysis.breakdown import shown
-from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.laws import LAWS, law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.config import OPTIONS, short_rate
 from horovod_study.errors import RecordError
@@ -36,7 +36,7 @@ from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import against_baseline, by_series, to_html
-from horovod_study.report.kit.style import DARK, LAPS, LAW_NAMES, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
+from horovod_study.report.kit.style import DARK, LAPS, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page import run_pages
 from horovod_study.report.page.sentences import ENVIRONMENT, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
@@ -593,7 +593,7 @@ def _fits(analysis: Analysis, labels: Mapping[str, str]) -> Table:
             formula = _formula(law.get("formula") or (LAWS[name].formula if name in LAWS else ""))
             rows.append(
                 (
-                    Cell(LAW_NAMES.get(name, name), formula, tag="selected" if name == fit["selected"] else ""),
+                    Cell(law_label(name), formula, tag="selected" if name == fit["selected"] else ""),
                     "\n".join(params),
                     number(law["rmse"]) if law["rmse"] is not None else NOTHING,
                     f"{law['aicc']:.1f}".replace("-", MINUS) if law["aicc"] is not None else NOTHING,

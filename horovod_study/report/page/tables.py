@@ -15,12 +15,13 @@ import pandas as pd
 from horovod_study.analysis.breakdown import shown
 from horovod_study.analysis.forecast import FORECAST
 from horovod_study.analysis.holdout import COMBINED
+from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.points import FLAGS
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
 from horovod_study.files import not_written, result_folder, write_file
 from horovod_study.report.figures import boundary
-from horovod_study.report.kit.style import LAPS, LAW_NAMES, series_labels
+from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.kit.typeset import document, to_csv, to_latex, to_markdown
 from horovod_study.report.page.sentences import ENVIRONMENT
 from horovod_study.text.numbers import DIGITS, THIN, alone, fixed, known, places, quoted, significant
@@ -191,7 +192,7 @@ def _laws(analysis: Analysis) -> Table | None:
                     first = place == 0
                     rows.append(
                         (
-                            LAW_NAMES.get(name, name) if first else "",
+                            law_label(name) if first else "",
                             _GREEK.get(parameter, parameter),
                             _text(quoted(value, low, high)),
                             _plain(law["rmse"], digits=2) if first else "",
@@ -595,7 +596,7 @@ def _holdout(analysis: Analysis) -> Table | None:
         for law, one in scored["laws"].items():
             of_law = [each for each in scored["forecasts"] if each["law"] == law]
             covered = [each["covered"] for each in of_law if each["covered"] is not None]
-            name = "combined forecast" if law == COMBINED else LAW_NAMES.get(law, law)
+            name = "combined forecast" if law == COMBINED else law_label(law)
             data.append(
                 {
                     "series": series,
