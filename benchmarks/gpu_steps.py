@@ -64,7 +64,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "compile + graphs": {"compile": True, "cuda_graphs": True},
 }
 """Name -> options of the trainer; all take their batches from the copy of the training set on the device. Behind
-`fused` may stand the name of other sizes of the kernels' blocks: "fused, 8 warps" (kernels.Blocks.variants)."""
+`fused` may stand the name of other sizes of the kernels' blocks: "fused, 8 warps" (kernels.BlockSizes.variants)."""
 
 CALM: Mapping[str, Any] = {"input_scaling": "standard", "lr": 1e-4}
 """How losses are compared: with raw input and the shipped rate, another order of summation alone moves losses by some
@@ -285,9 +285,9 @@ class Ours:
             self._tf32.set(allowed, allowed)
 
 
-def blocks_called(name: str, model: StressCNN, config: RunConfig) -> kernels.Blocks:
-    """Return the blocks of the fused kernels that are called `name` in kernels.Blocks.variants."""
-    return kernels.Blocks.variants(kernels.Sizes.of(model, config.batch), config.precision)[name]
+def blocks_called(name: str, model: StressCNN, config: RunConfig) -> kernels.BlockSizes:
+    """Return the blocks of the fused kernels that are called `name` in kernels.BlockSizes.variants."""
+    return kernels.BlockSizes.variants(kernels.Sizes.of(model, config.batch), config.precision)[name]
 
 
 def open_way(name: str, resident: Resident, plan: Plan, tf32: Tf32, options: Mapping[str, Any] | None = None) -> Way:

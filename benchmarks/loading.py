@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from horovod_study.config import RunConfig, available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.programs.loading import Comparison, compare_loaders
+from horovod_study.programs.loading import LoaderComparison, compare_loaders
 from horovod_study.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.loaders import Batch
@@ -56,7 +56,7 @@ def usual_ways(opened: dataset.Dataset, batch: int) -> dict[str, Callable[[], Us
     }
 
 
-def markdown(found: Comparison) -> str:
+def markdown(found: LoaderComparison) -> str:
     """Return one table and the verdicts for people."""
     lines = [
         f"### batch {found.batch}",

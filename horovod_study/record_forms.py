@@ -101,7 +101,7 @@ class Effective(Settings, total=False):
 
 
 @_Open
-class Steady(TypedDict, total=False):
+class RecordedSteady(TypedDict, total=False):
     """Where the timed window begins, and what says so."""
 
     step: Count
@@ -134,7 +134,7 @@ class Energy(TypedDict, total=False):
 
 
 @_Open
-class Host(TypedDict, total=False):
+class HostReadings(TypedDict, total=False):
     """What the sensors of a host read, by process or device."""
 
     ranks_cpu_percent: Numbers | None
@@ -148,7 +148,7 @@ class Host(TypedDict, total=False):
 class System(TypedDict, total=False):
     """What the sensors read."""
 
-    hosts: dict[str, Host] | None
+    hosts: dict[str, HostReadings] | None
     reason: Text | None
 
 
@@ -160,7 +160,7 @@ class Totals(TypedDict, total=False):
     window_s: Seconds | None
     steps: Count | None
     excluded_steps: Count | None
-    steady: Steady | None
+    steady: RecordedSteady | None
     step_s_median: Seconds | None
     step_s_p90: Seconds | None
     data_s: Seconds | None
@@ -202,7 +202,7 @@ class Environment(TypedDict, total=False):
     command: Texts | Text | None
 
 
-class Process(TypedDict):
+class RecordedProcess(TypedDict):
     """Who a process is beyond its number, see alive.py."""
 
     pid: Count
@@ -213,7 +213,7 @@ class Process(TypedDict):
 
 
 @_Open
-class Attempt(TypedDict):
+class RecordedAttempt(TypedDict):
     """One start of the run."""
 
     started: Text
@@ -223,7 +223,7 @@ class Attempt(TypedDict):
     from_step: Count
     host: Text
     pid: Count
-    process: NotRequired[Process | None]
+    process: NotRequired[RecordedProcess | None]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -247,8 +247,8 @@ class Run(TypedDict):
     totals: NotRequired[Totals]
     files: NotRequired[dict[Text, Text]]
     digest: NotRequired[Text]
-    attempts: NotRequired[Annotated[list[Attempt], Field(max_length=100_000)]]
-    process: NotRequired[Process | None]
+    attempts: NotRequired[Annotated[list[RecordedAttempt], Field(max_length=100_000)]]
+    process: NotRequired[RecordedProcess | None]
 
 
 class Synchronisation(TypedDict):

@@ -1745,7 +1745,7 @@ class ReportSource(TypedDict, total=False):
     against: AgainstSource
 
 
-class Source(TypedDict, total=False):
+class SourceForm(TypedDict, total=False):
     """The form of source.json; keys that it does not name are of other versions."""
 
     schema: Required[int]
@@ -1786,7 +1786,7 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
     """Keep what an analysis was made of, or with `runs` None what was made of it, beside what is known already.
 
     `runs` is written relative to `directory`, so that both can move together; `files` are what the analysis consists
-    of. Keys of `content`: those of `Source`.
+    of. Keys of `content`: those of `SourceForm`.
     """
     path = directory / SOURCE
     known: dict[str, Any] = {}
@@ -1819,7 +1819,7 @@ def is_whole(source: Mapping[str, Any]) -> bool:
 
 
 def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
-    """Return what `write_source` kept, as `Source` says.
+    """Return what `write_source` kept, as `SourceForm` says.
 
     RecordError where it is missing, damaged, of a newer program, or, unless `edited` is allowed, not `is_whole`.
     """
@@ -1833,7 +1833,7 @@ def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
         raise RecordError(
             f"{path}: has schema {content['schema']}, newer than this program's {SOURCE_SCHEMA}; update horovod_study"
         )
-    conform(content, Source, str(path), again=again)
+    conform(content, SourceForm, str(path), again=again)
     if not (edited or is_whole(content)):
         raise RecordError(f"{path}: is not what analyze and report wrote; analyze again, and report again")
     return dict(content)

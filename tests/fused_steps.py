@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_study.workload.kernels import Blocks, FusedNetwork, Sizes, plan
+from horovod_study.workload.kernels import BlockSizes, FusedNetwork, Sizes, plan
 from horovod_study.workload.model import StressCNN
 
 
@@ -30,7 +30,7 @@ class Case:
     order: np.ndarray
     precision: str = "fp32"
     share: float = 1.0
-    blocks: Blocks | None = None
+    blocks: BlockSizes | None = None
     state: tuple[int, int] = (0, 0)
     advance: int = 1
     slots: int = 4
@@ -115,14 +115,14 @@ class Compiled:
     shared: int
 
 
-def compile_all(sizes: Sizes, blocks: Blocks | None, precision: str, capability: int) -> list[Compiled]:
+def compile_all(sizes: Sizes, blocks: BlockSizes | None, precision: str, capability: int) -> list[Compiled]:
     """Compile all kernels of a step for a GPU that need not be there, and read what they use of it."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    launches = plan(sizes, blocks or Blocks.fitting(sizes, precision), precision=precision, scaled=True)
+    launches = plan(sizes, blocks or BlockSizes.fitting(sizes, precision), precision=precision, scaled=True)
     found = []
     for field in fields(launches):
         launch = getattr(launches, field.name)

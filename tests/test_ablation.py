@@ -18,7 +18,7 @@ from make.scratch_job import Time, TwinBackend, job
 from scipy import stats
 
 from horovod_study import records
-from horovod_study.analysis.ablation import Answer, answer
+from horovod_study.analysis.ablation import CommunicationCost, answer
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError, BackendError, RecordError
 from horovod_study.measure import ablation
@@ -297,7 +297,7 @@ def test_the_input_stays_as_it_is_and_the_answer_is_the_same_each_time() -> None
 
 def test_an_answer_is_plain_values() -> None:
     told = json.loads(json.dumps(finite(answer(section())), allow_nan=False))
-    assert set(told) == set(Answer.__slots__)
+    assert set(told) == set(CommunicationCost.__slots__)
     assert told["verdict"] == "agree"
     assert set(told["laps_s"]) == {*LAPS, "residual"}
     assert set(told["ablation_s"]) == {"value", "low", "high"}

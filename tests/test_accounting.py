@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from horovod_study import records, train
 from horovod_study.analysis import accounting
-from horovod_study.analysis.accounting import Comparison, View, Views, account, account_run, allowed_share, gate
+from horovod_study.analysis.accounting import View, ViewComparison, Views, account, account_run, allowed_share, gate
 from horovod_study.analysis.breakdown import PARTS
 from horovod_study.analysis.stats import Interval
 from horovod_study.cli import main
@@ -663,7 +663,7 @@ def test_a_difference_wider_than_the_cost_is_not_resolved() -> None:
         "Whether timer and ablation agree is not resolved: the first less the second is +0.100 [\u22120.300 to +0.500] "
         "ms, an interval wider than the cost."
     )
-    assert isinstance(compared, Comparison)
+    assert isinstance(compared, ViewComparison)
 
 
 # --------------------------------------------------------------------------------------------------- what is shown

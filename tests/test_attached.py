@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from horovod_study.comm.attached import Waiting, attach, averages_in_backward, averages_in_synchronize, bare
+from horovod_study.comm.attached import WaitNotice, attach, averages_in_backward, averages_in_synchronize, bare
 from horovod_study.errors import BackendError
 
 
@@ -168,9 +168,9 @@ def test_what_averages_is_told_from_what_does_not(gloo: None) -> None:
 
 
 def test_somebody_who_waits_is_told_for_what(capsys: pytest.CaptureFixture[str]) -> None:
-    with Waiting("every rank must enter", patience_s=0.01):
+    with WaitNotice("every rank must enter", patience_s=0.01):
         time.sleep(0.1)
-    with Waiting("nobody reads this", patience_s=30):
+    with WaitNotice("nobody reads this", patience_s=30):
         pass
 
     assert capsys.readouterr().err == "still waiting for the other ranks: every rank must enter\n"

@@ -208,9 +208,9 @@ def test_large_pairs_go_in_blocks_and_are_sampled(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(blocks, "BLOCK_CURVES", 7)
     monkeypatch.setattr(importing, "SELF_CHECKED", 10)
     largest = []
-    plain = blocks.Blocks.read
+    plain = blocks.CurveBlocks.read
     monkeypatch.setattr(
-        blocks.Blocks, "read", lambda self, low, high: largest.append(high - low) or plain(self, low, high)
+        blocks.CurveBlocks, "read", lambda self, low, high: largest.append(high - low) or plain(self, low, high)
     )
     told = []
     said = imported(

@@ -481,7 +481,7 @@ def test_every_way_is_one_that_the_trainer_can_be_asked_for(gpu: ModuleType, mon
         assert sum(each.least_s for each in gpu.SECTIONS) < 400, "what is left of nine minutes behind the set-up"
         assert [each.name for each in gpu.SECTIONS][:4] == ["machine", "data", "correctness", "step"]
         model = StressCNN()
-        assert set(gpu.BLOCK_VARIANTS) == set(kernels.Blocks.variants(kernels.Sizes.of(model, 75))) - {"fitting"}
+        assert set(gpu.BLOCK_VARIANTS) == set(kernels.BlockSizes.variants(kernels.Sizes.of(model, 75))) - {"fitting"}
         given: list[dict[str, Any]] = []
         monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
         monkeypatch.setattr(steps, "CapturedStep", lambda config, **rest: given.append({"batch": config.batch, **rest}))

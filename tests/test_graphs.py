@@ -23,8 +23,8 @@ from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock, Unstamped
 from horovod_study.workload import graphs
-from horovod_study.workload.graphs import CapturedStep, HostGraph, Recording, Resident
-from horovod_study.workload.kernels import Blocks, Sizes
+from horovod_study.workload.graphs import CapturedStep, CapturedWork, HostGraph, Resident
+from horovod_study.workload.kernels import BlockSizes, Sizes
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, learning_rate, make_optimizer, set_learning_rate
@@ -161,12 +161,12 @@ class Training:
 
     def captured(
         self,
-        record: Callable[[], Recording] | None = None,
+        record: Callable[[], CapturedWork] | None = None,
         *,
         phases: bool = False,
         resident: bool = True,
         device: torch.device = CPU,
-        blocks: Blocks | None = None,
+        blocks: BlockSizes | None = None,
     ) -> CapturedStep:
         return CapturedStep(
             self.config,
@@ -249,7 +249,7 @@ WAYS = [HostGraph, Tape]
     ids=lambda options: options["optimizer"],
 )
 def test_captured_steps_are_the_plain_ones_bit_for_bit(
-    record: Callable[[], Recording], phases: bool, resident: bool, options: dict[str, Any]
+    record: Callable[[], CapturedWork], phases: bool, resident: bool, options: dict[str, Any]
 ) -> None:
     """Two epochs of different lengths, and a rate that changes with every step."""
     epochs = orders(7, 5)
@@ -277,7 +277,7 @@ def test_captured_steps_are_the_plain_ones_bit_for_bit(
     ],
 )
 def test_what_is_averaged_between_graphs_or_inside_one_is_what_plain_steps_average(
-    record: Callable[[], Recording], phases: bool, inside: bool, laps: list[str]
+    record: Callable[[], CapturedWork], phases: bool, inside: bool, laps: list[str]
 ) -> None:
     epochs = orders(STEPS)
     plain = Training(twin=True, cuda_graphs=False)
@@ -304,7 +304,7 @@ def test_an_average_that_cannot_be_captured_is_refused() -> None:
 
 
 @pytest.mark.parametrize("record", WAYS)
-def test_the_loss_scaling_of_fp16_is_captured_too(record: Callable[[], Recording]) -> None:
+def test_the_loss_scaling_of_fp16_is_captured_too(record: Callable[[], CapturedWork]) -> None:
     """Overflows skip their steps and lower the scale, with nothing read on the host."""
     epochs = orders(STEPS)
     plain, captured = Training(cuda_graphs=False), Training()
@@ -587,7 +587,7 @@ def test_fused_kernels_are_made_with_the_blocks_that_are_given(monkeypatch: pyte
         raise StudyError("seen")
 
     own = Training(kernels="fused")
-    blocks = Blocks.variants(Sizes.of(own.model, BATCH), "fp32")["8 warps"]
+    blocks = BlockSizes.variants(Sizes.of(own.model, BATCH), "fp32")["8 warps"]
     monkeypatch.setattr(graphs, "FusedNetwork", network)
     with pytest.raises(StudyError, match="seen"):
         own.captured(blocks=blocks)

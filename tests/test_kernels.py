@@ -16,7 +16,7 @@ from torch import nn
 
 from horovod_study.errors import ConfigError
 from horovod_study.workload import kernels, material
-from horovod_study.workload.kernels import Blocks, FusedNetwork, Sizes
+from horovod_study.workload.kernels import BlockSizes, FusedNetwork, Sizes
 from horovod_study.workload.model import WIDTHS, StressCNN
 
 needs_triton = pytest.mark.skipif(
@@ -89,7 +89,7 @@ def errors(found: Outcome, right: Outcome, step: int = 0) -> dict[str, float]:
 
 # Against PyTorch
 
-ROOMY = Blocks(
+ROOMY = BlockSizes(
     cells=(1024, 512),
     weight_positions=512,
     weight_chunks=3,
@@ -138,7 +138,7 @@ def test_bf16_is_as_exact_as_pytorchs(interpret):
 @pytest.mark.slow
 def test_blocks_change_nothing_but_rounding(interpret):
     case = case_of(2, (5, 17, 11), scaling="fixed")
-    variants = Blocks.variants(Sizes.of(model_of(case), 2))
+    variants = BlockSizes.variants(Sizes.of(model_of(case), 2))
     right = in_pytorch(case, 0)
 
     assert len(variants) >= 8
@@ -318,7 +318,7 @@ def test_kernels_compile_without_spilling(compiled, capability: int, batch: int,
 def test_the_largest_variants_of_the_blocks_fit(compiled):
     sizes = Sizes.of(StressCNN(), 1024)
 
-    variants = Blocks.variants(sizes)
+    variants = BlockSizes.variants(sizes)
 
     for name in ("4 stages", "twice the cells", "32 terms"):
         for kernel in compiled(sizes, variants[name], "tf32", 90):
@@ -331,7 +331,7 @@ def test_the_largest_variants_of_the_blocks_fit(compiled):
 @pytest.mark.parametrize("batch", [1, 3, 75, 256, 1024, 16_384])
 def test_blocks_keep_a_gpu_busy_without_more_partial_sums_than_needed(batch: int):
     sizes = Sizes.of(StressCNN(), batch)
-    blocks = Blocks.fitting(sizes)
+    blocks = BlockSizes.fitting(sizes)
     programs = [kernels.blocks(batch * 65, blocks.cells[0]), kernels.blocks(batch * 20, blocks.cells[1]) * 3]
 
     if batch >= 75:

@@ -24,7 +24,7 @@ from horovod_study import records
 from horovod_study.analysis.study import analyze
 from horovod_study.cluster.reason import failure_reason
 from horovod_study.comm import liveness
-from horovod_study.comm.liveness import Finding, State, find_late, is_lost_peer
+from horovod_study.comm.liveness import MissingRanks, State, find_late, is_lost_peer
 from horovod_study.measure.clock import LapClock
 from horovod_study.measure.recorder import Recorder
 from horovod_study.workload import dataset
@@ -52,31 +52,35 @@ ME = at(0, 10, waiting=True, still_s=60.0)
         (ME, [at(1, 10, waiting=True, still_s=60.0)], None),  # all have come: a slow network gets more time
         (at(0, 10, still_s=59.0), [at(1, 9, ended=True, gone=True)], None),  # it has said itself why it ends
         # somebody is late
-        (ME, [at(1, 9, still_s=61.0)], Finding(ranks=(1,), how="computes")),
-        (ME, [at(1, 9, still_s=601.0, patience=10.0)], Finding(ranks=(1,), how="computes")),
-        (ME, [at(1, 9, still_s=61.0, waiting=True)], Finding(ranks=(1,), how="elsewhere")),
-        (ME, [at(1, 10, waiting=True), at(2, 9, still_s=61.0)], Finding(ranks=(2,), how="computes")),
+        (ME, [at(1, 9, still_s=61.0)], MissingRanks(ranks=(1,), how="computes")),
+        (ME, [at(1, 9, still_s=601.0, patience=10.0)], MissingRanks(ranks=(1,), how="computes")),
+        (ME, [at(1, 9, still_s=61.0, waiting=True)], MissingRanks(ranks=(1,), how="elsewhere")),
+        (ME, [at(1, 10, waiting=True), at(2, 9, still_s=61.0)], MissingRanks(ranks=(2,), how="computes")),
         # the last one holds up the others that are late too
-        (ME, [at(1, 8, still_s=61.0), at(2, 9, waiting=True, still_s=61.0)], Finding(ranks=(1,), how="computes")),
+        (ME, [at(1, 8, still_s=61.0), at(2, 9, waiting=True, still_s=61.0)], MissingRanks(ranks=(1,), how="computes")),
         # a silent one before all that wait, however far it was when it was heard last
-        (ME, [at(1, 9, still_s=61.0), at(2, 10, silent_s=58.0)], Finding(ranks=(2,), how="silent")),
-        (at(0, 10, still_s=60.0), [at(1, 10, silent_s=58.0)], Finding(ranks=(1,), how="silent")),  # not in a call
+        (ME, [at(1, 9, still_s=61.0), at(2, 10, silent_s=58.0)], MissingRanks(ranks=(2,), how="silent")),
+        (at(0, 10, still_s=60.0), [at(1, 10, silent_s=58.0)], MissingRanks(ranks=(1,), how="silent")),  # not in a call
         (ME, [at(1, 10, silent_s=29.0, waiting=True)], None),
         # a process that has ended is known without waiting for the whole timeout, but launchers come first
         (at(0, 10, still_s=4.0), [at(1, 9, gone=True)], None),
-        (at(0, 10, still_s=5.0), [at(1, 9, gone=True), at(2, 8)], Finding(ranks=(1,), how="died")),
-        (ME, [at(1, 9, gone=True, ended=True), at(2, 10)], Finding(ranks=(1,), how="ended")),  # and no launcher acts
-        (ME, [at(1, 9, ended=True), at(2, 10, silent_s=58.0)], Finding(ranks=(2,), how="silent")),
+        (at(0, 10, still_s=5.0), [at(1, 9, gone=True), at(2, 8)], MissingRanks(ranks=(1,), how="died")),
+        (
+            ME,
+            [at(1, 9, gone=True, ended=True), at(2, 10)],
+            MissingRanks(ranks=(1,), how="ended"),
+        ),  # and no launcher acts
+        (ME, [at(1, 9, ended=True), at(2, 10, silent_s=58.0)], MissingRanks(ranks=(2,), how="silent")),
         # all have come, and nothing moves
         (
             at(0, 10, waiting=True, still_s=120.0),
             [at(1, 10, waiting=True, still_s=121.0)],
-            Finding(ranks=(), how="stuck"),
+            MissingRanks(ranks=(), how="stuck"),
         ),
         (at(0, 10, waiting=True, still_s=120.0), [at(1, 10, still_s=121.0)], None),
     ],
 )
-def test_who_holds_up_the_others(mine: State, others: list[State], expected: Finding | None) -> None:
+def test_who_holds_up_the_others(mine: State, others: list[State], expected: MissingRanks | None) -> None:
     assert expected == find_late(mine, others, 60.0)
 
 

@@ -15,7 +15,7 @@ from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs import loading
-from horovod_study.programs.loading import Comparison, Loading, Spread, compare_loaders, loader_options, save
+from horovod_study.programs.loading import LoaderComparison, Loading, RoundSpread, compare_loaders, loader_options, save
 from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import Batch, open_loader
 from horovod_study.workload.model import StressCNN
@@ -30,11 +30,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> data.Dataset:
     return data.open_dataset(path)
 
 
-def steady(value: float) -> Spread:
-    return Spread(median=value, min=value, max=value)
+def steady(value: float) -> RoundSpread:
+    return RoundSpread(median=value, min=value, max=value)
 
 
-def result(*, loads: Spread, cached: Spread, waiting: float = 0.01, together: float = 0.99) -> Loading:
+def result(*, loads: RoundSpread, cached: RoundSpread, waiting: float = 0.01, together: float = 0.99) -> Loading:
     return Loading(
         loader="memory",
         note="",
@@ -49,7 +49,7 @@ def result(*, loads: Spread, cached: Spread, waiting: float = 0.01, together: fl
 
 
 def test_a_spread_holds_median_and_range() -> None:
-    assert Spread.of([3.0, 1.0, 10.0]) == Spread(median=3.0, min=1.0, max=10.0)
+    assert RoundSpread.of([3.0, 1.0, 10.0]) == RoundSpread(median=3.0, min=1.0, max=10.0)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_unknown_loaders_are_refused(name: str, hint: str) -> None:
 
 
 def test_computing_bounds_where_loading_alone_is_faster() -> None:
-    one = result(loads=Spread(median=3e6, min=2e6, max=4e6), cached=Spread(median=3e4, min=2e4, max=1e6))
+    one = result(loads=RoundSpread(median=3e6, min=2e6, max=4e6), cached=RoundSpread(median=3e4, min=2e4, max=1e6))
 
     assert one.bound == "computing"
     assert one.verdict == (
@@ -127,14 +127,16 @@ def test_together_slower_than_one_after_the_other_is_said() -> None:
 
 
 def test_overlapping_rounds_decide_nothing() -> None:
-    one = result(loads=Spread(median=3.3e4, min=2.9e4, max=4e4), cached=Spread(median=3e4, min=2e4, max=3.1e4))
+    one = result(
+        loads=RoundSpread(median=3.3e4, min=2.9e4, max=4e4), cached=RoundSpread(median=3e4, min=2e4, max=3.1e4)
+    )
 
     assert one.bound == "either"
     assert one.verdict.startswith("neither bounds the run by itself: this loader alone brings 1.10 times the curves")
 
 
 def test_the_table_is_aligned_and_says_its_units() -> None:
-    one = Comparison(
+    one = LoaderComparison(
         dataset="data",
         curves=400,
         batch=75,
@@ -142,7 +144,7 @@ def test_the_table_is_aligned_and_says_its_units() -> None:
         threads=1,
         rounds=3,
         seconds=1.0,
-        loaders=(result(loads=Spread(median=3e6, min=2e6, max=4e6), cached=steady(3.141e4)),),
+        loaders=(result(loads=RoundSpread(median=3e6, min=2e6, max=4e6), cached=steady(3.141e4)),),
     )
 
     assert one.lines() == [

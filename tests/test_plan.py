@@ -14,7 +14,7 @@ from horovod_study.runtimes import LIBRARIES
 from horovod_study.studies.estimate import SAMPLES_GUESS_PER_S, rough_s
 from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import Plan, plan_study
-from horovod_study.studies.study_file import Budget, StudyConfig, load_study
+from horovod_study.studies.study_file import StudyBudget, StudyConfig, load_study
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ALPHA = Partition(name="alpha", scheduler="slurm", nodes=None, gpus_per_node=8, cores_per_node=48, cores_per_worker=6)
@@ -137,20 +137,20 @@ def test_cells_longer_than_any_job_are_named() -> None:
 @pytest.mark.parametrize(
     ("budget", "over"),
     [
-        (Budget(), ()),
-        (Budget(gpu_hours=1), ()),
-        (Budget(gpu_hours=0.1), ("0.342 GPU hours of 0.1",)),
-        (Budget(hours=0.01, gpu_hours=0.1), ("0.342 GPU hours of 0.1", "0.0339 hours of 0.01")),
-        (Budget(core_hours=0.1), ()),  # it has none to do
+        (StudyBudget(), ()),
+        (StudyBudget(gpu_hours=1), ()),
+        (StudyBudget(gpu_hours=0.1), ("0.342 GPU hours of 0.1",)),
+        (StudyBudget(hours=0.01, gpu_hours=0.1), ("0.342 GPU hours of 0.1", "0.0339 hours of 0.01")),
+        (StudyBudget(core_hours=0.1), ()),  # it has none to do
     ],
 )
-def test_the_budget(budget: Budget, over: tuple[str, ...]) -> None:
+def test_the_budget(budget: StudyBudget, over: tuple[str, ...]) -> None:
     plan = plan_of(make_study(budget=budget))
 
     assert plan.over == over
     text = "\n".join(plan.lines())
     assert ("; `run` asks before it starts" in text) == bool(over)
-    assert ("within the budget of 1 GPU hours" in text) == (budget == Budget(gpu_hours=1))
+    assert ("within the budget of 1 GPU hours" in text) == (budget == StudyBudget(gpu_hours=1))
 
 
 def test_the_order_of_cells_here_and_in_jobs() -> None:
@@ -173,7 +173,7 @@ def test_the_plan_as_it_is_read() -> None:
         workers=(1, 2, 10),
         runtimes=("horovod/nccl", "ddp/nccl"),
         varied={"batch": (75, 1024)},
-        budget=Budget(gpu_hours=5),
+        budget=StudyBudget(gpu_hours=5),
         left_out=("ddp/mpi",),
         repeats=3,
     )
@@ -252,7 +252,7 @@ def test_many_nodes_are_told_briefly() -> None:
 
 
 def test_as_json() -> None:
-    study = make_study(repeats=1, budget=Budget(gpu_hours=0.01))
+    study = make_study(repeats=1, budget=StudyBudget(gpu_hours=0.01))
     content = json.loads(json.dumps(plan_of(study, done=1).to_dict()))
 
     assert content["study"] == "s" and content["to_do"] == 3 and content["counts"] == {"done": 1, "missing": 3}

@@ -14,7 +14,7 @@ from two_hosts import TwoHosts
 
 from horovod_study.cluster.launch import MARKER, program_line
 from horovod_study.cluster.partitions import Host
-from horovod_study.cluster.remote import Stopped, other_hosts, remote_argv, run_on, stop_marked_on, this_host
+from horovod_study.cluster.remote import StoppedProcesses, other_hosts, remote_argv, run_on, stop_marked_on, this_host
 from horovod_study.cluster.site import Site
 from horovod_study.errors import StudyError
 
@@ -107,10 +107,10 @@ def test_marked_processes_are_ended_and_others_are_not(stand_ins, tmp_path, allo
     try:
         stopped = stop_marked_on(["node2"], marker, grace_s=0.3, allocation=allocation)
 
-        assert stopped == Stopped(found=2)
+        assert stopped == StoppedProcesses(found=2)
         assert (-signal.SIGTERM, -signal.SIGKILL) == (ours[0].wait(5), ours[1].wait(5))
         assert [None, None] == [each.poll() for each in ours[2:]]
-        assert stop_marked_on(["node2"], marker, grace_s=0.3) == Stopped()
+        assert stop_marked_on(["node2"], marker, grace_s=0.3) == StoppedProcesses()
     finally:
         for each in ours:
             each.kill()
@@ -127,7 +127,7 @@ def test_hosts_that_cannot_be_asked_are_named_and_cost_their_time_once(stand_ins
         "host refused: No route to host)"
     )
     assert time.monotonic() - began < 30, "one time limit after the other is not what it takes"
-    assert Stopped() == stop_marked_on([], "x")
+    assert StoppedProcesses() == stop_marked_on([], "x")
 
 
 def test_an_answer_that_is_none_counts_as_not_reached(stand_ins, tmp_path):

@@ -31,7 +31,7 @@ from horovod_study.progress import duration
 from horovod_study.studies import attempt, grid, ledger, runner
 from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.study_file import Budget, StudyConfig
+from horovod_study.studies.study_file import StudyBudget, StudyConfig
 
 COMMAND = "horovod-study run tiny.yaml"
 TESTS = Path(__file__).parent
@@ -860,7 +860,7 @@ def test_workers_share_cores_when_that_is_asked_for_and_it_is_said(tmp_path):
 
 
 def test_over_budget_is_refused_without_a_terminal_unless_told_yes(tmp_path):
-    study = make_study(repeats=1, budget=Budget(hours=0.001))
+    study = make_study(repeats=1, budget=StudyBudget(hours=0.001))
     message = r"over the budget: 0.005 hours of 0.001; give --yes to run it all the same, or shrink the study"
 
     with pytest.raises(StudyError, match=message):
@@ -879,7 +879,7 @@ def test_days_without_a_budget_are_asked_about(tmp_path):
 
 @pytest.mark.parametrize(("answer", "started"), [("y", 3), ("n", 0), ("", 0)])
 def test_on_a_terminal_the_question_is_asked(tmp_path, monkeypatch, answer, started):
-    study = make_study(repeats=1, budget=Budget(hours=0.001))
+    study = make_study(repeats=1, budget=StudyBudget(hours=0.001))
     console = Console(file=io.StringIO(), force_terminal=True, force_interactive=False)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer + "\n" if answer else ""))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from horovod_study.measure.clock import now, sleep
-from horovod_study.measure.sensors import THREADS_PER_SAMPLE, Gpus, Host, Packages, Trees
+from horovod_study.measure.sensors import THREADS_PER_SAMPLE, Gpus, HostSensor, Packages, Trees
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -244,7 +244,7 @@ def test_the_host_sums_its_real_interfaces_and_keeps_loopback_apart(tmp_path: Pa
     (ports / "port_rcv_data").write_text("100\n")
     (ports / "port_xmit_data").write_text("1000\n")
     psutil = FakePsutil()
-    host = Host(net=tmp_path / "net", rdma=tmp_path / "infiniband", psutil=psutil)
+    host = HostSensor(net=tmp_path / "net", rdma=tmp_path / "infiniband", psutil=psutil)
 
     first = host.read(10.0)["host"]
     psutil.busy_s, psutil.cards = 3.0, {"lo": (7, 7), "eth0": (500, 600), "docker0": (9, 9)}
@@ -267,14 +267,14 @@ def test_the_host_sums_its_real_interfaces_and_keeps_loopback_apart(tmp_path: Pa
 
 
 def test_without_real_interfaces_all_but_loopback_count(tmp_path: Path) -> None:
-    host = Host(net=tmp_path, rdma=tmp_path / "none", psutil=FakePsutil())
+    host = HostSensor(net=tmp_path, rdma=tmp_path / "none", psutil=FakePsutil())
 
     assert host.interfaces == ["docker0", "eth0"]
     assert host.missing == {"rdma": "no InfiniBand or RoCE device"}
 
 
 def test_this_host_can_be_read() -> None:
-    host = Host()
+    host = HostSensor()
     host.read(0.0)
     row = host.read(1.0)["host"]
 

@@ -12,7 +12,7 @@ from horovod_study.cluster.partitions import find_partition
 from horovod_study.config import OPTIONS, Cell, Placement, RunConfig, misplaced
 from horovod_study.errors import ConfigError
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.study_file import Budget, StudyConfig, load_study
+from horovod_study.studies.study_file import StudyBudget, StudyConfig, load_study
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -413,7 +413,7 @@ def test_pairs_that_do_not_exist(tmp_path: Path, new: str, message: str) -> None
 def test_a_budget(tmp_path: Path) -> None:
     found = load_study(write(tmp_path, GOOD + "budget: {gpu_hours: 20, hours: 1.5}")).budget
 
-    assert found == Budget(gpu_hours=20.0, hours=1.5)
+    assert found == StudyBudget(gpu_hours=20.0, hours=1.5)
     with pytest.raises(ConfigError, match=r"budget: unknown key 'gpu_hour' \(did you mean 'gpu_hours'\?\)"):
         load_study(write(tmp_path, GOOD + "budget: {gpu_hour: 20}"))
     with pytest.raises(ConfigError, match=r"budget: hours is 0\.0; it must be greater than 0"):

@@ -242,9 +242,9 @@ def test_the_order_is_shuffled_anew_in_every_round(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[int] = []
-    block = timers._Steps.block
+    block = timers._ModelSteps.block
     monkeypatch.setattr(
-        timers._Steps, "block", lambda self, variant: (order.append(id(variant)), block(self, variant))[1]
+        timers._ModelSteps, "block", lambda self, variant: (order.append(id(variant)), block(self, variant))[1]
     )
     measured(dataset, tmp_path, rounds=20)
     rounds = np.array(order[-80:]).reshape(20, 4)

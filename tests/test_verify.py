@@ -18,7 +18,7 @@ from horovod_study.cli import main
 from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.programs import equality
-from horovod_study.programs.equality import Shares, _order_difference, _Weighted, distance, order_sha256
+from horovod_study.programs.equality import BatchShares, _order_difference, _Weighted, distance, order_sha256
 from horovod_study.report.equality import summary, text, write
 from horovod_study.studies import verify as verifying
 from horovod_study.studies.verify import BOUNDS, BREAKS, PARALLEL, Question, judge, shares, usable
@@ -34,7 +34,7 @@ REFERENCE = {"order_sha256": "aa", "rates": [0.1, 0.1], "rounding": 2e-6}
 @given(batch=st.integers(2, 40), workers=st.integers(1, 6), epoch=st.integers(0, 3))
 def test_shares_in_the_order_of_ranks_are_the_global_batch(batch: int, workers: int, epoch: int) -> None:
     whole = Batches(100, batch=batch, rank=0, workers=1, seed=3).epoch(epoch)
-    parts = [Shares(100, batch=batch, rank=rank, workers=workers, seed=3).epoch(epoch) for rank in range(workers)]
+    parts = [BatchShares(100, batch=batch, rank=rank, workers=workers, seed=3).epoch(epoch) for rank in range(workers)]
     sizes = [part.shape[1] for part in parts]
 
     assert np.concatenate(parts, axis=1).tolist() == whole.tolist()
@@ -43,9 +43,9 @@ def test_shares_in_the_order_of_ranks_are_the_global_batch(batch: int, workers: 
 
 
 def test_a_shifted_share_takes_one_curve_of_its_neighbour() -> None:
-    right = Shares(100, batch=7, rank=1, workers=2, seed=3).epoch(0)
-    shifted = Shares(100, batch=7, rank=1, workers=2, seed=3, shifted=True).epoch(0)
-    before = Shares(100, batch=7, rank=0, workers=2, seed=3, shifted=True).epoch(0)
+    right = BatchShares(100, batch=7, rank=1, workers=2, seed=3).epoch(0)
+    shifted = BatchShares(100, batch=7, rank=1, workers=2, seed=3, shifted=True).epoch(0)
+    before = BatchShares(100, batch=7, rank=0, workers=2, seed=3, shifted=True).epoch(0)
 
     assert shifted.shape == right.shape == (14, 3)
     assert shifted[:, 1:].tolist() == right[:, :-1].tolist()

@@ -36,7 +36,7 @@ AGREE, DIFFER, UNRESOLVED, NO_TIMER = "agree", "differ", "not resolved", "no tim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class CommunicationCost:
     """What communication costs a step, in s, means over ranks; by leaving it out and by the timer."""
 
     workers: int
@@ -58,7 +58,7 @@ class Answer:
     doubts: tuple[str, ...]
 
 
-def answer(found: Mapping[str, Any], *, seed: int = 1) -> Answer:
+def answer(found: Mapping[str, Any], *, seed: int = 1) -> CommunicationCost:
     """Return what the blocks of one run say; `found` is what `records.read_ablation` returns.
 
     Raises AnalysisError for fewer than 4 pairs of blocks.
@@ -93,7 +93,7 @@ def answer(found: Mapping[str, Any], *, seed: int = 1) -> Answer:
     outside = _outside(grown, difference)
     verdict = _verdict(estimates["ablation"], difference)
     why = str(found["why_no_timer"]) or ("" if sync is not None else "the sync lap was not recorded")
-    return Answer(
+    return CommunicationCost(
         workers=workers,
         reduction=str(found["reduction"]),
         pairs=pairs,

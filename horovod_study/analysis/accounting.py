@@ -120,7 +120,7 @@ class RunAccount:
     seen: Observation | None  # for the timer's answer and the micro-benchmark
     why_not_seen: str
     why_not_benched: str
-    left_out: ablation.Answer | None
+    left_out: ablation.CommunicationCost | None
     why_not_left_out: str
     pop: Pop | None = None  # None where not known: one worker, a wait that is not visible, ranks that are not whole
     skew_s: float = math.nan  # mean over steps and ranks; NaN where not known
@@ -451,7 +451,7 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
     return found, ""
 
 
-def _left_out(run: RecordedRun) -> tuple[ablation.Answer | None, str]:
+def _left_out(run: RecordedRun) -> tuple[ablation.CommunicationCost | None, str]:
     """Return what the blocks without communication say, or None with the reason."""
     if run.ablation is None:
         return None, run.why_no_ablation
@@ -475,7 +475,7 @@ class View:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class ViewComparison:
     """One view less another, in s, and whether they agree."""
 
     first: str
@@ -497,7 +497,7 @@ class Views:
     floor_s: Interval | None  # of the micro-benchmark: one raw transfer, which the cost cannot be below without overlap
     skew_s: Interval | None  # waiting for the last rank, from the laps; part of the timer's answer
     block_timer_s: Interval | None  # the timer's answer in the blocks of the ablation, which are steps after the window
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ViewComparison, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -727,7 +727,7 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
     )
 
 
-def _outside(answers: Sequence[ablation.Answer], difference_s: float) -> dict[str, float]:
+def _outside(answers: Sequence[ablation.CommunicationCost], difference_s: float) -> dict[str, float]:
     """Return by how much the laps but sync are longer with communication, the largest first: those that hold more than
     a tenth of the difference between ablation and timer, and go its way."""
     kept = {}
@@ -762,13 +762,13 @@ def _why_no_sync(seen: Sequence[Observation]) -> str:
     return next((each.why_no_sync for each in seen if each.sync_s is None), INSIDE_BACKWARD)
 
 
-def _compared(first: str, second: str, size: Interval, difference: Interval) -> Comparison:
+def _compared(first: str, second: str, size: Interval, difference: Interval) -> ViewComparison:
     """Judge a difference: resolved where its interval has no zero in it, or is narrower than the cost itself."""
     if difference.excludes(0):
         verdict = DIFFER
     else:
         verdict = UNRESOLVED if not difference.width <= abs(size.value) else AGREE
-    return Comparison(first=first, second=second, difference_s=difference, verdict=verdict)
+    return ViewComparison(first=first, second=second, difference_s=difference, verdict=verdict)
 
 
 # ------------------------------------------------------------------------------------------------------- the gate
@@ -787,7 +787,7 @@ class Over:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
+class ResidualGate:
     """What `--max-residual` found."""
 
     allowed: float  # 0..1
@@ -821,7 +821,7 @@ def allowed_share(text: str) -> float:
     return value / 100
 
 
-def gate(found: Accounting, allowed: float) -> Gate:
+def gate(found: Accounting, allowed: float) -> ResidualGate:
     """Judge an accounting: the residual of every run's worst rank and of every growth T(N) - T(1), as shares.
 
     A run whose laps do not add up, or that has steps without laps, is over at any `allowed`. A growth is judged where
@@ -869,7 +869,7 @@ def gate(found: Accounting, allowed: float) -> Gate:
             over.append(
                 Over(kind="growth", name=name, workers=int(row["workers"]), rank=None, share=row["share"], text=text)
             )
-    return Gate(allowed=allowed, over=tuple(over), runs=judged, growths=growths, not_judged=tuple(not_judged))
+    return ResidualGate(allowed=allowed, over=tuple(over), runs=judged, growths=growths, not_judged=tuple(not_judged))
 
 
 def _growths(cells: pd.DataFrame) -> Iterable[dict[str, Any]]:

@@ -118,7 +118,7 @@ class _Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Cell:
+class _CellRuns:
     """The runs of one point and what they have in common."""
 
     facts: Mapping[str, Any]  # the columns of with_series, and `repeats`
@@ -173,7 +173,7 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.Data
     return frame
 
 
-def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> list[_Cell]:
+def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> list[_CellRuns]:
     """Return the cells that have evaluations, in the order of the points."""
     table = with_series(runs)
     if finished:
@@ -188,7 +188,7 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
             first: dict[str, Any] = {f"{name}": value for name, value in known[0][0].items()}
             # Repeats have one test set; where they do not, no floor holds for all of them.
             facts = {**first, "repeats": len(known), "floor_mse": floors.pop() if len(floors) == 1 else math.nan}
-            cells.append(_Cell(facts=facts, runs=tuple(_run(row, own) for row, own in known)))
+            cells.append(_CellRuns(facts=facts, runs=tuple(_run(row, own) for row, own in known)))
     return cells
 
 
@@ -219,14 +219,14 @@ def _run(row: Mapping[Any, Any], evaluations: pd.DataFrame) -> _Run:
     )
 
 
-def _identity(cell: _Cell) -> dict[str, Any]:
+def _identity(cell: _CellRuns) -> dict[str, Any]:
     return {name: cell.facts[name] for name in _IDENTITY} | {"repeats": len(cell.runs)}
 
 
 # ---------------------------------------------------------------------------------------------------- learning curves
 
 
-def _curve_rows(cell: _Cell) -> list[dict[str, Any]]:
+def _curve_rows(cell: _CellRuns) -> list[dict[str, Any]]:
     """Return medians over the repeats that were evaluated after equally many samples."""
     rows = []
     for count in sorted({float(each) for run in cell.runs for each in run.samples}):
@@ -257,7 +257,7 @@ def _curve_rows(cell: _Cell) -> list[dict[str, Any]]:
     return rows
 
 
-def _learning_row(cell: _Cell) -> dict[str, Any]:
+def _learning_row(cell: _CellRuns) -> dict[str, Any]:
     by_best = sorted(cell.runs, key=lambda run: (run.test_mse[run.best], run.train_s[run.best]))
     run = by_best[len(by_best) // 2]
     bests = [each.test_mse[each.best] for each in by_best]
@@ -353,7 +353,7 @@ def crossing(samples: Floats, train_s: Floats, wall_s: Floats, test_mse: Floats,
     return Crossing(reached=True, samples=at(samples), train_s=at(train_s), wall_s=at(wall_s), at_first=place == 0)
 
 
-def default_targets(cells: Sequence[_Cell]) -> tuple[float, ...]:
+def default_targets(cells: Sequence[_CellRuns]) -> tuple[float, ...]:
     """Return three test MSEs, equally far apart in logarithm, from below the first of every cell to the best common.
 
     Where that range is narrow or empty, as with a learning rate at which hardly anything is learned, the best of the
@@ -387,7 +387,7 @@ def _rounded_up(value: float) -> float:
     return float(f"{digits}e{place}")
 
 
-def _target_rows(cells: Sequence[_Cell], targets: Sequence[float], baseline: str) -> list[dict[str, Any]]:
+def _target_rows(cells: Sequence[_CellRuns], targets: Sequence[float], baseline: str) -> list[dict[str, Any]]:
     facts = [cell.facts for cell in cells]
     rows: list[dict[str, Any]] = []
     for cell in cells:
@@ -426,7 +426,7 @@ class _Met:
         return np.array([run.train_s for run in self.runs]) if all(run.reached for run in self.runs) else None
 
 
-def _met(cell: _Cell, target: float) -> _Met:
+def _met(cell: _CellRuns, target: float) -> _Met:
     return _Met(runs=tuple(_crossing(run, target) for run in cell.runs))
 
 
@@ -439,7 +439,7 @@ def _crossing(run: _Run, target: float) -> Crossing:
     )
 
 
-def _crossing_rows(cell: _Cell, targets: Sequence[float]) -> list[dict[str, Any]]:
+def _crossing_rows(cell: _CellRuns, targets: Sequence[float]) -> list[dict[str, Any]]:
     return [
         {"run": run.name, **_identity(cell), "target_mse": target, **asdict(_crossing(run, target))}
         for target in targets
@@ -447,7 +447,7 @@ def _crossing_rows(cell: _Cell, targets: Sequence[float]) -> list[dict[str, Any]
     ]
 
 
-def _target_row(cell: _Cell, base: _Cell | None, target: float, baseline: str) -> dict[str, Any]:
+def _target_row(cell: _CellRuns, base: _CellRuns | None, target: float, baseline: str) -> dict[str, Any]:
     met = _met(cell, target)
     own, reached = met.median_run, [run for run in met.runs if run.reached]
     row: dict[str, Any] = {
@@ -513,7 +513,7 @@ def _over(above: float, below: float) -> float:
 # ---------------------------------------------------------------------------------------------------- doubts
 
 
-def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _doubts(cells: Sequence[_CellRuns], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what a reader must know before believing the convergence, in a stable order."""
     return [
         *(text for cell in cells for text in _doubt_floor(cell)),
@@ -524,11 +524,11 @@ def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> list[s
     ]
 
 
-def _place(cell: _Cell) -> str:
+def _place(cell: _CellRuns) -> str:
     return f"{cell.facts['series']} at {worker_counts([cell.facts['workers']])}"
 
 
-def _places(cells: Sequence[_Cell]) -> str:
+def _places(cells: Sequence[_CellRuns]) -> str:
     """Return 'SERIES at 1 and 2 workers; SERIES at 4 workers'."""
     workers: dict[str, list[float]] = {}
     for cell in cells:
@@ -536,7 +536,7 @@ def _places(cells: Sequence[_Cell]) -> str:
     return "; ".join(f"{series} at {worker_counts(counts)}" for series, counts in workers.items())
 
 
-def _doubt_floor(cell: _Cell) -> list[str]:
+def _doubt_floor(cell: _CellRuns) -> list[str]:
     lowest = min(float(run.test_mse[run.best]) for run in cell.runs)
     if not lowest < BELOW_FLOOR * cell.floor_mse:
         return []
@@ -547,7 +547,7 @@ def _doubt_floor(cell: _Cell) -> list[str]:
     ]
 
 
-def _doubt_divergence(cell: _Cell) -> list[str]:
+def _doubt_divergence(cell: _CellRuns) -> list[str]:
     lost = sum(not math.isfinite(run.test_mse[-1]) for run in cell.runs)
     if not lost:
         return []
@@ -558,7 +558,7 @@ def _doubt_divergence(cell: _Cell) -> list[str]:
     ]
 
 
-def _doubt_budgets(cell: _Cell) -> list[str]:
+def _doubt_budgets(cell: _CellRuns) -> list[str]:
     budgets = sorted({run.budget for run in cell.runs})
     if len(budgets) < 2 or cell.facts["schedule"] == "constant":
         return []
@@ -568,7 +568,7 @@ def _doubt_budgets(cell: _Cell) -> list[str]:
     ]
 
 
-def _doubt_seeds(cells: Sequence[_Cell]) -> list[str]:
+def _doubt_seeds(cells: Sequence[_CellRuns]) -> list[str]:
     """Repeats of one seed learn the same, which no interval over repeats would show."""
     same = [cell for cell in cells if len(cell.runs) > 1 and len({run.seed for run in cell.runs} - {math.nan}) == 1]
     same = [cell for cell in same if not any(math.isnan(run.seed) for run in cell.runs)]
@@ -580,7 +580,7 @@ def _doubt_seeds(cells: Sequence[_Cell]) -> list[str]:
     ]
 
 
-def _doubt_warmup(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _doubt_warmup(cells: Sequence[_CellRuns], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Seconds count from the opening of the timed window, samples from the first step: a long warm-up blurs the two."""
     key = ("series", "workers", "nodes")
     needed: dict[tuple[Any, ...], float] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_study.analysis.ablation import Answer, answer
+from horovod_study.analysis.ablation import CommunicationCost, answer
 from horovod_study.analysis.pauses import Pauses, StepStatistics, find_pauses
 from horovod_study.analysis.rank_steps import PARTS, Floats, RankSteps, align
 from horovod_study.analysis.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
@@ -38,7 +38,7 @@ class RankLaps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Course:
+class StepCourse:
     """Step times over the run in B bins of consecutive steps, means over ranks, in s.
 
     The laps of a bin are the means over its middle half of steps, those between the quartiles of the step time: unlike
@@ -77,9 +77,9 @@ class Inspection:
     stragglers: Stragglers
     pop: Pop | None
     pauses: Pauses
-    course: Course
+    course: StepCourse
     rows_lost: tuple[int, ...] | None  # of each rank, to a full disk
-    ablation: Answer | None  # what communication costs by leaving it out
+    ablation: CommunicationCost | None  # what communication costs by leaving it out
     why_no_ablation: str
     system: SystemUse
     files: Mapping[str, tuple[str, ...]]  # kind -> paths of what else was recorded
@@ -282,14 +282,14 @@ def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:
     return found
 
 
-def course(rows: RankSteps, bins: int = BINS) -> Course:
+def course(rows: RankSteps, bins: int = BINS) -> StepCourse:
     """Return the course of the step times over all steps, in at most `bins` bins of equally many steps."""
     step_s = rows.step_s.mean(axis=1)
     laps = {lap: values.mean(axis=1) for lap, values in rows.laps.items()}
     width = math.ceil(len(step_s) / bins)
     parts = np.split(np.arange(len(step_s)), np.arange(width, len(step_s), width))
     middles = [_middle_half(part, step_s) for part in parts]
-    return Course(
+    return StepCourse(
         first=rows.step[[part[0] for part in parts]],
         last=rows.step[[part[-1] for part in parts]],
         laps_s={lap: np.array([values[some].mean() for some in middles]) for lap, values in laps.items()},

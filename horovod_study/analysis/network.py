@@ -222,7 +222,7 @@ class Roofline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class BenchedNetwork:
     """All that follows from one document of the benchmark."""
 
     workers: int
@@ -250,7 +250,7 @@ class Network:
         }
 
 
-def analyze(document: Mapping[str, Any]) -> Network:
+def analyze(document: Mapping[str, Any]) -> BenchedNetwork:
     """Return bandwidths, fits and the roofline of a document of the benchmark.
 
     `document`: "workers", "model" and "jobs", each job as programs/collectives.py made it; one of them has "copies",
@@ -279,7 +279,7 @@ def analyze(document: Mapping[str, Any]) -> Network:
     copies = _copies(machine["copies"] if machine else [])
     roofline = _roofline(machine, copies, reduced, fits, workers, model) if machine else None
     wrong = int(points["wrong"].sum())
-    return Network(
+    return BenchedNetwork(
         workers=workers,
         model=model,
         points=points,
@@ -294,7 +294,7 @@ def analyze(document: Mapping[str, Any]) -> Network:
     )
 
 
-def restored(document: Mapping[str, Any], *, source: str) -> Network:
+def restored(document: Mapping[str, Any], *, source: str) -> BenchedNetwork:
     """Return the network that `Network.to_dict` was made of: bench.json holds it. Null is NaN again.
 
     Raises AnalysisError, naming `source`, for what is no such document.
@@ -311,7 +311,7 @@ def restored(document: Mapping[str, Any], *, source: str) -> Network:
         for way, fit in document["fits"].items():
             told = {name: each for name, each in fit.items() if name != "half_bytes"}
             lines[way] = LineFit(**{**told, **{name: _pair(fit[name]) for name in pairs}})
-        return Network(
+        return BenchedNetwork(
             workers=int(document["workers"]),
             model=document["model"],
             points=pd.DataFrame(document["points"], columns=list(POINT_COLUMNS)),

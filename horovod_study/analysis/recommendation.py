@@ -99,7 +99,7 @@ class Questions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RecommendedCount:
     """One recommended worker count with its 95 % interval; None where there is none, or no end was seen."""
 
     question: str  # in words
@@ -143,7 +143,7 @@ class Recommendation:
 
     series: str
     measured: tuple[int, int]  # smallest and largest worker count
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, RecommendedCount]
     why_not: str = ""  # why there are no answers
 
     def to_dict(self) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def _series(
     return Recommendation(series=name, measured=case.measured, answers=answers)
 
 
-def _knee(case: _Case) -> Answer:
+def _knee(case: _Case) -> RecommendedCount:
     share = case.questions.marginal
     return _answer(
         case,
@@ -306,7 +306,7 @@ def _knee(case: _Case) -> Answer:
     )
 
 
-def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Answer:
+def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> RecommendedCount:
     """Where USL has its highest throughput; its interval from those of alpha and beta, the outer corners of both."""
     question = "where Gunther's law (USL) has its highest throughput"
     top = int(case.counts[-1])
@@ -319,16 +319,18 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Answer:
             else fit(LAWS["usl"], rows["workers"], rows["samples_per_s"] / base, scaled_by=smallest)
         )
     except AnalysisError as error:
-        return Answer(question=question, workers=None, low=None, high=None, searched_to=top, why_not=f"{error}")
+        return RecommendedCount(
+            question=question, workers=None, low=None, high=None, searched_to=top, why_not=f"{error}"
+        )
     (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
     known = usl.identifiable and math.isfinite(usl.peak)
     if not (known and math.isfinite(beta_high) and beta_low > 0):
         why_not = "the points do not tell beta from 0, so a peak is not identified"
-        return Answer(question=question, workers=None, low=None, high=None, searched_to=top, why_not=why_not)
+        return RecommendedCount(question=question, workers=None, low=None, high=None, searched_to=top, why_not=why_not)
     low, high = (float(usl.law.peak(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
     peak = round(usl.peak)
     inside = case.counts[0] <= peak <= top
-    return Answer(
+    return RecommendedCount(
         question=question,
         workers=peak,
         low=max(1, math.floor(low)),
@@ -339,7 +341,7 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Answer:
     )
 
 
-def _cheapest(case: _Case) -> Answer:
+def _cheapest(case: _Case) -> RecommendedCount:
     return _answer(
         case,
         "the fewest GPU hours per sample",
@@ -348,7 +350,7 @@ def _cheapest(case: _Case) -> Answer:
     )
 
 
-def _deadline(case: _Case) -> Answer:
+def _deadline(case: _Case) -> RecommendedCount:
     samples, deadline_s = case.questions.samples, case.questions.deadline_s
     assert samples is not None and deadline_s is not None
     found = _first(case.speed >= math.log(samples / deadline_s) - _ROUNDING, case.counts)
@@ -363,7 +365,7 @@ def _deadline(case: _Case) -> Answer:
     return _answer(case, question, found, samples=samples, why_not=why_not)
 
 
-def _budget(case: _Case) -> Answer:
+def _budget(case: _Case) -> RecommendedCount:
     samples, hours = case.questions.samples, case.questions.gpu_hours
     assert samples is not None and hours is not None
     within = np.asarray(case.rate >= math.log(samples / (3600 * hours)) - _ROUNDING)
@@ -385,7 +387,7 @@ def _budget(case: _Case) -> Answer:
 # ---------------------------------------------------------------------------------------------------- time to target
 
 
-def _to_target(case: _Case, seed: int) -> dict[str, Answer]:
+def _to_target(case: _Case, seed: int) -> dict[str, RecommendedCount]:
     given = case.questions.samples_to_target
     assert given is not None
     needed, doubts = _samples_needed(given, case.counts, len(case.rate) - 1, seed)  # (1 + B, C)
@@ -460,7 +462,7 @@ def _answer(
     samples: float | None = None,
     doubts: Sequence[str] = (),
     why_not: str = "",
-) -> Answer:
+) -> RecommendedCount:
     """Make an answer of the counts that the forecast (first) and the drawn curves give, (1 + B,)."""
     top = int(case.counts[-1])
     low, high = (float(each) for each in np.quantile(found[1:], [0.025, 0.975], method="inverted_cdf"))
@@ -472,7 +474,7 @@ def _answer(
         told += _beyond(case, workers)
     if not math.isfinite(high) and not why_not:
         told.append(f"no upper end was seen: answers were looked for up to {top:,} workers")
-    return Answer(
+    return RecommendedCount(
         question=question,
         workers=workers,
         low=int(low) if math.isfinite(low) else (None if why_not else top),
@@ -526,7 +528,7 @@ _NAMES = {
 }
 
 
-def in_words(one: Answer) -> str:
+def in_words(one: RecommendedCount) -> str:
     """The recommended count with its interval: `8 [6, 11]`, `8 [6, ...]`, `above 64 [9, ...]`, `at least 64`."""
     if one.why_not:
         return "none"
@@ -562,7 +564,7 @@ def _plain(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= value < 1e12 else f"{value:.4g}"
 
 
-def _told(one: Answer) -> list[str]:
+def _told(one: RecommendedCount) -> list[str]:
     told = []
     for name, form, unit in (
         ("samples_per_s", _plain, " samples/s"),

@@ -242,7 +242,7 @@ def _judged(metric: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Cell:
+class _StudyCell:
     """One point of a study with its finished runs, sorted by repeat; None where there is none."""
 
     point: Mapping[str, Any]
@@ -253,15 +253,15 @@ class _Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pair:
-    after: _Cell
-    before: _Cell
+    after: _StudyCell
+    before: _StudyCell
 
 
 _OF_CELL = ("series", "workers", "nodes", "batch", "train_samples")
 _NEEDED = ("run", "series", "workers", "nodes", "status", "repeat", "samples_per_s")
 
 
-def _cells(analysis: Analysis, name: str) -> list[_Cell]:
+def _cells(analysis: Analysis, name: str) -> list[_StudyCell]:
     """Return the cells of an analysis in an order of their own."""
     runs, points = analysis.runs, analysis.points
     missing = [column for column in _NEEDED if column not in runs.columns]
@@ -273,7 +273,7 @@ def _cells(analysis: Analysis, name: str) -> list[_Cell]:
     for place, values in enumerate(good[keys].to_dict("records")):
         own.setdefault(_place_of(_named(values), keys), []).append(place)
     crossings = dict(list(analysis.crossings.groupby("run", sort=False)))
-    cells: list[_Cell] = []
+    cells: list[_StudyCell] = []
     for point in sorted(points.to_dict("records"), key=_order):
         places = own.get(_place_of(_named(point), keys))
         found = None if places is None else good.iloc[places]
@@ -284,7 +284,7 @@ def _cells(analysis: Analysis, name: str) -> list[_Cell]:
             )
         met = [] if found is None else [crossings[run] for run in found["run"] if run in crossings]
         crossed = pd.concat(met, ignore_index=True) if met else analysis.crossings.iloc[:0]
-        cells.append(_Cell(point=_named(point), place=len(cells), runs=found, crossings=crossed))
+        cells.append(_StudyCell(point=_named(point), place=len(cells), runs=found, crossings=crossed))
     return cells
 
 
@@ -387,11 +387,11 @@ def read_match(text: str | None) -> tuple[str, ...] | None:
 
 
 def _matched(
-    after: Sequence[_Cell], before: Sequence[_Cell], may_differ: Sequence[str]
-) -> tuple[list[_Pair], list[tuple[str, _Cell, str]]]:
+    after: Sequence[_StudyCell], before: Sequence[_StudyCell], may_differ: Sequence[str]
+) -> tuple[list[_Pair], list[tuple[str, _StudyCell, str]]]:
     """Return the pairs in the order of AFTER, and the cells without a partner: (study, cell, ABSENT or AMBIGUOUS)."""
     keys = [name for name in CELL if name not in may_differ]
-    partner: dict[int, _Cell] = {}
+    partner: dict[int, _StudyCell] = {}
     taken: set[int] = set()
     unclear: set[tuple[str, int]] = set()
     # Nodes of two clusters hold different numbers of workers: equal nodes first, then any where that is not ambiguous.
@@ -412,8 +412,8 @@ def _matched(
     return pairs, [(study, cell, kind) for (study, cell), kind in zip(lonely, kinds, strict=True)]
 
 
-def _grouped(cells: Iterable[_Cell], names: Sequence[str]) -> dict[tuple[str, ...], list[_Cell]]:
-    found: dict[tuple[str, ...], list[_Cell]] = {}
+def _grouped(cells: Iterable[_StudyCell], names: Sequence[str]) -> dict[tuple[str, ...], list[_StudyCell]]:
+    found: dict[tuple[str, ...], list[_StudyCell]] = {}
     for cell in cells:
         serial = _text(cell.point["backend"] == "serial")  # a plain worker is no partner of a library's single one
         found.setdefault((serial, *(_text(cell.point[name]) for name in names)), []).append(cell)
@@ -421,7 +421,7 @@ def _grouped(cells: Iterable[_Cell], names: Sequence[str]) -> dict[tuple[str, ..
 
 
 def _unmatched(
-    pairs: Sequence[_Pair], lonely: Sequence[tuple[str, _Cell, str]], names: tuple[str, str]
+    pairs: Sequence[_Pair], lonely: Sequence[tuple[str, _StudyCell, str]], names: tuple[str, str]
 ) -> pd.DataFrame:
     """Return UNMATCHED_COLUMNS; cells without a result in either study say nothing and are left out."""
     other = {"after": names[1], "before": names[0]}
@@ -442,11 +442,13 @@ def _unmatched(
     return _table(rows, UNMATCHED_COLUMNS)
 
 
-def _alone(study: str, cell: _Cell, kind: str, reason: str) -> dict[str, Any]:
+def _alone(study: str, cell: _StudyCell, kind: str, reason: str) -> dict[str, Any]:
     return {**cell.point, "study": study, "kind": kind, "reason": reason}
 
 
-def _nothing_shared(sides: tuple[list[_Cell], list[_Cell]], may_differ: Sequence[str], names: tuple[str, str]) -> str:
+def _nothing_shared(
+    sides: tuple[list[_StudyCell], list[_StudyCell]], may_differ: Sequence[str], names: tuple[str, str]
+) -> str:
     """Return why no cell has a partner: the settings that differ between the studies, and what can be done."""
     ones, others = (pd.DataFrame([cell.point for cell in side if cell.runs is not None]) for side in sides)
     if not len(ones) or not len(others):
@@ -492,7 +494,7 @@ def _baselines(after: Analysis, before: Analysis) -> str:
 
 
 def _rows(
-    metric: str, pair: _Pair, sides: tuple[list[_Cell], list[_Cell]], base: str, *, turns: bool
+    metric: str, pair: _Pair, sides: tuple[list[_StudyCell], list[_StudyCell]], base: str, *, turns: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of one pair before their p are corrected; none where neither study knows the quantity."""
     workers = float(pair.after.point["workers"])
@@ -513,13 +515,18 @@ def _rows(
             yield _row(metric, pair, [(pair.after, pair.before)], turns=turns)
 
 
-def _base(side: Sequence[_Cell], cell: _Cell, kind: str) -> _Cell | None:
+def _base(side: Sequence[_StudyCell], cell: _StudyCell, kind: str) -> _StudyCell | None:
     place = baseline_place([each.point for each in side], cell.point, kind) if kind else None
     return None if place is None or place == cell.place else side[place]
 
 
 def _row(
-    metric: str, pair: _Pair, cells: Sequence[tuple[_Cell | None, _Cell | None]], *, turns: bool, scale: float = 1.0
+    metric: str,
+    pair: _Pair,
+    cells: Sequence[tuple[_StudyCell | None, _StudyCell | None]],
+    *,
+    turns: bool,
+    scale: float = 1.0,
 ) -> dict[str, Any]:
     """Return one row: the ratio of the first two cells, over that of their baselines where there are any."""
     column = METRICS[metric].column
@@ -579,7 +586,7 @@ def _to_target(pair: _Pair) -> Iterator[dict[str, Any]]:
             yield {**row, **_found([(1, values[0]), (-1, values[1])], paired=False)}
 
 
-def _of_runs(cell: _Cell, column: str) -> Floats:
+def _of_runs(cell: _StudyCell, column: str) -> Floats:
     """Return the values of the runs of a cell (R,), NaN where a run does not know it."""
     if cell.runs is None or column not in cell.runs.columns:
         return np.full(0 if cell.runs is None else len(cell.runs), math.nan)
@@ -605,7 +612,7 @@ def _why_unknown(metric: str, pair: _Pair, values: Sequence[Floats]) -> str:
     return ""
 
 
-def _kinds(cell: _Cell, column: str) -> str:
+def _kinds(cell: _StudyCell, column: str) -> str:
     if cell.runs is None or column not in cell.runs.columns:
         return ""
     return ", ".join(sorted({_text(value) for value in cell.runs[column]} - {""}))
@@ -802,7 +809,7 @@ def _doubts(
 
 
 def _shared_runs(pairs: Sequence[_Pair]) -> int:
-    def told(cell: _Cell) -> set[tuple[str, ...]]:
+    def told(cell: _StudyCell) -> set[tuple[str, ...]]:
         if cell.runs is None or "started" not in cell.runs.columns:
             return set()
         names = ("run", "started", "samples_per_s")
@@ -850,7 +857,7 @@ BARE_WORDS = ("missing", "unresolved")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class GateCheck:
     """What the gate says of one cell, or of a metric that no cell knows (`row` has no series then)."""
 
     word: str
@@ -863,7 +870,7 @@ class Check:
 class Gate:
     """The outcome of all limits."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[GateCheck, ...]
     missing: tuple[Mapping[str, Any], ...] | None  # rows of `unmatched`; None where nobody asked
     unresolved_fails: bool
 
@@ -926,8 +933,8 @@ def gate(found: StudyComparison, limits: Mapping[str, float]) -> Gate:
         rows = [_named(row) for row in found.of(metric).to_dict("records")]
         if not rows:
             nothing = {"metric": metric, "note": "not known in any matched cell"}
-            checks.append(Check(word=word, limit=limit, outcome=UNDECIDED, row=nothing))
-        checks += [Check(word=word, limit=limit, outcome=outcome(row, limit), row=row) for row in rows]
+            checks.append(GateCheck(word=word, limit=limit, outcome=UNDECIDED, row=nothing))
+        checks += [GateCheck(word=word, limit=limit, outcome=outcome(row, limit), row=row) for row in rows]
     gone = found.unmatched[(found.unmatched["study"] == "before") & (found.unmatched["kind"] != AMBIGUOUS)]
     return Gate(
         checks=tuple(checks),

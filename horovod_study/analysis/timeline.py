@@ -145,7 +145,7 @@ def _whole_events(text: str) -> tuple[list[Mapping[str, Any]], int]:
 
 def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Iterable[str] = ()) -> Timeline:
     """Return what the events of a timeline say. Raises AnalysisError where they hold no collective."""
-    reader = _Reader()
+    reader = _EventReader()
     for event in events:
         reader.read(event)
     found = reader.collectives
@@ -172,7 +172,7 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
     )
 
 
-class _Reader:
+class _EventReader:
     """Turns events, in the order of the file, into collectives."""
 
     def __init__(self) -> None:

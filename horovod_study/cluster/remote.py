@@ -87,7 +87,7 @@ print(json.dumps({"found": len(found), "left": len(marked())}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class RemoteResult:
     """What a command on another host came to."""
 
     host: str
@@ -97,7 +97,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stopped:
+class StoppedProcesses:
     """How many processes were found on other hosts and ended, and what could not be reached."""
 
     found: int = 0
@@ -125,7 +125,7 @@ def remote_argv(host: str, argv: Sequence[str], *, allocation: bool = False) -> 
 
 def run_on(
     host: str, argv: Sequence[str], *, timeout_s: float = 30.0, sent: str = "", allocation: bool = False
-) -> Answer:
+) -> RemoteResult:
     """Run `argv` on `host` with `sent` as its standard input, for `timeout_s` at most; never raises for what fails."""
     line = remote_argv(host, argv, allocation=allocation)
     try:
@@ -140,14 +140,14 @@ def run_on(
             start_new_session=True,  # Ctrl-C is for the program that waits; and no terminal to ask a password on
         )
     except subprocess.TimeoutExpired:
-        return Answer(host=host, exit_code=None, problem=f"no answer within {timeout_s:g} s")
+        return RemoteResult(host=host, exit_code=None, problem=f"no answer within {timeout_s:g} s")
     except OSError as error:
-        return Answer(host=host, exit_code=None, problem=f"{line[0]} cannot be started ({error.strerror})")
+        return RemoteResult(host=host, exit_code=None, problem=f"{line[0]} cannot be started ({error.strerror})")
     problem = ""
     if done.returncode != 0:
         said = [each.strip() for each in done.stderr.splitlines() if each.strip()]
         problem = said[-1] if said else f"{argv[0]} ended with {done.returncode}"
-    return Answer(host=host, exit_code=done.returncode, output=done.stdout, problem=problem)
+    return RemoteResult(host=host, exit_code=done.returncode, output=done.stdout, problem=problem)
 
 
 def _step_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -168,7 +168,7 @@ def stop_marked_on(
     allocation: bool = False,
     timeout_s: float | None = None,
     python: str = "python3",
-) -> Stopped:
+) -> StoppedProcesses:
     """End the processes on `hosts` that are marked with the run directory `marker` or one below it.
 
     SIGTERM, and SIGKILL for what is left after `grace_s`; all hosts at the same time, so that dead ones cost
@@ -177,11 +177,11 @@ def stop_marked_on(
     limit_s = grace_s + 15.0 if timeout_s is None else timeout_s
     argv = (python, "-", f"{MARKER}={marker}", f"{grace_s:g}")
 
-    def ask(host: str) -> Answer:
+    def ask(host: str) -> RemoteResult:
         return run_on(host, argv, timeout_s=limit_s, sent=_STOP_PROGRAM, allocation=allocation)
 
     if not hosts:
-        return Stopped()
+        return StoppedProcesses()
     with ThreadPoolExecutor(max_workers=min(len(hosts), _AT_ONCE)) as pool:
         answers = list(pool.map(ask, hosts))
     found, unreached = 0, {}
@@ -190,13 +190,16 @@ def stop_marked_on(
             told = {"left": 0} if answer.problem else dict(json.loads(answer.output.strip().splitlines()[-1]))
             told = {"found": 0, **told, "left": int(told["left"])}
         except (ValueError, LookupError, TypeError, RecursionError):
-            told, answer = {}, Answer(host=answer.host, exit_code=answer.exit_code, problem="its answer is unreadable")
+            told, answer = (
+                {},
+                RemoteResult(host=answer.host, exit_code=answer.exit_code, problem="its answer is unreadable"),
+            )
         if answer.problem:
             unreached[answer.host] = answer.problem
         elif told["left"]:
             unreached[answer.host] = f"{told['left']} processes do not end"
         found += int(told.get("found", 0))
-    return Stopped(found=found, unreached=unreached)
+    return StoppedProcesses(found=found, unreached=unreached)
 
 
 @functools.cache

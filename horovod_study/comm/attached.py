@@ -51,7 +51,7 @@ class Attached:
         return self.reduction != "own"
 
 
-class Waiting:
+class WaitNotice:
     """Says after a while that this rank waits for others, who may never come, and ends nothing."""
 
     def __init__(self, what: str, *, patience_s: float = PATIENCE_S) -> None:

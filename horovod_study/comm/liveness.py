@@ -100,14 +100,14 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class MissingRanks:
     """The ranks that hold up this one, and how."""
 
     ranks: tuple[int, ...]
     how: str  # died | silent | ended | computes | elsewhere | stuck
 
 
-def find_late(mine: State, others: Sequence[State], timeout_s: float) -> Finding | None:
+def find_late(mine: State, others: Sequence[State], timeout_s: float) -> MissingRanks | None:
     """Return who holds up this rank when that has lasted for `timeout_s`; None as long as it may still end well.
 
     A process that has ended is found sooner, and a silent rank goes before those that wait for it.
@@ -115,26 +115,26 @@ def find_late(mine: State, others: Sequence[State], timeout_s: float) -> Finding
     watched = [each for each in others if not each.ended]
     gone = tuple(each.rank for each in watched if each.gone)
     if gone and mine.still_s >= min(GONE_S, timeout_s):
-        return Finding(ranks=gone, how="died")
+        return MissingRanks(ranks=gone, how="died")
     if mine.still_s < timeout_s:
         return None
     silent = tuple(each.rank for each in watched if each.silent_s >= max(SILENT_S, timeout_s / 2))
     if silent:
-        return Finding(ranks=silent, how="silent")
+        return MissingRanks(ranks=silent, how="silent")
     if len(watched) < len(others):
-        return Finding(ranks=tuple(each.rank for each in others if each.ended), how="ended")
+        return MissingRanks(ranks=tuple(each.rank for each in others if each.ended), how="ended")
     fewest = min((each.calls for each in watched), default=mine.calls)
     if fewest < mine.calls:
         last = [each for each in watched if each.calls == fewest]
         if any(each.still_s < timeout_s * each.patience for each in last):
             return None
         computing = tuple(each.rank for each in last if not each.waiting)
-        return Finding(
+        return MissingRanks(
             ranks=computing or tuple(each.rank for each in last), how="computes" if computing else "elsewhere"
         )
     together = [each for each in (mine, *watched) if each.calls == mine.calls and each.waiting]
     if len(together) == len(others) + 1 and min(each.still_s for each in together) >= 2 * timeout_s:
-        return Finding(ranks=(), how="stuck")
+        return MissingRanks(ranks=(), how="stuck")
     return None
 
 
@@ -255,7 +255,7 @@ class Liveness:
         self._send(self._others, "told")
         return LostPeer(reason, speaks=True)
 
-    def _ask_around(self, patience_s: float) -> Finding | None:
+    def _ask_around(self, patience_s: float) -> MissingRanks | None:
         """Ask until a process is seen to have ended, or for `patience_s`; return who is gone, silent or late."""
         began = now()
         self._answers.clear()
@@ -389,7 +389,7 @@ class Liveness:
             patience=answer.get("patience", 1.0),
         )
 
-    def _end_run(self, finding: Finding) -> None:
+    def _end_run(self, finding: MissingRanks) -> None:
         """Say who holds up the run, record it, and end this process: its training thread cannot be interrupted.
 
         What does not answer on this host is ended too: a stopped process takes no notice of a launcher's SIGTERM.
@@ -421,7 +421,7 @@ class Liveness:
 
     # --------------------------------------------------------------------------------------------- the words
 
-    def _reason(self, finding: Finding) -> str:
+    def _reason(self, finding: MissingRanks) -> str:
         peers = [self.peers[rank] for rank in finding.ranks]
         one = len(peers) == 1
         names, has = _names([str(peer) for peer in peers]), "has" if one else "have"

@@ -229,7 +229,7 @@ def _own_mb(status: str) -> float:
     return int(rest.split(None, 1)[0]) * 1024 / 1e6 if rest else 0.0
 
 
-class Host:
+class HostSensor:
     """The host as a whole: processor time, memory, load, and what passed its network."""
 
     def __init__(self, *, net: Path = NET, rdma: Path = RDMA, psutil: Any = None) -> None:

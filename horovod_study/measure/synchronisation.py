@@ -53,7 +53,7 @@ def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
         with fail_together(backend):
             if priority in ("realtime", "slice"):  # or the raw transport would wait where the backend's does not
                 before.prioritise(priority)
-        steps = _Steps(scratch, raw)
+        steps = _SyncSteps(scratch, raw)
         blocks = max(1, round(repeats / BLOCK))
         for _ in range(blocks):
             steps.floor(BLOCK)
@@ -93,7 +93,7 @@ def after_the_last(
     return (ends.mean(axis=0) - begins.max(axis=0) if common else (ends - begins).mean(axis=0)), common
 
 
-class _Steps:
+class _SyncSteps:
     """Training steps of both kinds, and the times read in them."""
 
     def __init__(self, scratch: Scratch, raw: Raw) -> None:

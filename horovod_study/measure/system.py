@@ -28,7 +28,7 @@ from typing import Any
 from horovod_study import energy, records
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import now
-from horovod_study.measure.sensors import Gpus, Host, Packages, Rows, Trees
+from horovod_study.measure.sensors import Gpus, HostSensor, Packages, Rows, Trees
 from horovod_study.variables import without_working_directory
 
 READY_S = 15.0
@@ -50,7 +50,9 @@ class Sampling:
         self._ranks = {int(rank): int(pid) for rank, pid in told["ranks"].items()}
         self.interval_s, self._resumed = float(told["interval_s"]), bool(told["resumed"])
         self.trees = Trees(self._ranks)
-        own: list[Any] = [self.trees, Host(), Gpus(told["gpus"]), Packages()] if sensors is None else list(sensors)
+        own: list[Any] = (
+            [self.trees, HostSensor(), Gpus(told["gpus"]), Packages()] if sensors is None else list(sensors)
+        )
         self._sensors = own
         self._zero: float | None = None
         self._writer: Any = None

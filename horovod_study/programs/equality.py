@@ -55,7 +55,7 @@ GRADIENT_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class EqualityRun:
     """One training run of S steps: what is trained, and the file with its sequential counterpart."""
 
     dtype: str  # a key of DTYPES
@@ -66,7 +66,7 @@ class Trial:
     reference: str  # name of the file below the job's folder
 
 
-class Shares(data.Batches):
+class BatchShares(data.Batches):
     """Rank r's part of each global batch when N does not divide B: the first ranks take one curve more.
 
     `shifted`: the last rank begins one curve too early and ends one too early, a mistake made on purpose.
@@ -204,7 +204,7 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     dataset = data.open_dataset(Path(job["dataset"]))
     references = []
     for values in job["trials"]:
-        trial = Trial(**values)
+        trial = EqualityRun(**values)
         run = _train(job, trial, config, backend, dataset)
         truth = (
             run if trial.dtype == "float64" else _train({**job, "steps": 1}, _exact(trial), config, backend, dataset)
@@ -225,8 +225,8 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     return {"references": references, "runtimes": _missing(), "gpus": torch.cuda.device_count()}
 
 
-def _exact(trial: Trial) -> Trial:
-    return Trial(**{**{name: getattr(trial, name) for name in Trial.__slots__}, "dtype": "float64"})
+def _exact(trial: EqualityRun) -> EqualityRun:
+    return EqualityRun(**{**{name: getattr(trial, name) for name in EqualityRun.__slots__}, "dtype": "float64"})
 
 
 def _missing() -> dict[str, str | None]:
@@ -285,7 +285,7 @@ def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
             dataset = data.open_dataset(Path(job["dataset"]))
         watchdog.cancel()
         for values in job["trials"]:
-            trial = Trial(**values)
+            trial = EqualityRun(**values)
             run = _train(job, trial, config, backend, dataset)
             if run.reduction != reduction and reduction != "auto":
                 raise BackendError(
@@ -299,7 +299,7 @@ def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     return {"cases": cases}
 
 
-def _difference(job: Mapping[str, Any], trial: Trial, run: _Trained, backend: Backend) -> dict[str, Any]:
+def _difference(job: Mapping[str, Any], trial: EqualityRun, run: _Trained, backend: Backend) -> dict[str, Any]:
     """Return how the parallel run differs from its sequential counterpart, the worst rank counting; collective."""
     folder = Path(job["folder"])
     with np.load(folder / trial.reference, allow_pickle=False) as file:
@@ -382,7 +382,7 @@ def _config(job: Mapping[str, Any], reduction: str) -> RunConfig:
 
 
 def _train(
-    job: Mapping[str, Any], trial: Trial, config: RunConfig, backend: Backend, dataset: data.Dataset
+    job: Mapping[str, Any], trial: EqualityRun, config: RunConfig, backend: Backend, dataset: data.Dataset
 ) -> _Trained:
     """Train `trial` for S steps with the trainer's own step and return what this rank saw.
 
@@ -436,12 +436,12 @@ def _train(
     )
 
 
-def _batches(job: Mapping[str, Any], trial: Trial, backend: Backend, train_size: int) -> data.Batches:
+def _batches(job: Mapping[str, Any], trial: EqualityRun, backend: Backend, train_size: int) -> data.Batches:
     rank, workers, seed = backend.rank, backend.workers, job["seed"]
     if trial.shards == "even" and job["break"] != "shard":
         return data.Batches(train_size, batch=trial.batch // workers, rank=rank, workers=workers, seed=seed)
     shifted = job["break"] == "shard"
-    return Shares(train_size, batch=trial.batch, rank=rank, workers=workers, seed=seed, shifted=shifted)
+    return BatchShares(train_size, batch=trial.batch, rank=rank, workers=workers, seed=seed, shifted=shifted)
 
 
 def _endless(loader: Any, batches: data.Batches) -> Iterator[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]]:

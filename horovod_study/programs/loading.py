@@ -45,7 +45,7 @@ OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
+class RoundSpread:
     """A number measured once per round."""
 
     median: float
@@ -53,7 +53,7 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def of(cls, values: Sequence[float]) -> "RoundSpread":
         """Summarise `values`, at least one."""
         return cls(median=statistics.median(values), min=min(values), max=max(values))
 
@@ -64,13 +64,13 @@ class Loading:
 
     loader: str
     note: str
-    loading: Spread  # samples/s, nothing computed
-    cached: Spread  # samples/s, one batch over and over
-    together: Spread  # samples/s
-    waiting: Spread  # part of a step of `together` spent in getting the next batch
-    of_cached: Spread  # together / cached of the same round
-    start_s: Spread  # from opening the loader to the first batch
-    restart_s: Spread  # from asking for another epoch to its first batch
+    loading: RoundSpread  # samples/s, nothing computed
+    cached: RoundSpread  # samples/s, one batch over and over
+    together: RoundSpread  # samples/s
+    waiting: RoundSpread  # part of a step of `together` spent in getting the next batch
+    of_cached: RoundSpread  # together / cached of the same round
+    start_s: RoundSpread  # from opening the loader to the first batch
+    restart_s: RoundSpread  # from asking for another epoch to its first batch
 
     @property
     def bound(self) -> str:
@@ -120,7 +120,7 @@ class Loading:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class LoaderComparison:
     """Several loaders beside each other."""
 
     dataset: str
@@ -157,7 +157,7 @@ class Comparison:
         ]
 
 
-def save(comparisons: Sequence[Comparison], directory: Path) -> Path:
+def save(comparisons: Sequence[LoaderComparison], directory: Path) -> Path:
     """Write `comparisons` to loading.json in `directory`, with the machine they are from; return its path."""
     path = directory / "loading.json"
     document = {
@@ -173,7 +173,7 @@ def save(comparisons: Sequence[Comparison], directory: Path) -> Path:
     return path
 
 
-def _thousands(speed: Spread) -> str:
+def _thousands(speed: RoundSpread) -> str:
     digits = 0 if speed.median >= 1e5 else 1
     middle, low, high = (f"{value / 1e3:,.{digits}f}" for value in (speed.median, speed.min, speed.max))
     return f"{middle} ({low} - {high})"
@@ -203,7 +203,7 @@ def compare_loaders(
     seconds: float,
     others: Mapping[str, Callable[[], Loader]] | None = None,
     on_progress: OnProgress | None = None,
-) -> Comparison:
+) -> LoaderComparison:
     """Compare the loaders `names` (see `loader_options`) on `dataset` with the batch and the step of `config`.
 
     Each measurement lasts at least `seconds`, all three are repeated `rounds` times. `others` are further loaders by
@@ -233,7 +233,7 @@ def _compare(
     seconds: float,
     others: Mapping[str, Callable[[], Loader]],
     on_progress: OnProgress | None,
-) -> Comparison:
+) -> LoaderComparison:
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     batches = data.Batches(dataset.train_size, batch=config.batch, rank=0, workers=1, seed=config.seed)
@@ -250,7 +250,7 @@ def _compare(
                 on_progress(f"batch {config.batch}, round {number + 1} of {rounds}: {name}")
             values, notes[name] = bench.measure(openers[name], shuffle)
             found[name].append(values)
-    return Comparison(
+    return LoaderComparison(
         dataset=str(dataset.path),
         curves=dataset.size,
         batch=config.batch,
@@ -259,7 +259,9 @@ def _compare(
         rounds=rounds,
         seconds=seconds,
         loaders=tuple(
-            Loading(loader=name, note=notes[name], **{key: Spread.of([run[key] for run in runs]) for key in runs[0]})
+            Loading(
+                loader=name, note=notes[name], **{key: RoundSpread.of([run[key] for run in runs]) for key in runs[0]}
+            )
             for name, runs in found.items()
         ),
     )

@@ -153,7 +153,7 @@ def measure(
             dataset.train_size, batch=config.batch, rank=backend.rank, workers=backend.workers, seed=config.seed
         )
         loader = open_loader(config, dataset, batches, device)
-        steps = _Steps(config, backend, device, loader, batches.steps_per_epoch)
+        steps = _ModelSteps(config, backend, device, loader, batches.steps_per_epoch)
         names = [
             name for name in plan.variants if not (config.cuda_graphs and name == "module hooks")
         ]  # none are called
@@ -271,7 +271,7 @@ class _Stream:
         self._epoch += 1
 
 
-class _Steps:
+class _ModelSteps:
     """The trainer's step on one model, in blocks."""
 
     def __init__(
@@ -358,7 +358,7 @@ class _Steps:
 
 
 def _open_variants(
-    names: Sequence[str], config: RunConfig, backend: Backend, device: torch.device, steps: _Steps, folder: Path
+    names: Sequence[str], config: RunConfig, backend: Backend, device: torch.device, steps: _ModelSteps, folder: Path
 ) -> dict[str, _Variant]:
     """Return the ways by name; those with a recorder write into folders of their own."""
     around: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -415,7 +415,7 @@ def _module_hooks(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _calibrate(plan: TimerPlan, backend: Backend, steps: _Steps, variants: Mapping[str, _Variant]) -> int:
+def _calibrate(plan: TimerPlan, backend: Backend, steps: _ModelSteps, variants: Mapping[str, _Variant]) -> int:
     """Warm up every way and choose its steps; return the rows at which training writes. Equal on all ranks."""
     off = variants["off"]
     off.steps = WARMUP_STEPS

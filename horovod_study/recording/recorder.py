@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from horovod_study.comm import fail_together, require_parity
-from horovod_study.comm.attached import Attached, Waiting, attach, bare
+from horovod_study.comm.attached import Attached, WaitNotice, attach, bare
 from horovod_study.config import LAPS, run_config
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.measure import environment
@@ -174,7 +174,7 @@ class Recording:
         self._state = "closed"  # until it is open
         device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
         self._peers = attach(self._model, self._optimizer, on_gpu=device.type == "cuda")
-        with Waiting("every rank must enter `with horovod_study.recorder(...)`"):
+        with WaitNotice("every rank must enter `with horovod_study.recorder(...)`"):
             self._session = Session(self._peers, self._options)
         try:
             self._create(device)
@@ -247,7 +247,7 @@ class Recording:
         ended = error
         try:
             if error is None:
-                with Waiting(
+                with WaitNotice(
                     "every rank must leave the recorder; one that still trains makes more steps than this one"
                 ):
                     totals = self._finish()

@@ -12,7 +12,7 @@ _VERDICT_WIDTH = 7
 _INDENT = 2
 
 
-class Finding(Protocol):
+class Diagnosis(Protocol):
     """What is drawn: horovod_study.cluster.doctor.Finding, or anything with its fields."""
 
     @property
@@ -36,7 +36,7 @@ class Finding(Protocol):
         """What to do; "" where nothing is to be done."""
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[Diagnosis]) -> str:
     """Return '38 checks: 35 ok, 2 warnings, 1 fail'."""
     count = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in _STYLES}
     parts = [f"{count['ok']} ok"]
@@ -44,12 +44,12 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"{len(findings)} check{'' if len(findings) == 1 else 's'}: {', '.join(parts)}"
 
 
-def lines(findings: Sequence[Finding]) -> list[str]:
+def lines(findings: Sequence[Diagnosis]) -> list[str]:
     """Return the findings as plain lines, not wrapped."""
     return [text.plain for text, _ in _rows(findings)]
 
 
-def show(findings: Sequence[Finding], console: Console) -> None:
+def show(findings: Sequence[Diagnosis], console: Console) -> None:
     """Print the findings: on a terminal coloured, and wrapped below their column; in a file one line each."""
     for text, column in _rows(findings):
         if console.is_terminal:
@@ -60,7 +60,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
             console.print(text, soft_wrap=True, highlight=False)
 
 
-def _rows(findings: Sequence[Finding]) -> list[tuple[Text, int]]:
+def _rows(findings: Sequence[Diagnosis]) -> list[tuple[Text, int]]:
     """Return the lines, and the column at which what follows a break of each begins."""
     width = min(_NAME_WIDTH, max((len(finding.name) for finding in findings), default=0))
     rows: list[tuple[Text, int]] = []

@@ -376,7 +376,7 @@ def _after(job: JobState, state: str, reason: str) -> tuple[str, str]:
     return (state, ended) if state == "incomplete" else (state, reason)
 
 
-class _Reader:
+class _CellReader:
     """Reads the cells of one study's folder."""
 
     def __init__(self, study: StudyConfig, directory: Path, jobs: JobBook | None) -> None:
@@ -447,7 +447,7 @@ def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook
     record = read_run(path) if there.status is not None else None
     earlier = sum(1 for _ in (directory / ATTEMPTS).glob(f"{key}-*"))
     claim = lease.latest(directory / lease.CLAIMS, key)
-    return _Reader(study, directory, jobs).entry(
+    return _CellReader(study, directory, jobs).entry(
         cell, key, there=there, record=record, earlier=earlier, generation=claim.generation if claim else 0
     )
 
@@ -461,7 +461,7 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
         earlier = Counter(name.rpartition("-")[0] for name in _names(directory / ATTEMPTS))
         claims = lease.generations(directory / lease.CLAIMS)
         cache = _Cache(directory)
-        reader = _Reader(study, directory, jobs)
+        reader = _CellReader(study, directory, jobs)
         entries = []
         for key, cell in keys.items():
             path = directory / key

@@ -49,7 +49,7 @@ def _alone(workload: Workload) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
+class StudyBudget:
     """What a study may take before it is asked about; None is no limit."""
 
     gpu_hours: float | None = None
@@ -77,7 +77,7 @@ class StudyConfig:
     seed: int = 1
     timeout_s: float = 900.0
     targets: tuple[float, ...] = ()  # test MSEs to which the time is compared; none: chosen from the runs
-    budget: Budget = Budget()
+    budget: StudyBudget = StudyBudget()
     partitions: Mapping[str, Partition] = field(default_factory=dict)  # by name; none: that of `run`, this machine
     identity: Mapping[str, str] = field(default_factory=dict)  # partition -> digest of code and environment there
     left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
@@ -524,10 +524,10 @@ def _targets(source: str, content: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(sorted(targets, reverse=True))
 
 
-def _budget(source: str, value: Any) -> Budget:
+def _budget(source: str, value: Any) -> StudyBudget:
     given = mapping(source, "budget", value)
     known(f"{source}: budget", given, BUDGET_KEYS)
-    return Budget(
+    return StudyBudget(
         **{
             name: check_field(f"{source}: budget", name, each, limits(float, above=0), optional=False)
             for name, each in given.items()

@@ -58,7 +58,7 @@ class Getting:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class StatusView:
     """What is shown: the ledger, running cells and how far they are, and the time that is left."""
 
     ledger: Ledger
@@ -112,7 +112,7 @@ def _getting(directory: Path, entry: Entry) -> Getting:
     return getting_on(record, last_step(directory / entry.key), running_s=_running_s(record))
 
 
-def look(study: StudyConfig, runs_dir: Path, jobs: JobBook | None) -> View:
+def look(study: StudyConfig, runs_dir: Path, jobs: JobBook | None) -> StatusView:
     """Read where the study stands now."""
     ledger = read_ledger(study, runs_dir, jobs=jobs)
     going = [(entry, _getting(ledger.directory, entry)) for entry in ledger.entries if entry.state == "running"]
@@ -124,7 +124,7 @@ def look(study: StudyConfig, runs_dir: Path, jobs: JobBook | None) -> View:
     ]
     busy = bool(going or at_work or ledger.count("queued"))
     left = _left(Estimate(past_durations(ledger.directory)), going, waiting) if going or waiting else None
-    return View(ledger=ledger, running=tuple(going), left=left, busy=busy)
+    return StatusView(ledger=ledger, running=tuple(going), left=left, busy=busy)
 
 
 def _left(estimate: Estimate, going: Sequence[tuple[Entry, Getting]], waiting: Sequence[Cell]) -> TimeLeft:
@@ -165,7 +165,7 @@ def _somebody_is_at_work(ledger: Ledger) -> bool:
 # ---------------------------------------------------------------------------------------------------- showing
 
 
-def page(view: View, *, width: int, height: int) -> RenderableType:
+def page(view: StatusView, *, width: int, height: int) -> RenderableType:
     """Return what a terminal of `width` columns and `height` lines shows."""
     ledger, narrow = view.ledger, width < _WIDE
     found = ledger.counts()
@@ -263,7 +263,7 @@ def _troubled(entries: Sequence[Entry]) -> Table:
     return table
 
 
-def lines(view: View, before: View | None) -> list[str]:
+def lines(view: StatusView, before: StatusView | None) -> list[str]:
     """Return what a log shows: how many cells are in each state when that has changed, and what went wrong since."""
     ledger = view.ledger
     told = {entry.key: entry.state for entry in before.ledger.entries} if before else {}
@@ -302,7 +302,7 @@ def watch(
     live = None
     if console.is_terminal and not console.is_dumb_terminal:
         live = Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
-    before: View | None = None
+    before: StatusView | None = None
     book: JobBook | None = None
     asked = -math.inf
     try:

@@ -24,7 +24,7 @@ from horovod_study.comm import Backend
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock
-from horovod_study.workload.kernels import Blocks, FusedNetwork
+from horovod_study.workload.kernels import BlockSizes, FusedNetwork
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.loaders import Resident as Resident
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
@@ -38,7 +38,7 @@ WARM_UP_STEPS = 3
 """Steps made before the recording: libraries choose their kernels, compilers compile, lazy state is made."""
 
 
-class Recording(Protocol):
+class CapturedWork(Protocol):
     """Work that was recorded once and is done again at each replay."""
 
     def capture(self, work: Callable[[], None]) -> None:
@@ -110,8 +110,8 @@ class CapturedStep:
         device: torch.device,
         resident: Resident | None,
         phases: bool,
-        blocks: Blocks | None = None,
-        record: Callable[[], Recording] | None = None,
+        blocks: BlockSizes | None = None,
+        record: Callable[[], CapturedWork] | None = None,
     ) -> None:
         """Record the step of `model`, whose parameters are those of `bare_model`.
 
@@ -164,7 +164,7 @@ class CapturedStep:
         self._pool: Any = None
         self._capture()
 
-    def _fuse(self, blocks: Blocks | None) -> None:
+    def _fuse(self, blocks: BlockSizes | None) -> None:
         """Take the kernels made for this network, which write all gradients into one buffer."""
         parameters, flat = list(self._bare_model.parameters()), self._backend.flat
         sizes = [each.numel() for each in parameters]

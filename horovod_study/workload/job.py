@@ -32,7 +32,7 @@ EXPLODED = 1000.0
 """A loss that has grown so many times was diverging, whichever rank had the first one that is no number."""
 
 
-class Job:
+class TrainingJob:
     """What is trained, on this rank: the data set, the network and what updates it, the same on every rank."""
 
     def __init__(self, config: RunConfig, backend: Backend, session: Session, liveness: Liveness) -> None:
@@ -93,7 +93,7 @@ class Job:
         }
 
 
-def describe(job: Job, session: Session, nccl: nccl_log.Capture) -> dict[str, Any]:
+def describe(job: TrainingJob, session: Session, nccl: nccl_log.Capture) -> dict[str, Any]:
     """Return what really runs, and where gradients pass, for the record. Collective."""
     config, backend, optimizer = job.config, job.backend, job.optimizer
     taken = traffic.watch(
@@ -123,7 +123,7 @@ def describe(job: Job, session: Session, nccl: nccl_log.Capture) -> dict[str, An
     }
 
 
-def greeting(job: Job, effective: Mapping[str, Any]) -> str:
+def greeting(job: TrainingJob, effective: Mapping[str, Any]) -> str:
     """Return one line on what begins."""
     backend, path, workers = job.backend, effective["path"], job.backend.workers
     return (
@@ -135,7 +135,7 @@ def greeting(job: Job, effective: Mapping[str, Any]) -> str:
     )
 
 
-def name_broken(job: Job, rows: Recorder) -> None:
+def name_broken(job: TrainingJob, rows: Recorder) -> None:
     """Say on which rank and in which step a loss or gradient was not finite first; steps count from 0, as in the rows.
 
     Collective. Returns when the training diverged, on all ranks at once or nearly so: such a run goes on, and its
@@ -176,7 +176,7 @@ def name_broken(job: Job, rows: Recorder) -> None:
         )
 
 
-def _averaging(job: Job) -> Callable[[], None]:
+def _averaging(job: TrainingJob) -> Callable[[], None]:
     """Return what averages gradients once over the way of training, hooks included, and leaves no trace of it."""
     size = job.config.batch if job.config.compile else 1  # what was compiled takes batches of one size only
     kind = next(job.model.parameters()).dtype

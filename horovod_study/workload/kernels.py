@@ -82,7 +82,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class BlockSizes:
     """How much one program of a launch does; powers of two, none below 16 that a matrix product sees.
 
     `Blocks.fitting` chooses: as large as leaves PROGRAMS programs, since a large block reads a weight less often, and a
@@ -126,7 +126,7 @@ class Blocks:
     """Warps per program; turns of a loop in flight at a time (`first_gradient` has no registers for a third)."""
 
     @classmethod
-    def fitting(cls, sizes: Sizes, precision: str = "fp32") -> "Blocks":
+    def fitting(cls, sizes: Sizes, precision: str = "fp32") -> "BlockSizes":
         """Return the blocks for these sizes."""
         filters = [blocks(count, cls.filters) for count in sizes.filters]
         cells = [sizes.batch * pooled for pooled in sizes.pooled]
@@ -145,7 +145,7 @@ class Blocks:
         )
 
     @classmethod
-    def variants(cls, sizes: Sizes, precision: str = "fp32") -> "dict[str, Blocks]":
+    def variants(cls, sizes: Sizes, precision: str = "fp32") -> "dict[str, BlockSizes]":
         """Return what is worth trying on hardware: `fitting`, and one change to it at a time."""
         fitting = cls.fitting(sizes, precision)
         first, second = fitting.cells
@@ -189,7 +189,7 @@ def shares(count: int, size: int, each: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class KernelLaunch:
     """One kernel with everything but its pointers; calling it with those puts it into the current stream."""
 
     kernel: Any
@@ -207,15 +207,15 @@ class Launch:
 class Launches:
     """The kernels of a step, in their order."""
 
-    convolution1: Launch
-    convolution2: Launch
-    head: Launch
-    weight_gradient: Launch
-    first_gradient: Launch
-    finish: Launch
+    convolution1: KernelLaunch
+    convolution2: KernelLaunch
+    head: KernelLaunch
+    weight_gradient: KernelLaunch
+    first_gradient: KernelLaunch
+    finish: KernelLaunch
 
 
-def plan(sizes: Sizes, chosen: Blocks, *, precision: str, scaled: bool) -> Launches:
+def plan(sizes: Sizes, chosen: BlockSizes, *, precision: str, scaled: bool) -> Launches:
     """Return the launches of a step. Imports Triton; needs no GPU."""
     from horovod_study.workload import triton_kernels as kernels
 
@@ -225,11 +225,11 @@ def plan(sizes: Sizes, chosen: Blocks, *, precision: str, scaled: bool) -> Launc
     first = {"CHANNELS": CHANNELS, "LENGTH": POINTS, "FILTERS": filters1, "POOLED": pooled1}
     second = {"CHANNELS": filters1, "LENGTH": pooled1, "FILTERS": filters2, "POOLED": pooled2}
 
-    def launch(kernel: Any, grid: tuple[int, ...], **constants: int | bool | str) -> Launch:
+    def launch(kernel: Any, grid: tuple[int, ...], **constants: int | bool | str) -> KernelLaunch:
         stages = chosen.first_stages if kernel is kernels.first_gradient else chosen.stages
-        return Launch(kernel=kernel, grid=grid, constants=constants, warps=chosen.warps, stages=stages)
+        return KernelLaunch(kernel=kernel, grid=grid, constants=constants, warps=chosen.warps, stages=stages)
 
-    def convolution(number: int) -> Launch:
+    def convolution(number: int) -> KernelLaunch:
         return launch(
             kernels.convolution,
             (
@@ -341,7 +341,7 @@ class FusedNetwork:
         precision: str,
         buffer: torch.Tensor,
         share: float = 1.0,
-        blocks: Blocks | None = None,
+        blocks: BlockSizes | None = None,
     ) -> None:
         device = model.fc1.weight.device
         reason = why_not()
@@ -357,7 +357,7 @@ class FusedNetwork:
         sizes = Sizes.of(model, batch)
         self._model = model
         self._batch = batch
-        self.blocks = blocks or Blocks.fitting(sizes, precision)
+        self.blocks = blocks or BlockSizes.fitting(sizes, precision)
         self._factor = model.get_buffer("_factor").flatten()
         self._shift = model.get_buffer("_shift").flatten()
         scaled = bool((self._factor != 1).any() or (self._shift != 0).any())

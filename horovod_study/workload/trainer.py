@@ -32,7 +32,7 @@ from horovod_study.workload import checkpoint
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.evaluation import evaluate
 from horovod_study.workload.graphs import CapturedStep
-from horovod_study.workload.job import Job, describe, greeting, name_broken
+from horovod_study.workload.job import TrainingJob, describe, greeting, name_broken
 from horovod_study.workload.loaders import feed, open_loader, resident
 from horovod_study.workload.optimizer import (
     Arithmetic,
@@ -74,7 +74,7 @@ def run(
         watchdog.cancel()  # everybody has arrived; what follows fails together
         liveness = Liveness(backend, config.stall_timeout_s)
         with Session(backend, RecordOptions.of(config), liveness=liveness) as session:
-            job = Job(config, backend, session, liveness)
+            job = TrainingJob(config, backend, session, liveness)
             session.claim(
                 out or _default_out(config, backend), again=again, earlier=resumption.record if resumption else None
             )
@@ -92,7 +92,7 @@ def run(
 
 
 def _create(
-    job: Job, session: Session, effective: dict[str, Any], resumption: Resumption | None
+    job: TrainingJob, session: Session, effective: dict[str, Any], resumption: Resumption | None
 ) -> checkpoint.Checkpoint | None:
     """Write the record before the first step, and say what runs; return where a run goes on. Collective."""
     resumed, earlier = None, None if resumption is None else resumption.record
@@ -158,7 +158,7 @@ class Training:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         session: Session,
         liveness: Liveness,
         stop: StopRequest,

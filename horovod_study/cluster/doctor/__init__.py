@@ -19,12 +19,12 @@ from pathlib import Path
 
 from horovod_study.cluster.doctor import files, machine
 from horovod_study.cluster.doctor.finding import Check, Finding, Here, guarded
-from horovod_study.cluster.doctor.gpus import Gpus
+from horovod_study.cluster.doctor.gpus import GpuChecks
 from horovod_study.cluster.doctor.hosts import Hosts
 from horovod_study.cluster.doctor.mpi import Mpi
-from horovod_study.cluster.doctor.network import Network
+from horovod_study.cluster.doctor.network import NetworkChecks
 from horovod_study.cluster.doctor.slurm import Slurm
-from horovod_study.cluster.doctor.software import Known, Software
+from horovod_study.cluster.doctor.software import EarlierChecks, Software
 from horovod_study.cluster.partitions import Host, Partition
 
 __all__ = ["Finding", "examine", "exit_code", "to_dict", "worries"]
@@ -54,11 +54,11 @@ def examine(
     interface = partition.interface if partition is not None else None
     remote = partition is not None and partition.scheduler == "slurm"
     several = len(hosts) > 1 or remote
-    known = Known()
-    software, gpus = Software(here, known, quick=quick), Gpus(here, known, quick=quick, partition=partition)
+    known = EarlierChecks()
+    software, gpus = Software(here, known, quick=quick), GpuChecks(here, known, quick=quick, partition=partition)
     mpi = Mpi(here, known, quick=quick)
     # The nodes of a Slurm partition have networks that the login node does not see.
-    network = Network(here, several_hosts=len(hosts) > 1, interface=None if remote else interface)
+    network = NetworkChecks(here, several_hosts=len(hosts) > 1, interface=None if remote else interface)
     local = partition if partition is not None and partition.scheduler == "local" else None
     limit_s = (QUICK_S if quick else FULL_S) * here.patience
     # Nothing else computes yet while these two look how busy this machine and the hosts are.

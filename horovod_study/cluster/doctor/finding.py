@@ -114,7 +114,7 @@ def guarded(checks: Iterable[tuple[str, str, Check]], limit_s: float) -> Callabl
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class ProgramResult:
     """What came of a program: `code` is None when it did not end in time, and `problem` says what stood in the way."""
 
     code: int | None
@@ -150,7 +150,7 @@ def call(
     environ: Mapping[str, str],
     given: str = "",
     folder: Path | None = None,
-) -> Answer:
+) -> ProgramResult:
     """Run a program to its end, but no longer than `timeout_s`; then it and what it started are killed."""
     words = [str(word) for word in argv]
     try:
@@ -166,7 +166,9 @@ def call(
             start_new_session=True,
         )
     except OSError as error:
-        return Answer(code=None, output="", errors="", problem=f"{words[0]} cannot be started ({error.strerror})")
+        return ProgramResult(
+            code=None, output="", errors="", problem=f"{words[0]} cannot be started ({error.strerror})"
+        )
     try:
         output, errors = process.communicate(given, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -177,8 +179,8 @@ def call(
             output, errors = process.communicate(timeout=1.0)
         said = shortened(errors.splitlines()[-1], 120) if errors.strip() else ""
         problem = f"{Path(words[0]).name} did not answer within {timeout_s:g} s{said and f' ({said})'}"
-        return Answer(code=None, output=output, errors=errors, problem=problem)
-    return Answer(code=process.returncode, output=output, errors=errors)
+        return ProgramResult(code=None, output=output, errors=errors, problem=problem)
+    return ProgramResult(code=process.returncode, output=output, errors=errors)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,14 +211,14 @@ class Here:
         given: str = "",
         environ: Mapping[str, str] | None = None,
         folder: Path | None = None,
-    ) -> Answer:
+    ) -> ProgramResult:
         """Run a program in this environment, or in `environ`."""
         used = self.environ if environ is None else environ
         return call(argv, timeout_s=timeout_s * self.patience, environ=used, given=given, folder=folder)
 
     def ask_python(
         self, program: str, *arguments: str, timeout_s: float, environ: Mapping[str, str] | None = None
-    ) -> tuple[dict[str, Any] | None, Answer]:
+    ) -> tuple[dict[str, Any] | None, ProgramResult]:
         """Run `program` in this Python; return the JSON object it printed last, None when there is none, and the rest.
 
         What may crash or hang (PyTorch, Horovod, MPI) is looked at this way.

@@ -4,14 +4,14 @@ import csv
 import re
 
 from horovod_study.cluster.doctor.finding import Area, Here, count, shortened
-from horovod_study.cluster.doctor.software import Known
+from horovod_study.cluster.doctor.software import EarlierChecks
 from horovod_study.cluster.partitions import Partition
 
 
-class Gpus:
+class GpuChecks:
     """The checks of what is NVIDIA's."""
 
-    def __init__(self, here: Here, known: Known, *, quick: bool, partition: Partition | None = None) -> None:
+    def __init__(self, here: Here, known: EarlierChecks, *, quick: bool, partition: Partition | None = None) -> None:
         self._here, self._known, self._quick, self._partition = here, known, quick, partition
         self._gpus: list[list[str]] | None = None  # None: nobody to ask
 

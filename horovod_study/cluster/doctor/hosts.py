@@ -19,7 +19,7 @@ from typing import Any, Self
 import horovod_study
 from horovod_study.cluster.doctor import probe
 from horovod_study.cluster.doctor.files import nearest_folder, scratch_folder
-from horovod_study.cluster.doctor.finding import Answer, Area, Finding, Here, count, installed, shortened
+from horovod_study.cluster.doctor.finding import Area, Finding, Here, ProgramResult, count, installed, shortened
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import remote_argv, this_host
 from horovod_study.measure.clock import now
@@ -414,7 +414,7 @@ def ssh_line(host: str, *argv: str) -> list[str]:
     return [program, "-o", "ControlMaster=no", *rest]
 
 
-def explained(host: str, answer: Answer) -> tuple[str, str]:
+def explained(host: str, answer: ProgramResult) -> tuple[str, str]:
     """Return why ssh did not work, and what to do about it."""
     said = f"{answer.errors} {answer.problem}"
     quoted = shlex.quote(host)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.doctor.finding import Area, Here, installed, shortened
-from horovod_study.cluster.doctor.software import LOAD_S, Known
+from horovod_study.cluster.doctor.software import LOAD_S, EarlierChecks
 from horovod_study.cluster.launch import cell_environment
 from horovod_study.comm import builds
 
@@ -60,7 +60,7 @@ _REINSTALL = "run `make setup` again: it builds Horovod for the PyTorch and the 
 class Mpi:
     """The checks of MPI, and of Horovod, which needs it."""
 
-    def __init__(self, here: Here, known: Known, *, quick: bool) -> None:
+    def __init__(self, here: Here, known: EarlierChecks, *, quick: bool) -> None:
         self._here, self._known, self._quick = here, known, quick
         self._said: dict[str, str] = {}
         self._mpi4py: dict[str, Any] | None = None

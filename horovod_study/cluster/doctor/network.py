@@ -57,7 +57,7 @@ def described(interface: Mapping[str, Any]) -> str:
     return f"{interface['name']} {interface['address']} ({speed}, MTU {interface['mtu']})"
 
 
-class Network:
+class NetworkChecks:
     """The checks of this machine's network."""
 
     def __init__(self, here: Here, *, several_hosts: bool, interface: str | None) -> None:

@@ -4,7 +4,7 @@ import re
 import shlex
 
 from horovod_study.cluster.allocations import Allocation
-from horovod_study.cluster.doctor.finding import Answer, Area, Here, count, shortened
+from horovod_study.cluster.doctor.finding import Area, Here, ProgramResult, count, shortened
 from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.slurm import directives
 from horovod_study.config import STRAIN, Cell, Placement
@@ -266,7 +266,7 @@ class Slurm:
             "before its first cell shows as missing",
         )
 
-    def _call(self, *words: str, given: str = "") -> Answer:
+    def _call(self, *words: str, given: str = "") -> ProgramResult:
         return self._here.call(words, timeout_s=self._limit_s, given=given, environ=self._environ)
 
 

@@ -39,7 +39,7 @@ LOAD_S = 60.0
 
 
 @dataclass(kw_only=True, slots=True)
-class Known:
+class EarlierChecks:
     """What an earlier check learned and a later one compares with; None until then."""
 
     torch: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ class Known:
 class Software:
     """The checks of Python and PyTorch."""
 
-    def __init__(self, here: Here, known: Known, *, quick: bool) -> None:
+    def __init__(self, here: Here, known: EarlierChecks, *, quick: bool) -> None:
         self._here, self._known, self._quick = here, known, quick
 
     def python(self, area: Area) -> None:

@@ -17,10 +17,10 @@ from horovod_study.analysis.accounting import (
     CLOSES_S,
     DIFFER,
     Accounting,
-    Comparison,
-    Gate,
     RankAccount,
+    ResidualGate,
     RunAccount,
+    ViewComparison,
     Views,
 )
 from horovod_study.analysis.breakdown import BASES, HOLDS_SYNC, PARTS, hiding, shown
@@ -57,7 +57,9 @@ _FEWEST_BARS = 3
 _LONGEST_NAME = 29
 
 
-def write_accounting(found: Accounting, gate: Gate | None, directory: Path, *, look: FigureFormat = TEXT) -> list[Path]:
+def write_accounting(
+    found: Accounting, gate: ResidualGate | None, directory: Path, *, look: FigureFormat = TEXT
+) -> list[Path]:
     """Write accounting.json and .txt, the numbers as .csv (cells, and runs and ranks), and the figure; return paths."""
     document = {**found.to_dict(), "gate": finite(gate)}
     texts = {
@@ -75,7 +77,7 @@ def write_accounting(found: Accounting, gate: Gate | None, directory: Path, *, l
     )
 
 
-def result_lines(found: Accounting, gate: Gate | None, paths: Sequence[Path]) -> list[str]:
+def result_lines(found: Accounting, gate: ResidualGate | None, paths: Sequence[Path]) -> list[str]:
     """Return what the command prints: the tables, the views, the verdict, and where the figure is."""
     pictures = [f"figure: {path}" for path in paths if path.suffix == ".png"]
     return [*text(found, gate), *(["", *pictures] if pictures else [])]
@@ -84,7 +86,7 @@ def result_lines(found: Accounting, gate: Gate | None, paths: Sequence[Path]) ->
 # --------------------------------------------------------------------------------------------------------- text
 
 
-def text(found: Accounting, gate: Gate | None) -> list[str]:
+def text(found: Accounting, gate: ResidualGate | None) -> list[str]:
     """Return the whole account as lines."""
     lines = [*_step_lines(found), "", *_residual_lines(found), *_excluded_lines(found)]
     for part in (_growth_lines(found.cells), _views_lines(found.views), _notes_lines(found), gate_lines(gate)):
@@ -256,7 +258,7 @@ def agreement(views: Views) -> str:
     return " ".join(_compared(each) for each in views.comparisons)
 
 
-def _compared(each: Comparison) -> str:
+def _compared(each: ViewComparison) -> str:
     apart = f"the first less the second is {_estimate(each.difference_s, sign=True)} ms"
     both = f"{each.first[0].upper()}{each.first[1:]} and {each.second}"
     if each.verdict == AGREE:
@@ -272,7 +274,7 @@ def _notes_lines(found: Accounting) -> list[str]:
     return ["not whole, or to be doubted", *(f"  {line}" for line in lines)] if lines else []
 
 
-def gate_lines(gate: Gate | None) -> list[str]:
+def gate_lines(gate: ResidualGate | None) -> list[str]:
     """Return the verdict of `--max-residual`: one line per thing that is over it."""
     if gate is None:
         return []

@@ -27,8 +27,8 @@ from horovod_study.analysis.study_comparison import (
     UNDECIDED,
     UNKNOWN,
     WORSE,
-    Check,
     Gate,
+    GateCheck,
     StudyComparison,
 )
 from horovod_study.report.kit.drawing import Drawing, write_drawings
@@ -523,7 +523,7 @@ def gate_lines(found: StudyComparison, gate: Gate) -> list[str]:
     return [printable(line).rstrip() for line in told]
 
 
-def _check_line(found: StudyComparison, check: Check) -> str:
+def _check_line(found: StudyComparison, check: GateCheck) -> str:
     limit = f"limit {100 * check.limit:g}{THIN}%"
     head = f"{'FAILED' if check.outcome == FAILED else 'undecided'} {check.word}"
     row = check.row

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from horovod_study.analysis.network import WHOLE_GRADIENT, LineFit, Network, Roofline, bus_factor
+from horovod_study.analysis.network import WHOLE_GRADIENT, BenchedNetwork, LineFit, Roofline, bus_factor
 from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend
@@ -44,7 +44,7 @@ _MODEL = LAPS["sync"].color
 
 
 def write_bench(
-    network: Network, document: Mapping[str, Any], directory: Path, *, look: FigureFormat = TEXT
+    network: BenchedNetwork, document: Mapping[str, Any], directory: Path, *, look: FigureFormat = TEXT
 ) -> list[Path]:
     """Write bench.json, bench.csv, bench.txt and the figures (.pdf, .svg, .png, caption .txt); return their paths.
 
@@ -69,7 +69,7 @@ def write_bench(
     )
 
 
-def content(network: Network, document: Mapping[str, Any]) -> dict[str, Any]:
+def content(network: BenchedNetwork, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what follows from the measurements, what was not measured and why, and the measurements themselves."""
     return {**network.to_dict(), "unavailable": document["unavailable"], "measured": document["jobs"]}
 
@@ -77,7 +77,7 @@ def content(network: Network, document: Mapping[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- text
 
 
-def text(network: Network, document: Mapping[str, Any]) -> str:
+def text(network: BenchedNetwork, document: Mapping[str, Any]) -> str:
     """Return everything as tables for a terminal."""
     blocks = [_head(network, document)]
     for name in dict.fromkeys(network.points["way"]):
@@ -90,7 +90,7 @@ def text(network: Network, document: Mapping[str, Any]) -> str:
     return "\n\n".join(blocks)
 
 
-def _head(network: Network, document: Mapping[str, Any]) -> str:
+def _head(network: BenchedNetwork, document: Mapping[str, Any]) -> str:
     conditions = document["jobs"][0]["conditions"]
     machine = conditions["environment"]
     hosts = [rank["host"] for rank in conditions["ranks"]]
@@ -111,7 +111,7 @@ def _head(network: Network, document: Mapping[str, Any]) -> str:
     )
 
 
-def allreduce_table(network: Network, name: str) -> str:
+def allreduce_table(network: BenchedNetwork, name: str) -> str:
     """Return the all-reduces of one way in the layout of nccl-tests, which its users' scripts read: no Table."""
     own = network.points[(network.points["way"] == name) & (network.points["operation"] == "allreduce")]
     sides = {place: own[own["place"] == place].set_index("bytes") for place in ("out", "in")}
@@ -138,7 +138,7 @@ def allreduce_table(network: Network, name: str) -> str:
     return "\n".join(lines)
 
 
-def _broadcast_table(network: Network) -> str:
+def _broadcast_table(network: BenchedNetwork) -> str:
     own = network.points[network.points["operation"] == "broadcast"]
     names = list(dict.fromkeys(own["way"]))
     above = "# broadcast from worker 0: time in us (busbw in GB/s); small ones begin before the one before has arrived"
@@ -154,7 +154,7 @@ def _broadcast_table(network: Network) -> str:
     return "\n".join([above, *to_lines(table_of(("# size (B)", *names), rows, texts=()))])
 
 
-def _fit_table(network: Network) -> str:
+def _fit_table(network: BenchedNetwork) -> str:
     rows = []
     size = network.model["flat_bytes"]
     for name, fit in network.fits.items():
@@ -176,7 +176,7 @@ def _fit_table(network: Network) -> str:
     return "\n".join([above, *to_lines(table_of(heads, rows, texts=(0, 5)))])
 
 
-def _machine_lines(network: Network, roofline: Roofline) -> str:
+def _machine_lines(network: BenchedNetwork, roofline: Roofline) -> str:
     rows = [
         (f"matrix peak {PRECISION_NAMES.get(name, name)}", f"{peak / 1e9:,.1f}", "GFLOP/s")
         for name, peak in roofline.peaks_flop_per_s.items()
@@ -205,7 +205,7 @@ def _machine_lines(network: Network, roofline: Roofline) -> str:
     return "\n".join([*lines, *_step_lines(network)])
 
 
-def _step_lines(network: Network) -> list[str]:
+def _step_lines(network: BenchedNetwork) -> list[str]:
     """Return where the step of a GPU stands between launching, moving and computing."""
     lines = []
     if (step := network.step_roofline) is not None:
@@ -279,7 +279,7 @@ def _styles(names: list[str]) -> dict[str, SeriesStyle]:
     return series_styles(pd.DataFrame(rows)) if rows else {}
 
 
-def draw_network(network: Network, width_in: float) -> Figure:
+def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
     """Return time and bus bandwidth against message size; call it inside style()."""
     points = network.points[(network.points["operation"] == "allreduce") & (network.points["place"] == "in")]
     factor = bus_factor("allreduce", network.workers)
@@ -367,7 +367,7 @@ def _handle(look: SeriesStyle, label: str) -> Line2D:
     )
 
 
-def network_caption(network: Network) -> str:
+def network_caption(network: BenchedNetwork) -> str:
     """Return what a reader of the figure of the network must know."""
     return (
         f"All-reduce in place of 32-bit floats among {network.workers} workers, against message size. Points: time of "
@@ -378,7 +378,7 @@ def network_caption(network: Network) -> str:
     )
 
 
-def draw_roofline(network: Network, width_in: float) -> Figure:
+def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
     """Return the roofline of memory and networks with the model's step on it; call it inside style()."""
     roofline = network.roofline
     assert roofline is not None  # write_bench draws it only where it was measured
@@ -447,7 +447,7 @@ def draw_roofline(network: Network, width_in: float) -> Figure:
     return figure
 
 
-def roofline_caption(network: Network) -> str:
+def roofline_caption(network: BenchedNetwork) -> str:
     """Return what a reader of the roofline must know."""
     model = network.model
     return (

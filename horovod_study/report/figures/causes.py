@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.breakdown import NOTES
 from horovod_study.analysis.losses import IDEAL, MEASURED
-from horovod_study.analysis.network import Network, restored
+from horovod_study.analysis.network import BenchedNetwork, restored
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures import attribution
 from horovod_study.report.figures.bench import draw_network, draw_roofline, network_caption, roofline_caption
@@ -406,7 +406,7 @@ def _machines(analysis: Analysis) -> list[Drawing]:
     return found
 
 
-def _roofs(network: Network) -> pd.DataFrame:
+def _roofs(network: BenchedNetwork) -> pd.DataFrame:
     """Return the rows of a roofline: peaks, roofs with their ridge and what is attainable, and the step."""
     roofline = network.roofline
     assert roofline is not None

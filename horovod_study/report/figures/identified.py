@@ -1,7 +1,7 @@
 """Identified parameters as a table for a terminal, as CSV and as a figure.
 
 The numbers come as rows (mappings of column to value, None for unknown) and the curves as objects with the attributes
-of `Curve`; nothing is computed here. matplotlib is imported when a figure is drawn, so that the table works without.
+of `Specimen`; nothing is computed here. matplotlib is imported when a figure is drawn, so that the table works without.
 """
 
 import math
@@ -48,7 +48,7 @@ class Found(Protocol):
     def rms_mpa(self) -> float: ...
 
 
-class Curve(Protocol):
+class Specimen(Protocol):
     """One specimen: what was measured, and what was found."""
 
     @property
@@ -175,7 +175,7 @@ def left_out(count: int) -> str:
     return f"the first {MAX_PANELS} of {count:,} specimens; {count - MAX_PANELS:,} are left out"
 
 
-def write_plot(curves: Sequence[Curve], path: Path) -> None:
+def write_plot(curves: Sequence[Specimen], path: Path) -> None:
     """Draw measured points, both laws and the residuals of the first specimens; the format is that of the ending."""
     from horovod_study.report.kit.style import PRINT_WIDTH_IN, settled, style, to_bytes
 
@@ -188,7 +188,7 @@ def write_plot(curves: Sequence[Curve], path: Path) -> None:
         raise RecordError(not_written(path, error, "choose a writable --plot")) from None
 
 
-def draw(curves: Sequence[Curve], width_in: float) -> "Figure":
+def draw(curves: Sequence[Specimen], width_in: float) -> "Figure":
     """Return the figure: small multiples, each with scales of its own, since specimens differ; call it inside style().
 
     Axes are in MPa and percent of strain.
@@ -220,7 +220,7 @@ def draw(curves: Sequence[Curve], width_in: float) -> "Figure":
     return figure
 
 
-def _specimen(above: "Axes", below: "Axes", curve: Curve, *, first: bool, lowest: bool) -> None:
+def _specimen(above: "Axes", below: "Axes", curve: Specimen, *, first: bool, lowest: bool) -> None:
     from matplotlib.patheffects import withStroke
     from matplotlib.ticker import MaxNLocator
 

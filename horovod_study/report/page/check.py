@@ -23,7 +23,7 @@ import pandas as pd
 
 from horovod_study import records
 from horovod_study.analysis import audit
-from horovod_study.analysis.audit import RULES, Finding, Study, versions
+from horovod_study.analysis.audit import RULES, AuditFinding, Study, versions
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.documents import parse_json, read_bytes, read_text, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
@@ -138,13 +138,13 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Check:
+class PageCheck:
     """What a check found and what it looked at."""
 
     directory: str
     runs: int
-    findings: tuple[Finding, ...]
-    accepted: tuple[Finding, ...] = ()  # told of, but not counted: --allow
+    findings: tuple[AuditFinding, ...]
+    accepted: tuple[AuditFinding, ...] = ()  # told of, but not counted: --allow
     compared: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what could not be compared, and how closely the rest was
     not_covered: tuple[tuple[str, str], ...] = ()  # what this check cannot find, and why
@@ -202,7 +202,7 @@ def check(
     against: Callable[[Analysis], Any] = lambda _: None,
     allow: Collection[str] = (),
     on_progress: Callable[[str], None] = lambda _: None,
-) -> Check:
+) -> PageCheck:
     """Compare everything below `directory` with `study`, and look for what makes it weak.
 
     `study` and `evaluations` are made again from the runs that the analysis has. `runs`: name -> state of all runs that
@@ -215,7 +215,7 @@ def check(
     new = sorted(set(runs) - set(kept)) if kept is not None else []
     found = [
         *(_left_out(name, runs[name]) for name in new),
-        *(Finding(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone),
+        *(AuditFinding(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone),
         *_changed(source, study.records),
     ]
     compared = {
@@ -251,7 +251,7 @@ def check(
         compared["page"] = parts
     ordered = audit.in_order(audit.placed(found, study.runs), study.analysis)
     accepted = tuple(each for each in ordered if each.severity == "doubt" and each.name in allow)
-    return Check(
+    return PageCheck(
         directory=str(directory),
         runs=len(study.runs),
         findings=tuple(each for each in ordered if each not in accepted),
@@ -262,10 +262,10 @@ def check(
     )
 
 
-def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord]) -> Iterable[Finding]:
+def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord]) -> Iterable[AuditFinding]:
     """Yield what is not what analyze read, what it and report wrote down, or what the runs wrote: by their digests."""
     if not source.get("whole", True):
-        yield Finding(name="source-changed", text="its digest is that of another text", where=records.SOURCE)
+        yield AuditFinding(name="source-changed", text="its digest is that of another text", where=records.SOURCE)
     analysed = source.get("run_files") or {}
     for name in dict.fromkeys([*analysed, *recorded]):
         directory = source["runs"] / name
@@ -283,11 +283,11 @@ def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord
         if name in recorded:
             wrong = records.unlike_written(recorded[name], there) | wrong
         for file, text in wrong.items():
-            yield Finding(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
+            yield AuditFinding(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
 
 
-def _left_out(name: str, state: str) -> Finding:
-    return Finding(
+def _left_out(name: str, state: str) -> AuditFinding:
+    return AuditFinding(
         name="run-left-out", text=f"is {state} and is not in the tables", where="runs.csv", column="run", runs=(name,)
     )
 
@@ -369,14 +369,14 @@ def _kept(directory: Path) -> Analysis | None:
         return None
 
 
-def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tuple[list[Finding], int]:
+def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tuple[list[AuditFinding], int]:
     """Compare the tables and documents of the analysis."""
-    found: list[Finding] = []
+    found: list[AuditFinding] = []
     cells = 0
     for name, again in texts.items():
         kept, why = _read(directory / name)
         if kept is None:
-            found.append(Finding(name="file-missing", text=why, where=name))
+            found.append(AuditFinding(name="file-missing", text=why, where=name))
             continue
         if name.endswith(".csv"):
             made, count = audit.compare_tables(name, kept, again, tolerance)
@@ -385,7 +385,7 @@ def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tupl
                 document = parse_json(kept, source=name, again="")
             except RecordError as error:
                 text = f"{error}".removeprefix(f"{name}: ").removesuffix("; ")
-                found.append(Finding(name="file-missing", text=text, where=name))
+                found.append(AuditFinding(name="file-missing", text=text, where=name))
                 continue
             made, count = audit.compare_documents(name, document, parse_json(again, source=name, again=""), tolerance)
         found += made
@@ -395,14 +395,14 @@ def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tupl
 
 def _drawn(
     directory: Path, analysis: Analysis, source: Mapping[str, Any], tolerance: float, notes: list[str]
-) -> tuple[list[Finding], dict[str, int]]:
+) -> tuple[list[AuditFinding], dict[str, int]]:
     """Compare the data and the captions of the figures, the tables for print, and the pictures."""
     reported = source.get("report") or {}
     folders = [name for name in ("figures", "tables") if (directory / name).is_dir()]
-    found: list[Finding] = []
+    found: list[AuditFinding] = []
     for name in sorted({"figures", "tables"} - set(folders)):
         if reported:
-            found.append(Finding(name="file-missing", text="is not there", where=f"{name}/"))
+            found.append(AuditFinding(name="file-missing", text="is not there", where=f"{name}/"))
         else:
             notes.append(f"{name}/ is not there; horovod-study report {directory} makes it")
     look = _look(reported)
@@ -412,7 +412,7 @@ def _drawn(
     for name, text in expected.items():
         kept, why = _read(directory / name)
         if kept is None:
-            found.append(Finding(name="file-missing", text=why, where=name))
+            found.append(AuditFinding(name="file-missing", text=why, where=name))
         elif name.endswith(".csv"):
             found += audit.compare_tables(name, kept, text, tolerance)[0]
         else:
@@ -429,7 +429,7 @@ def _drawn(
             name = path.relative_to(directory).as_posix()
             if path.is_file() and name not in known and not path.name.startswith("."):
                 text = "belongs to no figure or table of this analysis"
-                found.append(Finding(name="file-left-over", text=text, where=name))
+                found.append(AuditFinding(name="file-left-over", text=text, where=name))
     return found, done
 
 
@@ -457,14 +457,14 @@ def _made(
     return expected, pictures
 
 
-def _picture(directory: Path, name: str, kept: str | None, again: str | None) -> tuple[list[Finding], int]:
+def _picture(directory: Path, name: str, kept: str | None, again: str | None) -> tuple[list[AuditFinding], int]:
     """Compare one picture with the digest that report kept of it, and with that of the one drawn again."""
     try:
         content = read_bytes(directory / name, again="")
     except RecordError:
         content = b""
     if not content:
-        return [Finding(name="file-missing", text="is not there", where=name)], 0
+        return [AuditFinding(name="file-missing", text="is not there", where=name)], 0
     digest = records.digest_of(content)
     if kept is not None and digest != kept:
         text = "was changed after it was drawn"
@@ -472,10 +472,10 @@ def _picture(directory: Path, name: str, kept: str | None, again: str | None) ->
         text = "is not the picture that the runs give, though source.json says so"
     else:
         return [], int(kept is not None or again is not None)
-    return [Finding(name="picture-changed", text=text, where=name)], 1
+    return [AuditFinding(name="picture-changed", text=text, where=name)], 1
 
 
-def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[Finding]:
+def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[AuditFinding]:
     """Compare a text line by line; a row of a LaTeX or Markdown table names its first cells."""
     if kept == again:
         return []
@@ -485,7 +485,7 @@ def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[
     for ours, theirs in _pairs(kept.split("\n"), again.split("\n")):
         if ours is None or theirs is None:
             text = f"the line {_short(theirs or '')} is not there" if ours is None else f"nobody wrote {_short(ours)}"
-            found.append(Finding(name="cell-differs", text=text, where=where, kept=ours, again=theirs))
+            found.append(AuditFinding(name="cell-differs", text=text, where=where, kept=ours, again=theirs))
             continue
         cells = [[each.strip() for each in line.split(between)] if between else [line] for line in (ours, theirs)]
         if len(cells[1]) > 2 and not heads:
@@ -499,12 +499,14 @@ def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[
                     row = ", ".join(each for each in cells[1][:3] if each)
                     text = f"is {a or 'empty'}; the runs give {b or 'nothing'}"
                     found.append(
-                        Finding(name="cell-differs", text=text, where=where, column=column, row=row, kept=a, again=b)
+                        AuditFinding(
+                            name="cell-differs", text=text, where=where, column=column, row=row, kept=a, again=b
+                        )
                     )
         else:
             a, b = _around(ours, theirs)
             text = f"says {a!r}; the runs give {b!r}"
-            found.append(Finding(name="cell-differs", text=text, where=where, kept=a, again=b))
+            found.append(AuditFinding(name="cell-differs", text=text, where=where, kept=a, again=b))
     return found
 
 
@@ -553,19 +555,19 @@ def _page(
     source: Mapping[str, Any],
     tolerance: float,
     notes: list[str],
-) -> tuple[list[Finding], int]:
+) -> tuple[list[AuditFinding], int]:
     """Compare report.html by what a reader sees of it: headings, sentences, cells, and what pointing at a mark says."""
     path = directory / "report.html"
     kept, why = _read(path)
     if kept is None:
         if path.exists() or source.get("report"):
-            return [Finding(name="file-missing", text=why, where=path.name)], 0
+            return [AuditFinding(name="file-missing", text=why, where=path.name)], 0
         notes.append(f"{path.name} is not there; horovod-study report {directory} makes it")
         return [], 0
     try:
         again = render(analysis, against=against(analysis))
     except RecordError as error:  # the study that it was compared with is not there any more
-        return [Finding(name="file-missing", text=f"cannot be compared ({error})", where=path.name)], 0
+        return [AuditFinding(name="file-missing", text=f"cannot be compared ({error})", where=path.name)], 0
     parts = page_parts(again)
     if kept == again:
         return [], len(parts)
@@ -583,7 +585,7 @@ def _page(
             one, other = _around(a, b)
             text = f"says {one!r}; the runs give {other!r}"
         found.append(
-            Finding(
+            AuditFinding(
                 name="cell-differs",
                 text=text,
                 where=path.name,
@@ -599,13 +601,13 @@ def _page(
         and _same_libraries(source)
     ):
         text = "its texts and tables are right, its drawings or styles are not those that report makes"
-        found.append(Finding(name="picture-changed", text=text, where=path.name))
+        found.append(AuditFinding(name="picture-changed", text=text, where=path.name))
     return found, len(parts)
 
 
 def page_parts(text: str) -> list[tuple[str, str]]:
     """Return the texts of a page in order, each with where it stands: `Section / column, row` in a table."""
-    reader = _Reader()
+    reader = _PageReader()
     reader.feed(text)
     reader.close()
     reader.flush()
@@ -619,7 +621,7 @@ _BREAKS = frozenset(
 _TIPS = ("tips", "csv")
 
 
-class _Reader(HTMLParser):
+class _PageReader(HTMLParser):
     """Collects the texts of a page by their blocks; cells of a table with the head of their column."""
 
     def __init__(self) -> None:
@@ -758,7 +760,7 @@ def _span(text: str | None) -> int:
 # ----------------------------------------------------------------------------------------------------- terminal
 
 
-def lines(found: Check) -> list[str]:
+def lines(found: PageCheck) -> list[str]:
     """Return the check for a terminal, at most WIDE columns: what was compared, the findings by kind, the verdict."""
     done = found.compared
     what = [
@@ -796,7 +798,7 @@ def lines(found: Check) -> list[str]:
     return on_progress
 
 
-def _line(each: Finding) -> str:
+def _line(each: AuditFinding) -> str:
     """Return one finding: where, which cell, what, which runs."""
     cell = [
         each.series,
@@ -811,7 +813,7 @@ def _line(each: Finding) -> str:
     return f"{printable(each.where)}{column}{f' ({place})' if place else ''}: {printable(each.text)}{runs}"
 
 
-def _spread(findings: Sequence[Finding]) -> str:
+def _spread(findings: Sequence[AuditFinding]) -> str:
     files = list(dict.fromkeys(each.where for each in findings))
     return f" in {', '.join(files[:4])}{' and others' if len(files) > 4 else ''}"
 

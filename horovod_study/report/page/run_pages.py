@@ -184,7 +184,7 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class CoursePlot:
     """A small plot over the time of the window: columns of run_profiles, the second one the upper edge of a band."""
 
     columns: tuple[str, ...]
@@ -195,19 +195,21 @@ class Line:
 
 
 LINES = (
-    Line(
+    CoursePlot(
         columns=("step_s_median", "step_s_p90"),
         title="Step: median, and to 90 % of the steps",
         unit="ms",
         scale=1e3,
     ),
-    Line(columns=("sync_s_median",), title="Waiting for gradients: median", unit="ms", scale=1e3, color="--accent"),
-    Line(columns=("cpu_percent_per_rank",), title="Processor, per rank", unit="% of a core"),
-    Line(columns=("rss_mb_per_rank",), title="Memory, per rank", unit="MB"),
-    Line(columns=("gpu_percent",), title="GPU use", unit="%"),
-    Line(columns=("gpu_memory_mb",), title="GPU memory", unit="MB"),
-    Line(columns=("gpu_power_w",), title="Power of all GPUs", unit="W"),
-    Line(columns=("package_power_w",), title="Power of the processors", unit="W"),
+    CoursePlot(
+        columns=("sync_s_median",), title="Waiting for gradients: median", unit="ms", scale=1e3, color="--accent"
+    ),
+    CoursePlot(columns=("cpu_percent_per_rank",), title="Processor, per rank", unit="% of a core"),
+    CoursePlot(columns=("rss_mb_per_rank",), title="Memory, per rank", unit="MB"),
+    CoursePlot(columns=("gpu_percent",), title="GPU use", unit="%"),
+    CoursePlot(columns=("gpu_memory_mb",), title="GPU memory", unit="MB"),
+    CoursePlot(columns=("gpu_power_w",), title="Power of all GPUs", unit="W"),
+    CoursePlot(columns=("package_power_w",), title="Power of the processors", unit="W"),
 )
 
 

@@ -17,11 +17,11 @@ from horovod_study.errors import DataError
 from horovod_study.workload import material, room
 from horovod_study.workload.curves import units
 from horovod_study.workload.curves.numpy_files import Archive, as_targets
-from horovod_study.workload.curves.tables import Raw, listed_ids
+from horovod_study.workload.curves.tables import RawCurves, listed_ids
 from horovod_study.workload.curves.values import Curve, ReadOptions
 
 
-def read_npz(path: Path, options: ReadOptions) -> Raw:
+def read_npz(path: Path, options: ReadOptions) -> RawCurves:
     """Read a .npz of curves."""
     archive = Archive(path)
     for name in ("strain", "stress"):
@@ -65,7 +65,7 @@ def read_npz(path: Path, options: ReadOptions) -> Raw:
             )
     used = {"strain", "stress", "offsets", "length", "flag", "targets", "ids", "target_bounds"}
     unused = [name for name in archive.names if name not in used]
-    return Raw(
+    return RawCurves(
         curves=curves,
         layout="npz",
         units=declared,

@@ -41,7 +41,7 @@ def is_split(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blocks:
+class CurveBlocks:
     """Curves (N, 3, 201) that are read block by block, and their targets."""
 
     path: Path
@@ -106,7 +106,7 @@ def is_pair(folder: Path) -> bool:
     return any((folder / curves).exists() for curves, _ in PAIRS)
 
 
-def open_pair(path: Path, options: ReadOptions) -> Blocks:
+def open_pair(path: Path, options: ReadOptions) -> CurveBlocks:
     """Open a .npy pair: a folder that holds both, or the file of the curves (targets beside it, or by --targets)."""
     targets = options.targets
     if path.is_dir():
@@ -128,7 +128,7 @@ def open_pair(path: Path, options: ReadOptions) -> Blocks:
     if targets is not None and not is_npy(targets):
         raise DataError(f"--targets {targets}: is not a .npy file; curves without names need targets (N, 2) in order")
     declared = _declared(str(curves_file), options)
-    return Blocks(
+    return CurveBlocks(
         path=curves_file,
         layout="npy",
         parts=(curves,),
@@ -139,7 +139,7 @@ def open_pair(path: Path, options: ReadOptions) -> Blocks:
     )
 
 
-def open_split(path: Path, options: ReadOptions) -> Blocks:
+def open_split(path: Path, options: ReadOptions) -> CurveBlocks:
     """Open a .npz with X_train, X_test, Y_train, Y_test; where the sizes fit, its test curves stay test curves."""
     archive = Archive(path)
     missing = [name for name in SPLIT[2:] if name not in archive]
@@ -161,7 +161,7 @@ def open_split(path: Path, options: ReadOptions) -> Blocks:
     others = [name for name in archive.names if name not in SPLIT]
     if others:
         notes.append(f"arrays not opened: {', '.join(others)}")
-    return Blocks(
+    return CurveBlocks(
         path=path,
         layout="npz",
         parts=(train, test),
@@ -291,7 +291,7 @@ def _slopes_plausible(
     return np.asarray((n < _SLOPE_POINTS) & (slope > 1.01 * low) & (slope < 0.99 * high))
 
 
-def read_whole(blocks: Blocks, options: ReadOptions, on_progress: OnProgress | None) -> CurveSet:
+def read_whole(blocks: CurveBlocks, options: ReadOptions, on_progress: OnProgress | None) -> CurveSet:
     """Return all curves of a pair or split file as ragged float64 curves."""
     needed = blocks.size * material.POINTS * 2 * 8
     room.need_memory(blocks.path, needed, f"reading {blocks.size:,} curves at once", "take a part of them")

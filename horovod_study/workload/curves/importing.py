@@ -83,7 +83,7 @@ class Source:
     notes: tuple[str, ...]  # those of the warnings that are no doubt
     counts: dict[str, int]
     whole: NDArray[np.float32] | None  # (N, 3, L)
-    blocks: blocks.Blocks | None
+    blocks: blocks.CurveBlocks | None
 
     def name(self, row: int) -> str:
         """Return how a curve is called in messages."""
@@ -264,7 +264,7 @@ def _sample(size: int) -> NDArray[np.int64]:
 
 
 def _check_blocks(
-    opened: blocks.Blocks,
+    opened: blocks.CurveBlocks,
     wanted: NDArray[np.int64],
     options: ReadOptions,
     tally: checks.Tally,

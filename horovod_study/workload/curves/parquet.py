@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from horovod_study.errors import DataError
 from horovod_study.workload import room
 from horovod_study.workload.curves import tables, units
-from horovod_study.workload.curves.tables import Columns, Raw
+from horovod_study.workload.curves.tables import Columns, RawCurves
 from horovod_study.workload.curves.text_table import Cells
 from horovod_study.workload.curves.values import Curve, ReadOptions
 
 
-def read_parquet(path: Path, options: ReadOptions) -> Raw:
+def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
     """Read a Parquet file."""
     try:
         import pyarrow as arrow
@@ -64,7 +64,7 @@ def read_parquet(path: Path, options: ReadOptions) -> Raw:
         grouped=0,
     )
     curves, targets = tables.cut_long(path, cells, columns, row_word="row")
-    return Raw(
+    return RawCurves(
         curves=curves,
         layout="parquet",
         units=declared,
@@ -109,7 +109,7 @@ def _lists(
     declared: dict[str, str],
     notes: tuple[str, ...],
     arrow: Any,
-) -> Raw:
+) -> RawCurves:
     """One row per curve."""
     ids = None if columns.specimen is None else _texts(table[names[columns.specimen]])
     if ids is not None:
@@ -146,7 +146,7 @@ def _lists(
     if columns.targets:
         pair = [_numbers(path, names[k], table[names[k]], arrow) for k in columns.targets]
         targets = np.stack(pair, axis=1)
-    return Raw(
+    return RawCurves(
         curves=tuple(curves),
         layout="parquet",
         units=declared,

@@ -66,7 +66,7 @@ def find_layout(path: Path, options: ReadOptions) -> str:
     return "text"
 
 
-def _checked(path: Path, raw: tables.Raw, options: ReadOptions, on_progress: OnProgress | None) -> CurveSet:
+def _checked(path: Path, raw: tables.RawCurves, options: ReadOptions, on_progress: OnProgress | None) -> CurveSet:
     tally = checks.Tally()
     tally.counts.update({name: count for name, count in (raw.counts or {}).items() if count})
     declared = dict(raw.units)
@@ -95,7 +95,7 @@ def _checked(path: Path, raw: tables.Raw, options: ReadOptions, on_progress: OnP
     )
 
 
-def _targets(path: Path, names: list[str], raw: tables.Raw, options: ReadOptions) -> NDArray[np.float64]:
+def _targets(path: Path, names: list[str], raw: tables.RawCurves, options: ReadOptions) -> NDArray[np.float64]:
     """Return the targets of the second file in the order of the curves."""
     file = options.targets
     assert file is not None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from horovod_study.documents import read_bytes
 from horovod_study.errors import DataError
 from horovod_study.workload.curves import units
-from horovod_study.workload.curves.text_table import Cells, Table, ends, open_table, read_cells, same_column
+from horovod_study.workload.curves.text_table import Cells, TextLayout, ends, open_table, read_cells, same_column
 from horovod_study.workload.curves.values import Curve, OnProgress, ReadOptions
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".asc")
@@ -24,7 +24,7 @@ _LARGEST_LISTED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Raw:
+class RawCurves:
     """Curves as they stand in their files, not yet checked, in one unit per channel."""
 
     curves: tuple[Curve, ...]
@@ -123,7 +123,7 @@ def listed_ids(ids: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------------- long and machine
 
 
-def read_text(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> Raw:
+def read_text(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> RawCurves:
     """Read one text file that is long, wide or a machine export."""
     table = open_table(path, options)
     wide = _pairs(table) if options.layout in ("auto", "wide") and not _is_long(table, options) else {}
@@ -134,7 +134,7 @@ def read_text(path: Path, options: ReadOptions, on_progress: OnProgress | None) 
     return read_long(table, options, on_progress)
 
 
-def _is_long(table: Table, options: ReadOptions) -> bool:
+def _is_long(table: TextLayout, options: ReadOptions) -> bool:
     if options.layout == "wide":
         return False
     if options.strain_column or options.stress_column:
@@ -143,7 +143,7 @@ def _is_long(table: Table, options: ReadOptions) -> bool:
     return bool(plain & units.NAMES["strain"]) and bool(plain & units.NAMES["stress"])
 
 
-def read_long(table: Table, options: ReadOptions, on_progress: OnProgress | None) -> Raw:
+def read_long(table: TextLayout, options: ReadOptions, on_progress: OnProgress | None) -> RawCurves:
     """Read a table with one row per point; without a column of specimens the file is one test."""
     path = table.path
     place = f" line {table.names_line}" if table.names_line else ""
@@ -158,7 +158,7 @@ def read_long(table: Table, options: ReadOptions, on_progress: OnProgress | None
         and columns.specimen is None
         and (table.preamble_lines > 0 or table.unit_row is not None)
     )
-    return Raw(
+    return RawCurves(
         curves=curves,
         layout="machine" if machine else "long",
         units=declared,
@@ -198,7 +198,7 @@ def cut_long(
     return curves, np.array([_constant(curve, pair, part) for curve, part in zip(curves, rows, strict=True)])
 
 
-def _units(table: Table, strain: int, stress: int, options: ReadOptions) -> dict[str, str]:
+def _units(table: TextLayout, strain: int, stress: int, options: ReadOptions) -> dict[str, str]:
     where = f"{table.path}, columns {table.names[strain]!r} and {table.names[stress]!r}"
     return {
         "strain": units.settle(where, "strain", table.unit_of(strain)[1], options.strain_unit),
@@ -206,7 +206,7 @@ def _units(table: Table, strain: int, stress: int, options: ReadOptions) -> dict
     }
 
 
-def _notes(table: Table, ignored: Sequence[str]) -> tuple[str, ...]:
+def _notes(table: TextLayout, ignored: Sequence[str]) -> tuple[str, ...]:
     notes = []
     if ignored:
         notes.append(f"columns not used: {', '.join(ignored)}")
@@ -256,7 +256,7 @@ def _constant(curve: Curve, pair: list[NDArray[np.float64]], rows: slice) -> tup
 # -------------------------------------------------------------------------------------------------------------- wide
 
 
-def _pairs(table: Table) -> dict[str, dict[str, list[int]]]:
+def _pairs(table: TextLayout) -> dict[str, dict[str, list[int]]]:
     """Return {specimen: {strain: columns, stress: columns}} of a wide table."""
     found: dict[str, dict[str, list[int]]] = {}
     for k, name in enumerate(table.names):
@@ -270,8 +270,8 @@ def _pairs(table: Table) -> dict[str, dict[str, list[int]]]:
 
 
 def _read_wide(
-    table: Table, pairs: dict[str, dict[str, list[int]]], options: ReadOptions, on_progress: OnProgress | None
-) -> Raw:
+    table: TextLayout, pairs: dict[str, dict[str, list[int]]], options: ReadOptions, on_progress: OnProgress | None
+) -> RawCurves:
     path, place = table.path, f" line {table.names_line}"
     if not pairs:
         raise DataError(
@@ -318,7 +318,7 @@ def _read_wide(
             )
         )
     ignored = [name for k, name in enumerate(table.names) if k not in used and name]
-    return Raw(
+    return RawCurves(
         curves=tuple(curves),
         layout="wide",
         units=declared,
@@ -343,7 +343,7 @@ def _spelling(column: str, specimen: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ folder
 
 
-def read_folder(folder: Path, options: ReadOptions, on_progress: OnProgress | None) -> Raw:
+def read_folder(folder: Path, options: ReadOptions, on_progress: OnProgress | None) -> RawCurves:
     """Read one text file per test; info.csv, if there is one, names the tests in order and may give G0 and a."""
     files = sorted(
         (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name.lower() != INFO),
@@ -364,7 +364,7 @@ def read_folder(folder: Path, options: ReadOptions, on_progress: OnProgress | No
     if info is not None:
         ids, targets = read_targets(info, options, required=False)
         check_ids(info, ids, list(by_id), targets_needed=True)
-    raws: list[Raw] = []
+    raws: list[RawCurves] = []
     for k, name in enumerate(ids):
         path = by_id[name]
         raw = read_long(open_table(path, options), options, None)
@@ -390,7 +390,7 @@ def read_folder(folder: Path, options: ReadOptions, on_progress: OnProgress | No
     for raw in raws:
         counts.update(raw.counts or {})
     notes = dict.fromkeys(note for raw in raws for note in raw.notes)
-    return Raw(
+    return RawCurves(
         curves=tuple(
             Curve(
                 name=name, file=raw.curves[0].file, strain=raw.curves[0].strain, stress=raw.curves[0].stress,

@@ -51,7 +51,7 @@ _JOINED = re.compile(r"[0-9][,;|\t][+-]?[0-9.]|^[0-9.,eE+-]+( +[0-9.,eE+-]+)+$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class TextLayout:
     """The frame of a text file: how its lines are cut and what its columns are called."""
 
     path: Path
@@ -90,7 +90,7 @@ class Cells:
 # -------------------------------------------------------------------------------------------------------- the frame
 
 
-def open_table(path: Path, options: ReadOptions, *, required: Sequence[str] = ("strain", "stress")) -> Table:
+def open_table(path: Path, options: ReadOptions, *, required: Sequence[str] = ("strain", "stress")) -> TextLayout:
     """Find out how a text file is written; raise DataError where it is empty, no table, or ambiguous.
 
     `required` are the kinds of columns (keys of units.NAMES) by which the line of the names is known.
@@ -261,7 +261,7 @@ def _frame(
     rows: list[tuple[int, list[str]]],
     options: ReadOptions,
     required: Sequence[str],
-) -> Table:
+) -> TextLayout:
     """Find the line of the names: the first that names the required columns, else the one above the numbers."""
     first = next(k for k, (_, cells) in enumerate(rows) if _is_data(cells, decimal, delimiter))
     names_at = next((k for k, (_, cells) in enumerate(rows) if _names(cells, options, required)), None)
@@ -270,14 +270,14 @@ def _frame(
         names_at = texts[-1] if texts else None
     if names_at is None:
         names = tuple(str(k + 1) for k in range(len(rows[first][1])))
-        return Table(
+        return TextLayout(
             path=path, encoding=encoding, delimiter=delimiter, decimal=decimal,
             names=names, unit_row=None, names_line=0, first_line=rows[first][0],
         )  # fmt: skip
     line, names_row = rows[names_at]
     below = rows[names_at + 1][1] if names_at + 1 < len(rows) else []
     with_units = _is_units(below)
-    return Table(
+    return TextLayout(
         path=path,
         encoding=encoding,
         delimiter=delimiter,
@@ -361,7 +361,7 @@ def _no_table(path: Path, sample: list[str], options: ReadOptions, required: Seq
 
 
 def read_cells(
-    table: Table, numbers: Sequence[int], texts: Sequence[int] = (), *, on_progress: OnProgress | None = None
+    table: TextLayout, numbers: Sequence[int], texts: Sequence[int] = (), *, on_progress: OnProgress | None = None
 ) -> Cells:
     """Read the rows of a table; a cell of `numbers` that is no number is a DataError with its line (case 3).
 
@@ -402,7 +402,7 @@ def read_cells(
     )
 
 
-def _columns(table: Table, rows: list[list[str]], places: NDArray[np.int64]) -> list[tuple[str, ...]]:
+def _columns(table: TextLayout, rows: list[list[str]], places: NDArray[np.int64]) -> list[tuple[str, ...]]:
     """Return the cells by columns, blank where a row is shorter; refuse rows with cells beyond the last column."""
     width = len(table.names)
     if any(len(row) != width for row in rows):
@@ -416,7 +416,7 @@ def _columns(table: Table, rows: list[list[str]], places: NDArray[np.int64]) -> 
     return list(zip(*rows, strict=True))
 
 
-def _names_place(table: Table) -> str:
+def _names_place(table: TextLayout) -> str:
     return f"line {table.names_line} names" if table.names_line else "the first row has"
 
 
@@ -425,7 +425,7 @@ def _position(stream: IO[str]) -> int:
 
 
 def _convert(
-    table: Table, column: int, cells: tuple[str, ...], places: NDArray[np.int64]
+    table: TextLayout, column: int, cells: tuple[str, ...], places: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], int]:
     """Return a column's numbers, which cells are blank (NaN), and how many had thousands separators."""
     try:
@@ -448,7 +448,7 @@ def _convert(
     return np.array(values), np.array([not cell for cell in cells]), grouped
 
 
-def _no_number(table: Table, column: int, cell: str, line: int) -> DataError:
+def _no_number(table: TextLayout, column: int, cell: str, line: int) -> DataError:
     shown = repr(cell if len(cell) <= 40 else cell[:37] + "...")
     other = "," if table.decimal == "." else "."
     if is_number(cell, other):
