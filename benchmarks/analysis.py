@@ -1,4 +1,4 @@
-"""`make bench BENCH=analysis`: how long `horovod-study analyze` takes over many step rows, and how much memory.
+"""`make bench BENCH=analysis`: how long `horovod-study report --tables` takes over many step rows, and how much memory.
 
     study    --runs runs of 1, 2, 4 and 8 workers that hold --rows step rows together, and a third and a tenth of them:
              whether time grows as the rows do
@@ -258,10 +258,10 @@ def forget(paths: Iterable[Path]) -> None:
 
 
 def analyzed(runs: Path, folder: Path, threads: int | None) -> dict[str, float]:
-    """Return what `horovod-study analyze` takes for the runs of a folder."""
+    """Return what `horovod-study report --tables` takes for the runs of a folder."""
     few = [] if threads is None else ["--threads", str(threads)]
     out = folder / "analysis"
-    found = timed([sys.executable, "-m", "horovod_study.cli", "analyze", str(runs), "--out", str(out), *few])
+    found = timed([sys.executable, "-m", "horovod_study.cli", "report", "--tables", str(runs), "--out", str(out), *few])
     shutil.rmtree(out)
     return found
 
@@ -311,8 +311,8 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"Measured by `{result['command']}` on {result['measured'][:10]}: {machine['cpu_model']}, "
         f"{machine['cores']} cores, Python {machine['python']}; load at the end {machine['load_1min']}.",
         "",
-        "Whole commands (`horovod-study analyze RUNS --out DIR`), from the shell to their end. Memory: the most at a "
-        "time of the process and its children, without and with what they map of the files of step rows (page cache).",
+        "Whole commands (`horovod-study report --tables RUNS --out DIR`), from the shell to their end. Memory: the "
+        "most at a time of the process and its children, without and with what they map of step rows (page cache).",
         "",
         "| what | step rows | runs | rows cached | s | CPU s | µs CPU per row | memory, GB | with page cache, GB |",
         "|---|--:|--:|---|--:|--:|--:|--:|--:|",

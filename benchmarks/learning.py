@@ -114,7 +114,7 @@ def main() -> int:
             train(file, workers=options.workers, data=data, seed=seed, out=directories[-1], options=options.options)
             table.setdefault(file.stem, []).append(result(directories[-1]))
     options.out.mkdir(parents=True, exist_ok=True)
-    figure = [str(BIN / "horovod-study"), "learning-curve", *map(str, directories)]
+    figure = [str(BIN / "horovod-study"), "strain", "learning-curve", *map(str, directories)]
     subprocess.run([*figure, "--out", str(options.out / "learning.png")], check=True)
 
     machine = environment.describe()

@@ -64,7 +64,7 @@ def measure(folder: Path, *, about: int, rounds: int) -> list[dict[str, Any]]:
     found = []
     for number in range(rounds):
         say(f"{count:,} runs, round {number + 1} of {rounds}")
-        analyze = timed([*command, "analyze", str(runs), "--out", str(out)])
+        analyze = timed([*command, "report", "--tables", str(runs), "--out", str(out)])
         report = timed([*command, "report", str(out)])
         figures = sorted(path.stem for path in (out / "figures").glob("*.pdf"))
         found.append(
@@ -91,8 +91,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         f"Measured by `{result['command']}` on {result['measured'][:10]}: {machine['cpu_model']}, "
         f"{machine['cores']} cores, Python {machine['python']}; load at the end {machine['load_1min']}.",
         "",
-        "Whole commands (`horovod-study analyze RUNS --out DIR`, then `horovod-study report DIR`), from the shell to "
-        "their end. Memory: the most at a time of the process and its children. Figures: each as PDF, SVG and PNG.",
+        "Whole commands (`horovod-study report --tables RUNS --out DIR`, then `horovod-study report DIR`), from the "
+        "shell to their end. Memory: the most at a time of the process and its children. Figures: PDF, SVG, PNG each.",
         "",
         "| runs | analyze, s | report, s | analyze, GB | report, GB | page, MB | figures | all files, MB |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|",

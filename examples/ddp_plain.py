@@ -1,7 +1,7 @@
 """A plain DistributedDataParallel script, as they are found everywhere, with the three lines that record it.
 
     torchrun --nproc-per-node 2 examples/ddp_plain.py --out runs/plain/2w
-    horovod-study analyze runs/plain/2w --out runs/plain-analysis && horovod-study report runs/plain-analysis
+    horovod-study report runs/plain
 
 The three lines are marked 1, 2 and 3; examples/README.md shows them as a diff. Everything else knows nothing of them.
 """

@@ -2,7 +2,7 @@
 
     python examples/lightning_module.py --out runs/lightning/1w
     python examples/lightning_module.py --workers 2 --out runs/lightning/2w
-    horovod-study analyze runs/lightning --out runs/lightning-analysis && horovod-study report runs/lightning-analysis
+    horovod-study report runs/lightning
 
 It needs `pip install pytorch-lightning`. The callback is the only line about recording.
 """

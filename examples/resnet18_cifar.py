@@ -3,7 +3,7 @@
     python examples/resnet18_cifar.py --out runs/resnet/1w
     horovodrun -np 2 python examples/resnet18_cifar.py --out runs/resnet/2w-horovod
     torchrun --nproc-per-node 2 examples/resnet18_cifar.py --out runs/resnet/2w-ddp
-    horovod-study analyze runs/resnet --out runs/resnet-analysis && horovod-study report runs/resnet-analysis
+    horovod-study report runs/resnet
 
 The images are made up (each class has a pattern, under noise), so that nothing has to be downloaded.
 The network is that of He et al. (CVPR 2016) in the form that is usual for 32 x 32 pixels: its first convolution is

@@ -97,7 +97,7 @@ def _document(text: str, named: str) -> Any:
 
 
 def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
-    """Return the analysis that `horovod-study analyze RUNS --out DIR` left in DIR; RecordError where there is none."""
+    """Return the analysis that `horovod-study report RUNS --out DIR` left in DIR; RecordError where there is none."""
     return loaded(*records.load_tables(Path(directory), TABLES, DOCUMENTS), source=str(directory))
 
 

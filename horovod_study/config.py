@@ -532,7 +532,7 @@ class RunConfig(Configuration):
     )
     measure_sync: bool = option(
         False,
-        "measure, after the timed window, what the synchronisation is made of (read it with horovod-study attribute)",
+        "measure, after the timed window, what the synchronisation is made of (read it with horovod-study explain)",
         kind=bool,
         heading=MEASURED,
         roles=Role.PROBE,

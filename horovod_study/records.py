@@ -1723,7 +1723,7 @@ SOURCE = "source.json"
 SOURCE_SCHEMA = 2
 """Of source.json in the directory of an analysis: where its runs are and how it was made, to make it again.
 
-2: `files` and `run_files`, digests of what analyze wrote and read, and `digest`, of the rest of source.json itself.
+2: `files` and `run_files`, digests of what an analysis wrote and read, and `digest`, of the rest of source.json itself.
 """
 _RUN_FILES = (MANIFEST, BENCH, "epochs.csv", "steps-*.arrows", "system-*.arrows")
 
@@ -1824,7 +1824,7 @@ def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
     RecordError where it is missing, damaged, of a newer program, or, unless `edited` is allowed, not `is_whole`.
     """
     path = directory / SOURCE
-    again = "make the analysis again with horovod-study analyze, or name its runs with --runs RUNS"
+    again = "make the analysis again with horovod-study report, or name its runs with --runs RUNS"
     missing = f"no such file, so that nobody knows where the runs are; {again}"
     content = read_json(path, again=again, missing=missing)
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
@@ -1835,14 +1835,62 @@ def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
         )
     conform(content, SourceForm, str(path), again=again)
     if not (edited or is_whole(content)):
-        raise RecordError(f"{path}: is not what analyze and report wrote; analyze again, and report again")
+        raise RecordError(f"{path}: is not what report wrote; report again")
     return dict(content)
+
+
+_TABLE = "runs.csv"
+"""A table that every analysis has, and that nothing but an analysis writes."""
+
+
+def holds_tables(directory: Path) -> bool:
+    """Return whether a directory is that of an analysis."""
+    return any((directory / name).is_file() for name in (_TABLE, SOURCE))
+
+
+def _newer(directory: Path, root: Path) -> list[Path]:
+    """Return the runs at or below `root` that were written after the analysis in `directory`."""
+    made = (directory / _TABLE).stat().st_mtime_ns
+    patterns = [(run, run.glob(pattern)) for run in run_directories(root) for pattern in _RUN_FILES]
+    return list(dict.fromkeys(run for run, files in patterns if any(each.stat().st_mtime_ns > made for each in files)))
+
+
+def is_older(directory: Path, root: Path) -> bool:
+    """Return whether an analysis of the runs at or below `root` is missing, or older than what is there now."""
+    if not (directory / _TABLE).is_file():
+        return True
+    there = {run_name(each, root) for each in run_directories(root)}
+    with suppress(RecordError):
+        if not there.issuperset(read_source(directory).get("run_files") or ()):
+            return True
+    return bool(_newer(directory, root))
 
 
 def named_records(root: Path, only: Collection[str] | None = None) -> Iterator[tuple[str, RunRecord]]:
     """Yield the name (as in `run_table`) and the record of each run at or below `root`; `only` as for `run_table`."""
     for directory, record in readable_runs(root, only):
         yield run_name(directory, root), record
+
+
+def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
+    """Return how the runs at or below `root` were analysed before: targets, benches, and which of them (only).
+
+    Empty where nothing says so. What was left out then stays out, what was written since comes in.
+    """
+    try:
+        source = read_source(directory)
+    except RecordError:
+        return {}
+    only = source.get("only")
+    if only is not None:
+        only = sorted({*only, *(each.name for each in _newer(directory, root))})
+    benches = [Path(each["named"]) for each in source.get("benches") or ()]
+    return {
+        **{name: source.get(name) or () for name in ("targets", "planned")},
+        "benches": benches if benches and all(path.is_file() for path in benches) else None,
+        "commands": source.get("commands"),
+        "only": only,
+    }
 
 
 def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
@@ -1874,7 +1922,7 @@ def load_tables(
 ) -> tuple[dict[str, "pd.DataFrame"], dict[str, Any]]:
     """Read back what `save_tables` wrote.
 
-    RecordError where a file is missing, damaged, or, as far as source.json says, not the one that `analyze` wrote;
+    RecordError where a file is missing, damaged, or, as far as source.json says, not the one that an analysis wrote;
     that holds for every file of the analysis, wanted or not.
     """
     import pandas as pd
@@ -1882,7 +1930,7 @@ def load_tables(
     known: dict[str, Any] = {}
     if (directory / SOURCE).exists():
         known = read_source(directory).get("files") or {}
-    again = f"run `horovod-study analyze RUNS --out {directory}` again"
+    again = f"run `horovod-study report RUNS --out {directory}` again"
     # Before pandas 3 numbers are read nearly as they were written, unless asked for.
     exact: dict[str, Any] = {"float_precision": "round_trip"} if int(pd.__version__.partition(".")[0]) < 3 else {}
     frames: dict[str, pd.DataFrame] = {}
@@ -1890,7 +1938,7 @@ def load_tables(
     wanted = [*(f"{name}.csv" for name in tables), *(f"{name}.json" for name in documents)]
     for file in dict.fromkeys([*wanted, *known]):
         path = directory / file
-        missing = f"no such file; run `horovod-study analyze RUNS --out {directory}` first"
+        missing = f"no such file; run `horovod-study report RUNS --out {directory}` first"
         content = read_bytes(path, again=again, missing=missing)
         _require_same(path, content, known.get(file), again)
         if file not in wanted:
@@ -1916,4 +1964,4 @@ def _require_same(path: Path, content: bytes, known: Mapping[str, Any] | None, a
         return
     counts = [each.get("rows") for each in (found, known)]
     what = f" ({counts[0]:,} rows instead of {counts[1]:,})" if counts[0] != counts[1] else ""
-    raise RecordError(f"{path}: is not what analyze wrote{what}; {again}, or ask report {path.parent} --check why")
+    raise RecordError(f"{path}: is not what report wrote{what}; {again}, or ask report {path.parent} --check why")

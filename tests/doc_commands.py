@@ -57,12 +57,12 @@ def commands(text: str) -> list[str]:
 
 
 def words_of(command: str) -> list[str]:
-    """Words that the program is given, also behind a launcher; the trainer's begin with `train`. Others have none."""
+    """Words that the program is given, also behind a launcher; the trainer's begin with `strain train`."""
     words = shlex.split(re.split(r" > | \| ", command)[0])
     if "horovod-study" in words:
         return words[words.index("horovod-study") + 1 :]
     if "horovod_study.train" in words:
-        return ["train", *words[words.index("horovod_study.train") + 1 :]]
+        return ["strain", "train", *words[words.index("horovod_study.train") + 1 :]]
     return []
 
 

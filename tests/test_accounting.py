@@ -179,7 +179,7 @@ def test_a_step_that_does_not_close_is_named(tmp_path: Path, capsys: pytest.Capt
     assert one.open_rank is not None
     assert (one.open_rank.gap_step, one.open_rank.open_steps) == (33, 2)
     assert one.open_rank.gap_s == pytest.approx(0.4e-3)
-    code, out, _ = call(capsys, "account", root, "--max-residual", "50%")
+    code, out, _ = call(capsys, "explain", "--part", "account", root, "--max-residual", "50%")
     assert code == 1
     assert f"over: r (2 workers): {message}" in out
 
@@ -197,7 +197,7 @@ def test_warm_up_is_excluded_and_counted(tmp_path: Path, capsys: pytest.CaptureF
         rows["step_s"][:WARMUP] += 1.0
 
     root = run(tmp_path / "r", change=slow_start)
-    _, out, _ = call(capsys, "account", root, "--max-residual", "5%")
+    _, out, _ = call(capsys, "explain", "--part", "account", root, "--max-residual", "5%")
 
     assert accounted(root).runs[0].excluded == WARMUP
     assert "excluded 10 steps of each rank (declared as warm-up), kept in the rows" in out
@@ -207,7 +207,7 @@ def test_warm_up_is_excluded_and_counted(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_window_begins_where_the_steady_state_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steady = {"step": 50, "declared": WARMUP, "found_by": "change-point", "doubt": "it drifts"}
     root = run(tmp_path / "r", totals={"steady": steady})
-    _, out, _ = call(capsys, "account", root)
+    _, out, _ = call(capsys, "explain", "--part", "account", root)
 
     assert accounted(root).runs[0].steps == 150
     assert (
@@ -223,7 +223,7 @@ def test_the_window_begins_where_the_steady_state_was_found(tmp_path: Path, caps
 def test_a_killed_rank_ends_earlier_and_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reason = "rank 1 on node1 is gone"
     root = run(tmp_path / "r", workers=3, status="failed", reason=reason, counts={1: 137, 2: 150}, count=150)
-    code, out, _ = call(capsys, "account", root, "--max-residual", "5%")
+    code, out, _ = call(capsys, "explain", "--part", "account", root, "--max-residual", "5%")
 
     assert code == 0
     note = f"the run failed ({reason}); its rows end: ranks 0 and 2 at step 149, rank 1 at step 136"
@@ -260,7 +260,7 @@ def test_a_rank_without_a_file_and_a_torn_one(tmp_path: Path, capsys: pytest.Cap
     root = run(tmp_path / "r", workers=3, status="failed", reason="gone")
     (root / "steps-00000.arrows").unlink()
     (root / "steps-00002.arrows").write_bytes(b"no arrows")
-    code, out, _ = call(capsys, "account", root)
+    code, out, _ = call(capsys, "explain", "--part", "account", root)
     words = re.sub(r"\s+", " ", out)
 
     assert code == 0
@@ -278,7 +278,7 @@ def test_a_torn_file_is_read_to_its_last_whole_rows(tmp_path: Path, cut: int) ->
 
 def test_a_run_that_ended_in_its_warm_up_has_no_account(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = run(tmp_path / "r", count=5, status="failed", reason="killed")
-    code, out, _ = call(capsys, "account", root, "--max-residual", "5%")
+    code, out, _ = call(capsys, "explain", "--part", "account", root, "--max-residual", "5%")
 
     assert code == 0
     assert "no account: ends at step 4, before its timed window, which begins at step 10" in re.sub(r"\s+", " ", out)
@@ -307,7 +307,7 @@ def nothing(rows: dict[str, Any], rank: int) -> None:
 
 def test_a_run_without_timers_says_so_and_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = run(tmp_path / "r", change=nothing, requested={"timer_mode": "off"})
-    code, out, _ = call(capsys, "account", root, "--max-residual", "5%", "--out", tmp_path / "out")
+    code, out, _ = call(capsys, "explain", "--part", "account", root, "--max-residual", "5%", "--out", tmp_path / "out")
     (one,) = accounted(root).runs
 
     assert one.why_not == "recorded with --timer-mode off"
@@ -324,7 +324,7 @@ def test_a_run_without_any_times_is_no_error(tmp_path: Path, capsys: pytest.Capt
         rows["step_s"] = np.full(len(rows["step"]), math.nan)
 
     root = run(tmp_path / "r", workers=2, change=off, requested={"timer_mode": "off"})
-    code, out, _ = call(capsys, "account", root, "--max-residual", "5%", "--out", tmp_path / "out")
+    code, out, _ = call(capsys, "explain", "--part", "account", root, "--max-residual", "5%", "--out", tmp_path / "out")
 
     assert code == 1
     assert "r: no account: recorded with --timer-mode off" in out
@@ -434,17 +434,17 @@ def test_a_gate_that_means_nothing_is_one_line(text: str, message: str) -> None:
 
 
 def test_wrong_use_of_account_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "account", tmp_path / "none")[::2] == (
+    assert call(capsys, "explain", "--part", "account", tmp_path / "none")[::2] == (
         2,
         f"error: {tmp_path / 'none'}: no such directory; name the directory that holds the runs\n",
     )
-    assert call(capsys, "account", tmp_path)[0] == 2
-    assert call(capsys, "account", tmp_path, "--max-residual", "0.05")[0] == 2
+    assert call(capsys, "explain", "--part", "account", tmp_path)[0] == 2
+    assert call(capsys, "explain", "--part", "account", tmp_path, "--max-residual", "0.05")[0] == 2
 
 
 def test_two_milliseconds_outside_all_laps_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = run(tmp_path / "with", residual=2.02)
-    code, out, _ = call(capsys, "account", root, "--max-residual", "5%")
+    code, out, _ = call(capsys, "explain", "--part", "account", root, "--max-residual", "5%")
 
     assert accounted(root).runs[0].parts_s["residual"] == pytest.approx(2e-3, abs=0.5e-3)
     assert code == 1
@@ -452,7 +452,7 @@ def test_two_milliseconds_outside_all_laps_are_found(tmp_path: Path, capsys: pyt
         r"over: with \(1 worker\): rank 0: 39\.\d+ % of the step is unexplained \(2\.\d+ of 5\.\d+ ms\)", out
     )
     assert "allowed 5 %" in out
-    assert call(capsys, "account", run(tmp_path / "without"), "--max-residual", "5%")[0] == 0
+    assert call(capsys, "explain", "--part", "account", run(tmp_path / "without"), "--max-residual", "5%")[0] == 0
 
 
 def test_growth_that_is_unexplained_is_over_though_every_step_is_within(
@@ -461,7 +461,7 @@ def test_growth_that_is_unexplained_is_over_though_every_step_is_within(
     for repeat in range(3):
         run(tmp_path / f"plain-{repeat}", backend="serial", transport="none", repeat=repeat, sync=0.0)
         run(tmp_path / f"two-{repeat}", repeat=repeat, workers=2, sync=0.3, residual=0.12)
-    code, out, _ = call(capsys, "account", tmp_path, "--max-residual", "5%")
+    code, out, _ = call(capsys, "explain", "--part", "account", tmp_path, "--max-residual", "5%")
 
     assert code == 1
     assert out.count("over: ") == 1
@@ -524,7 +524,9 @@ def test_two_milliseconds_outside_the_laps_of_a_real_run_are_found(
         with monkeypatch.context() as patch:
             patch.setattr(trainer, "lr_factor", slow)
             slowed = train_once(tmp_path / f"slowed-{attempt}")
-        codes = [call(capsys, "account", each, "--max-residual", "5%")[0] for each in (plain, slowed)]
+        codes = [
+            call(capsys, "explain", "--part", "account", each, "--max-residual", "5%")[0] for each in (plain, slowed)
+        ]
         found_ms = (residual_ms(plain), residual_ms(slowed))
         if codes == [0, 1] and 1.5 <= found_ms[1] - found_ms[0] <= 2.5:
             return
@@ -671,7 +673,9 @@ def test_a_difference_wider_than_the_cost_is_not_resolved() -> None:
 
 def test_account_writes_figure_numbers_and_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    code, text, _ = call(capsys, "account", study(tmp_path / "runs"), "--out", out, "--max-residual", "5%")
+    code, text, _ = call(
+        capsys, "explain", "--part", "account", study(tmp_path / "runs"), "--out", out, "--max-residual", "5%"
+    )
     document = json.loads((out / "accounting.json").read_text())
     cells = pd.read_csv(out / "accounting.csv", keep_default_na=False, na_values=[""])
 
@@ -693,7 +697,7 @@ def test_account_prints_one_line_of_json_and_writes_nothing_unasked(
 ) -> None:
     root = study(tmp_path / "runs", repeats=1)
     before = sorted(tmp_path.rglob("*"))
-    code, out, _ = call(capsys, "account", root, "--json")
+    code, out, _ = call(capsys, "explain", "--part", "account", root, "--json")
     document = json.loads(out)
 
     assert code == 0 and out.count("\n") == 1
@@ -722,7 +726,7 @@ def test_the_report_shows_the_account_and_its_doubts(
 
     study(tmp_path / "runs")
     run(tmp_path / "runs" / "bad", repeat=3, workers=2, sync=0.8, change=incomplete, totals={"rows_lost": [0, 7]})
-    assert call(capsys, "analyze", tmp_path / "runs", "--out", tmp_path / "an")[0] == 0
+    assert call(capsys, "report", "--tables", tmp_path / "runs", "--out", tmp_path / "an")[0] == 0
     assert call(capsys, "report", tmp_path / "an")[0] == 0
     page = re.sub(r"\s+", " ", (tmp_path / "an" / "report.html").read_text())
     table = pd.read_csv(tmp_path / "an" / "accounting.csv")
@@ -749,7 +753,7 @@ def test_the_report_shows_the_account_and_its_doubts(
 
 def test_the_report_of_runs_without_laps_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "runs" / "off", change=nothing, requested={"timer_mode": "off"})
-    assert call(capsys, "analyze", tmp_path / "runs", "--out", tmp_path / "an")[0] == 0
+    assert call(capsys, "report", "--tables", tmp_path / "runs", "--out", tmp_path / "an")[0] == 0
     assert call(capsys, "report", tmp_path / "an")[0] == 0
 
     assert (

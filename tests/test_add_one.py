@@ -60,7 +60,7 @@ def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> Non
         )
     )
 
-    assert "--momentum X" in said(copy, "-m", "horovod_study.cli", "train", "--help")
+    assert "--momentum X" in said(copy, "-m", "horovod_study.cli", "strain", "train", "--help")
     names = [each["name"] for each in cells(copy, {"workers": [1], "runtime": "serial", "momentum": [0.5, 0.9]})]
     assert {"momentum 0.5" in name for name in map(str, names)} == {True, False}
     program = """
@@ -98,12 +98,12 @@ def test_a_backend_takes_its_declaration_and_its_code(copy: Path) -> None:
     program = """
 from horovod_study.cluster.launch import launch_line
 from horovod_study.config import Placement, RunConfig, local_cell
-from horovod_study.report.kit.style import way
+from horovod_study.report.kit.style import runtime_label
 import os, sys
 from pathlib import Path
 cell = local_cell("echo/air", {}, workers=2, source="test")
 line = launch_line(cell, python=Path(sys.executable), config=Path("c"), out=Path("o"), environ=os.environ)
-print(way("echo", "air"), "torch.distributed.run" in line.argv)
+print(runtime_label("echo", "air"), "torch.distributed.run" in line.argv)
 """
     assert said(copy, "-c", program).split() == ["Echo/air", "True"]
 
@@ -169,3 +169,33 @@ print(json.dumps([len(curve), "square root" in shown["speedup"], page.count("squ
     assert captioned
     assert named >= 2
     assert formula
+
+
+def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
+    """It is in the help, has help of its own, prints lines or a document, and refuses what it does not know."""
+    before = {path: path.read_text() for path in copy.rglob("*.py")}
+    (copy / "cli" / "greet.py").write_text(
+        '"""`horovod-study greet`: a verb more."""\n'
+        "from horovod_study.cli.verbs import Result, Verb\n"
+        "def greet_arguments(parser):\n"
+        '    parser.add_argument("name")\n'
+        '    parser.add_argument("--json", action="store_true", help="print one line of JSON")\n'
+        "def greet(options):\n"
+        '    """Greet somebody."""\n'
+        '    return Result(document={"greeted": options.name}, lines=[f"good day, {options.name}"])\n'
+        'VERBS = (Verb("greet", greet, greet_arguments),)\n'
+    )
+    listed = copy / "cli" / "__init__.py"
+    for old, new in (
+        ("import benchmarks, ", "import benchmarks, greet, "),
+        ("    *export.VERBS,\n", "    *greet.VERBS,\n"),
+    ):
+        assert before[listed].count(old) == 1
+        listed.write_text(listed.read_text().replace(old, new + (old if old.startswith(" ") else "")))
+
+    words = ("-m", "horovod_study.cli")
+    assert "greet" in said(copy, *words, "--help") and "Greet somebody." in said(copy, *words, "greet", "--help")
+    assert said(copy, *words, "greet", "Ada") == "good day, Ada\n"
+    assert json.loads(said(copy, *words, "greet", "Ada", "--json")) == {"greeted": "Ada"}
+    changed = {path for path in copy.rglob("*.py") if before.get(path) != path.read_text()}
+    assert {path.name for path in changed} == {"greet.py", "__init__.py"}

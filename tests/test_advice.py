@@ -365,13 +365,30 @@ def test_contradictions_are_one_line(values: dict, message: str) -> None:
 
 
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", "--workers", "4", "--alpha-us", "20", "--gb-per-s", "5", "--step-ms", "2.6", "--json"]) == 0
+    assert (
+        main(
+            [
+                "simulate",
+                "model-parallel",
+                "--workers",
+                "4",
+                "--alpha-us",
+                "20",
+                "--gb-per-s",
+                "5",
+                "--step-ms",
+                "2.6",
+                "--json",
+            ]
+        )
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert said["best"] == "data"
     assert said["memory_bytes"] > 0, "that of this machine"
     path = tmp_path / "model.yaml"
     path.write_text("layers: [{name: x, parameters: 5, activations: 2, flop: 10}]")
-    assert main(["advise", "--model", str(path)]) == 0
+    assert main(["simulate", "model-parallel", "--model", str(path)]) == 0
     assert "the model: " + str(path) in capsys.readouterr().out
-    assert main(["advise", "--network", str(tmp_path / "none.json")]) == 2
+    assert main(["simulate", "model-parallel", "--network", str(tmp_path / "none.json")]) == 2
     assert "name the bench.json that `horovod-study bench` wrote" in capsys.readouterr().err

@@ -429,10 +429,14 @@ def test_the_plan_runs_every_arm_in_every_round_in_another_order() -> None:
 @pytest.mark.parametrize(
     ("values", "changes", "text"),
     [
-        ({"cycle_time_ms": 3.0}, {}, "attribute: the experiment sets --cycle-time-ms itself; leave it out"),
-        ({"seconds": 3.0}, {}, "attribute: the experiment sets --seconds itself; use --steps"),
-        ({}, {"workers": 1}, "attribute: --workers is 1; it must be 2 to 4, the cores that this machine offers"),
-        ({}, {"rounds": 0}, "attribute: --rounds is 0; it must be at least 1"),
+        ({"cycle_time_ms": 3.0}, {}, "explain --measure: the experiment sets --cycle-time-ms itself; leave it out"),
+        ({"seconds": 3.0}, {}, "explain --measure: the experiment sets --seconds itself; use --steps"),
+        (
+            {},
+            {"workers": 1},
+            "explain --measure: --workers is 1; it must be 2 to 4, the cores that this machine offers",
+        ),
+        ({}, {"rounds": 0}, "explain --measure: --rounds is 0; it must be at least 1"),
     ],
 )
 def test_an_experiment_that_cannot_be_is_refused(values: Any, changes: Any, text: str) -> None:
@@ -498,14 +502,14 @@ def test_the_order_of_the_runs_changes_nothing_but_the_order() -> None:
 
 
 def test_options_of_a_run_mean_nothing_for_recorded_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["attribute", str(tmp_path), "--steps", "5"]) == 2
+    assert cli.main(["explain", "--part", "sync", str(tmp_path), "--steps", "5"]) == 2
     assert capsys.readouterr().err == (
-        "error: attribute: --steps cannot change recorded runs; leave it out, or name no run\n"
+        "error: explain: --steps is for --measure, and cannot change recorded runs; leave it out\n"
     )
 
 
 def test_a_folder_without_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["attribute", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert cli.main(["explain", "--part", "sync", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
         "error: none of the runs has several workers: there is no synchronisation to take apart\n"
     )

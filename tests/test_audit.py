@@ -688,7 +688,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps=110,
         evaluations=1,
     )
-    assert main(["analyze", str(runs), "--out", str(runs / "analysis")]) == 0
+    assert main(["report", "--tables", str(runs), "--out", str(runs / "analysis")]) == 0
     return runs
 
 
@@ -784,7 +784,7 @@ def test_runs_that_moved_are_asked_for(capsys: pytest.CaptureFixture[str], study
 
 def test_doubts_are_allowed_by_name(capsys: pytest.CaptureFixture[str], study: Path) -> None:
     for_all(PAIR[:1], oversubscribed)(study)
-    assert call(capsys, "analyze", study, "--out", study / "analysis")[0] == 0
+    assert call(capsys, "report", "--tables", study, "--out", study / "analysis")[0] == 0
     code, out, _ = call(capsys, "report", study / "analysis", "--check", "--allow", "oversubscribed-cores")
     assert code == 0 and "accepted: doubt oversubscribed-cores" in out
 

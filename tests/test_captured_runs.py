@@ -267,7 +267,7 @@ def test_every_command_takes_a_study_of_both_kinds(tmp_path: Path, capsys: pytes
         code = cli.main([str(each) for each in arguments])
         return code, capsys.readouterr().out
 
-    assert call("analyze", tmp_path / "runs", "--out", tmp_path / "an")[0] == 0
+    assert call("report", "--tables", tmp_path / "runs", "--out", tmp_path / "an")[0] == 0
     assert call("report", tmp_path / "an")[0] == 0
     code, told = call("report", tmp_path / "an", "--check", "--allow", "few-repeats", "--json")
     names = {each["name"] for each in json.loads(told)["findings"]} - {"few-repeats"}
@@ -278,9 +278,9 @@ def test_every_command_takes_a_study_of_both_kinds(tmp_path: Path, capsys: pytes
     assert "Compute" in table and "Forward" in table
 
     one = tmp_path / "runs" / "alpha-horovod-nccl-02w-b75-graphs-r0"
-    text = call("inspect", one)[1]
+    text = call("explain", "--part", "steps", one)[1]
     assert "compute   sync  update  unexplained" in text and "forward" not in text
-    code, text = call("account", tmp_path / "runs")
+    code, text = call("explain", "--part", "account", tmp_path / "runs")
     assert code == 0 and "compute: its growth holds that of update, which one worker has in compute" in text
     assert "data, forward, backward: inside compute" in text
     assert records.read_run(one).totals["forward_s"] is None

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +13,14 @@ import pytest
 
 from horovod_study import cli
 from horovod_study.cli import main
+from horovod_study.cli.old import OLD, renewed
 from horovod_study.cli.verbs import Result, Verb
 from horovod_study.config import OPTIONS
 from horovod_study.workloads import HEADINGS
 
 VERBS = (
-    *("data", "train", "identify", "run", "status", "search", "lr-range", "bench", "analyze", "report"),
-    *("learning-curve", "fit", "predict", "simulate", "plan", "retry", "cancel", "doctor"),
+    *("plan", "run", "status", "cancel", "doctor", "report", "explain", "fit", "predict", "simulate"),
+    *("compare", "tune", "verify", "bench", "export", "strain"),
 )
 POINTS = "workers,samples_per_s\n1,100\n2,190\n4,370\n8,730\n"
 
@@ -51,19 +53,25 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fitt", "x.csv"], r"'fitt' is not known \(did you mean 'fit'\?\); allowed: data, train, identify, plan, run"),
+        (
+            ["fitt", "x.csv"],
+            r"'fitt' is not known \(did you mean 'fit'\?\); allowed: plan, run, status, cancel, doctor",
+        ),
         ([], "the following arguments are required: VERB; see horovod-study --help"),
         (["fit", "x.csv", "--jsn"], r"horovod-study fit: unknown argument '--jsn' \(did you mean '--json'\?\)"),
         (["run"], "the following arguments are required: STUDY.yaml"),
         (["run", "/none.yaml"], "/none.yaml: no such file; name an existing YAML file"),
         (["fit", "/none.csv"], "/none.csv: no such file; name a CSV file with workers,samples_per_s"),
         (["predict", "/none.csv"], "/none.csv: no such file; name a CSV file with workers,samples_per_s"),
-        (["analyze", "/none", "--out", "/tmp/x"], "/none: no such directory; name the directory that holds the runs"),
-        (["report", "/none"], r"/none/.*: no such file; run `horovod-study analyze RUNS --out /none` first"),
-        (["data", "check", "/none"], "/none: no such data set"),
-        (["data", "generate", "--size", "many"], "--size many: must be a whole number of curves"),
-        (["data", "generate", "--noise-max", "-1"], "--noise-max -1.0: must be 0"),
-        (["train", "--bach", "3"], r"unknown argument '--bach' \(did you mean '--batch'\?\)"),
+        (
+            ["report", "--tables", "/none", "--out", "/tmp/x"],
+            "/none: no such directory; name the directory that holds the runs",
+        ),
+        (["report", "/none"], r"/none: no such directory; name the directory that holds the runs"),
+        (["strain", "data", "check", "/none"], "/none: no such data set"),
+        (["strain", "data", "generate", "--size", "many"], "--size many: must be a whole number of curves"),
+        (["strain", "data", "generate", "--noise-max", "-1"], "--noise-max -1.0: must be 0"),
+        (["strain", "train", "--bach", "3"], r"unknown argument '--bach' \(did you mean '--batch'\?\)"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
@@ -77,19 +85,19 @@ def test_wrong_use_is_one_line_and_exit_code_2(
 
 
 def test_data_generate_and_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, err = call(capsys, "data", "generate", "--size", "500", "--seed", "7", "--out", tmp_path / "d")
+    code, out, err = call(capsys, "strain", "data", "generate", "--size", "500", "--seed", "7", "--out", tmp_path / "d")
     assert (code, out.strip()) == (0, str(tmp_path / "d"))
     assert "generating 500 curves (seed 7)" in err
 
-    code, out, _ = call(capsys, "data", "check", tmp_path / "d", "--json")
+    code, out, _ = call(capsys, "strain", "data", "check", tmp_path / "d", "--json")
     assert code == 0
     assert {name: json.loads(out)[name] for name in ("size", "train", "test", "seed")} == {
         "size": 500, "train": 375, "test": 125, "seed": 7,
     }  # fmt: skip
-    code, out, _ = call(capsys, "data", "check", tmp_path / "d")
+    code, out, _ = call(capsys, "strain", "data", "check", tmp_path / "d")
     assert code == 0 and "500 curves: 375 for training, 125 for testing" in out
 
-    code, _, err = call(capsys, "data", "generate", "--size", "500", "--out", tmp_path / "d")
+    code, _, err = call(capsys, "strain", "data", "generate", "--size", "500", "--out", tmp_path / "d")
     assert code == 2 and "exists already" in err
 
 
@@ -264,7 +272,7 @@ def test_train_has_the_same_options_as_the_program_that_trains() -> None:
         ended = subprocess.run([sys.executable, *words, "--help"], capture_output=True, text=True, check=True)
         return set(re.findall(r"(?<![\w-])--[a-z-]+", ended.stdout.partition("Exit codes")[0]))
 
-    assert options(["-m", "horovod_study.cli", "train"]) == options(["-m", "horovod_study.train"])
+    assert options(["-m", "horovod_study.cli", "strain", "train"]) == options(["-m", "horovod_study.train"])
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -276,3 +284,77 @@ def test_a_result_is_lines_or_one_line_of_json(capsys: pytest.CaptureFixture[str
     out, err = capsys.readouterr()
     assert "doubt: few\n" == err
     assert out == ('{"a": null, "b": [1, null], "files": ["x.csv"]}\n' if as_json else "one\ntwo\n")
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_what_stands_for_an_old_verb_is_a_line_of_today(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verb is there no more, and with its help the new one is shown."""
+    assert old not in {verb.name for verb in cli.VERBS}
+    with pytest.raises(SystemExit) as ended:
+        main([old, "--help"])
+    out, err = capsys.readouterr()
+
+    today = [word for word in OLD[old].words.split() if not word.startswith("-")]
+    assert ended.value.code == 0
+    assert f"usage: horovod-study {' '.join(today[: 2 if today[0] in ('strain', 'simulate') else 1])}" in out
+    assert err.count("\n") == 1 and f"horovod-study {OLD[old].words} --help" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["analyze", "runs", "--out", "my dir"], "report --tables runs --out 'my dir'"),
+        (["attribute", "a", "b", "--json"], "explain --part sync a b --json"),
+        (["attribute", "--rounds", "2"], "explain --measure --rounds 2"),
+        (["advise", "--network=b.json", "--way", "x"], "simulate model-parallel --bench=b.json --way x"),
+        (["retry", "s.yaml", "horovod/mpi, 2 workers"], "run --retry s.yaml 'horovod/mpi, 2 workers'"),
+        (["data", "import", "x.csv"], "strain data import x.csv"),
+    ],
+)
+def test_an_old_line_is_told_as_it_is_typed_today(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = renewed(words, cli.command_line())
+    out, err = capsys.readouterr()
+
+    assert made == shlex.split(line)
+    assert (out, err.splitlines()) == ("", [err.strip()])
+    assert err.endswith(f"; type: horovod-study {line}\n")
+    assert renewed(made, cli.command_line()) == made and capsys.readouterr().err == ""
+
+
+def test_an_old_line_does_what_the_new_one_does(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--workers", 4, "--alpha-us", 20, "--gb-per-s", 5, "--step-ms", 2.6, "--memory-gb", 4, "--json")
+    old, new = call(capsys, "advise", *words), call(capsys, "simulate", "model-parallel", *words)
+
+    assert old[:2] == new[:2]
+    assert json.loads(old[1])["best"]
+    assert old[2].count("\n") == 1 and new[2] == ""
+
+
+def test_cells_are_named_for_a_retry_only(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = call(capsys, "run", tmp_path / "s.yaml", "horovod/mpi, 2 workers")
+
+    assert (code, out) == (2, "")
+    assert "--retry" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name run directories"),
+        (["x", "--rounds", "3"], "--rounds is for --measure"),
+        (["x", "--batch", "3"], "--batch is for --measure"),
+        (["x", "--part", "steps", "--max-residual", "5%"], "--max-residual is for --part account"),
+        (["x", "y", "--part", "steps"], "--part steps looks at one run"),
+        (["x", "--measure"], "--measure makes runs of its own"),
+        (["--measure", "--part", "account"], "--measure makes runs of its own"),
+    ],
+)
+def test_what_explain_cannot_do_together_is_refused(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, "explain", *words)
+
+    assert (code, out) == (2, "")
+    assert message in err

@@ -200,7 +200,7 @@ def test_a_study_with_a_failing_a_cancelled_and_a_pre_empted_job(cluster: SlurmC
     # the records prove where the workers were, and the report is written from them
     record = read_run(out)
     assert [rank["host"] for rank in record.effective["ranks"]] == ["n1", "n2"]
-    assert cli.main(["analyze", str(directory), "--out", str(tmp_path / "analysis")]) == 0
+    assert cli.main(["report", "--tables", str(directory), "--out", str(tmp_path / "analysis")]) == 0
     assert cli.main(["report", str(tmp_path / "analysis")]) == 0
     assert (tmp_path / "analysis" / "report.html").exists()
 

@@ -576,18 +576,28 @@ def test_a_learning_curve_of_a_few_runs_from_the_command_line(tmp_path, capsys):
     write_run(tmp_path / "b", requested={"lr": 1e-3})
 
     assert (
-        main(["learning-curve", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "x" / "c.svg")]) == 0
+        main(
+            [
+                "strain",
+                "learning-curve",
+                str(tmp_path / "a"),
+                str(tmp_path / "b"),
+                "--out",
+                str(tmp_path / "x" / "c.svg"),
+            ]
+        )
+        == 0
     )
     text = (tmp_path / "x" / "c.svg").read_text()
     assert text.startswith("<?xml") and capsys.readouterr().out.strip().endswith("c.svg")
-    assert main(["learning-curve", str(tmp_path / "a"), "--out", str(tmp_path / "c.gif")]) == 2
+    assert main(["strain", "learning-curve", str(tmp_path / "a"), "--out", str(tmp_path / "c.gif")]) == 2
     assert "c.gif: the ending must be one of .pdf, .svg, .png" in capsys.readouterr().err
 
 
 def test_runs_without_an_evaluation_have_no_learning_curve(tmp_path, capsys):
     write_run(tmp_path / "a", epochs=())
 
-    assert main(["learning-curve", str(tmp_path), "--out", str(tmp_path / "c.png")]) == 2
+    assert main(["strain", "learning-curve", str(tmp_path), "--out", str(tmp_path / "c.png")]) == 2
     assert (
         "error: these runs have no evaluation yet; a run is evaluated after its first epoch" in capsys.readouterr().err
     )
@@ -596,7 +606,10 @@ def test_runs_without_an_evaluation_have_no_learning_curve(tmp_path, capsys):
 def test_analyze_takes_targets_and_writes_the_tables(tmp_path, capsys):
     write_run(tmp_path / "runs" / "a")
 
-    assert main(["analyze", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--target", "2e-3", "1e-9"]) == 0
+    assert (
+        main(["report", "--tables", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--target", "2e-3", "1e-9"])
+        == 0
+    )
     table = pd.read_csv(tmp_path / "out" / "targets.csv")
     assert table["target_mse"].tolist() == [2e-3, 1e-9]
     assert table["censored"].tolist() == [False, True]

@@ -347,13 +347,15 @@ def test_import_check_and_train(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
     source = files.write_long(tmp_path / "c.csv", files.generated(40), header="specimen,strain,stress,G0,a")
     out = tmp_path / "out"
-    code = main(["data", "import", str(source), "--out", str(out), "--strain-unit", "1", "--stress-unit", "MPa"])
+    code = main(
+        ["strain", "data", "import", str(source), "--out", str(out), "--strain-unit", "1", "--stress-unit", "MPa"]
+    )
     said = capsys.readouterr().out
 
     assert code == 0
     assert "median G0" in said and "30 curves for training, 10 for testing" in said
     assert f"train on it: python -m horovod_study.train --dataset {out}" in said
-    assert main(["data", "check", str(out)]) == 0
+    assert main(["strain", "data", "check", str(out)]) == 0
     assert "good" in capsys.readouterr().out
     words = ["--dataset", str(out), "--batch", "5", "--steps", "3", "--warmup-steps", "0", "--out", str(tmp_path / "r")]
     assert train.main(words) == 0
@@ -361,7 +363,7 @@ def test_import_check_and_train(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_import_as_json_and_its_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = files.write_long(tmp_path / "c.csv", TESTS)
-    words = ["data", "import", str(source), "--out", str(tmp_path / "out")]
+    words = ["strain", "data", "import", str(source), "--out", str(tmp_path / "out")]
     assert main([*words, "--json", "--target-bounds", "1000", "3000", "25", "45"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["path"] == str(tmp_path / "out") and said["counts"]["curves"] == 8

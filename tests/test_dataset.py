@@ -299,7 +299,7 @@ def test_a_header_that_contradicts_the_sidecar_is_refused(small: Path) -> None:
 
 
 def test_missing_and_foreign_paths(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such data set; make it with `horovod-study data generate`"):
+    with pytest.raises(DataError, match="no such data set; make it with `horovod-study strain data generate`"):
         dataset.open_dataset(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"is not a data set \(no dataset\.json\)"):
         dataset.open_dataset(tmp_path)
@@ -507,18 +507,23 @@ def test_a_batch_larger_than_the_training_set() -> None:
 
 
 def test_clean_is_the_plain_word_for_no_noise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["data", "generate", "--size", "40", "--clean", "--out", str(tmp_path / "a")]) == 0
-    assert main(["data", "generate", "--size", "40", "--noise-max", "0", "--out", str(tmp_path / "b")]) == 0
+    assert main(["strain", "data", "generate", "--size", "40", "--clean", "--out", str(tmp_path / "a")]) == 0
+    assert main(["strain", "data", "generate", "--size", "40", "--noise-max", "0", "--out", str(tmp_path / "b")]) == 0
     assert "generating 40 curves (seed 1), clean, into" in capsys.readouterr().err
     assert dataset.open_dataset(tmp_path / "a").sidecar == dataset.open_dataset(tmp_path / "b").sidecar
 
-    assert main(["data", "generate", "--size", "40", "--clean", "--noise-max", "2", "--out", str(tmp_path / "c")]) == 2
+    assert (
+        main(
+            ["strain", "data", "generate", "--size", "40", "--clean", "--noise-max", "2", "--out", str(tmp_path / "c")]
+        )
+        == 2
+    )
     assert "--clean means --noise-max 0, but --noise-max 2.0 is given; keep one" in capsys.readouterr().err
     assert not (tmp_path / "c").exists()
 
 
 def test_check_prints_the_floor(capsys: pytest.CaptureFixture[str], small: Path) -> None:
-    assert main(["data", "check", str(small)]) == 0
+    assert main(["strain", "data", "check", str(small)]) == 0
     lines = capsys.readouterr().out.splitlines()
     floor_line = next(k for k, line in enumerate(lines) if line.startswith("  floor"))
 
@@ -530,7 +535,7 @@ def test_check_prints_the_floor(capsys: pytest.CaptureFixture[str], small: Path)
     assert re.fullmatch(r" +G0 \d\.\d{3}e-05, root \d\.\d\d MPa", lines[floor_line + 1])
     assert {line[2:10].strip() for line in lines[1:]} >= {"made by", "split", "files", "layout", "targets", "digest"}
 
-    assert main(["data", "check", str(small), "--json"]) == 0
+    assert main(["strain", "data", "check", str(small), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["floor"] == dataset.open_dataset(small).floor and facts["floor_recomputed"] is True
 
@@ -538,7 +543,7 @@ def test_check_prints_the_floor(capsys: pytest.CaptureFixture[str], small: Path)
 def test_check_says_where_no_floor_is_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write(tmp_path / "own", *material.generate(9, 0, 8))
 
-    assert main(["data", "check", str(tmp_path / "own")]) == 0
+    assert main(["strain", "data", "check", str(tmp_path / "own")]) == 0
     out = capsys.readouterr().out
     assert '  made by  import of {"source": "coupons.csv"}\n' in out
     assert "  targets  G0 500 to 4000 MPa, a 10 to 60; all finite\n" in out
@@ -551,5 +556,5 @@ def test_generating_more_than_the_memory_warns(
     monkeypatch.setattr(room, "available_bytes", lambda: 2_000_000)
     monkeypatch.setattr(dataset, "_BYTES_PER_PROCESS", 1_000_000)
 
-    assert main(["data", "generate", "--size", "1000", "--out", str(tmp_path / "x")]) == 0
+    assert main(["strain", "data", "generate", "--size", "1000", "--out", str(tmp_path / "x")]) == 0
     assert "warning: 1,000 curves are 2.42 MB, 2 MB of memory are free: workers on this" in capsys.readouterr().err

@@ -61,10 +61,8 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study (fit|predict) points\.csv.*": Here(),
     r"horovod-study simulate (?!--help).*": Here(instead={"100000": "2000"}),
     r"horovod-study( simulate)? --help": Here(),
-    r"horovod-study advise .*": Here(),
     # recorded runs
-    r"horovod-study (account|inspect) .*": Here(),
-    r"horovod-study analyze .*": Here(),
+    r"horovod-study explain (--part (account|steps) )?(?!--)\S+.*": Here(),
     r"horovod-study report .* --check.*": ByTest(by="test_audit.py", mentions=('"--check"', "--allow", '"--json"')),
     r"horovod-study report .*": Here(),
     r"horovod-study export RUN_DIR --to trace.*": Here(instead={"1000:1200": "10:20"}),
@@ -74,14 +72,14 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study export \S+ --to (tensorboard|wandb|mlflow) .*": ByTest(
         by="test_export.py", mentions=("tensorboard", "wandb", "mlflow")
     ),
-    r"horovod-study attribute RUN_DIR .*": Here(instead={"[RUN_DIR": "", "...]": ""}),
-    r"horovod-study timeline RUN_DIR": ByTest(by="test_timeline.py", mentions=('"timeline"',)),
+    r"horovod-study explain --part sync RUN_DIR .*": Here(instead={"[RUN_DIR": "", "...]": ""}),
+    r"horovod-study explain --part timeline RUN_DIR": ByTest(by="test_timeline.py", mentions=('"timeline"',)),
     r"head -1 points\.csv": Here(),
     # data
-    r"horovod-study data generate --size \d+": Here(instead={"1000000": "1000"}),
-    r"horovod-study data check 1000000": Here(instead={"1000000": "1000"}),
-    r"horovod-study data (import|check) .*": Here(),
-    r"horovod-study identify .*": ByTest(by="test_identify.py", mentions=('"identify"', "--model", "--plot")),
+    r"horovod-study strain data generate --size \d+": Here(instead={"1000000": "1000"}),
+    r"horovod-study strain data check 1000000": Here(instead={"1000000": "1000"}),
+    r"horovod-study strain data (import|check) .*": Here(),
+    r"horovod-study strain identify .*": ByTest(by="test_identify.py", mentions=('"identify"', "--model", "--plot")),
     # studies, as far as nothing is run
     r"horovod-study (plan|status) experiments/(?!tour)\S+": Here(),
     r"horovod-study run experiments/\S+ --dry-run": Here(),
@@ -91,14 +89,14 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study run \S+ --wait": ByTest(by="test_cluster_slurm.py", mentions=("wait=",)),
     r"horovod-study run \S+ --here": ByTest(by="test_jobs.py", mentions=("run_here",)),
     r"horovod-study run \S+ --hosts \S+": ByTest(by="test_cluster_study.py", mentions=("two_hosts", '"run"')),
-    r"horovod-study retry .*": ByTest(by="test_runner.py", mentions=("retry_cells",)),
+    r"horovod-study run --retry .*": ByTest(by="test_runner.py", mentions=("retry_cells",)),
     r"horovod-study cancel .*": ByTest(by="test_runner.py", mentions=("cancel_cells",)),
     r"horovod-study doctor( --(quick|json|runs \S+))?": ByTest(by="test_doctor.py", mentions=("--quick", "--runs")),
     r"horovod-study doctor --(hosts|partition) .*": ByTest(by="test_doctor.py", mentions=("--hosts", "--partition")),
     r"srun .* horovod-study doctor": NotHere(reason=CLUSTER),
     # training, alone
-    r"horovod-study train( --steady \w+)?": Here(more=STEPS),
-    r"(taskset -c \d )?horovod-study train --seconds 10 --out runs/\w+": Here(instead=A_MOMENT, more=SMALL),
+    r"horovod-study strain train( --steady \w+)?": Here(more=STEPS),
+    r"(taskset -c \d )?horovod-study strain train --seconds 10 --out runs/\w+": Here(instead=A_MOMENT, more=SMALL),
     r"python -m horovod_study\.train --require path=infiniband": Here(more=STEPS, code=2),
     r"python -m horovod_study\.train( --system-interval-s \S+)?": Here(more=STEPS),
     r"python -m horovod_study\.train --dataset my-curves": Here(
@@ -112,7 +110,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     ),
     r"python benchmarks/gate\.py .*": NotHere(reason="a benchmark of minutes; the lines of it are in its own table"),
     # on a GPU
-    r"horovod-study train .*--cuda-graphs --kernels fused.*": NotHere(
+    r"horovod-study strain train .*--cuda-graphs --kernels fused.*": NotHere(
         reason="needs a GPU, where tests/test_on_gpu.py does it; its options are held against the program's"
     ),
     r"HOROVOD_STUDY_REPLAY_ON_HOST=1 python -m horovod_study\.train --loader device --cuda-graphs": ByTest(
@@ -137,7 +135,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     ),
     r".* horovod_study\.train --settings \S+": ByTest(by="test_settings_file.py", mentions=("--settings",)),
     # experiments of minutes
-    r"horovod-study attribute": ByTest(by="test_attribution.py", mentions=('"attribute"',)),
+    r"horovod-study explain --measure": ByTest(by="test_attribution.py", mentions=('"explain"', "--steps")),
     r"horovod-study bench( --(?!over).*)?": ByTest(by="test_bench.py", mentions=('"bench"', "--transport", "--sizes")),
     r"horovod-study bench timers.*": ByTest(
         by="test_timers.py", mentions=('"timers"', "--over", "--fail-above", "beside=True")
@@ -146,8 +144,8 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"mpirun -np 8 -H \S+ horovod-study bench .*": NotHere(reason="needs two machines"),
     r"horovod-study compare .*": ByTest(by="test_compare.py", mentions=('"compare"', "--workers")),
     r"horovod-study tune.*": ByTest(by="test_tune.py", mentions=('"tune"', "--knob")),
-    r"horovod-study search .*": ByTest(by="test_search.py", mentions=('"search"', "--trials", "--jobs")),
-    r"horovod-study lr-range .*": ByTest(by="test_lr_range.py", mentions=('"lr-range"', "--low", "--high")),
+    r"horovod-study strain search .*": ByTest(by="test_search.py", mentions=('"search"', "--trials", "--jobs")),
+    r"horovod-study strain lr-range .*": ByTest(by="test_lr_range.py", mentions=('"lr-range"', "--low", "--high")),
     r"horovod-study verify.*": ByTest(by="test_verify.py", mentions=('"verify"', "--break", "--dtype")),
     # the project, and what is not the project's
     r"make (setup|study|test|bench)\b.*": NotHere(reason=MINUTES),
@@ -215,9 +213,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "RUNS").symlink_to(runs, target_is_directory=True)
     with contextlib.chdir(here):
         for words in (
-            ["analyze", "runs/laptop", "--out", "analysis"],
-            ["data", "generate", "--size", "1000"],
-            ["data", "import", "tests.csv", "--out", "my-curves"],
+            ["report", "--tables", "runs/laptop", "--out", "analysis"],
+            ["strain", "data", "generate", "--size", "1000"],
+            ["strain", "data", "import", "tests.csv", "--out", "my-curves"],
         ):
             assert cli.main(words) == 0
     for name in ("out", "before", "after", "runs/laptop/analysis"):
@@ -251,7 +249,7 @@ def test_a_command_works_as_it_is_shown(
     if words[0] == "report" and command != WHOLE:  # page and tables are the same for every option
         monkeypatch.setattr(html, "render", lambda analysis, against=None: "")
         monkeypatch.setattr(html, "write_tables", lambda analysis, directory: [])
-    if words[0] in ("train", "data") and words[1:2] != ["check"]:  # what is there already is never overwritten
+    if words[:2] in (["strain", "train"], ["strain", "data"]) and words[2:3] != ["check"]:  # nothing is overwritten
         words += ["--out", f"made/{HERE.index(command)}"]
     try:
         code = cli.main(words)
@@ -340,7 +338,7 @@ def test_commands_are_found_in_every_kind_of_block() -> None:
         *("make study: done", "horovod-study verify", "horovod-study tune"),
     ]
     assert inline(page) == [["horovod-study", "plan", "x.yaml", "--json"]]
-    assert words_of("mpirun -np 2 python -m horovod_study.train --backend ps") == ["train", "--backend", "ps"]
+    assert words_of("mpirun -np 2 python -m horovod_study.train --backend ps") == ["strain", "train", "--backend", "ps"]
     assert words_of("horovod-study export a --to points > b.csv") == ["export", "a", "--to", "points"]
 
 

@@ -47,7 +47,7 @@ def recorded(directory: Path, *, workers: int) -> dict[str, Any]:
 
 def analysed(root: Path, out: Path) -> list[dict[str, Any]]:
     """Analyse and report the runs below `root`; return the points."""
-    run("horovod-study", "analyze", str(root), "--out", str(out))
+    run("horovod-study", "report", "--tables", str(root), "--out", str(out))
     run("horovod-study", "report", str(out))
     assert (out / "report.html").exists()
     (tables, _) = records.load_tables(out, ["points"], [])
@@ -72,11 +72,11 @@ def test_resnet_alone_and_with_horovod_beside_a_run_of_the_own_trainer(tmp_path:
     assert len(points) == 3  # another model is another series
     wide = next(point for name, point in points.items() if "horovod/mpi ResNet18-44622" in name)
     assert wide["speedup_plain"] > 0  # its baseline is the ResNet that ran alone
-    told = run("horovod-study", "account", str(tmp_path / "runs")).stdout
+    told = run("horovod-study", "explain", "--part", "account", str(tmp_path / "runs")).stdout
     assert re.search(
         r"horovod/mpi ResNet18-44622 batch 4, 2 workers\n.*\n +difference( +[+-]\d+\.\d+){6}", told
     )  # T(2) - T(1)
-    assert "Closure" in run("horovod-study", "inspect", str(tmp_path / "runs" / "2w")).stdout
+    assert "Closure" in run("horovod-study", "explain", "--part", "steps", str(tmp_path / "runs" / "2w")).stdout
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_every_example_says_how_it_is_run(name: str) -> None:
     text = (EXAMPLES / name).read_text()
     docstring = text.split('"""')[1]
 
-    assert f"examples/{name} --" in docstring and "horovod-study analyze" in docstring
+    assert f"examples/{name} --" in docstring and "horovod-study report" in docstring
     assert name in (EXAMPLES / "README.md").read_text()
     assert {f"--{option}" for option in ("steps", "batch", "width", "out")} <= set(re.findall(r"--[a-z-]+", text))
 

@@ -351,7 +351,7 @@ def test_mistakes_in_what_is_to_be_exported_are_told(tmp_path: Path, capsys: pyt
     file = tmp_path / "points.csv"
     file.write_text("workers,samples_per_s,series\n1,10,a\n1,11,a\n2,19,b\n")
     place = str(tmp_path)
-    assert "runs.csv: no such file; run `horovod-study analyze RUNS --out" in error(place, "--to", "points")
+    assert "runs.csv: no such file; run `horovod-study report RUNS --out" in error(place, "--to", "points")
     assert "no series has two worker counts" in error(str(file), "--to", "extra-p")
     assert "--series c: is not there; allowed: a, b" in error(str(file), "--to", "points", "--series", "c")
     assert "--steps is for --to trace" in error(str(file), "--to", "points", "--steps", "1:2")

@@ -289,7 +289,7 @@ def test_what_is_left_out_is_told_and_stands_in_the_provenance(
 ) -> None:
     spoil(study, "damaged")
 
-    assert cli.main(["analyze", str(study), "--out", str(tmp_path / "out")]) == 0
+    assert cli.main(["report", "--tables", str(study), "--out", str(tmp_path / "out")]) == 0
     assert "odd" in capsys.readouterr().err
     assert list(api.read_analysis(tmp_path / "out").provenance["left_out"]) == ["odd"]
 
@@ -305,7 +305,7 @@ def test_when_nothing_can_be_read_there_is_no_analysis(study: Path, tmp_path: Pa
     for path in study.glob("*/run.json"):
         path.write_text("{")
 
-    assert cli.main(["analyze", str(study), "--out", str(tmp_path / "out")]) == 2
+    assert cli.main(["report", "--tables", str(study), "--out", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
 
 
@@ -325,7 +325,7 @@ def test_a_name_that_is_no_utf_8_has_a_name_in_the_tables(study: Path) -> None:
 def analysis(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An analysis, without the digests that older programs did not keep."""
     out = tmp_path_factory.mktemp("analysis") / "out"
-    assert cli.main(["analyze", str(FROZEN), "--out", str(out)]) == 0
+    assert cli.main(["report", "--tables", str(FROZEN), "--out", str(out)]) == 0
     (out / "source.json").unlink()
     return out
 

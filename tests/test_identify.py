@@ -499,7 +499,9 @@ def test_the_verb_prints_a_table_and_writes_csv_and_figure(
     curves = write_long(tmp_path / "curves.csv", curve_set(3))
     out, plot = tmp_path / "out.csv", tmp_path / "out.svg"
 
-    code = cli.main(["identify", str(curves), "--model", str(run_directory), "--csv", str(out), "--plot", str(plot)])
+    code = cli.main(
+        ["strain", "identify", str(curves), "--model", str(run_directory), "--csv", str(out), "--plot", str(plot)]
+    )
 
     printed = capsys.readouterr()
     assert code == 0
@@ -520,7 +522,7 @@ def test_the_verb_gives_the_networks_own_answer_from_directory_and_file(
         answers = BOUNDS[:, 0] + np.diff(BOUNDS)[:, 0] * model(torch.from_numpy(generated)).numpy()
 
     for source in (run_directory, next((run_directory / "checkpoints").glob("*.pt"))):
-        code = cli.main(["identify", str(curves), "--model", str(source), "--json"])
+        code = cli.main(["strain", "identify", str(curves), "--model", str(source), "--json"])
         document = json.loads(capsys.readouterr().out)
 
         assert code == 0
@@ -563,7 +565,7 @@ def test_a_model_that_is_none_is_one_line(
     checkpoint = load(next((run_directory / "checkpoints").glob("*.pt")))
     (tmp_path / "newer.pt").write_bytes(encode(replace(checkpoint, schema=99)))
 
-    code = cli.main(["identify", str(curves), "--model", str(tmp_path / model)])
+    code = cli.main(["strain", "identify", str(curves), "--model", str(tmp_path / model)])
 
     error = capsys.readouterr().err
     assert code == 2
@@ -578,7 +580,7 @@ def test_curves_without_units_and_no_curves_are_one_line(
     bare.write_text("specimen,strain,stress\n" + "".join(f"A,{k / 100},{k}\n" for k in range(30)))
 
     for path, text in ((bare, "--strain-unit"), (tmp_path / "none.csv", "none.csv")):
-        code = cli.main(["identify", str(path), "--model", str(run_directory)])
+        code = cli.main(["strain", "identify", str(path), "--model", str(run_directory)])
 
         error = capsys.readouterr().err
         assert code == 2
@@ -593,14 +595,14 @@ def test_a_network_trained_for_seconds_identifies_generated_curves_from_a_file(
     """Train, write curves of other seeds as a user's file, identify, compare with the truth."""
     run = tmp_path / "run"
     options = ["--dataset", "4000", "--batch", "64", "--lr", "2e-3", "--steps", "300", "--input-scaling", "fixed"]
-    assert cli.main(["train", *options, "--warmup-steps", "5", "--threads", "1", "--out", str(run)]) == 0
+    assert cli.main(["strain", "train", *options, "--warmup-steps", "5", "--threads", "1", "--out", str(run)]) == 0
     test_mse = float(json.loads((run / "run.json").read_text())["totals"]["test_mse"])
     curves = curve_set(200, seed=99, given=True)
     assert curves.targets is not None
     source = write_long(tmp_path / "curves.csv", curves)
     capsys.readouterr()
 
-    code = cli.main(["identify", str(source), "--model", str(run), "--json"])
+    code = cli.main(["strain", "identify", str(source), "--model", str(run), "--json"])
 
     found = json.loads(capsys.readouterr().out)["specimens"]
     assert code == 0

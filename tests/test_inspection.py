@@ -81,7 +81,7 @@ def seen(directory: Path) -> Inspection:
 
 def test_a_run_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = recorded(tmp_path / "run", slow_rows(), totals={"samples_per_s": 18_000.0})
-    assert cli.main(["inspect", str(run)]) == 0
+    assert cli.main(["explain", "--part", "steps", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
     text = " ".join(" ".join(lines).split())
     assert lines[0].startswith("run: done, 2 workers, Horovod/MPI (flat), on 2 hosts, batch 75 each, cpu, 18,000")
@@ -120,7 +120,7 @@ def test_all_ranks_of_a_host_are_a_host(tmp_path: Path) -> None:
 
 def test_json_has_every_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = recorded(tmp_path / "run", slow_rows()), tmp_path / "out"
-    assert cli.main(["inspect", str(run), "--json", "--out", str(out)]) == 0
+    assert cli.main(["explain", "--part", "steps", str(run), "--json", "--out", str(out)]) == 0
     printed = json.loads(capsys.readouterr().out)
     files = printed.pop("files")
     assert printed == json.loads((out / "inspect.json").read_text())
@@ -144,7 +144,7 @@ def test_json_has_every_number(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_one_worker_has_no_stragglers_but_all_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of(noise(1, 300, 1), transfer_s=0.0)
     run, out = recorded(tmp_path / "run", rows, backend="serial", transport="none"), tmp_path / "out"
-    assert cli.main(["inspect", str(run), "--out", str(out)]) == 0
+    assert cli.main(["explain", "--part", "steps", str(run), "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "Stragglers: one worker has nobody to wait for." in text
     assert "Closure: the laps add up" in text
@@ -226,7 +226,7 @@ def test_what_cannot_be_looked_at_is_one_line(tmp_path: Path, capsys: pytest.Cap
         (off, "its steps were not timed (--timer-mode off); record it again with --timer-mode light"),
         (tmp_path / "none", None),
     ):
-        assert cli.main(["inspect", str(directory)]) == 2
+        assert cli.main(["explain", "--part", "steps", str(directory)]) == 2
         said = capsys.readouterr().err
         expected = f"{directory}: {text}" if text else (f"{directory / 'run.json'}: no such file; name a run directory")
         assert said == f"error: {expected}\n"
@@ -260,7 +260,7 @@ def test_other_recordings_are_named(tmp_path: Path) -> None:
     (run / "profile" / "torch-00000.txt").write_text("table")
     found = seen(run)
     text = "\n".join(result_lines(found))
-    assert f"horovod-study timeline {run}" in text.replace("\n", " ")
+    assert f"horovod-study explain --part timeline {run}" in text.replace("\n", " ")
     assert "torch-00000.txt" in text
     assert found.to_dict()["recorded_beside"] == {
         "timeline": [str(run / "timeline.json")],

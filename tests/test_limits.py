@@ -50,8 +50,8 @@ def test_other_errors_stay_what_they_are(error: BaseException) -> None:
     "words",
     [
         ("horovod_study.train", "--dataset", "20000", "--steps", "2", "--out", "run"),
-        ("horovod_study.cli", "analyze", str(RUNS), "--out", "out"),
-        ("horovod_study.cli", "train", "--dataset", "20000", "--steps", "2", "--out", "run"),
+        ("horovod_study.cli", "report", "--tables", str(RUNS), "--out", "out"),
+        ("horovod_study.cli", "strain", "train", "--dataset", "20000", "--steps", "2", "--out", "run"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )

@@ -307,7 +307,7 @@ def test_a_real_range_test(tmp_path: Path, capsys) -> None:
         "--high",
         "1e3",
     ]
-    assert main(["lr-range", "--out", str(tmp_path), *words, "--json"]) == 0
+    assert main(["strain", "lr-range", "--out", str(tmp_path), *words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
 
     assert (facts["low"], facts["steps"]) == (1e-5, 60)

@@ -60,7 +60,7 @@ def _made(runs: Path) -> Made:
         recounts[run.name] = recount(run, records.run_side_files(run.directory))
 
     how: dict[str, Any] = {"commands": None, "targets": (), "only": None, "threads": 1, "networks": []}
-    table, evaluations, accounting, analysis = cli.analysis._analysed(runs, beside=beside, **how)
+    table, evaluations, accounting, analysis = cli.report._analysed(runs, beside=beside, **how)
     study = Study(
         runs=with_series(table),
         analysis=analysis,
@@ -88,7 +88,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         edit(runs / name, lambda content: content["effective"].update(other_programs_cores={"node1": 2.0}))
         edit(runs / name, lambda content: content["totals"]["system"].update(hosts={}))
         edit(runs / name, lambda content: content["totals"].update(energy={}))
-    assert main(["analyze", str(runs), "--out", str(runs / "analysis")]) == 0
+    assert main(["report", "--tables", str(runs), "--out", str(runs / "analysis")]) == 0
     assert main(["report", str(runs / "analysis")]) == 0
     return _made(runs)
 
@@ -697,7 +697,7 @@ def test_a_run_that_goes_on_or_ends_otherwise_has_no_digests_of_before(made: Mad
 def test_another_process_makes_the_same_bytes(made: Made, tmp_path: Path, environment: dict[str, str]) -> None:
     """Threads of the linear algebra and of analyze, the order of sets, and where memory lies do not matter."""
     out, threads = made.runs / f"again-{tmp_path.name}", environment["OMP_NUM_THREADS"]
-    words = ["analyze", str(made.runs), "--out", str(out), "--threads", threads]
+    words = ["report", "--tables", str(made.runs), "--out", str(out), "--threads", threads]
     program = "import sys; from horovod_study.cli import main; sys.exit(main(sys.argv[1:]))"
     subprocess.run([sys.executable, "-c", program, *words], check=True, timeout=300, env={**os.environ, **environment})
     try:

@@ -602,7 +602,7 @@ def test_what_should_not_differ_between_runs_is_doubted():
 def test_a_table_without_runs_or_columns_is_refused_in_one_line():
     with pytest.raises(AnalysisError, match="run table: holds no runs; run a study first"):
         points.scaling_points(run_table().iloc[:0])
-    with pytest.raises(AnalysisError, match="run table: column workers missing; make it with horovod-study analyze"):
+    with pytest.raises(AnalysisError, match="run table: column workers missing; make it with horovod-study report"):
         points.scaling_points(run_table().drop(columns="workers"))
 
 

@@ -419,7 +419,18 @@ def test_an_archive_of_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> 
         "import sys\nfrom horovod_study.cli import main\ncode = main(sys.argv[1:])\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\nsys.exit(code)"
     )
-    words = ["data", "import", str(path), "--strain-unit", "1", "--stress-unit", "MPa", "--out", str(tmp_path / "set")]
+    words = [
+        "strain",
+        "data",
+        "import",
+        str(path),
+        "--strain-unit",
+        "1",
+        "--stress-unit",
+        "MPa",
+        "--out",
+        str(tmp_path / "set"),
+    ]
     ended = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=300)
 
     assert ended.returncode == 2, ended.stderr

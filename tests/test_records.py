@@ -288,7 +288,7 @@ def test_tables_are_byte_identical_and_come_back(tmp_path: Path) -> None:
     frames, documents = records.load_tables(tmp_path / "one", ["t"], ["d"])
     pd.testing.assert_frame_equal(frames["t"], table)
     assert documents == {"d": {"x": [1, None]}}
-    with pytest.raises(RecordError, match=r"x\.csv: no such file; run `horovod-study analyze RUNS --out"):
+    with pytest.raises(RecordError, match=r"x\.csv: no such file; run `horovod-study report RUNS --out"):
         records.load_tables(tmp_path / "one", ["x"], [])
 
 

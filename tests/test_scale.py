@@ -46,7 +46,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def analyze(runs: Path, out: Path, *words: str) -> dict[str, bytes]:
-    assert main(["analyze", str(runs), "--out", str(out), *words]) == 0
+    assert main(["report", "--tables", str(runs), "--out", str(out), *words]) == 0
     return contents(out)
 
 
@@ -278,5 +278,5 @@ def test_the_benchmark_refuses_a_disk_that_is_too_small(
 
 
 def test_threads_must_be_a_count(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyze", "runs", "--out", "x", "--threads", "0"]) == 2
+    assert main(["report", "--tables", "runs", "--out", "x", "--threads", "0"]) == 2
     assert "'0' is not a whole number above 0" in capsys.readouterr().err

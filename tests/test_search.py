@@ -227,17 +227,20 @@ def test_a_real_search_and_its_continuation(tmp_path: Path, capsys, monkeypatch:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, GOOD.replace("epochs: 4", "steps: 5").replace("[10, 20]", "[10, 20]\n  widths: [2-3-4, 3-4-5]"))
 
-    assert main(["search", "search.yaml", "--trials", "1"]) == 0
+    assert main(["strain", "search", "search.yaml", "--trials", "1"]) == 0
     first = capsys.readouterr()
     assert "search tiny: 0 of 1 trials have ended; records in runs/tiny" in first.err
     assert re.search(
         r"\[1/1\] done    trial 0  test MSE \d\.\d{3}e-\d\d .* lr=\S+ batch=\d+ widths=\d-\d-\d", first.err
     )
-    assert "best so far; repeat it with: horovod-study train --config runs/tiny/configs/trial-0000.yaml" in first.err
+    assert (
+        "best so far; repeat it with: horovod-study strain train --config runs/tiny/configs/trial-0000.yaml"
+        in first.err
+    )
     assert "what mattered: 1 finished trials; at least 10 are needed" in first.out
     assert "figure: runs/tiny/search.png" in first.out and Path("runs/tiny/search.png").exists()
 
-    assert main(["search", "search.yaml", "--trials", "2", "--json"]) == 0
+    assert main(["strain", "search", "search.yaml", "--trials", "2", "--json"]) == 0
     again = capsys.readouterr()
     facts = json.loads(again.out)
     assert (facts["ended"], facts["counts"]["done"], len(facts["rows"])) == (2, 2, 2)
@@ -253,7 +256,7 @@ def test_a_real_search_and_its_continuation(tmp_path: Path, capsys, monkeypatch:
     assert best["study"] == "tiny-best"
     assert min(rows, key=lambda row: float(row["test_mse"]))["lr"] == repr(best["lr"])
     assert run_config(best).widths in ("2-3-4", "3-4-5")
-    assert main(["train", "--config", "runs/tiny/best.yaml", "--out", "again"]) == 0
+    assert main(["strain", "train", "--config", "runs/tiny/best.yaml", "--out", "again"]) == 0
     assert read_run(Path("again")).totals["test_mse"] == pytest.approx(facts["best"]["test_mse"], rel=1e-6)
 
 

@@ -508,12 +508,12 @@ def test_the_command_reports_and_fails(directories, capsys):
 def test_wrong_use_is_one_line(directories, capsys):
     new, old = str(directories / "new"), str(directories / "old")
     for words, message in (
-        ([new, "--against", str(directories)], "no such file; run `horovod-study analyze RUNS --out"),
+        ([new, "--against", str(directories)], "holds no run"),
         ([new, "--against", old, "--fail-on", "quicker=5%"], "'quicker' is not known; allowed: slower=PERCENT"),
         ([new, "--fail-on", "slower=5%"], "--fail-on: is about another study; name its directory with --against"),
         ([new, "--match", "exact"], "--match: is about another study"),
         ([new, "--json"], "--json: prints what --against or --check finds"),
-        ([new, "--against", old, "--check"], "--against: draws a report, and --check looks at the one that is there"),
+        ([new, "--against", old, "--check"], "--against and --check ask for different things"),
     ):
         assert main(["report", *words]) == 2
         error = capsys.readouterr().err
@@ -522,12 +522,12 @@ def test_wrong_use_is_one_line(directories, capsys):
 
 def test_every_command_of_the_page_is_one_that_the_program_takes():
     page = (Path(__file__).parents[1] / "docs" / "compare_studies.md").read_text(encoding="utf-8")
-    commands = re.findall(r"horovod-study (report .*|run .*|analyze .*)", page)
+    commands = re.findall(r"horovod-study (report .*|run .*)", page)
     parsed = [
-        command_line().parse_strictly(shlex.split(each)) for each in commands if not each.startswith("analyze RUNS")
+        command_line().parse_strictly(shlex.split(each)) for each in commands if not each.startswith("report RUNS")
     ]
 
-    assert len(parsed) == 7
+    assert len(parsed) == 5
     gates = [options for options in parsed if getattr(options, "fail_on", None)]
     assert len(gates) == 2 and all(read_limits(options.fail_on) for options in gates)
     for word in (*compared.GATE_WORDS, *compared.BARE_WORDS):

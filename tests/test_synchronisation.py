@@ -132,7 +132,9 @@ def test_a_run_over_mpi_measures_itself_without_changing_its_result(
     assert (found["transport"], found["reduction"], found["clock"]) == ("mpi", "flat", "common")
     assert len(found["pack_s"]) == len(found["through_s"]) == 40
 
-    assert cli.main(["attribute", str(tmp_path / "with"), "--out", str(tmp_path / "why"), "--json"]) == 0
+    assert (
+        cli.main(["explain", "--part", "sync", str(tmp_path / "with"), "--out", str(tmp_path / "why"), "--json"]) == 0
+    )
     result = json.loads(capsys.readouterr().out)
     (arm,) = result["arms"]
     assert (arm["backend"], arm["transport"], arm["arm"]) == ("mpi", "mpi", "shipped settings")
@@ -142,7 +144,7 @@ def test_a_run_over_mpi_measures_itself_without_changing_its_result(
     assert all(Path(path).stat().st_size > 500 for path in result["files"])
     assert (tmp_path / "why" / "attribution.png").exists()
 
-    assert cli.main(["attribute", str(tmp_path), "--out", str(tmp_path / "why")]) == 2
+    assert cli.main(["explain", "--part", "sync", str(tmp_path), "--out", str(tmp_path / "why")]) == 2
     assert capsys.readouterr().err == (
         f"error: {tmp_path / 'without'}: has no bench.json, so what its synchronisation is made of was not measured; "
         "record the run again with --measure-sync\n"
@@ -167,7 +169,7 @@ def test_with_hooks_only_the_floor_is_measured_and_the_reason_told(
     found = measured(tmp_path / "run")
     assert (found["transport"], found["through_s"], found["pack_s"]) == ("gloo", None, None)
     assert found["why_not_through"].startswith("with hooks the transfers begin in backward")
-    assert cli.main(["attribute", str(tmp_path / "run"), "--out", str(tmp_path / "why")]) == 0
+    assert cli.main(["explain", "--part", "sync", str(tmp_path / "run"), "--out", str(tmp_path / "why")]) == 0
     out = capsys.readouterr().out
     assert "Horovod/Gloo, hooks, shipped settings" in out
     assert "transfer and runtime that backward did not hide" in " ".join(out.split())
@@ -178,7 +180,7 @@ def test_the_experiment_runs_its_arms_once_and_goes_on_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--runtime", "mpi/mpi", "--rounds", "1", "--workers", "2", "--steps", "40", "--dataset", "4000"]
-    words = ["attribute", *options, "--out", str(tmp_path), "--json"]
+    words = ["explain", "--measure", *options, "--out", str(tmp_path), "--json"]
     assert cli.main(words) == 0
     result = json.loads(capsys.readouterr().out)
     assert [arm["arm"] for arm in result["arms"]] == ["shipped settings", "library defaults"]

@@ -317,7 +317,7 @@ def test_many_tensors_are_cut_in_the_text_and_whole_in_the_table() -> None:
 
 
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["timeline", str(HOOKS), "--out", str(tmp_path / "out")]) == 0
+    assert cli.main(["explain", "--part", "timeline", str(HOOKS), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert "3 steps, 24 collectives of 8 tensors" in printed.out
@@ -327,7 +327,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = pd.read_csv(tmp_path / "out" / "timeline.csv")
     assert table["tensor"].nunique() == 9  # the barrier is one
 
-    assert cli.main(["timeline", str(HOOKS), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert cli.main(["explain", "--part", "timeline", str(HOOKS), "--out", str(tmp_path / "out"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["source"], document["steps"]) == (str(HOOKS), 3)
     assert document["last_rank"].keys() == {"0", "1"}
@@ -336,18 +336,18 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_verb_says_what_is_doubtful(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torn = tmp_path / "torn.json"
     torn.write_text(FLAT.read_text(encoding="utf-8")[:2000], encoding="utf-8")
-    assert cli.main(["timeline", str(torn)]) == 0
+    assert cli.main(["explain", "--part", "timeline", str(torn)]) == 0
     assert capsys.readouterr().err.startswith("doubt: the file breaks off or is damaged at character ")
     assert (tmp_path / "timeline" / "timeline.png").exists()
 
 
 def test_the_verb_on_what_has_no_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["timeline", str(tmp_path)]) == 2
+    assert cli.main(["explain", "--part", "timeline", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         f"error: {tmp_path / 'timeline.json'}: this run has no timeline; record one with train --timeline-steps 50, "
         "over Horovod\n"
     )
-    assert cli.main(["timeline", str(tmp_path / "nowhere.json")]) == 2
+    assert cli.main(["explain", "--part", "timeline", str(tmp_path / "nowhere.json")]) == 2
     assert "nowhere.json: no such file; record one" in capsys.readouterr().err
 
 

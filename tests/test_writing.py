@@ -209,7 +209,7 @@ EDITION = {"number": 1}
 
 
 def report(study: Path, out: Path) -> None:
-    assert cli.main(["analyze", str(study), "--out", str(out)]) == 0
+    assert cli.main(["report", "--tables", str(study), "--out", str(out)]) == 0
     assert cli.main(["report", str(out)]) == 0
 
 
@@ -241,7 +241,7 @@ def test_no_result_is_written_through_a_link(study: Path, tmp_path: Path) -> Non
 def test_a_folder_of_results_that_leads_outside_is_refused(name: str, study: Path, tmp_path: Path) -> None:
     out, outside = tmp_path / "out", tmp_path / "outside"
     outside.mkdir()
-    assert cli.main(["analyze", str(study), "--out", str(out)]) == 0
+    assert cli.main(["report", "--tables", str(study), "--out", str(out)]) == 0
     (out / name).symlink_to(outside)
 
     assert cli.main(["report", str(out)]) == 2
@@ -381,7 +381,7 @@ def test_data_generate_that_is_killed_anywhere_leaves_a_whole_set_or_none(tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("between_s", [0.0, 0.02])
 def test_a_second_sigterm_does_not_stop_the_clearing_away(between_s: float, tmp_path: Path) -> None:
-    words = ["data", "generate", "--size", "400000", "--processes", "2", "--out", "set"]
+    words = ["strain", "data", "generate", "--size", "400000", "--processes", "2", "--out", "set"]
     process = subprocess.Popen(
         [sys.executable, "-m", "horovod_study.cli", *words], cwd=tmp_path, stdout=subprocess.PIPE
     )

@@ -116,18 +116,20 @@ class Case:
     def __post_init__(self) -> None:
         for name, count in (("--batch", self.batch), ("--workers", self.workers)):
             if count < 1:
-                raise ConfigError(f"advise: {name} is {count}; it must be at least 1")
+                raise ConfigError(f"model-parallel: {name} is {count}; it must be at least 1")
         if self.workers_per_node is not None and self.workers_per_node < 1:
-            raise ConfigError(f"advise: --workers-per-node is {self.workers_per_node}; it must be at least 1")
+            raise ConfigError(f"model-parallel: --workers-per-node is {self.workers_per_node}; it must be at least 1")
         for text, number in (("--memory-gb", self.memory_bytes), ("the rate of computing", self.flop_per_s)):
             if number is not None and not (math.isfinite(number) and number > 0):
-                raise ConfigError(f"advise: {text} is {number:g}; it must be greater than 0")
+                raise ConfigError(f"model-parallel: {text} is {number:g}; it must be greater than 0")
         for name, value, known in (
             ("--optimizer", self.optimizer, tuple(STATE_BYTES)),
             ("--precision", self.precision, tuple(ACTIVATION_BYTES)),
         ):
             if value not in known:
-                raise ConfigError(f"advise: {name} is {value!r}{nearest(value, known)}; allowed: {', '.join(known)}")
+                raise ConfigError(
+                    f"model-parallel: {name} is {value!r}{nearest(value, known)}; allowed: {', '.join(known)}"
+                )
 
     @property
     def global_batch(self) -> int:
@@ -434,7 +436,7 @@ def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size
 def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:
     """Return the FLOP/s of a worker that computes a step of `batch` samples in `step_s`, without communication."""
     if not (math.isfinite(step_s) and step_s > 0):
-        raise ConfigError(f"advise: the step takes {step_s * 1e3:g} ms; it must be greater than 0")
+        raise ConfigError(f"model-parallel: the step takes {step_s * 1e3:g} ms; it must be greater than 0")
     return model.train_flop * batch / step_s
 
 
@@ -457,9 +459,9 @@ class Asked:
 
     def __post_init__(self) -> None:
         if self.widths is not None and self.model is not None:
-            raise ConfigError("advise: --widths and --model both name a model; give one of them")
+            raise ConfigError("model-parallel: --widths and --model both name a model; give one of them")
         if (self.alpha_us is None) != (self.gb_per_s is None):
-            raise ConfigError("advise: a network has --alpha-us and --gb-per-s; give both")
+            raise ConfigError("model-parallel: a network has --alpha-us and --gb-per-s; give both")
 
 
 def case_of(
@@ -484,10 +486,10 @@ def case_of(
     known |= {name: getattr(asked, name) for name in (*fields, "workers") if getattr(asked, name) is not None}
     model, batch, n = asked.model or cnn(known["widths"]), known["batch"], known["workers"]
     if batch < 1 or n < 1:
-        raise ConfigError(f"advise: --batch is {batch} and --workers {n}; both must be at least 1")
+        raise ConfigError(f"model-parallel: --batch is {batch} and --workers {n}; both must be at least 1")
     if found and found["parameters"] != model.parameters:
         raise ConfigError(
-            f"advise: --widths {asked.widths} has {model.parameters:,} parameters, but the run trained "
+            f"model-parallel: --widths {asked.widths} has {model.parameters:,} parameters, but the run trained "
             f"{found['parameters']:,}; leave --widths out"
         )
     network = None
@@ -519,14 +521,16 @@ def _refuse(asked: Asked, *, bench: bool, run: bool) -> None:
     """Raise ConfigError where two things say the same, or one belongs to another that is missing."""
     if sum((asked.step_ms is not None, asked.flops_per_s is not None, run)) > 1:
         raise ConfigError(
-            "advise: --step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
+            "model-parallel: --step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
         )
     if bench and asked.alpha_us is not None:
-        raise ConfigError("advise: --network and --alpha-us both describe the network; give one of them")
+        raise ConfigError("model-parallel: --bench and --alpha-us both describe the network; give one of them")
     if asked.way is not None and not bench:
-        raise ConfigError("advise: --way chooses from the file of --network; give that too")
+        raise ConfigError("model-parallel: --way chooses from the file of --bench; give that too")
     if asked.model is not None and run:
-        raise ConfigError("advise: --run is of the worked example and says nothing of --model; give --step-ms instead")
+        raise ConfigError(
+            "model-parallel: --run is of the worked example and says nothing of --model; give --step-ms instead"
+        )
 
 
 def _rate(
@@ -885,7 +889,7 @@ def _verdict(
         reasons.append(
             f"measured: the run waits {_time(case.waited_s)} per step for gradients, "
             f"{case.waited_s / data.communication_s:.2g} times the {_time(data.communication_s)} of the messages "
-            "alone; `horovod-study attribute` says where it goes"
+            "alone; `horovod-study explain --measure` says where it goes"
         )
     if data.communication_s and case.flop_per_s and case.network:
         # E = t b / (t b + c) = 0.9 at b = 9 c / t.

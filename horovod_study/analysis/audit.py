@@ -104,27 +104,27 @@ RULES: Mapping[str, Rule] = {
     "cell-differs": Rule(
         severity="error",
         title="a number or text of the study is not what its runs give",
-        remedy="make it again: horovod-study analyze RUNS --out DIR, then horovod-study report DIR",
+        remedy="make it again: horovod-study report RUNS --out DIR",
     ),
     "best-of-n": Rule(
         severity="error",
         title="the best repeat stands where the median belongs",
-        remedy="quote the median with its interval; analyze and report again",
+        remedy="quote the median with its interval; report again",
     ),
     "extrapolation-unmarked": Rule(
         severity="error",
         title="a value beyond the measured worker counts is not marked as extrapolated",
-        remedy="analyze and report again; mark it wherever it was copied to",
+        remedy="report again; mark it wherever it was copied to",
     ),
     "intervals-missing": Rule(
         severity="error",
         title="a number stands without the interval that its repeats give",
-        remedy="analyze and report again; quote the number with its interval",
+        remedy="report again; quote the number with its interval",
     ),
     "file-missing": Rule(
         severity="error",
         title="a file of the study is not there, or cannot be read",
-        remedy="make it again: horovod-study analyze RUNS --out DIR, then horovod-study report DIR",
+        remedy="make it again: horovod-study report RUNS --out DIR",
     ),
     "file-left-over": Rule(
         severity="error",
@@ -138,23 +138,23 @@ RULES: Mapping[str, Rule] = {
     ),
     "source-changed": Rule(
         severity="error",
-        title="source.json is not what analyze and report wrote: what it says of the study may be false",
-        remedy="make it again: horovod-study analyze RUNS --out DIR, then horovod-study report DIR",
+        title="source.json is not what report wrote: what it says of the study may be false",
+        remedy="make it again: horovod-study report RUNS --out DIR",
     ),
     "run-changed": Rule(
         severity="error",
         title="a file of a run is not the one that the run wrote, or that was analysed",
-        remedy="take it back from where it was recorded, or run the cell again; then analyze and report again",
+        remedy="take it back from where it was recorded, or run the cell again; then report again",
     ),
     "run-left-out": Rule(
         severity="error",
         title="a run is there and the study does not say so",
-        remedy="analyze again, so that it counts or is told as failed",
+        remedy="report again, so that it counts or is told as failed",
     ),
     "run-gone": Rule(
         severity="error",
         title="a run of the study is not there any more, and its numbers cannot be checked",
-        remedy="take it back from where it was recorded (--runs RUNS says where the runs are), or analyze again",
+        remedy="take it back from where it was recorded (--runs RUNS says where the runs are), or report again",
     ),
     "run-set-aside": Rule(
         severity="error",
@@ -169,7 +169,7 @@ RULES: Mapping[str, Rule] = {
     "duplicated-run": Rule(
         severity="error",
         title="two runs are one run counted twice",
-        remedy="remove the copy and analyze again",
+        remedy="remove the copy and report again",
     ),
     "logged-unlike-applied": Rule(
         severity="error",
@@ -229,7 +229,7 @@ RULES: Mapping[str, Rule] = {
     "versions-differ": Rule(
         severity="doubt",
         title="the runs behind one series come from different machines or versions",
-        remedy="run the older ones again: horovod-study retry STUDY.yaml",
+        remedy="run the older ones again: horovod-study run --retry STUDY.yaml",
     ),
 }
 """Every kind of finding, in the order in which they are told."""

@@ -232,7 +232,7 @@ def _doubts(
     elif steepest is not None and careful is not None and not 1 / MARGIN <= steepest / careful <= MARGIN:
         doubts.append(
             f"the two rules differ {max(steepest / careful, careful / steepest):.0f}-fold; try rates between them, "
-            "for instance with horovod-study search"
+            "for instance with horovod-study strain search"
         )
     unsteady = _first_unsteady(smooth)
     if suggested is not None and unsteady is not None and rates[unsteady] < suggested:

@@ -131,7 +131,7 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     missing = [column for column in REQUIRED if column not in runs.columns]
     if missing:
         raise AnalysisError(
-            f"run table: column {', '.join(missing)} missing; make it with horovod-study analyze RUNS --out DIR"
+            f"run table: column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
         )
     if runs.empty:
         raise AnalysisError("run table: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")

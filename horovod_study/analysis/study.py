@@ -151,7 +151,7 @@ class Analysis:
             missing = [column for column in _NEEDED[name] if column not in frame.columns]
             if missing:
                 raise AnalysisError(
-                    f"{name}.csv: column {missing[0]} is missing; make the directory again with horovod-study analyze"
+                    f"{name}.csv: column {missing[0]} is missing; make the directory again with horovod-study report"
                 )
             # An empty text is an empty cell in CSV and comes back as NaN.
             unknown = [column for column in _OPTIONS if column in frame.columns and frame[column].isna().any()]
@@ -161,7 +161,7 @@ class Analysis:
         if self.provenance.get("schema") != SCHEMA:
             raise AnalysisError(
                 f"provenance.json: schema is {self.provenance.get('schema')!r}, this program reads {SCHEMA}; "
-                "make the directory again with horovod-study analyze"
+                "make the directory again with horovod-study report"
             )
 
     def with_left_out(self, left_out: Mapping[str, str]) -> "Analysis":
@@ -187,7 +187,7 @@ def loaded(tables: Mapping[str, pd.DataFrame], documents: Mapping[str, Any], *, 
     `tables` and `documents` by the names of their files, `source` the directory. Raises AnalysisError naming the file
     and the column.
     """
-    again = "make the directory again with horovod-study analyze"
+    again = "make the directory again with horovod-study report"
     for name, document in documents.items():
         if not isinstance(document, dict):
             raise AnalysisError(f"{source}/{name}.json: holds no object; {again}")
@@ -215,7 +215,7 @@ def loaded(tables: Mapping[str, pd.DataFrame], documents: Mapping[str, Any], *, 
 def require_columns(table: pd.DataFrame, name: str, *, source: str) -> None:
     """Refuse a table of an analysis in which a number is none or a key is empty; which columns are there is known."""
     where = f"{source}/{name}.csv"
-    again = "make the directory again with horovod-study analyze"
+    again = "make the directory again with horovod-study report"
     for column in _KEYS.get(name, ()):
         if table[column].isna().any():
             raise AnalysisError(f"{where}: column {column} has an empty cell; {again}")
@@ -604,7 +604,7 @@ def _common(table: pd.DataFrame) -> dict[str, Any]:
 def _commands(runs: pd.DataFrame) -> list[str]:
     studies = [study for study in _distinct(runs["study"]) if study != "train"]
     first = [f"horovod-study run experiments/{study}.yaml" for study in studies] or ["python -m horovod_study.train"]
-    return [*first, "horovod-study analyze runs --out analysis", "horovod-study report analysis"]
+    return [*first, "horovod-study report runs --out analysis"]
 
 
 def _range(values: pd.Series) -> list[float | int | None]:

@@ -266,7 +266,7 @@ def _cells(analysis: Analysis, name: str) -> list[_StudyCell]:
     runs, points = analysis.runs, analysis.points
     missing = [column for column in _NEEDED if column not in runs.columns]
     if missing:
-        raise AnalysisError(f"{name}: runs.csv lacks {missing[0]}; make the directory again with horovod-study analyze")
+        raise AnalysisError(f"{name}: runs.csv lacks {missing[0]}; make the directory again with horovod-study report")
     keys = [column for column in _OF_CELL if column in runs.columns and column in points.columns]
     own: dict[tuple[str, ...], list[int]] = {}
     good = runs[measured(runs)].sort_values(["repeat", "run"], kind="stable").reset_index(drop=True)
@@ -280,7 +280,7 @@ def _cells(analysis: Analysis, name: str) -> list[_StudyCell]:
         if (found is None) != bool(point["missing"]) or (found is not None and len(found) != point["repeats"]):
             raise AnalysisError(
                 f"{name}: runs.csv and points.csv do not tell of the same runs ({point['series']}, {point['workers']} "
-                "workers); make the directory again with horovod-study analyze"
+                "workers); make the directory again with horovod-study report"
             )
         met = [] if found is None else [crossings[run] for run in found["run"] if run in crossings]
         crossed = pd.concat(met, ignore_index=True) if met else analysis.crossings.iloc[:0]

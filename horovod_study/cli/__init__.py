@@ -1,14 +1,16 @@
 """`horovod-study VERB`: parse, call, print. No logic lives here.
 
     verbs         what a verb is made from, and what several share
-    data          generate, check and import data sets
-    training      train, identify
-    studies       plan, run, status, retry, cancel, doctor
-    experiments   search, lr-range, tune, compare, verify
+    studies       plan, run, status, cancel, doctor
+    report        report
+    explain       explain
+    forecasts     fit, predict
+    simulate      simulate, simulate model-parallel
+    experiments   compare, tune, verify
     benchmarks    bench, bench loading, bench timers
-    analysis      analyze, report
-    runs          inspect, export, attribute, account, timeline, learning-curve
-    forecasts     fit, predict, simulate, advise
+    export        export
+    strain        strain: data, train, identify, search, lr-range, learning-curve
+    old           what to type instead of a verb of the release before
 
 A verb is a function with its options beside it and a line in `VERBS` of its file. What needs PyTorch, pandas or
 matplotlib is imported by the verb that uses it, so that help is quick and every verb works where only its own extra is
@@ -22,21 +24,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod_study import __version__, limits
-from horovod_study.cli import analysis, benchmarks, data, experiments, forecasts, runs, studies, training
+from horovod_study.cli import benchmarks, experiments, explain, export, forecasts, report, simulate, strain, studies
+from horovod_study.cli.old import renewed
 from horovod_study.cli.verbs import Result
 from horovod_study.errors import StudyError
 from horovod_study.options import Parser
 from horovod_study.variables import whole_number
 
 VERBS = (
-    *data.VERBS,
-    *training.VERBS,
     *studies.VERBS,
+    *report.VERBS,
+    *explain.VERBS,
+    *forecasts.VERBS,
+    *simulate.VERBS,
     *experiments.VERBS,
     *benchmarks.VERBS,
-    *analysis.VERBS,
-    *runs.VERBS,
-    *forecasts.VERBS,
+    *export.VERBS,
+    *strain.VERBS,
 )
 EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("torch", "psutil"), "search": ("optuna",)}
 """Which extra of setup.cfg brings a package that a verb may miss."""
@@ -53,11 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a name from a file that the terminal cannot show
     try:
         whole_number("SOURCE_DATE_EPOCH", os.environ)  # libraries read it while they are imported
-        if words[:1] == ["train"] and not {"-h", "--help"} & set(words):
+        parser = command_line()
+        words = renewed(words, parser)
+        if words[:2] == ["strain", "train"] and not {"-h", "--help"} & set(words):
             from horovod_study import train
 
-            return train.main(words[1:])
-        options = command_line().parse_strictly(words)
+            return train.main(words[2:])
+        options = parser.parse_strictly(words)
         options.words = words
         done = options.verb(options)
         code: int = done.show(as_json=getattr(options, "json", False)) if isinstance(done, Result) else done

@@ -1,4 +1,4 @@
-"""`horovod-study search`, `lr-range`, `tune`, `compare` and `verify`: experiments with an answer of their own."""
+"""`horovod-study compare`, `tune` and `verify`: experiments with an answer of their own."""
 
 import argparse
 import json
@@ -7,74 +7,7 @@ from pathlib import Path
 
 from horovod_study.cli.verbs import Result, Verb
 from horovod_study.config import find_workload
-from horovod_study.options import SET_BY_COMPARE, SET_BY_RANGE_TEST, SET_BY_TUNE, Parser, add_run_options, run_values
-
-
-def search_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one"
-    )
-    parser.add_argument("--trials", type=int, metavar="N", help="trials wanted in all (default: as the file says)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time in this command (default 1)")
-    parser.add_argument(
-        "--storage", metavar="URL", help="where trials are kept: an SQLAlchemy URL (default: search.db of the search)"
-    )
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
-    )
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
-
-
-def search(options: argparse.Namespace) -> Result:
-    """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
-    from horovod_study.report.figures.search import read_table, write_search
-    from horovod_study.studies.search import result_lines, run_search
-    from horovod_study.studies.search_file import load_search, with_trials
-
-    command = shlex.join(["horovod-study", *options.words])
-    wanted = with_trials(load_search(options.search), options.trials)
-    result = run_search(wanted, options.runs, command=command, jobs=options.jobs, storage=options.storage)
-    figure = write_search(read_table(result.directory / "trials.csv"), wanted.kinds(), result.directory)
-    pictures = (f"  figure: {path}" for path in figure if path.suffix == ".png")
-    return Result(
-        document={**result.to_dict(), "figure": [str(path) for path in figure]},
-        lines=[*result_lines(result), *pictures],
-        exit_code=result.exit_code,
-    )
-
-
-def lr_range_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first"
-    )
-    parser.add_argument("--low", type=float, default=1e-6, metavar="LR", help="first learning rate (default 1e-6)")
-    parser.add_argument("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="receives the run, the curve and the figure"
-    )
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers that train (default 1)")
-    parser.add_argument(
-        "--runtime", metavar="NAME", help="how workers talk: ddp/gloo, ... (default: serial; horovod/mpi for several)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    add_run_options(parser, hidden=SET_BY_RANGE_TEST)
-
-
-def lr_range(options: argparse.Namespace) -> Result:
-    """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
-    from horovod_study.analysis.lr_range import find_rate
-    from horovod_study.report.figures.lr_range import write_lr_range
-    from horovod_study.studies.range_run import range_config, run_range
-
-    config = range_config(options.config, run_values(options), low=options.low, high=options.high)
-    rates, losses, record = run_range(config, options.out, workers=options.workers, runtime=options.runtime)
-    found = find_rate(rates, losses)
-    paths = write_lr_range(found, options.out, batch=record.effective["global_batch"])
-    return Result(
-        document={**found.to_dict(), "run_dir": str(options.out / "run")},
-        lines=[*found.lines(), f"figure: {options.out / 'lr_range.png'}"],
-        files=paths,
-    )
+from horovod_study.options import SET_BY_COMPARE, SET_BY_TUNE, Parser, add_run_options, run_values
 
 
 def tune_arguments(parser: Parser) -> None:
@@ -266,9 +199,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 VERBS = (
-    Verb("search", search, search_arguments),
-    Verb("lr-range", lr_range, lr_range_arguments),
-    Verb("tune", tune, tune_arguments),
     Verb("compare", compare, compare_arguments),
+    Verb("tune", tune, tune_arguments),
     Verb("verify", verify, verify_arguments),
 )

@@ -1,4 +1,4 @@
-"""`horovod-study fit`, `predict`, `simulate` and `advise`: what points, constants and a model say of more workers."""
+"""`horovod-study fit` and `predict`: what measured points say of more workers."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.verbs import BENCH_JSON, Result, Verb, add_figure_arguments, figure_look, read_input
+from horovod_study.cli.verbs import BENCH_JSON, Verb, read_input
 from horovod_study.errors import AnalysisError
 from horovod_study.options import Parser
 from horovod_study.text.tables import table_of, to_lines
@@ -211,123 +211,4 @@ def _points_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
-def simulate_arguments(parser: Parser) -> None:
-    add_figure_arguments(parser)
-    parser.add_argument("--workers", type=int, nargs="+", required=True, metavar="N", help="up to 10 million each")
-    parser.add_argument("--scaling", default="weak", metavar="weak|strong", help="batch per worker or per step fixed")
-    parser.add_argument(
-        "--global-batch", type=int, metavar="N", help="of strong scaling (default: of the smallest worker count)"
-    )
-    parser.add_argument("--run", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="recorded runs: computing")
-    parser.add_argument(
-        "--beside", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="runs of one worker made at the same time"
-    )
-    parser.add_argument("--bench", type=Path, nargs="+", default=[], metavar="bench.json", help="measured networks")
-    parser.add_argument("--way", metavar="NAME", help="which of their ways (default: of the run, else the quickest)")
-    parser.add_argument(
-        "--network", type=Path, metavar="FILE.yaml", help="or a described one, see experiments/networks"
-    )
-    parser.add_argument("--alpha-us", type=float, metavar="X", help="or by hand: microseconds of an empty message, ...")
-    parser.add_argument("--gb-per-s", type=float, metavar="X", help="... and GB (1e9 bytes) per second")
-    parser.add_argument("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
-    parser.add_argument("--compute-ms", type=float, metavar="X", help="instead of runs: computing of a step, and ...")
-    parser.add_argument("--compute-cv", type=float, metavar="X", help="... its standard deviation / mean (default 0)")
-    parser.add_argument("--batch", type=int, metavar="N", help="samples per worker and step (default: of the run)")
-    parser.add_argument("--gradient-mb", type=float, metavar="X", help="1e6 bytes of gradients (default: of the run)")
-    parser.add_argument("--buckets", type=int, metavar="N", help="sent during backward (default 1: after backward)")
-    parser.add_argument("--algorithm", metavar="NAME", help="auto, ring, tree, doubling, halving, hierarchical or ps")
-    parser.add_argument("--overhead-us", type=float, metavar="X", help="of the runtime, for each message")
-    parser.add_argument("--cycle-ms", type=float, metavar="X", help="Horovod's cycle; 0: new gradients end it")
-    parser.add_argument("--fusion-mb", type=float, metavar="X", help="MiB that go into one message at most")
-    parser.add_argument(
-        "--what-if", nargs="+", default=[], metavar="KEY=VALUE", help="as bandwidth=2x cycle=0,batch=8x algorithm=ps"
-    )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the simulated steps (default 1)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="receives figure, CSV, JSON and table")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-
-
-def simulate(options: argparse.Namespace) -> Result:
-    """Simulate a data-parallel step on up to 100,000 workers, from measured or given constants, and what-ifs."""
-    from dataclasses import fields
-
-    from horovod_study.analysis.advice import bench_of
-    from horovod_study.analysis.simulation import scaling
-    from horovod_study.analysis.simulation.calibration import Given, calibrate, run_times
-    from horovod_study.analysis.simulation.network import network_from
-    from horovod_study.analysis.simulation.what_if import what_if
-    from horovod_study.documents import load_yaml
-    from horovod_study.records import recorded_run
-    from horovod_study.report.figures.simulation import content, text, write_simulation
-
-    wanted = BENCH_JSON
-    network = options.network and network_from(load_yaml(options.network), source=str(options.network))
-    calibration = calibrate(
-        Given(**{each.name: getattr(options, each.name) for each in fields(Given)}),
-        network=network,
-        runs=[run_times(recorded_run(each)) for each in options.run],
-        beside=[run_times(recorded_run(each)) for each in options.beside],
-        benches=[(bench_of(read_input(each, wanted), source=str(each)), str(each)) for each in options.bench],
-    )
-    scenarios = what_if(calibration.scenario, options.what_if)
-    table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)
-    doubts = scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)
-    look = figure_look(options)
-    paths = write_simulation(table, calibration, doubts, options.out, look=look) if options.out else []
-    written = ["", f"written: {', '.join(str(path) for path in paths)}"] if paths else []
-    return Result(
-        document=content(table, calibration, doubts),
-        lines=[text(table, calibration), *written],
-        files=paths or None,
-        doubts=doubts,
-    )
-
-
-def advise_arguments(parser: Parser) -> None:
-    parser.add_argument("--widths", metavar="C-C-H", help="the worked example with these widths (default 15-38-197)")
-    parser.add_argument("--model", type=Path, metavar="FILE.yaml", help="or any model in layers, see docs/advise.md")
-    parser.add_argument("--batch", type=int, metavar="N", help="samples per worker and step (default 75)")
-    parser.add_argument("--workers", type=int, metavar="N", help="workers (default 2)")
-    parser.add_argument("--workers-per-node", type=int, metavar="N", help="workers that fill a node (default: all)")
-    parser.add_argument("--memory-gb", type=float, metavar="X", help="memory of a worker (default: as on this machine)")
-    parser.add_argument("--optimizer", metavar="adam|adamw|sgd", help="whose state is kept (default adam)")
-    parser.add_argument("--precision", metavar="fp32|tf32|bf16|fp16", help="of the activations (default fp32)")
-    parser.add_argument("--network", type=Path, metavar="bench.json", help="what `horovod-study bench` measured")
-    parser.add_argument("--way", metavar="NAME", help="which of its ways (default: the quickest for the gradients)")
-    parser.add_argument("--alpha-us", type=float, metavar="X", help="or by hand: microseconds of an empty message, ...")
-    parser.add_argument("--gb-per-s", type=float, metavar="X", help="... and GB (1e9 bytes) per second")
-    parser.add_argument("--run", type=Path, metavar="RUN_DIR", help="a run: batch, workers, model, computing per step")
-    parser.add_argument("--step-ms", type=float, metavar="X", help="or: a step of one worker alone at this batch")
-    parser.add_argument("--flops-per-s", type=float, metavar="X", help="or: training FLOP per second of a worker")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-
-
-def advise(options: argparse.Namespace) -> Result:
-    """Say whether data or model parallel fits a model, with the arithmetic of memory, messages and time."""
-    from dataclasses import asdict, fields
-
-    from horovod_study.analysis.advice import Asked, bench_of, case_of, layered_model
-    from horovod_study.analysis.advice import advise as advise_on
-    from horovod_study.documents import load_yaml
-    from horovod_study.measure.memory import worker_memory
-    from horovod_study.records import read_run
-
-    source = str(options.model or "")
-    model = layered_model(load_yaml(options.model), source=source) if options.model else None
-    wanted, network = "the bench.json that `horovod-study bench` wrote", options.network
-    bench = network and (bench_of(read_input(network, wanted), source=str(network)), str(network))
-    recorded = options.run and (asdict(read_run(options.run)), str(options.run))
-    memory = None if options.memory_gb is None else (options.memory_gb * 1e9, "--memory-gb")
-    names = [each.name for each in fields(Asked) if each.name != "model"]
-    asked = Asked(model=model, **{name: getattr(options, name) for name in names})
-    case = case_of(asked, bench=bench, run=recorded, memory=memory, memory_of=worker_memory)
-    advice = advise_on(case)
-    return Result(document=advice.to_dict(), lines=advice.lines())
-
-
-VERBS = (
-    Verb("fit", fit, fit_arguments),
-    Verb("predict", predict, predict_arguments),
-    Verb("simulate", simulate, simulate_arguments),
-    Verb("advise", advise, advise_arguments),
-)
+VERBS = (Verb("fit", fit, fit_arguments), Verb("predict", predict, predict_arguments))

@@ -1,4 +1,4 @@
-"""`horovod-study plan`, `run`, `status`, `retry`, `cancel` and `doctor`: a study file, and the machines it runs on."""
+"""`horovod-study plan`, `run`, `status`, `cancel` and `doctor`: a study file, and the machines it runs on."""
 
 import argparse
 import json
@@ -6,14 +6,17 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.analysis import write_analysis, write_page
+from horovod_study.cli.report import write_analysis, write_page
 from horovod_study.cli.verbs import Result, Verb
+from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 
 
 def plan_arguments(parser: Parser) -> None:
     _study_arguments(parser)
-    _failed_arguments(parser)
+    parser.add_argument(
+        "--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)"
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
@@ -29,8 +32,12 @@ def plan(options: argparse.Namespace) -> Result:
 
 
 def run_arguments(parser: Parser) -> None:
-    _study_arguments(parser)
-    _failed_arguments(parser)
+    _study_arguments(parser, cells="with --retry: keys or names of cells (default: all there are)")
+    parser.add_argument(
+        "--retry",
+        action=argparse.BooleanOptionalAction,
+        help="only cells that failed, timed out, were cancelled or pre-empted (--no-retry: all but these)",
+    )
     parser.add_argument("--plan", action="store_true", help="only print the plan, as the verb plan does")
     parser.add_argument("--dry-run", action="store_true", help="print job scripts and launch lines, and start nothing")
     parser.add_argument("--here", action="store_true", help="Slurm: run in the allocation this is typed in (salloc)")
@@ -39,6 +46,9 @@ def run_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int | Result:
     """Run what is missing of a study, then analyse and report it."""
+    if options.cells and not options.retry:
+        raise ConfigError("CELL: names what to run again; give --retry too")
+    options.retry, again = options.retry is not False, options.retry
     if options.plan:
         return plan(options)
     study, command = _study(options), _command(options)
@@ -50,27 +60,16 @@ def run(options: argparse.Namespace) -> int | Result:
         inside = Inside(console=Console())
         result = run_here(study, options.runs, inside, command=command + " --here", retry=options.retry)
     else:
-        from horovod_study.studies.runner import run_study, show_plan
+        from horovod_study.studies.runner import RunOptions, retry_cells, run_study, show_plan
 
-        how = _how_to_run(options, command, retry=options.retry)
+        told = {name: getattr(options, name) for name in ("retry", "yes", "oversubscribe", "smoke", "pin", "wait")}
+        how = RunOptions(command=command, **told)
         if options.dry_run:
             result = show_plan(study, options.runs, how, dry_run=True)
+        elif again:
+            result = retry_cells(study, options.runs, how, which=options.cells)
         else:
             result = run_study(study, options.runs, how)
-    return _conclude(options, study, command, result)
-
-
-def retry_arguments(parser: Parser) -> None:
-    _study_arguments(parser, cells=True)
-    _start_arguments(parser)
-
-
-def retry(options: argparse.Namespace) -> int:
-    """Run those cells again that failed, timed out, were cancelled or pre-empted."""
-    from horovod_study.studies.runner import retry_cells
-
-    study, command = _study(options), _command(options)
-    result = retry_cells(study, options.runs, _how_to_run(options, command), which=options.cells)
     return _conclude(options, study, command, result)
 
 
@@ -79,13 +78,6 @@ def _command(options: argparse.Namespace) -> str:
     elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
     hosts = ["--hosts", options.hosts] if options.hosts else []
     return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts])
-
-
-def _how_to_run(options: argparse.Namespace, command: str, *, retry: bool = True) -> Any:
-    from horovod_study.studies.runner import RunOptions
-
-    told = {name: getattr(options, name) for name in ("yes", "oversubscribe", "smoke", "pin", "wait")}
-    return RunOptions(command=command, retry=retry, **told)
 
 
 def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:
@@ -120,7 +112,7 @@ def status(options: argparse.Namespace) -> int | Result:
 
 
 def cancel_arguments(parser: Parser) -> None:
-    _study_arguments(parser, cells=True)
+    _study_arguments(parser, cells="keys or names of cells (default: all there are)")
 
 
 def cancel(options: argparse.Namespace) -> int:
@@ -176,10 +168,10 @@ def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
     return parse_hosts(options.hosts) if options.hosts else ()
 
 
-def _study_arguments(parser: Parser, *, cells: bool = False) -> None:
+def _study_arguments(parser: Parser, *, cells: str = "") -> None:
     parser.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study file")
     if cells:
-        parser.add_argument("cells", nargs="*", metavar="CELL", help="keys or names of cells (default: all there are)")
+        parser.add_argument("cells", nargs="*", metavar="CELL", help=cells)
     _place_arguments(parser)
 
 
@@ -188,12 +180,6 @@ def _place_arguments(parser: Parser) -> None:
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
     )
     parser.add_argument("--hosts", metavar="HOST:N,...", help="machines over ssh, and how many workers each takes")
-
-
-def _failed_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)"
-    )
 
 
 def _start_arguments(parser: Parser) -> None:
@@ -220,7 +206,6 @@ VERBS = (
     Verb("plan", plan, plan_arguments),
     Verb("run", run, run_arguments),
     Verb("status", status, status_arguments),
-    Verb("retry", retry, retry_arguments),
     Verb("cancel", cancel, cancel_arguments),
     Verb("doctor", doctor, doctor_arguments),
 )

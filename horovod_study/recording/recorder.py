@@ -76,7 +76,7 @@ def recorder(
     loader gives. `model_name` is what tables and figures call the model, by default its class. Without
     `forward_hooks` the end of forward is what `record.lap("forward")` says. `options` are the script's own in which its
     runs may differ, numbers and texts: runs are repeats of each other only where these are equal. The other options
-    are those of `horovod-study train`. Raises StudyError for an option that is not valid.
+    are those of `horovod-study strain train`. Raises StudyError for an option that is not valid.
     """
     config = run_config(
         {
@@ -574,5 +574,5 @@ def _closing(totals: Mapping[str, Any], workers: int, directory: Path) -> str:
         f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
         f"{totals['samples_per_s']:,.0f} samples/s with {workers} worker{'s' * (workers > 1)}"
         + (f", step {step * 1e3:.2f} ms (median)" if step is not None else "")
-        + f"; horovod-study analyze {os.path.relpath(directory)} --out {os.path.relpath(directory)}-analysis"
+        + f"; horovod-study explain {os.path.relpath(directory)}"
     )

@@ -1,4 +1,4 @@
-"""The experiment of `horovod-study attribute`: runs with --measure-sync, arms in turn within each round.
+"""The experiment of `horovod-study explain --measure`: runs with --measure-sync, arms in turn within each round.
 
 Arms of a runtime: the shipped settings, the libraries' defaults, and for Horovod two cycle times, one ten times the
 other, with everything else alike. In these two the thread's idle sleep is off: with it new gradients end the sleep at
@@ -38,16 +38,14 @@ CYCLE_MS = (1.0, 10.0)
 _TIMEOUT_S = 900.0
 
 
-def refuse_options(given: Mapping[str, Any], *, recorded: bool) -> None:
-    """Raise ConfigError for an option of a run that means nothing here; of recorded runs, nothing can be set."""
+def _refuse_options(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option of a run that means nothing here."""
     for name in given:
         option = "--" + name.replace("_", "-")
-        if recorded:
-            raise ConfigError(f"attribute: {option} cannot change recorded runs; leave it out, or name no run")
         if name in SET_BY_ATTRIBUTION:
             instead = {Role.RUNTIME: "use --runtime", Role.BUDGET: "use --steps"}
             use = instead.get(OPTIONS[name].roles & (Role.RUNTIME | Role.BUDGET), "leave it out")
-            raise ConfigError(f"attribute: the experiment sets {option} itself; {use}")
+            raise ConfigError(f"explain --measure: the experiment sets {option} itself; {use}")
 
 
 def arms_of(runtime: str) -> list[dict[str, Any]]:
@@ -67,22 +65,22 @@ def plan(
 
     `given`: the run options of the command line. Raises ConfigError for what cannot be run.
     """
-    refuse_options(given, recorded=False)
+    _refuse_options(given)
     for runtime in runtimes:
         if runtime not in RUNTIMES or runtime == "serial":
             allowed = [name for name in RUNTIMES if name != "serial"]
             raise ConfigError(
-                f"attribute: --runtime {runtime!r} is not known{nearest(runtime, allowed)}; "
+                f"explain --measure: --runtime {runtime!r} is not known{nearest(runtime, allowed)}; "
                 f"allowed: {', '.join(allowed)}"
             )
     if not 2 <= workers <= cores:
         raise ConfigError(
-            f"attribute: --workers is {workers}; it must be 2 to {cores}, the cores that this machine offers"
+            f"explain --measure: --workers is {workers}; it must be 2 to {cores}, the cores that this machine offers"
             if cores >= 2
-            else "attribute: this machine offers one core, and workers that share it measure how it is shared"
+            else "explain --measure: this machine offers one core, and workers that share it measure how it is shared"
         )
     if rounds < 1:
-        raise ConfigError(f"attribute: --rounds is {rounds}; it must be at least 1")
+        raise ConfigError(f"explain --measure: --rounds is {rounds}; it must be at least 1")
     base = STRAIN.configure(
         {
             **({} if "steps" in given else {"steps": STEPS}),
@@ -91,7 +89,7 @@ def plan(
             "study": "attribution",
             "measure_sync": True,
         },
-        source="attribute",
+        source="explain --measure",
     )
     named = [("one-worker", _cell(base, "serial", 1, {}))]
     for runtime in dict.fromkeys(runtimes):
@@ -112,7 +110,7 @@ def plan(
 def _cell(base: Configuration, runtime: str, workers: int, arm: Mapping[str, Any]) -> Cell:
     if runtime == "serial":  # alone, what says how workers talk means nothing, and would be refused
         arm = {name: OPTIONS[name].default for name in COMMUNICATION}
-    return local_cell(runtime, {**base.to_dict(), **arm}, workers=workers, source="attribute")
+    return local_cell(runtime, {**base.to_dict(), **arm}, workers=workers, source="explain --measure")
 
 
 def run_experiment(

@@ -583,12 +583,15 @@ def open_dataset(path: Path) -> Dataset:
     """Open a data set without reading its rows; sizes, types and version are checked against the side-car."""
     if not path.exists():
         raise DataError(
-            f"{path}: no such data set; make it with `horovod-study data generate`, or give a size instead of a path"
+            f"{path}: no such data set; make it with `horovod-study strain data generate`, or give a size"
+            " instead of a path"
         )
     if not path.is_dir():
-        raise DataError(f"{path}: is a file; name the directory that horovod-study data generate made")
+        raise DataError(f"{path}: is a file; name the directory that horovod-study strain data generate made")
     if not (path / SIDECAR).exists():
-        raise DataError(f"{path}: is not a data set (no {SIDECAR}); name one made by horovod-study data generate")
+        raise DataError(
+            f"{path}: is not a data set (no {SIDECAR}); name one made by horovod-study strain data generate"
+        )
     sidecar = read_json(path / SIDECAR, SideCar, error=DataError, again="generate the data set again")
     known = {GENERATED: material.SPEC, IMPORTED: IMPORTED_SPEC}.get(_kind(sidecar))
     if sidecar.get("spec") != known:

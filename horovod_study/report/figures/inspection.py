@@ -325,7 +325,7 @@ def _system_lines(found: Inspection) -> list[str]:
 def _file_lines(found: Inspection) -> list[str]:
     lines = []
     if "timeline" in found.files:
-        command = f"horovod-study timeline {shlex.quote(found.directory)}"
+        command = f"horovod-study explain --part timeline {shlex.quote(found.directory)}"
         lines.append(f"Horovod timeline: {found.files['timeline'][0]}; read it with `{command}`.")
     if "profile" in found.files:
         paths = [Path(path) for path in found.files["profile"]]

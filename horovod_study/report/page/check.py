@@ -37,7 +37,7 @@ from horovod_study.text.words import cut, plural, printable
 
 PICTURES = (".pdf", ".svg", ".png", ".pgf")
 BESIDE = ("evaluations",)
-"""Tables that analyze writes beside those of the analysis."""
+"""Tables that an analysis writes beside those of the analysis."""
 SHOWN = 8
 """So many findings of one kind are told one by one on the terminal."""
 WIDE = 100
@@ -206,7 +206,7 @@ def check(
     """Compare everything below `directory` with `study`, and look for what makes it weak.
 
     `study` and `evaluations` are made again from the runs that the analysis has. `runs`: name -> state of all runs that
-    are there. `source` is what analyze and report kept (records.read_source), `against` makes the comparison
+    are there. `source` is what report kept (records.read_source), `against` makes the comparison
     that the page shows, if any. `on_progress` is called with what comes next. Writes nothing but temporary files.
     """
     notes: list[str] = []
@@ -263,7 +263,7 @@ def check(
 
 
 def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord]) -> Iterable[AuditFinding]:
-    """Yield what is not what analyze read, what it and report wrote down, or what the runs wrote: by their digests."""
+    """Yield what is not what the analysis read, what report wrote down, or what the runs wrote: by their digests."""
     if not source.get("whole", True):
         yield AuditFinding(name="source-changed", text="its digest is that of another text", where=records.SOURCE)
     analysed = source.get("run_files") or {}
@@ -313,11 +313,15 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _not_kept(source: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what cannot be looked at because analyze or report did not keep by what it is known again."""
+    """Return what cannot be looked at because report did not keep by what it is known again."""
     reported = source.get("report") or {}
     drawn = reported.get("matplotlib") == matplotlib.__version__ and _same_libraries(source) and _look(reported)
     return [
-        *([] if source.get("run_files") else [("runs changed after analyze", "source.json holds no digests of them")]),
+        *(
+            []
+            if source.get("run_files")
+            else [("runs changed after the analysis", "source.json holds no digests of them")]
+        ),
         *([] if drawn else [("pictures changed together with source.json", "another program drew them")]),
     ]
 

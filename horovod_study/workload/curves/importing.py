@@ -190,8 +190,8 @@ def _require_labels(source: Source, label: str | None) -> None:
     if source.targets is None and label is None:
         raise DataError(
             f"{source.path}: has no targets G0 and a, which training needs; add columns G0 and a, name a table with "
-            "specimen, G0, a by --targets, or take them from least squares with --label lsq (horovod-study identify "
-            "finds G0 and a with a trained network)"
+            "specimen, G0, a by --targets, or take them from least squares with --label lsq (horovod-study strain "
+            "identify finds G0 and a with a trained network)"
         )
     if source.targets is not None and label is not None:
         raise DataError(f"{source.path}: has targets, and --label {label} asks for others; leave the option out")

@@ -1,4 +1,4 @@
-"""`horovod-study analyze` and `report`: tables, laws, figures and the page of a study, and whether they hold."""
+"""`horovod-study report`: tables, laws, figures and the page of a study, and whether they hold."""
 
 import argparse
 import os
@@ -16,38 +16,12 @@ MAX_THREADS = 4
 """More do not read step rows any faster: what is left to Python goes one at a time."""
 
 
-def analyze_arguments(parser: Parser) -> None:
-    parser.add_argument("runs", type=Path, metavar="RUNS", help="directory that holds run directories")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="receives the tables")
-    parser.add_argument(
-        "--target", type=float, nargs="+", metavar="MSE", help="test MSEs to which the times are compared"
-    )
-    parser.add_argument(
-        "--threads", type=_count, metavar="N", help="runs read at a time (default: one per core, at most 4)"
-    )
-    parser.add_argument(
-        "--bench",
-        type=Path,
-        nargs="+",
-        metavar="bench.json",
-        help="what `horovod-study bench` measured of the machines (default: RUNS/bench/bench.json, where it is)",
-    )
-
-
-def analyze(options: argparse.Namespace) -> int:
-    """Turn recorded runs into tables of points and fitted laws."""
-    how: dict[str, Any] = {"targets": options.target or (), "threads": options.threads, "benches": options.bench}
-    for path in write_analysis(options.runs, options.out, commands=None, **how):
-        print(path)
-    return 0
-
-
 def write_analysis(
     runs: Path,
     out: Path,
     *,
-    commands: list[str] | None,
-    targets: Sequence[float],
+    commands: list[str] | None = None,
+    targets: Sequence[float] = (),
     only: Collection[str] | None = None,
     threads: int | None = None,
     benches: Sequence[Path] | None = None,
@@ -83,7 +57,7 @@ def _analysed(
     only: Collection[str] | None,
     threads: int | None,
     networks: Sequence[tuple[Path, str]],
-    verb: str = "analyze",
+    verb: str = "analysing",
     counted: Collection[str] | None = None,
     beside: Callable[[Any], None] | None = None,
 ) -> tuple[Any, Any, Any, Any]:
@@ -117,7 +91,32 @@ def _analysed(
 
 
 def report_arguments(parser: Parser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="directory written by analyze")
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="a folder of runs, which are analysed first where the tables are missing or older, or such tables",
+    )
+    parser.add_argument(
+        "--tables", action="store_true", help="analyse the runs of DIR, and write only the tables: no figures, no page"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="of runs: receives everything (default DIR/analysis)")
+    parser.add_argument(
+        "--target", type=float, nargs="+", metavar="MSE", help="of runs: test MSEs to which the times are compared"
+    )
+    parser.add_argument(
+        "--threads",
+        type=_count,
+        metavar="N",
+        help="of runs: how many are read at a time (default: one per core, at most 4)",
+    )
+    parser.add_argument(
+        "--bench",
+        type=Path,
+        nargs="+",
+        metavar="bench.json",
+        help="of runs: what `horovod-study bench` measured of the machines (default: that of DIR/bench, if any)",
+    )
     add_figure_arguments(parser)
     parser.add_argument("--pgf", action="store_true", help="write the figures as PGF too, for \\input; needs LaTeX")
     parser.add_argument(
@@ -155,24 +154,74 @@ def report_arguments(parser: Parser) -> None:
 
 
 def report(options: argparse.Namespace) -> int | Result:
-    """Draw the figures and write the page of an analysed study, or check all of it against the raw rows (--check)."""
-    if options.check and options.against is not None:
-        raise ConfigError("--against: draws a report, and --check looks at the one that is there; give one of them")
+    """Draw the figures and write the page of a study, or check all of it against the raw rows (--check)."""
+    _refuse_idle_options(options)
     if options.check:
         return _check(options)
-    for name in ("runs", "allow"):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"--{name}: is about what --check looks at; give --check too")
-    if options.against is not None:
-        return _report_against(options)
-    for name in ("fail_on", "match"):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')}: is about another study; name its directory with --against")
-    if options.json:
-        raise ConfigError("--json: prints what --against or --check finds; give one of them too")
-    for path in write_page(options.directory, look=figure_look(options), pgf=options.pgf):
+    if options.tables:
+        paths = write_analysis(options.directory, options.out or options.directory / "analysis", **_asked(options))
+    else:
+        directory, paths = _analysis_of(options, options.directory)
+        if options.against is not None:
+            return _report_against(options, directory, _analysis_of(options, options.against, before=True)[0])
+        paths += write_page(directory, look=figure_look(options), pgf=options.pgf)
+    for path in paths:
         print(path)
     return 0
+
+
+_NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "runs": (("check",), "is about what --check looks at; give --check too"),
+    "allow": (("check",), "is about what --check looks at; give --check too"),
+    "fail_on": (("against",), "is about another study; name its directory with --against"),
+    "match": (("against",), "is about another study; name its directory with --against"),
+    "json": (("against", "check"), "prints what --against or --check finds; give one of them too"),
+}
+"""Options that mean something only with one of others, and what to say without."""
+
+
+def _refuse_idle_options(options: argparse.Namespace) -> None:
+    """Raise ConfigError for an option that would do nothing."""
+    given = {name for name, value in vars(options).items() if value not in (None, False)}
+    chosen = sorted(given & {"check", "against", "tables"})
+    if len(chosen) > 1:
+        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} ask for different things; give one of them")
+    for name in (each for each in _NEEDS if each in given):
+        needed, words = _NEEDS[name]
+        if not given & set(needed):
+            raise ConfigError(f"--{name.replace('_', '-')}: {words}")
+
+
+def _analysis_of(options: argparse.Namespace, place: Path, *, before: bool = False) -> tuple[Path, list[Path]]:
+    """Return where the tables of a study are, made of its runs where they are missing or older, and what was written.
+
+    `before`: it is the other study of --against, for which --out and the options of an analysis do not count.
+    """
+    from horovod_study import records
+
+    directory = _tables_place(options, place, before=before)
+    if directory == place or not records.is_older(directory, place):
+        return directory, []
+    kept = records.analysis_options(directory, place)
+    return directory, write_analysis(place, directory, **{**kept, **({} if before else _asked(options))})
+
+
+def _tables_place(options: argparse.Namespace, place: Path, *, before: bool = False) -> Path:
+    """Return the directory of the tables of `place`: itself, or for a folder of runs --out or analysis in it."""
+    from horovod_study import records
+
+    if not records.holds_tables(place):
+        return (None if before else options.out) or place / "analysis"
+    for name in () if before else ("out", "target", "threads", "bench"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name}: is about runs, and {place} holds tables; name the folder of their runs")
+    return place
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the command line says of how to analyse."""
+    asked = {"targets": options.target, "threads": options.threads, "benches": options.bench}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def write_page(directory: Path, **how: Any) -> list[Path]:
@@ -201,7 +250,7 @@ def _check(options: argparse.Namespace) -> Result:
     from horovod_study.progress import Line
     from horovod_study.report.page.check import allowed, check, kept_runs, lines, runs_of
 
-    directory, allow = options.directory, allowed(options.allow or ())
+    directory, allow = _tables_place(options, options.directory), allowed(options.allow or ())
     counted = kept_runs(directory)
     source = runs_of(directory, options.runs)
     only = source.get("only")
@@ -218,7 +267,7 @@ def _check(options: argparse.Namespace) -> Result:
         only=only,
         threads=None,
         networks=source["networks"],
-        verb="check",
+        verb="checking",
         counted=None if counted is None or not set(counted) & set(records_there) else counted,
         beside=beside,
     )
@@ -251,42 +300,40 @@ def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -
     from horovod_study.analysis.study_comparison import compare_studies, read_match
     from horovod_study.report.figures.against import names_of
 
-    on_progress = (source.get("report") or {}).get("against")
-    if on_progress is None:
+    told = (source.get("report") or {}).get("against")
+    if told is None:
         return None
-    before = directory / on_progress["directory"]
+    before = directory / told["directory"]
     names = names_of(directory.resolve(), before.resolve())
-    return compare_studies(
-        analysis, _read_analysis(before), may_differ=read_match(on_progress.get("match")), names=names
-    )
+    return compare_studies(analysis, _read_analysis(before), may_differ=read_match(told.get("match")), names=names)
 
 
 def _read_analysis(directory: Path) -> Any:
-    """Return the Analysis that `analyze` wrote to a directory."""
+    """Return the Analysis in a directory."""
     from horovod_study import records
     from horovod_study.analysis.study import DOCUMENTS, TABLES, loaded
 
     return loaded(*records.load_tables(directory, TABLES, DOCUMENTS), source=str(directory))
 
 
-def _report_against(options: argparse.Namespace) -> Result:
+def _report_against(options: argparse.Namespace, directory: Path, earlier: Path) -> Result:
     from horovod_study.analysis.study_comparison import compare_studies, gate, read_limits, read_match
     from horovod_study.report.figures.against import document, gate_lines, lines, names_of, write_against
     from horovod_study.report.page.html import write_report
 
     limits, may_differ = read_limits(options.fail_on or ()), read_match(options.match)
-    after, before = (_read_analysis(directory) for directory in (options.directory, options.against))
-    names = names_of(options.directory.resolve(), options.against.resolve())
+    after, before = (_read_analysis(each) for each in (directory, earlier))
+    names = names_of(directory.resolve(), earlier.resolve())
     found = compare_studies(after, before, may_differ=may_differ, names=names)
     judged = gate(found, limits) if limits else None
     how: dict[str, Any] = {"look": figure_look(options), "pgf": options.pgf}
-    paths = write_report(after, options.directory, against=found, second_process=available_cores() > 1, **how)
-    others = write_against(found, options.directory, gate=judged, **how)
+    paths = write_report(after, directory, against=found, second_process=available_cores() > 1, **how)
+    others = write_against(found, directory, gate=judged, **how)
     paths += others
-    beside = Path(os.path.relpath(options.against, options.directory)).as_posix()
-    written = [Path(os.path.relpath(path, options.directory)).as_posix() for path in paths]
-    on_progress = {"directory": beside, "match": options.match}
-    _keep_drawn(options.directory, paths, how["look"], others, against=on_progress, files=written)
+    beside = Path(os.path.relpath(earlier, directory)).as_posix()
+    written = [Path(os.path.relpath(path, directory)).as_posix() for path in paths]
+    against = {"directory": beside, "match": options.match}
+    _keep_drawn(directory, paths, how["look"], others, against=against, files=written)
     gated = [] if judged is None else ["", *gate_lines(found, judged)]
     where = f"report: {paths[0]}  (against.json, tables and figures beside it)"
     return Result(
@@ -304,4 +351,4 @@ def _count(text: str) -> int:
     return int(text)
 
 
-VERBS = (Verb("analyze", analyze, analyze_arguments), Verb("report", report, report_arguments))
+VERBS = (Verb("report", report, report_arguments),)

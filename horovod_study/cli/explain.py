@@ -1,0 +1,149 @@
+"""`horovod-study explain`: where the time of recorded steps goes, on one page or, with --part, one view in detail."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from horovod_study.cli.verbs import Result, Verb, add_figure_arguments, figure_look, readable_runs
+from horovod_study.config import OPTIONS
+from horovod_study.errors import ConfigError
+from horovod_study.options import Parser, add_run_options, run_values
+
+
+def explain_arguments(parser: Parser) -> None:
+    parser.add_argument("places", type=Path, nargs="*", metavar="RUN|STUDY", help="run directories, or folders of them")
+    parser.add_argument("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
+    parser.add_argument("--out", type=Path, metavar="DIR", help="receives what is said, as text and JSON, and figures")
+    parser.add_argument(
+        "--max-residual",
+        metavar="PERCENT",
+        help="of --part account: end with exit code 1 where more than so much is unexplained, such as 5%%: of a rank's "
+        "step, or of what more workers add to it",
+    )
+    add_figure_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    measuring = parser.add_argument_group("measuring what no recorded run tells")
+    measuring.add_argument(
+        "--measure",
+        action="store_true",
+        help="make an experiment of short runs here, which says what a synchronisation consists of (--part sync)",
+    )
+    measuring.add_argument("--runtime", nargs="+", metavar="NAME", help="how workers talk (default: those usual here)")
+    measuring.add_argument("--workers", type=int, metavar="N", help="workers (default: one per core)")
+    measuring.add_argument("--rounds", type=int, metavar="N", help="how often all is run (default 5)")
+    add_run_options(parser, hidden=OPTIONS)
+    parser.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
+
+
+def explain(options: argparse.Namespace) -> Result:
+    """Explain a run or a study: where the time goes, who is slow, what more workers add, and what would help."""
+    _refuse_idle_options(options)
+    return PARTS["sync" if options.measure else options.part](options)
+
+
+_TAKEN_BY: Mapping[str, tuple[str, ...]] = {
+    "max_residual": ("account",),
+    **dict.fromkeys(("runtime", "workers", "rounds", *OPTIONS), ("measure",)),
+}
+"""Options that only these parts take."""
+
+
+def _refuse_idle_options(options: argparse.Namespace) -> None:
+    """Raise ConfigError for an option or a place that would do nothing."""
+    part = "measure" if options.measure else options.part
+    for name, parts in _TAKEN_BY.items():
+        if getattr(options, name, None) is not None and part not in parts:
+            given = "--" + name.replace("_", "-")
+            wanted = "--measure" if parts == ("measure",) else " or ".join(f"--part {each}" for each in parts)
+            raise ConfigError(f"explain: {given} is for {wanted}, and cannot change recorded runs; leave it out")
+    if options.measure and (options.places or options.part not in (None, "sync")):
+        raise ConfigError("explain: --measure makes runs of its own, for --part sync; name no run and no other part")
+    if not options.measure and not options.places:
+        raise ConfigError("explain: name run directories, or a folder of them; or give --measure")
+    if options.part in ("steps", "timeline", "system") and len(options.places) > 1:
+        raise ConfigError(f"explain: --part {options.part} looks at one run; name one")
+
+
+def _steps(options: argparse.Namespace) -> Result:
+    """One run: whether its laps close, which rank is slow, what paused, and what else it recorded."""
+    from horovod_study import records
+    from horovod_study.analysis.inspection import inspect as inspect_run
+    from horovod_study.report.figures.inspection import result_lines, write_inspection
+
+    place = options.places[0]
+    run, beside = records.recorded_run(place), records.run_side_files(place)
+    found = inspect_run(run, beside)
+    paths = write_inspection(found, run, beside, options.out, look=figure_look(options)) if options.out else []
+    pictures = (f"figure: {path}" for path in paths if path.suffix == ".png")
+    return Result(document=found.to_dict(), lines=[*result_lines(found), *pictures], files=paths)
+
+
+def _account(options: argparse.Namespace) -> Result:
+    """Every step: parts that add up, what none of them covers, and what more workers add."""
+    from horovod_study import records
+    from horovod_study.analysis.accounting import account as account_all
+    from horovod_study.analysis.accounting import account_run, allowed_share, gate
+    from horovod_study.report.figures.accounting import result_lines, write_accounting
+
+    allowed = None if options.max_residual is None else allowed_share(options.max_residual)
+    table, runs = records.recorded_runs(options.places)
+    found = account_all(table, [account_run(run) for run in runs])
+    judged = None if allowed is None else gate(found, allowed)
+    paths = write_accounting(found, judged, options.out, look=figure_look(options)) if options.out else []
+    return Result(
+        document={**found.to_dict(), "gate": judged},
+        lines=result_lines(found, judged, paths),
+        files=paths,
+        exit_code=0 if judged is None else judged.exit_code,
+    )
+
+
+def _sync(options: argparse.Namespace) -> Result:
+    """The synchronisation: transfer, skew, runtime, and what none of them explains."""
+    from horovod_study import records
+    from horovod_study.analysis.attribution import attribute, observe
+    from horovod_study.report.figures.attribution import result_lines, write_attribution
+    from horovod_study.studies.attribute import DEFAULT_RUNTIMES, ROUNDS, run_experiment
+
+    out = options.out or Path("runs/attribution")
+    if options.measure:
+        how = {"runtimes": options.runtime or DEFAULT_RUNTIMES, "workers": options.workers}
+        directories = run_experiment(run_values(options), out, rounds=options.rounds or ROUNDS, **how)
+    else:
+        directories = [directory for root in options.places for directory in readable_runs(root)]
+    seen = []
+    for directory in directories:
+        record, rows, bench = records.synchronised_run(directory)
+        seen.append(observe(str(directory), record.requested, record.effective, record.repeat, rows, bench))
+    found = attribute(seen)
+    paths = write_attribution(found, out)
+    return Result(document=records.finite(found), lines=result_lines(found, paths), files=paths, doubts=found.doubts)
+
+
+def _timeline(options: argparse.Namespace) -> Result:
+    """Horovod's collectives, from its timeline: negotiation, queue, copies, transfer."""
+    from horovod_study import records
+    from horovod_study.analysis.timeline import decompose, parse_events
+    from horovod_study.report.figures.timeline import result_lines, write_timeline
+
+    path, text = records.read_timeline(options.places[0])
+    events, doubts = parse_events(text, source=str(path))
+    found = decompose(events, source=str(path), doubts=doubts)
+    paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path), look=figure_look(options))
+    return Result(
+        document={"source": str(path), **found.to_dict()},
+        lines=result_lines(found, paths, source=str(path)),
+        files=paths,
+        doubts=found.doubts,
+    )
+
+
+PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
+    "steps": _steps,
+    "account": _account,
+    "sync": _sync,
+    "timeline": _timeline,
+}
+"""The views in detail."""
+
+VERBS = (Verb("explain", explain, explain_arguments),)

@@ -1,0 +1,140 @@
+"""`horovod-study export`: what was recorded, for other programs."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from horovod_study.cli.verbs import Result, Verb, read_input, readable_runs
+from horovod_study.errors import ConfigError, RecordError
+from horovod_study.options import Parser
+
+
+def export_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "runs",
+        type=Path,
+        metavar="PLACE",
+        help="a run directory, or (not for a trace) a folder of them; for extra-p and points the tables of an analysis "
+        "or a points file",
+    )
+    parser.add_argument(
+        "--to",
+        "--format",
+        required=True,
+        choices=("trace", "tensorboard", "wandb", "mlflow", "extra-p", "points"),
+        help="what to write",
+    )
+    parser.add_argument("--series", metavar="NAME", help="of extra-p and points: one series (default all)")
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        default=(0, sys.maxsize),
+        metavar="A:B",
+        help="of a trace: steps from A to before B (default all; 1,000 steps of one rank take 0.8 MB)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="the trace (default RUN_DIR/trace.json), the points (default: printed), or a new folder (default "
+        "runs/tensorboard, ..., PLACE/extra-p)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the paths as one line of JSON")
+
+
+def export(options: argparse.Namespace) -> int | Result:
+    """Write what was recorded for other programs: Perfetto, TensorBoard, W&B, MLflow, Extra-P, or a points file."""
+    if options.to in ("points", "extra-p"):
+        return _export_points(options)
+    from horovod_study import records
+    from horovod_study.analysis.history import history
+    from horovod_study.analysis.trace import events
+    from horovod_study.report.export import Recorded, write_trace, write_tracker
+
+    directories = readable_runs(options.runs)
+    if not directories:
+        raise RecordError(f"{options.runs}: holds no runs; name a run directory, or a folder of them")
+    if options.to == "trace":
+        if len(directories) > 1:
+            raise ConfigError(f"{options.runs}: holds {len(directories)} runs, and a trace shows one; name its folder")
+        directory = directories[0]
+        record = records.read_run(directory)
+        rows = records.rows_between(directory, options.steps)
+        found = events(
+            rows,
+            records.hosts_of(record, rows),
+            evaluations=records.epoch_rows(directory),
+            warmup_steps=records.timed_from(record)[0],
+        )
+        about = {"run": str(directory), "study": record.study, "steps": f"{options.steps[0]}:{options.steps[1]}"}
+        about["clock"] = "time since the first step of the run; there the ranks of all hosts stood at a barrier"
+        paths = [write_trace(found, options.out or directory / "trace.json", about=about)]
+    else:
+        if options.steps != records.ALL_STEPS:
+            raise ConfigError(f"export --to {options.to}: --steps is for --to trace; leave it out")
+        runs = [
+            Recorded(
+                name=records.run_name(directory, options.runs),
+                record=records.read_run(directory),
+                history=history(records.rows_between(directory), records.epoch_rows(directory)),
+            )
+            for directory in directories
+        ]
+        paths = write_tracker(options.to, runs, options.out or Path("runs") / options.to)
+    return Result(document={"to": options.to, "runs": len(directories)}, lines=map(str, paths), files=paths)
+
+
+def _export_points(options: argparse.Namespace) -> int | Result:
+    from horovod_study import records
+    from horovod_study.analysis import exchange
+    from horovod_study.analysis.points_file import parse_points
+    from horovod_study.report.export import write_extra_p, write_text
+
+    if options.steps != records.ALL_STEPS:
+        raise ConfigError(f"export --to {options.to}: --steps is for --to trace; leave it out")
+    notes = []
+    if options.runs.is_dir():
+        tables, documents = records.load_tables(options.runs, ("runs",), ("fits",))
+        points = exchange.points_of(tables["runs"])
+        bases = {name: each["base_samples_per_s"] for name, each in documents["fits"]["series"].items()}
+        notes = [f"{name}: its laws there are those of fit --baseline {base!r}" for name, base in bases.items()]
+    else:
+        points = parse_points(
+            read_input(options.runs, "an analysis directory or a points file"), source=str(options.runs)
+        )
+    names = list(dict.fromkeys(points["series"])) if "series" in points else [""]
+    if options.series is not None:
+        if options.series not in names:
+            raise ConfigError(f"--series {options.series}: is not there; allowed: {', '.join(names)}")
+        points = points[points["series"] == options.series]
+        notes = [note for note in notes if note.startswith(f"{options.series}: ")]
+    if options.to == "points":
+        text = exchange.points_text(points, notes)
+        paths = [write_text(text, options.out)] if options.out else []
+        if not paths:
+            print(text, end="")
+            return 0
+    else:
+        found = exchange.extra_p(points)
+        for counts in map(exchange.counts_of, found):
+            if len(counts) < exchange.MIN_COUNTS:
+                told = f"{len(counts)} worker counts ({', '.join(map(str, counts))})"
+                print(f"doubt: {told}; Extra-P asks for at least {exchange.MIN_COUNTS}", file=sys.stderr)
+        beside = options.runs if options.runs.is_dir() else options.runs.parent
+        paths = write_extra_p(found, options.out or beside / "extra-p")
+    return Result(document={"to": options.to, "series": len(names)}, lines=map(str, paths), files=paths)
+
+
+def _steps(text: str) -> tuple[int, int]:
+    """Return (100, 300) for "100:300"; either end may be left out."""
+    first, colon, last = text.partition(":")
+    try:
+        bounds = int(first or 0), int(last or sys.maxsize)
+    except ValueError:
+        bounds = (0, 0)
+    if not colon or not 0 <= bounds[0] < bounds[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST with 0 <= FIRST < LAST, such as 100:300")
+    return bounds
+
+
+VERBS = (Verb("export", export, export_arguments),)

@@ -1,0 +1,379 @@
+"""`horovod-study strain`: the package's own training: its data, one run, and what was learned."""
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+
+from horovod_study.cli.verbs import Result, Verb, curve_progress
+from horovod_study.config import available_cores
+from horovod_study.errors import DataError
+from horovod_study.options import (
+    SET_BY_RANGE_TEST,
+    Parser,
+    add_read_options,
+    add_run_options,
+    add_train_options,
+    read_values,
+    run_values,
+)
+from horovod_study.text.tables import table_of, to_lines
+
+
+def generate_arguments(parser: Parser) -> None:
+    parser.add_argument("--size", default="100000", metavar="N", help="number of curves (default 100000)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed (default 1)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory to make (default: in the cache)")
+    parser.add_argument(
+        "--processes", type=int, default=available_cores(), metavar="N", help="processes that fill the file"
+    )
+    _noise_arguments(parser)
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Generate a labelled data set."""
+    from horovod_study.measure.clock import now
+    from horovod_study.progress import say
+    from horovod_study.workload import dataset
+
+    size = dataset.parse_size(options.size)
+    if size is None:
+        raise DataError(f"--size {options.size}: must be a whole number of curves, for instance 1000000")
+    noise_max_mpa = _noise_max_mpa(options)
+    if options.processes < 1:
+        raise DataError(f"--processes {options.processes}: must be 1 or greater")
+    path = options.out or dataset.cached_path(size, options.seed, noise_max_mpa)
+    noise = f"noise up to {noise_max_mpa:g} MPa" if noise_max_mpa else "clean"
+    say(f"generating {size:,} curves (seed {options.seed}), {noise}, into {path}")
+    doubt = dataset.page_cache_doubt(size)
+    if doubt:
+        say(f"warning: {doubt}")
+    began = now()
+    with curve_progress() as on_progress:
+        dataset.generate(
+            path,
+            size,
+            seed=options.seed,
+            noise_max_mpa=noise_max_mpa,
+            processes=options.processes,
+            on_progress=on_progress,
+        )
+    say(f"generated in {now() - began:.1f} s")
+    print(path)
+    return 0
+
+
+def check_arguments(parser: Parser) -> None:
+    parser.add_argument("dataset", metavar="PATH|SIZE", help="a data set's directory, or the size of a cached one")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of a cached one (default 1)")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    _noise_arguments(parser)
+
+
+def check(options: argparse.Namespace) -> int:
+    """Read a whole data set, verify it against its side-car and print its statistical floor."""
+    from horovod_study.text.numbers import amount
+    from horovod_study.workload import dataset
+
+    path = dataset.path_of(options.dataset, seed=options.seed, noise_max_mpa=_noise_max_mpa(options))
+    with curve_progress() as on_progress:
+        facts = dataset.check(path, on_progress=on_progress)
+    if options.json:
+        print(json.dumps(facts))
+        return 0
+    (g0_low, g0_high), (a_low, a_high) = facts["target_bounds"]
+    if facts["kind"] == "generated":
+        made = f"{facts['spec']}, seed {facts['seed']}, noise up to {facts['noise_max_mpa']:g} MPa"
+        inside = "all inside"
+    else:
+        known = {name: value for name, value in facts["provenance"].items() if name not in ("ids", "files", "warnings")}
+        made, inside = f"import of {json.dumps(known)}", "all finite"
+    rows = [
+        ("made by", made),
+        (
+            "split",
+            f"{facts['size']:,} curves: {facts['train']:,} for training, {facts['test']:,} for testing (every fourth)",
+        ),
+        ("files", f"{amount(facts['bytes'])}; SHA-256 of all {facts['blocks']} blocks agree"),
+        ("layout", "flags, padding and increasing strain agree with the specification"),
+        ("targets", f"G0 {g0_low:g} to {g0_high:g} MPa, a {a_low:g} to {a_high:g}; {inside}"),
+    ]
+    floor = facts["floor"]
+    if floor is None:
+        why = "nothing says how noisy the curves are" if facts["test"] else "there are no test curves"
+        rows.append(("floor", f"not known: {why}"))
+    else:
+        source = "from the test curves on disk" if facts["floor_recomputed"] else "estimated at the import"
+        agrees = ", as in the side-car" if facts["floor_recomputed"] and facts["floor_in_sidecar"] else ""
+        rows += [
+            ("floor", f"test MSE {floor['mse']:.3e} (Cramer-Rao bound {source}{agrees})"),
+            ("", f"  G0 {floor['g0_mse']:.3e}, root {floor['g0_rmse_mpa']:.2f} MPa"),
+            ("", f"  a  {floor['a_mse']:.3e}, root {floor['a_rmse']:.3f}"),
+        ]
+    rows.append(("digest", facts["digest"]))
+    print(f"{facts['path']}: good", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2), sep="\n")
+    return 0
+
+
+def import_arguments(parser: Parser) -> None:
+    parser.add_argument("path", type=Path, metavar="PATH", help="a file with curves, or a folder of files")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the data set's directory to make")
+    parser.add_argument(
+        "--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them"
+    )
+    parser.add_argument(
+        "--target-bounds",
+        type=float,
+        nargs=4,
+        metavar=("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH"),
+        help="what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)",
+    )
+    add_read_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+
+def import_(options: argparse.Namespace) -> int:
+    """Make a data set of your own curves."""
+    import numpy as np
+
+    from horovod_study.measure.clock import now
+    from horovod_study.progress import Line, say
+    from horovod_study.workload.curves import ReadOptions
+    from horovod_study.workload.curves.importing import import_curves, lines
+
+    line, began = Line(), now()
+
+    def on_progress(what: str, done: int, total: int) -> None:
+        if line.due():
+            line.show(f"  {what}  {done / total if total else 1.0:4.0%}  {now() - began:.0f} s")
+
+    bounds = None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2)
+    try:
+        provenance = import_curves(
+            options.path,
+            options.out,
+            ReadOptions(**read_values(options)),
+            label=options.label,
+            target_bounds=bounds,
+            on_progress=on_progress,
+        )
+    finally:
+        line.close()
+    for warning in provenance["warnings"]:
+        say(f"warning: {warning}")
+    if options.json:
+        print(json.dumps({"path": str(options.out), **provenance}, allow_nan=False))
+        return 0
+    print(f"{options.out}: imported in {now() - began:.1f} s")
+    print(*(f"  {text}" for text in lines(provenance)), sep="\n")
+    print(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
+    return 0
+
+
+def _noise_arguments(parser: Parser) -> None:
+    parser.add_argument("--noise-max", type=float, metavar="MPA", help="largest noise level in MPa (default 1)")
+    parser.add_argument("--clean", action="store_true", help="curves without noise, the same as --noise-max 0")
+
+
+def _noise_max_mpa(options: argparse.Namespace) -> float:
+    """Return the largest noise level that --noise-max and --clean mean together."""
+    if options.clean and options.noise_max:
+        raise DataError(
+            f"--clean means --noise-max 0, but --noise-max {options.noise_max} is given; keep one of the two"
+        )
+    value = 0.0 if options.clean else 1.0 if options.noise_max is None else options.noise_max
+    if not 0 <= value < math.inf:
+        raise DataError(f"--noise-max {value}: must be 0 (clean curves, as --clean) or greater, in MPa")
+    return value
+
+
+def identify_arguments(parser: Parser) -> None:
+    parser.add_argument("curves", type=Path, metavar="CURVES", help="a curve file or folder, as for data import")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        required=True,
+        metavar="RUN_DIR|CHECKPOINT",
+        help="a training run, or one of its checkpoints",
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per specimen with every number")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png|pdf|svg", help="draw measured points, both laws and the residuals"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
+    parser.add_argument(
+        "--disagree",
+        type=float,
+        default=3.0,
+        metavar="N",
+        help="standard errors from which on network and fit disagree (default 3)",
+    )
+    add_read_options(parser.add_argument_group("reading the curves"))
+
+
+def identify(options: argparse.Namespace) -> int:
+    """Find G0 and a of measured curves with a trained network and by a fit of the law."""
+    from horovod_study.progress import Line, say
+    from horovod_study.report.figures import identified
+    from horovod_study.workload import identify as identifying
+    from horovod_study.workload.curves import ReadOptions, read_curves
+
+    identified.check_outputs(options.curves, csv_path=options.csv, plot=options.plot)
+    reading = ReadOptions(**read_values(options))
+    model, target_bounds = identifying.open_model(options.model)
+    line = Line()
+
+    def on_progress(what: str, done: int, total: int) -> None:
+        if line.due():
+            line.show(f"  {what}  {done / total if total else 1.0:4.0%}")
+
+    try:
+        curves = read_curves(options.curves, reading, on_progress=on_progress)
+    finally:
+        line.close()
+    for warning in curves.warnings:
+        say(f"warning: {warning}")
+    found = identifying.identify(curves, model, target_bounds, disagree_se=options.disagree, reduce=reading.reduce)
+    rows = [one.row() for one in found]
+    errors, trained = identifying.errors(found), identifying.trained_on(target_bounds)
+    if options.csv:
+        identified.write_csv(rows, options.csv)
+    if options.plot:
+        identified.write_plot(found, options.plot)
+    if options.json:
+        head = {"model": {"source": str(options.model), "trained_on": trained.to_dict()}, "curves": str(options.curves)}
+        body = {"warnings": curves.warnings, "errors": errors, "specimens": [one.to_dict() for one in found]}
+        print(json.dumps({**head, **body}, allow_nan=False))
+        return 0
+    print(identified.table(rows))
+    print(*identified.notes(trained.to_dict(), errors), sep="\n", flush=True)
+    doubts = [(one.name, doubt.kind, doubt.text) for one in found for doubt in one.doubts]
+    for text in identified.doubt_lines(doubts, identifying.HEADLINES, len(found)):
+        say(f"doubt: {text}")
+    for path in (options.csv, options.plot):
+        if path:
+            left_out = identified.left_out(len(found)) if path == options.plot else ""
+            say(f"wrote {path}{f' ({left_out})' if left_out else ''}")
+    return 0
+
+
+def search_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one"
+    )
+    parser.add_argument("--trials", type=int, metavar="N", help="trials wanted in all (default: as the file says)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time in this command (default 1)")
+    parser.add_argument(
+        "--storage", metavar="URL", help="where trials are kept: an SQLAlchemy URL (default: search.db of the search)"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+
+
+def search(options: argparse.Namespace) -> Result:
+    """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
+    from horovod_study.report.figures.search import read_table, write_search
+    from horovod_study.studies.search import result_lines, run_search
+    from horovod_study.studies.search_file import load_search, with_trials
+
+    command = shlex.join(["horovod-study", *options.words])
+    wanted = with_trials(load_search(options.search), options.trials)
+    result = run_search(wanted, options.runs, command=command, jobs=options.jobs, storage=options.storage)
+    figure = write_search(read_table(result.directory / "trials.csv"), wanted.kinds(), result.directory)
+    pictures = (f"  figure: {path}" for path in figure if path.suffix == ".png")
+    return Result(
+        document={**result.to_dict(), "figure": [str(path) for path in figure]},
+        lines=[*result_lines(result), *pictures],
+        exit_code=result.exit_code,
+    )
+
+
+def lr_range_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first"
+    )
+    parser.add_argument("--low", type=float, default=1e-6, metavar="LR", help="first learning rate (default 1e-6)")
+    parser.add_argument("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="receives the run, the curve and the figure"
+    )
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers that train (default 1)")
+    parser.add_argument(
+        "--runtime", metavar="NAME", help="how workers talk: ddp/gloo, ... (default: serial; horovod/mpi for several)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add_run_options(parser, hidden=SET_BY_RANGE_TEST)
+
+
+def lr_range(options: argparse.Namespace) -> Result:
+    """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
+    from horovod_study.analysis.lr_range import find_rate
+    from horovod_study.report.figures.lr_range import write_lr_range
+    from horovod_study.studies.range_run import range_config, run_range
+
+    config = range_config(options.config, run_values(options), low=options.low, high=options.high)
+    rates, losses, record = run_range(config, options.out, workers=options.workers, runtime=options.runtime)
+    found = find_rate(rates, losses)
+    paths = write_lr_range(found, options.out, batch=record.effective["global_batch"])
+    return Result(
+        document={**found.to_dict(), "run_dir": str(options.out / "run")},
+        lines=[*found.lines(), f"figure: {options.out / 'lr_range.png'}"],
+        files=paths,
+    )
+
+
+def learning_curve_arguments(parser: Parser) -> None:
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="run directories, or folders of them")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .png, .pdf or .svg file to write")
+
+
+def learning_curve(options: argparse.Namespace) -> int:
+    """Draw the learning curves of one or several runs, finished or not."""
+    from horovod_study import records
+    from horovod_study.analysis.convergence import convergence
+    from horovod_study.analysis.points import scaling_points
+    from horovod_study.report.figures.convergence import write_learning_curves
+
+    runs, evaluations = records.joined_tables(options.runs)
+    found = convergence(runs, evaluations, finished=False)
+    write_learning_curves(scaling_points(runs), found.curves, options.out)
+    for doubt in found.doubts:
+        print(f"doubt: {doubt}", file=sys.stderr)
+    print(options.out)
+    return 0
+
+
+def _nothing(parser: Parser) -> None:
+    """A verb that only holds others has no options."""
+
+
+VERBS = (
+    Verb(
+        "strain",
+        None,
+        _nothing,
+        summary="The package's own training: its data, one run, and what was learned",
+        verbs=(
+            Verb(
+                "data",
+                None,
+                _nothing,
+                summary="Generate, import or check a data set",
+                verbs=(
+                    Verb("generate", generate, generate_arguments),
+                    Verb("check", check, check_arguments),
+                    Verb("import", import_, import_arguments),
+                ),
+            ),
+            Verb("train", None, add_train_options, summary="Train one run; the same as python -m horovod_study.train"),
+            Verb("identify", identify, identify_arguments),
+            Verb("search", search, search_arguments),
+            Verb("lr-range", lr_range, lr_range_arguments),
+            Verb("learning-curve", learning_curve, learning_curve_arguments),
+        ),
+    ),
+)
