@@ -52,7 +52,7 @@ LAP_MS = {"data": 0.1, "forward": 1.0, "backward": 1.5, "update": 0.2, "residual
 def step_columns(rng: np.random.Generator, steps: int, ranks: int, transfer_s: float) -> Iterable[pa.Table]:
     """Yield the step rows of each rank: laps with a tail, and a synchronisation that ends on all ranks at once.
 
-    Every rank draws its laps anew when they are needed again, so that of a long run one rank is in memory.
+    Every rank draws its laps again when they are needed again, so that of a long run one rank is in memory.
     """
     seeds = rng.integers(2**32, size=ranks)
     last = np.zeros(steps)

@@ -1,7 +1,7 @@
 """`make bench BENCH=checkpoint`: what a checkpoint costs, and what part of a run that is.
 
-One and two workers train in turn with and without checkpoints, in an order shuffled anew in each round. A run writes
-one every so many steps and reports their seconds, which lie beside its timed window; the throughput inside the window
+One and two workers train in turn with and without checkpoints, in an order shuffled again in each round. A run writes
+one every so many steps and reports their seconds, which are beside its timed window; the throughput inside the window
 is compared as well, because a checkpoint could leave caches cold. Printed and written to benchmarks/results/.
 """
 

@@ -1,7 +1,7 @@
 """`make bench BENCH=forecast`: forecasts of published scaling data, from the small worker counts only.
 
 benchmarks/published/ holds tables of facts with their sources: throughput against worker counts, cut into tasks of a
-few known counts and larger ones to foretell. Every task is given to
+few known counts and larger ones to forecast. Every task is given to
 
     forecast       horovod_study.analysis.prediction, with everything that the known rows say
     LAW            each law of horovod_study.analysis.laws, fitted to the known rows, whether it applies or not;
@@ -65,7 +65,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Some known worker counts of one published series, and the larger ones to foretell."""
+    """Some known worker counts of one published series, and the larger ones to forecast."""
 
     name: str
     source: str
@@ -318,7 +318,7 @@ def paired(table: pd.DataFrame, *, seed: int = 0) -> dict[str, dict[str, Any]]:
 
 
 def interval(both: pd.DataFrame, rng: np.random.Generator) -> tuple[float, float]:
-    """Percentile interval of the difference of the median errors, whole series drawn anew."""
+    """Percentile interval of the difference of the median errors, whole series drawn again."""
     parts = [rows[["error", "error_other"]].to_numpy() for _, rows in both.groupby("series", sort=True)]
     drawn = np.empty(RESAMPLES)
     for i in range(RESAMPLES):

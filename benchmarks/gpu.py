@@ -7,7 +7,7 @@
 
 Sections run one after the other, the most important first; nothing else runs meanwhile. Each gets the time it needs at
 most, or what is left. One that fails is recorded with its message, and the others go on. After every section
-`gpu.json` and `gpu.md` in --out are written anew, as a whole: a run that is cut off leaves the results so far.
+`gpu.json` and `gpu.md` in --out are written again, as a whole: a run that is cut off leaves the results so far.
 
 Sections that use the GPU are programs of their own: this one never touches it, so that a broken context, a crash or
 an endless wait takes one section along and no more.
@@ -54,7 +54,7 @@ RESERVE_S = 3.0
 
 DEFAULT_WIDTHS = str(OPTIONS["widths"].default)
 CAPTURED = ("--loader", "device", "--cuda-graphs")
-"""The trainer's options for steps captured in CUDA graphs on data that lies on the GPU."""
+"""The trainer's options for steps captured in CUDA graphs on data that is on the GPU."""
 
 BLOCK_VARIANTS = (
     *("8 warps", "2 warps", "twice the cells", "half the cells", "2 stages", "4 stages"),
@@ -439,7 +439,7 @@ def measure_correctness(work: Work) -> dict[str, Any]:
 
 
 def plan_of(work: Work, what: str, ways: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Return the plan of a section in which ways take turns."""
+    """Return the plan of a section in which ways alternate."""
     return {
         "what": what,
         "dataset": str(dataset.path_of(work.sizes.curves, seed=1).absolute()),
@@ -581,7 +581,7 @@ def measure_workers(work: Work) -> dict[str, Any]:
 
 
 def measure_limits(work: Work) -> dict[str, Any]:
-    """What the GPU can do at best, the all-reduce of one rank, and where the step stands between them."""
+    """What the GPU can do at best, the all-reduce of one rank, and where the step is between them."""
     sizes = work.sizes
     # Without a GPU one worker has nothing to measure.
     ways = ["--workers", *(["2", "--transport", "mpi"] if work.dry else ["1", "--transport", "nccl"]), "--runtime"]
@@ -606,7 +606,7 @@ def measure_limits(work: Work) -> dict[str, Any]:
 
 
 def steps_and_limits(work: Work, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return where the steps of section `step` stand between launching, moving and computing; [] where not known.
+    """Return where the steps of section `step` are between launching, moving and computing; [] where not known.
 
     Launches of captured steps take what they take in a graph, those of others what a call takes; the matrix peak is
     that of their precision.
@@ -760,7 +760,7 @@ def measure(
 
 
 def write(document: dict[str, Any], out: Path) -> None:
-    """Write gpu.json and gpu.md, each whole or not at all."""
+    """Write gpu.json and gpu.md, each completely or not at all."""
     document["targets"] = gpu_table.targets(document)
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(records.finite(document), indent=1, allow_nan=False) + "\n"
@@ -818,7 +818,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and not options.prepare
         and (options.out is None or results in (out.resolve(), *out.resolve().parents))
     ):
-        say("error: a dry run is no result; name a folder outside benchmarks/results with --out")
+        say("error: a dry run is not a result; name a folder outside benchmarks/results with --out")
         return 2
     if not options.dry_run and (why := why_no_gpu()):
         say(f"error: {why}; run this on a machine with an NVIDIA GPU, or try it with --dry-run --out DIR")

@@ -1,4 +1,4 @@
-"""The ways to make a training step, taking turns in one process on one GPU; benchmarks/gpu.py starts it.
+"""The ways to make a training step, alternating in one process on one GPU; benchmarks/gpu.py starts it.
 
     python benchmarks/gpu_steps.py PLAN.json        prints one line of JSON for each thing it found, as it finds it
 
@@ -8,7 +8,7 @@ in time, on the same curves. A way that fails is named and left out. If it takes
 ends with code 3, and is started again without that way.
 
     what "steps"    first the losses of every way over some steps from the same weights and batches, then blocks of
-                    steps in an order shuffled anew in every round
+                    steps in an order shuffled again in every round
     what "prepare"  two steps in every way, so that kernels are compiled and kept
     what "epochs"   whole epochs, again in turns: the trainer as a user starts it, with its record, and the plain loop
 

@@ -1,7 +1,7 @@
 """`make bench`: four ways to lay out the gradients for one all-reduce, on one worker with one thread.
 
 What is measured is the step with a given layout but without any communication, so that only the cost of the layout is
-seen. All ways take turns, a few steps each, in one process; ratios are of the same turn.
+seen. All ways alternate, a few steps each, in one process; ratios are of the same turn.
 
     separate     as autograd leaves them: what a worker alone does
     packed       copied into one buffer after backward: what the backends with flat reduction do

@@ -118,7 +118,7 @@ def main() -> int:
         "Samples/s, median and smallest to largest over the rounds. `one cached batch` trains on the same batch over "
         "and over: the ceiling of `both together`. `waiting` is the part of a step of `both together` that getting the "
         "next batch takes. `first batch` counts from opening the loader, `next epoch` from asking for another epoch; "
-        "both lie outside the speeds. A name with `:2` has two loader processes.",
+        "both are outside the speeds. A name with `:2` has two loader processes.",
         "",
     ]
     text = "\n".join([*head, *("\n" + markdown(each) + "\n" for each in found)])

@@ -3,7 +3,7 @@
 TensorDataset and DataLoader, one-dimensional layers, Adam, and Horovod's DistributedOptimizer or torch's
 DistributedDataParallel with their default settings, as in the two projects' own examples. One compute thread, as on
 the other side. On a GPU (--device cuda) batches come from the DataLoader and are copied, or, with --resident, all data
-lies in the memory of the GPU and batches are taken from it. Prints one line of JSON: {"samples_per_s": ...}.
+is in the memory of the GPU and batches are taken from it. Prints one line of JSON: {"samples_per_s": ...}.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def network() -> nn.Module:
 def resident_batches(
     curves: torch.Tensor, targets: torch.Tensor, batch: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """One epoch of data that lies where it is computed on, curves (S, C, L), targets (S, P): shuffled there."""
+    """One epoch of data that is where it is computed on, curves (S, C, L), targets (S, P): shuffled there."""
     for rows in torch.randperm(len(curves), device=curves.device).split(batch):
         if len(rows) == batch:
             yield curves[rows], targets[rows]

@@ -1,6 +1,6 @@
 """`make bench`: what recording costs - in time per step, in memory over a million steps, in bytes per row.
 
-timers       the timer modes taking turns in one process, beside what a user would do otherwise: the verb
+timers       the timer modes alternating in one process, beside what a user would do otherwise: the verb
              `horovod-study bench timers`, with its control
 memory       a million steps without any work through the real clock, recorder and writer, on this process
 rows         bytes and microseconds per row, where rows are written often and where they are written in bulk

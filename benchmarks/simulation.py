@@ -1,17 +1,17 @@
 """`make bench BENCH=simulation`: how near `horovod-study simulate` comes to measured steps, and how long it takes.
 
-Two workers are foretold from measurements of their parts, none of which has two workers that train together:
+Two workers are forecast from measurements of their parts, none of which has two workers that train together:
 
     alone     one worker                                         what efficiency is relative to
     beside    two jobs of one worker each inside the runtime,    computing, and its scatter: the runtime's threads need
               at the same time                                   the cores, too
     bench     all-reduces, raw and through the runtime           latency, bandwidth, the runtime's overhead
 
-and compared with two workers that were trained. All four are measured in every round, in an order shuffled anew, and a
-round is foretold from its own measurements, because this machine changes its speed within minutes. As root, --hosts
+and compared with two workers that were trained. All four are measured in every round, in an order shuffled again, and a
+round is forecast from its own measurements, because this machine changes its speed within minutes. As root, --hosts
 does the same with one worker on each of two hosts in namespaces of this machine, 1 Gbit/s between them
 (tests/two_hosts.py).
-Without it, what `make bench BENCH=hosts` recorded is foretold from its runs on one host and the rate of the link.
+Without it, what `make bench BENCH=hosts` recorded is forecast from its runs on one host and the rate of the link.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def measure_round(
     folder: Path, *, runtime: str, batch: int, seconds: float, data: str, order: random.Random, launch: Sequence[str],
     single: Sequence[str], start: Sequence[Start], per_host: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure one round in `folder`; return what was foretold and what was measured, in samples/s."""
+    """Measure one round in `folder`; return what was forecast and what was measured, in samples/s."""
     folder.mkdir(parents=True)
     backend, _, transport = runtime.partition("/")
     talking = ("--backend", backend, "--transport", transport, "--reduction", "flat")
@@ -114,7 +114,7 @@ def measure_round(
 
 
 def foretell(folder: Path, *, runtime: str, per_host: bool) -> dict[str, Any]:
-    """Foretell two workers from the parts that were measured in `folder`, and put the measured ones beside them."""
+    """Forecast two workers from the parts that were measured in `folder`, and put the measured ones beside them."""
     alone, *besides = (run_times(recorded_run(folder / name)) for name in (ALONE, f"{BESIDE}0", f"{BESIDE}1"))
     content = json.loads((folder / BENCH / "bench.json").read_text(encoding="utf-8"))
     known = content["fits"]
@@ -144,7 +144,7 @@ def foretell(folder: Path, *, runtime: str, per_host: bool) -> dict[str, Any]:
 
 
 def recorded_hosts(path: Path = RECORDED) -> list[dict[str, Any]]:
-    """Foretell two hosts as they were recorded: from two workers on one host, and the rate of the link by its setting.
+    """Forecast two hosts as they were recorded: from two workers on one host, and the rate of the link by its setting.
 
     Computing and the wait for gradients of two workers on one host are medians of the recorded runs; all of that wait
     is taken to be there on two hosts as well, before the bytes. Latency of the link counts as nothing.
@@ -176,7 +176,7 @@ def recorded_hosts(path: Path = RECORDED) -> list[dict[str, Any]]:
 
 
 def _case(name: str, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the medians over rounds of a case, and each round's foretold / measured throughput."""
+    """Return the medians over rounds of a case, and each round's forecast / measured throughput."""
     medians = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
     ratios = [each["predicted_samples_per_s"] / each["measured_samples_per_s"] for each in rounds]
     return {"case": name, "ratios": ratios, **medians}
@@ -215,7 +215,7 @@ def _cells(case: Mapping[str, Any], unit: str, *, both: Sequence[str]) -> str:
 def table(cases: Sequence[Mapping[str, Any]], speeds: Sequence[Mapping[str, Any]]) -> str:
     """Return the tables as Markdown."""
     lines = [
-        "| two workers | foretold | measured | foretold / measured throughput | rounds | n |",
+        "| two workers | forecast | measured | forecast / measured throughput | rounds | n |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for case in cases:
@@ -225,7 +225,7 @@ def table(cases: Sequence[Mapping[str, Any]], speeds: Sequence[Mapping[str, Any]
             lines.append(_cells(case, " /s", both=("predicted_samples_per_s", "measured_samples_per_s")))
     parts = [case for case in cases if "predicted_sync_ms" in case]
     if parts:
-        lines += ["", "| two workers | computing, ms | foretold | waiting, ms | foretold |", "|---|--:|--:|--:|--:|"]
+        lines += ["", "| two workers | computing, ms | forecast | waiting, ms | forecast |", "|---|--:|--:|--:|--:|"]
     for case in parts:
         names = ("measured_compute_ms", "predicted_compute_ms", "measured_sync_ms", "predicted_sync_ms")
         lines.append(f"| {case['case']} | " + " | ".join(f"{case[name]:.3f}" for name in names) + " |")
@@ -310,7 +310,7 @@ def _hosts(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 def _tell(name: str, row: Mapping[str, Any]) -> None:
     predicted, measured = row["predicted_samples_per_s"], row["measured_samples_per_s"]
     say(
-        f"{name}: foretold {predicted:,.0f}, measured {measured:,.0f} samples/s, ratio {predicted / measured:.3f}; "
+        f"{name}: forecast {predicted:,.0f}, measured {measured:,.0f} samples/s, ratio {predicted / measured:.3f}; "
         f"computing {row['predicted_compute_ms']:.3f} / {row['measured_compute_ms']:.3f} ms, waiting "
         f"{row['predicted_sync_ms']:.3f} / {row['measured_sync_ms']:.3f} ms"
     )
@@ -340,7 +340,7 @@ def main() -> int:
         "Throughput of two workers as simulated from measurements of one, over what two workers reached. Small: single "
         "rounds, large: their median; grey: within 15 %. Computing comes from two jobs of one worker each at the same "
         "time, the network and the runtime from `bench` of the same round; recorded cases from two workers on one host "
-        "and the link's rate; the link lets 128 kB through at once, which is not simulated: they are foretold too slow."
+        "and the link's rate; the link lets 128 kB through at once, which is not simulated: they are forecast too slow."
     )
     text = "\n".join(
         [
@@ -348,7 +348,7 @@ def main() -> int:
             "",
             f"Measured by `make bench BENCH=simulation` on {utc_now()[:10]}: {machine['cpu_model']}, "
             f"{machine['cores']} cores, PyTorch {machine['torch']}. {caption.partition('Small')[0].strip()} "
-            "Medians over rounds; each round is foretold from its own measurements.",
+            "Medians over rounds; each round is forecast from its own measurements.",
             "",
             table(cases, speeds),
             "",

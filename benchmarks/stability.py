@@ -1,7 +1,7 @@
 """`make bench BENCH=stability`: does a launch ever fall into a slow mode, and how much do launches differ?
 
 Horovod over MPI with the settings of the libraries falls now and then into steps of 30 - 40 ms for the whole of a run.
-The shipped settings must never. Launches of both take turns; a launch is slow when its median step is more than twice
+The shipped settings must never. Launches of both alternate; a launch is slow when its median step is more than twice
 the median of all launches with the same settings, or one in ten of its steps takes more than five times its median.
 """
 

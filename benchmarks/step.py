@@ -1,6 +1,6 @@
 """`make bench`: what each option of the training step gains on this model, one worker on one thread.
 
-Every option is run once per round as a process of its own, in an order shuffled anew in each round, and compared with
+Every option is run once per round as a process of its own, in an order shuffled again in each round, and compared with
 the default of the same round. What cannot work on this machine is listed with the trainer's refusal. The matrix peak
 of the core is measured in every round as well: a step's operations (programs/microbench.py) times its samples/s is a
 share of that peak. Compiling and other first steps are warm-up, outside the timed window.

@@ -1,10 +1,10 @@
 """`make bench`: training throughput of this package beside what a user would do otherwise, in one run.
 
-Every way is run once per round, in an order shuffled anew in each round, so that a slow minute of the machine hits
+Every way is run once per round, in an order shuffled again in each round, so that a slow minute of the machine hits
 all alike. Printed and written to benchmarks/results/: the median over rounds with the smallest and largest, and the
-ratio to the ceiling: as many independent single workers as the way has, running at once and never talking. The ceiling
-is measured again and again, and a way is compared with the mean of the two measurements around it: this machine changes
-its speed within minutes.
+ratio to the ceiling: as many independent single workers as the way has, running at once and never communicating. The
+ceiling is measured again and again, and a way is compared with the mean of the two measurements around it: this machine
+changes its speed within minutes.
 """
 
 import argparse
@@ -291,10 +291,10 @@ def main() -> int:
         f"{options.rounds} rounds, {options.seconds:g} s each, ways in random order within a round, "
         "one thread per worker.",
         "",
-        "`independent workers` is the ceiling: as many single workers of this package at once, never talking. Shares "
-        "of it are taken from the measurements just before and after, at most three ways away. Spread is smallest to "
-        "largest over the rounds. The usual way is plain PyTorch with a DataLoader of 2 loader processes, alone or "
-        "over Horovod/MPI with its defaults.",
+        "`independent workers` is the ceiling: as many single workers of this package at once, never communicating. "
+        "Shares of it are taken from the measurements just before and after, at most three ways away. Spread is "
+        "smallest to largest over the rounds. The usual way is plain PyTorch with a DataLoader of 2 loader "
+        "processes, alone or over Horovod/MPI with its defaults.",
         "",
     ]
     text = "\n".join([*head, *("\n" + markdown(batch, table) + "\n" for batch, table in tables.items())])

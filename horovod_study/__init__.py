@@ -20,8 +20,8 @@ A map of the package:
     api         the analysis wing from Python
     config      the values a run and a study are made from, validated when they are made
     records     the run directory, the only place where the two wings meet
-    files       the one door for writing result files: whole or not at all, never through a link
-    documents   the one door for reading JSON, YAML and CSV: bounded, and held against a declared form
+    files       the one door for writing result files: completely or not at all, never through a link
+    documents   the one door for reading JSON, YAML and CSV: bounded, and compared with a declared form
     alive       the one rule for who is alive; lease: who holds a run, a cell, a study
     variables   the one reader of numbers in environment variables
     text        numbers as readers see them
@@ -29,7 +29,7 @@ A map of the package:
     workloads   a training as studies know it: its options and their roles (roles); runtimes: what each library declares
 
     run wing        studies (what is run, in which order), cluster (where it runs), programs (what ranks run beside
-                    training), workload (what is trained), comm (how workers talk), measure (clocks and probes)
+                    training), workload (what is trained), comm (how workers communicate), measure (clocks and probes)
     analysis wing   analysis (tables in, tables and fitted laws out), report (figures and pages)
 
 The run wing writes run directories, the analysis wing reads them, and neither imports the other.

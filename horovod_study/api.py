@@ -111,7 +111,7 @@ def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
 def read_points(path: str | os.PathLike[str]) -> "pd.DataFrame":
     """Return the points of a CSV file with columns workers, samples_per_s and perhaps more (docs/fit.md).
 
-    Raises DataError for a file or a value that cannot be used, with the line it stands in.
+    Raises DataError for a file or a value that cannot be used, with the line it is in.
     """
     return parse_points(_text(path, "a CSV file with workers,samples_per_s"), source=str(path))
 

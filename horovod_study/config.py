@@ -2,7 +2,7 @@
 
 The fields of `RunConfig` are at once the options of `train` (`--batch 75`), the keys of its YAML file (`batch: 75`)
 and the names recorded as `requested` in a run directory; `options.py` derives the command line from them. What each is
-to a study it declares itself (see `roles.py`); no list of them is written by hand.
+to a study it declares itself (see `roles.py`); no list of them is written manually.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def short_rate(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(Configuration):
-    """One training run as it was asked for; what it became (learning rate after scaling, ...) is recorded apart.
+    """One training run as it was asked for; what it became (learning rate after scaling, ...) is recorded separately.
 
     Options that a study may vary are crossed in this order, and tables have their columns in it.
     """
@@ -312,7 +312,7 @@ class RunConfig(Configuration):
         roles=Role.COURSE,
         quiet=False,
     )
-    # How the workers talk.
+    # How the workers communicate.
     backend: str = shared("backend")
     transport: str = shared("transport")
     reduction: str = option(
@@ -539,7 +539,7 @@ class RunConfig(Configuration):
     )
     measure_ablation: bool = option(
         False,
-        "after the timed window, let blocks of steps with and without communication take turns, whose difference is "
+        "after the timed window, let blocks of steps with and without communication alternate, whose difference is "
         "what communication costs; the model is put back afterwards",
         kind=bool,
         heading=MEASURED,
@@ -604,7 +604,7 @@ class RunConfig(Configuration):
 
     def check_together(self) -> None:
         """Raise ConfigError for values that are right each and do not fit together."""
-        Configuration.check_together(self)  # no super(): the class is made anew for its slots
+        Configuration.check_together(self)  # no super(): the class is made again for its slots
         if all(getattr(self, name) is None for name in self.workload.budgets):
             object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
         parse_widths(self.widths)
@@ -626,7 +626,7 @@ class RunConfig(Configuration):
             )
         self._check_graphs()
         if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
-            raise ConfigError(f"run: backend {self.backend} talks over mpi only, but transport is {self.transport!r}")
+            raise ConfigError(f"run: backend {self.backend} works over mpi only, but transport is {self.transport!r}")
 
     def _check_graphs(self) -> None:
         """Raise ConfigError for what cannot be captured in CUDA graphs, or needs them."""
@@ -804,7 +804,7 @@ def misplaced(config: RunConfig, hosts: Sequence[str]) -> str:
 class Cell:
     """One run of a study: a configuration, a runtime and a placement, done `repeat` times.
 
-    `identity`: digest of the code and of the environment it is run with, "" where these do not tell cells apart.
+    `identity`: digest of the code and of the environment it is run with, "" where these do not distinguish cells.
     """
 
     config: Configuration

@@ -6,7 +6,7 @@ digits of an integer (it must fit in 64 bits) and the length of a CSV field; wha
 or no regular file is refused.
 
 The form of a document is declared as a pydantic type, usually a TypedDict; `conform` holds the document against it
-(strictly: "3" is no number, true is no 1) and turns pydantic's account into a line of the house.
+(strictly: "3" is not a number, true is no 1) and turns pydantic's account into a line of the house.
 """
 
 import csv
@@ -37,7 +37,7 @@ MAX_YAML_VALUES = 1_000_000
 MAX_DEPTH = 64
 """Levels of nesting. What this package writes has fewer than ten."""
 MAX_FIELD_CHARS = 4_000_000
-"""Of one field of a CSV file; a longer one is no table of numbers and names."""
+"""Of one field of a CSV file; a longer one is not a table of numbers and names."""
 INT_RANGE = (-(2**63), 2**64 - 1)  # seeds have no sign
 
 Refusal = type[StudyError]

@@ -19,7 +19,7 @@ Stretches = Sequence[Sequence[float]]
 DISAGREEMENT = 0.10
 """A counter and an integral that are further apart than this are not both right."""
 UNCOVERED = 0.01
-"""Share of the window that may lie before the first or after the last sample."""
+"""Share of the window that may be before the first or after the last sample."""
 UNSEEN = 0.10
 """Share of the window without samples (gaps longer than two intervals) above which an integral is doubtful."""
 
@@ -58,7 +58,7 @@ def device_energy(
 ) -> dict[str, Any]:
     """Return {"name", "counter_j", "integral_j", "reason", "doubt"} of one device; NaN in the readings is unknown.
 
-    at_s, energy_j, power_w: shape (N,), at_s ascending. None for what cannot be told, with the `reason`. Without
+    at_s, energy_j, power_w: shape (N,), at_s ascending. None for what cannot be determined, with the `reason`. Without
     `independent` the power was derived from the counter, and its integral would only repeat it.
     """
     found: dict[str, Any] = {"name": name, "counter_j": None, "integral_j": None, "reason": "", "doubt": ""}
@@ -100,7 +100,7 @@ def device_energy(
 
 
 def _unseen_s(times: Floats, stretches: Stretches, interval_s: float) -> float:
-    """Return how much of the stretches lies between samples that are further apart than two intervals."""
+    """Return how much of the stretches is between samples that are further apart than two intervals."""
     wide = np.flatnonzero(np.diff(times) > 2 * interval_s)
     return float(
         sum(
@@ -116,7 +116,7 @@ def host_energy(
 ) -> list[dict[str, Any]]:
     """Return `device_energy` of every device of a host, from the columns of its samples, all of one length.
 
-    Counters begin anew with each attempt of a run; each stretch lies in one.
+    Counters begin again with each attempt of a run; each stretch is in one.
     """
     found = []
     part, attempt = np.asarray(columns["part"]), np.asarray(columns["attempt"])

@@ -1,9 +1,9 @@
 """Writing result files: the one function that does it, and the one that appends.
 
-A file appears whole or not at all. It is made under another name in the same folder, flushed to the disk, and renamed;
-a full disk, a limit on file sizes or the end of the process leaves what was there before. Neither function follows a
-symbolic link: `write_file` puts a file in its place, `append_text` refuses, so a link in a result folder never makes
-this package write to a file outside of it.
+A file appears completely or not at all. It is made under another name in the same folder, flushed to the disk, and
+renamed; a full disk, a limit on file sizes or the end of the process leaves what was there before. Neither function
+follows a symbolic link: `write_file` puts a file in its place, `append_text` refuses, so a link in a result folder
+never makes this package write to a file outside of it.
 
 A process that is killed with SIGKILL between the two steps leaves a hidden `.NAME.*.part`, which nothing reads.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FILE_MODE = 0o644
 PART = ".part"
-"""Ending of a file that is not whole yet; its name begins with a dot."""
+"""Ending of a file that is not complete yet; its name begins with a dot."""
 
 
 def write_file(path: Path, content: str | bytes, *, sync_folder: bool = False) -> Path:

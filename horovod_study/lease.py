@@ -44,7 +44,7 @@ from horovod_study.variables import whole_number
 CLAIMS = ".claims"
 """Folder of a study's claims: one for each attempt at a cell, named by its key, and those of the study itself."""
 ATTEMPTS = ".attempts"
-"""Folder beside runs, of those that were moved aside before they were begun anew."""
+"""Folder beside runs, of those that were moved aside before they were begun again."""
 STUDY, RUN = "study", "run"
 
 STALE_S = 120.0
@@ -85,7 +85,7 @@ class Claim:
 
     def __str__(self) -> str:
         if self.holder is None:
-            return f"whoever wrote {self.path}, which is not whole (it ends {STALE_S:g} s after its last change)"
+            return f"whoever wrote {self.path}, which is incomplete (it ends {STALE_S:g} s after its last change)"
         return f"{self.holder} since {self.since}" if self.since else str(self.holder)
 
     @property

@@ -79,7 +79,7 @@ def refused(error: OSError) -> int:
         return 1
     if error.errno not in _OF_THE_SYSTEM:
         raise error
-    print(f"error: {error.filename or 'the output'}: {error.strerror}; mend that, and try again", file=sys.stderr)
+    print(f"error: {error.filename or 'the output'}: {error.strerror}; fix that, and try again", file=sys.stderr)
     if error.filename is None:
         _leave_output()
     return EXIT_CODE
@@ -125,7 +125,7 @@ def _mend_streams() -> None:
 
 
 def install() -> None:
-    """Mend the standard streams; tell lack of memory and Ctrl-C in one line where they would be a traceback."""
+    """Repair the standard streams; tell lack of memory and Ctrl-C in one line where they would be a traceback."""
     _mend_streams()
     room = resource.getrlimit(resource.RLIMIT_AS)[0]
     if room != resource.RLIM_INFINITY and room < MIN_ADDRESS_BYTES + ADDRESS_BYTES_PER_CORE * (os.cpu_count() or 1):

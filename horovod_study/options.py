@@ -71,7 +71,7 @@ SET_BY_TUNE = (
     *(name for name in COMMUNICATION if name != "horovod_build"),
     "require",
 )
-"""Options of a run that have no place where its way of talking is tuned."""
+"""Options of a run that have no place where its communication is tuned."""
 
 SET_BY_RANGE_TEST = (
     *(name for name in named(OPTIONS, Role.RUNTIME | Role.RATE | Role.PROBE) if name != "lr_scaling"),
@@ -110,7 +110,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         "--settings",
         type=Path,
         metavar="FILE.yaml",
-        help="talk as `horovod-study tune` found best for this model and runtime; --config and options go before it",
+        help="use the communication settings that `horovod-study tune` found; --config and options go before it",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/)")
     parser.add_argument(
@@ -123,7 +123,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="start anew where --out holds a run that has ended; it is kept in .attempts beside DIR",
+        help="start over where --out holds a run that has ended; it is kept in .attempts beside DIR",
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
 

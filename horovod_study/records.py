@@ -164,7 +164,7 @@ class NoRoom(RecordError):
 
 
 def _reserve(directory: Path) -> None:
-    """Keep some room, so that the end of a run can be told on a disk that is full by then."""
+    """Keep some room, so that the end of a run can be determined on a disk that is full by then."""
     with suppress(OSError), new_file(directory / RESERVE) as stream:
         os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
 
@@ -224,7 +224,7 @@ def require_no_run(directory: Path, *, again: str = "") -> None:
     if (directory / MANIFEST).exists():
         state = read_run(directory).state()
         aside = again and state in ("failed", "incomplete") and not checkpoint_paths(directory)
-        way = f"give {again} to keep it aside and start anew, or choose another --out" if aside else ""
+        way = f"give {again} to keep it aside and start over, or choose another --out" if aside else ""
         raise RecordError(
             f"{directory}: already holds a run ({state}); nothing was overwritten, "
             f"{way or 'choose another --out or move it away'}"
@@ -302,8 +302,8 @@ def _digest_of_record(record: RunRecord) -> str:
 def unlike_written(record: RunRecord, there: Mapping[str, str]) -> dict[str, str]:
     """Return {file: what is wrong} of what is not as the run itself wrote it down when it was done.
 
-    `there`: `run_files` of its directory as it is now. Nothing can be told of a run without `digest`, nor of a file
-    that another host wrote and rank 0 did not see yet.
+    `there`: `run_files` of its directory as it is now. Nothing can be determined of a run without `digest`, nor of a
+    file that another host wrote and rank 0 did not see yet.
     """
     if not record.digest:
         return {}
@@ -465,7 +465,7 @@ class StepWriter:
         if len(steps) < step or steps[-1:].tolist() not in ([], [step - 1]):
             raise RecordError(
                 f"{self.path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {step}; "
-                "rows were lost, start the run anew with another --out"
+                "rows were lost, start the run again with another --out"
             )
         temporary = ""
         try:
@@ -656,13 +656,13 @@ def truncate_epochs(directory: Path, steps: int) -> None:
     if not path.exists():
         return
     try:
-        lines = read_text(path, again="start the run anew").splitlines(keepends=True)
+        lines = read_text(path, again="start the run again").splitlines(keepends=True)
         head, rows = lines[:1], [line for line in lines[1:] if line.endswith("\n")]  # a torn last row is dropped
         column = EPOCH_COLUMNS.index("steps")
         write_file(path, "".join(head + [row for row in rows if int(row.split(",")[column]) <= steps]))
     except (OSError, ValueError, IndexError) as error:
         text = getattr(error, "strerror", None) or error
-        raise RecordError(f"{path}: cannot be cut to step {steps} ({text}); start the run anew") from None
+        raise RecordError(f"{path}: cannot be cut to step {steps} ({text}); start the run again") from None
 
 
 SYSTEM_SCHEMA = 1
@@ -772,7 +772,7 @@ class SystemWriter:
 
 
 def epoch_rows(directory: Path) -> list[dict[str, float]]:
-    """Return the evaluations of a run so far, also while it is running: a row that is not whole yet is left out."""
+    """Return the evaluations of a run so far, also while it is running: a row that is not complete yet is left out."""
     path = directory / "epochs.csv"
     if not os.path.lexists(path):
         return []
@@ -825,7 +825,7 @@ def run_directories(
     folders = [root]
     links: list[Path] = []
     while folders or links:
-        # Links come last, so that a run that lies below `root` has its own name and not that of a link to it.
+        # Links come last, so that a run that is below `root` has its own name and not that of a link to it.
         directory = folders.pop() if folders else links.pop(0)
         place = os.path.realpath(directory)
         if place in seen:
@@ -862,7 +862,7 @@ def _sort_entries(
 ) -> None:
     """Put the folders in a directory to `folders` or `links`, and what leads nowhere to `passed`.
 
-    Below a folder such as .attempts lies what was tried before: kept, but not counted.
+    Below a folder such as .attempts is what was tried before: kept, but not counted.
     """
     for path in (directory / name for name in names if not name.startswith(".")):
         try:
@@ -902,7 +902,7 @@ def readable_runs(
 
 
 def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table":
-    """Return the step rows of one rank, up to the last whole batch if the run was killed.
+    """Return the step rows of one rank, up to the last complete batch if the run was killed.
 
     `mapped`: leave them in the file and let the system bring in what is looked at. Not while the run goes on: its
     writer shortens the file now and then, and to look at what is no longer there ends this program.
@@ -938,7 +938,7 @@ def _require_types(table: "pa.Table", schema: "pa.Schema", path: Path) -> None:
 
 
 def _whole_batches(path: Path, *, mapped: bool = False) -> "pa.Table":
-    """Return an Arrow stream up to its last whole batch: what comes after it was torn when its writer was killed, or
+    """Return an Arrow stream up to its last complete batch: what comes after it was torn when its writer was killed, or
     found no room. Raises OSError and ArrowInvalid where not even its schema can be read."""
     import pyarrow as pa
 
@@ -996,7 +996,7 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
                         last = batch
             if last is None or -1 in names:
                 return None
-            # By hand, because Arrow's own way from an array to a number imports pandas first.
+            # Manually, because Arrow's own way from an array to a number imports pandas first.
             step, epoch, begin_s, step_s = (float(_numpy(last.column(name).slice(len(last) - 1))[0]) for name in names)
     except _stream_errors():
         return None
@@ -1016,7 +1016,7 @@ def read_step_column(path: Path, name: str) -> "np.ndarray":
             place = reader.schema.get_field_index(name)
             kind = reader.schema.field(place).type.to_pandas_dtype()
             for batch in reader:
-                # A copy: what lies in the file's batch keeps all of it in memory.
+                # A copy: what is in the file's batch keeps all of it in memory.
                 parts.append(_numpy(batch.column(place)).astype(kind, copy=False))
     except _stream_errors() as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
@@ -1228,7 +1228,7 @@ def recorded_runs(
 ) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
     """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
 
-    A run that lies below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
+    A run that is below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
     the run directories that count; `left_out` as for `readable_runs`.
     """
     import pandas as pd
@@ -1296,7 +1296,7 @@ def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]],
     record = read_run(directory)
     if record.state() != "done":
         raise RecordError(
-            f"{directory}: the run is {record.state()}, and only finished runs can be taken apart; run it again"
+            f"{directory}: the run is {record.state()}, and only finished runs can be decomposed; run it again"
         )
     if record.requested.get("timer_mode") == "off":
         raise RecordError(f"{directory}: its steps were not timed (--timer-mode off); record it again with light")
@@ -1347,7 +1347,7 @@ class SystemSamples:
 
 
 def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, Any]]":
-    """Return the system samples of one host up to the last whole batch, and what the file says of its sensors."""
+    """Return the system samples of one host up to the last complete batch, and what the file says of its sensors."""
 
     path = system_path(directory, host)
     again = "move it away, or record the run again"
@@ -1443,7 +1443,7 @@ def _or_nan(value: Any) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunSideFiles:
-    """What lies in a run directory besides its record and its step rows."""
+    """What is in a run directory besides its record and its step rows."""
 
     evaluations: Sequence[Mapping[str, float]] = ()
     system: Mapping[str, SystemSamples] = field(default_factory=dict)  # host -> samples
@@ -1664,7 +1664,7 @@ def _budget(requested: Mapping[str, Any]) -> str:
 def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
     """Return one row per evaluation of the runs at or below `root`: `run` (as in `run_table`) and EPOCH_COLUMNS.
 
-    A run that was killed while it wrote keeps its whole rows; a run without evaluations has none. A loss that was
+    A run that was killed while it wrote keeps its complete rows; a run without evaluations has none. A loss that was
     not a number is NaN. `only`: as for `run_table`.
     """
     import pandas as pd
@@ -1681,7 +1681,7 @@ def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFram
 
 
 def _evaluations(directory: Path) -> list[list[float]]:
-    """Return the rows of a run's epochs.csv in the order of EPOCH_COLUMNS; what is no number is NaN."""
+    """Return the rows of a run's epochs.csv in the order of EPOCH_COLUMNS; what is not a number is NaN."""
     path = directory / "epochs.csv"
     if not os.path.lexists(path):
         return []
@@ -1894,7 +1894,7 @@ def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
 
 
 def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
-    """Yield the finished runs that lie below `root` in folders of earlier attempts: kept, but not counted."""
+    """Yield the finished runs that are below `root` in folders of earlier attempts: kept, but not counted."""
     for manifest in sorted(root.rglob(f".attempts/*/{MANIFEST}")):
         with suppress(RecordError):
             record = read_run(manifest.parent)

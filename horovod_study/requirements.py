@@ -1,4 +1,4 @@
-"""What a run must be, `--require`: read from its text, and held against what the run found itself to be.
+"""What a run must be, `--require`: read from its text, and compared with what the run found itself to be.
 
     asked                      whatever was asked for explicitly is what is in effect
     transport=mpi              a fact of the run has this value
@@ -21,7 +21,7 @@ from horovod_study.workloads import Configuration
 ASKED = "asked"
 PATHS = ("shared-memory", "memory", "tcp", "socket", "infiniband", "roce", "p2p", "nvlink/p2p", "ofi")
 """What `path` may be; `tcp:eth0` names the interface too, `infiniband:mlx5_0` the device. memory: shared memory, or
-copies from process to process, which cannot always be told apart; p2p: from GPU to GPU, over NVLink or PCIe."""
+copies from process to process, which cannot always be distinguished; p2p: from GPU to GPU, over NVLink or PCIe."""
 
 
 _OWN = {

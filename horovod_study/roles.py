@@ -1,7 +1,8 @@
 """An option of a run: what it may be, and what it is to a study.
 
-Every list of options that the package needs (what may be swept, what belongs to the library that workers talk through,
-what two compared runs may differ in, the headings of `--help`, ...) is derived from what options declare of themselves.
+Every list of options that the package needs (what may be swept, what belongs to the library that workers communicate
+through, what two compared runs may differ in, the headings of `--help`, ...) is derived from what options declare of
+themselves.
 """
 
 import math
@@ -20,12 +21,12 @@ class Role(Flag):
 
     NONE = 0
     RUNTIME = auto()  # the library and what carries its messages: experiments name runtimes, not these two
-    COMMUNICATION = auto()  # how the workers talk, beside the runtime; `Option.over` says where it has an effect
+    COMMUNICATION = auto()  # how the workers communicate, beside the runtime; `Option.over` says where it has an effect
     PLACEMENT = auto()  # on which nodes the workers sit
     COMPUTING = auto()  # how one worker does the same work
     GUARD = auto()  # ends a run that is not what it should be
     CLOCK = auto()  # how steps are timed and their rows are kept
-    WINDOW = auto()  # where the timed window lies
+    WINDOW = auto()  # where the timed window is
     PROBE = auto()  # looks into further steps of one run, after its timed window
     DATA = auto()  # what is learned from
     LEARNING = auto()  # what is learned, and how
@@ -68,7 +69,7 @@ class Option:
     attributed: bool = False  # the experiment of `attribute` varies it
     tries: tuple[Any, ...] = ()  # values that `tune` tries; none: it is not tuned
     quiet: Any = _KEEP  # its value in runs that are made only to be timed; default: as it is
-    words: str | Callable[[Any], str] = ""  # names a value, where it tells series apart: with {} in its place
+    words: str | Callable[[Any], str] = ""  # names a value, where it distinguishes series: with {} in its place
     title: str = ""  # of an axis, for readers
     short_title: str = ""  # in a list of what all runs share
 
@@ -87,7 +88,7 @@ class Option:
         return check_field(owner, self.name, value, self, optional=self.optional)
 
     def say(self, value: Any) -> str:
-        """Name a value where it tells runs apart; AS_SHIPPED stands for that nobody chose one."""
+        """Name a value where it distinguishes runs; AS_SHIPPED stands for that nobody chose one."""
         if not isinstance(self.words, str):
             return self.words(value)
         plain = self.name.removesuffix("_ms").removesuffix("_mb").replace("_", " ")

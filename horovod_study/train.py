@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
             if options.json:
                 print(json.dumps(records.finite(result), allow_nan=False), flush=True)
-        except OSError as error:  # what was trained is recorded; it only cannot be told
+        except OSError as error:  # what was trained is recorded; it only cannot be determined
             code = limits.refused(error)
     # The backend is closed and everything is on the disk. What is left are threads of libraries that now and then
     # abort when the interpreter takes them down (seen with DistributedDataParallel), and fail a good run.
@@ -94,7 +94,7 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
     if any(name in given for name in BUDGETS):  # a budget on the command line replaces the file's
         values = {name: value for name, value in values.items() if name not in BUDGETS or name in given}
     if options.again and (options.out is None or options.resume is not None):
-        raise ConfigError("train: --again starts anew in the directory that --out names; give --out, not --resume")
+        raise ConfigError("train: --again starts over in the directory that --out names; give --out, not --resume")
     if options.resume is not None:
         if options.out is not None:
             raise ConfigError("train: --resume continues in its own directory; leave --out out")

@@ -1,7 +1,7 @@
 """Environment variables: the one reader of numbers in them, and the environment of the Pythons that the package starts.
 
 What others set (launchers, Slurm, a shell) is input like any other: a variable that is empty counts as not set, and one
-that is no number is refused by its name.
+that is not a number is refused by its name.
 """
 
 import os
@@ -58,7 +58,7 @@ def _refused(name: str, text: str, allowed: str) -> BackendError:
 def without_working_directory(environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` for a Python that imports nothing from its working directory.
 
-    What lies there, such as a file numpy.py, belongs to the user and not to the package. Folders that PYTHONPATH names
+    What is there, such as a file numpy.py, belongs to the user and not to the package. Folders that PYTHONPATH names
     stay; an empty entry, which a trailing colon makes, means the working directory and goes.
     """
     kept = {**environ, "PYTHONSAFEPATH": "1"}

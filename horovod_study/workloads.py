@@ -21,7 +21,15 @@ from horovod_study.roles import Option, Role, named, options_of
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, TRANSPORTS
 
 HEADINGS = (
-    *("data", "how long", "what is learned, and how", "workers", "how the workers talk", "computing", "measuring"),
+    *(
+        "data",
+        "how long",
+        "what is learned, and how",
+        "workers",
+        "how the workers communicate",
+        "computing",
+        "measuring",
+    ),
     "naming",
 )
 """Of `--help`, in their order."""
@@ -83,7 +91,7 @@ SHARED: Mapping[str, Option] = {
     ),
     "backend": Option(
         default="auto",
-        help="how workers talk; auto looks at how the run was launched",
+        help="how workers communicate; auto looks at how the run was launched",
         choices=("auto", *BACKENDS),
         heading="workers",
         roles=Role.RUNTIME | Role.APPLIED,
@@ -132,7 +140,7 @@ class Configuration:
     """What one run was asked for: values of the options of a workload, checked when they are made, and never changed.
 
     Subclasses are frozen dataclasses; their fields are the options. What it became (learning rate after scaling, ...)
-    is recorded apart.
+    is recorded separately.
     """
 
     __slots__ = ()
@@ -209,8 +217,8 @@ class Workload:
     samples_of_epoch: Callable[[Configuration], float | None] = lambda config: None
     """Returns the samples of all workers in one pass over the data, as far as that is known beforehand."""
     small: Mapping[str, Any] | None = None
-    """Values that make the options' defaults a run of seconds, to try whether workers can talk; None: the options of
-    the cell itself do, for a few steps."""
+    """Values that make the options' defaults a run of seconds, to try whether workers can communicate; None: the
+    options of the cell itself do, for a few steps."""
     file: Path | None = None  # it was declared in; None: the package
 
     def __post_init__(self) -> None:
@@ -232,7 +240,7 @@ class Workload:
 
     @cached_property
     def communication(self) -> tuple[str, ...]:
-        """How the workers talk, beside backend and transport; `Option.matters` says which have an effect on what."""
+        """How workers communicate, besides backend and transport; `Option.matters`: which have an effect on what."""
         return self.named(Role.COMMUNICATION)
 
     @cached_property
@@ -257,7 +265,7 @@ class Workload:
 
     @cached_property
     def identity(self) -> str:
-        """Name and digest of the file it was declared in, "" for the package's own, whose code is told apart anyway."""
+        """Name and digest of the file it was declared in, "" for the package's own."""
         if self.file is None:
             return ""
         content = read_bytes(self.file, error=ConfigError, again="a workload is a Python file that stays where it is")

@@ -53,7 +53,7 @@ def look(backend: Backend) -> dict:
 
     sent: list[int] = []  # messages under way after the backward of each normal step
     mean = [torch.stack(each).mean(0) for each in zip(*backend.gather(own()), strict=True)]
-    for _ in range(3):  # a graph that is static is learnt in the first, and DDP makes its buckets anew after it
+    for _ in range(3):  # a graph that is static is learnt in the first, and DDP makes its buckets again after it
         before = normal()
     norm2 = None if backend.local_norm2 is None else backend.local_norm2.item()
     silent_is_own = True

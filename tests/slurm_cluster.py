@@ -2,7 +2,7 @@
 
 Each node is a network namespace with a host name and an address of its own, joined by a bridge, so that MPI and Gloo
 take them for two machines. The controller runs outside, at the bridge's address. GPUs are character devices that no
-driver stands behind. Two partitions share the nodes: jobs of `urgent` take them away from jobs of `main`, which are
+driver is behind. Two partitions share the nodes: jobs of `urgent` take them away from jobs of `main`, which are
 requeued. All that is started has names with this process' number in them, and is stopped and removed by
 `close`, also when `open` fails half way; what a killed test run left behind is removed by the next `open`.
 """
@@ -331,7 +331,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-if __name__ == "__main__":  # by hand: python tests/slurm_cluster.py FOLDER, until Ctrl-C or `kill`
+if __name__ == "__main__":  # manually: python tests/slurm_cluster.py FOLDER, until Ctrl-C or `kill`
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it starts in the background ignore the first
         signal.signal(number, signal.default_int_handler)
     with SlurmCluster(Path(sys.argv[1]).resolve()) as cluster:

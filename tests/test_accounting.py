@@ -217,7 +217,7 @@ def test_the_window_begins_where_the_steady_state_was_found(tmp_path: Path, caps
     assert "r: steady state: it drifts" in out
 
 
-# --------------------------------------------------------------------------------------------- what is not whole
+# --------------------------------------------------------------------------------------------- what is incomplete
 
 
 def test_a_killed_rank_ends_earlier_and_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -534,7 +534,7 @@ def test_two_milliseconds_outside_the_laps_of_a_real_run_are_found(
 
 
 def test_a_clock_with_a_fake_time_and_an_account_agree(tmp_path: Path) -> None:
-    """Laps go through the real clock: 2 ms between steps, of a time that is counted by hand."""
+    """Laps go through the real clock: 2 ms between steps, of a time that is counted manually."""
     time_s = [0.0]
     clock = LapClock(HostStamps(lambda: time_s[0]))
     clock.start()
@@ -631,7 +631,7 @@ def test_views_that_differ_say_by_how_much(tmp_path: Path) -> None:
     assert found["timer", "micro-benchmark"].verdict == "differ"
     interval = r"\+0\.\d+ \[\+0\.\d+ to \+0\.\d+\] ms"
     words = f"Ablation and timer in the same blocks do not agree: the first less the second is {interval}; "
-    words += r"it lies in backward \(\+0\.\d+ ms\)\."  # where left_out puts it
+    words += r"it is in backward \(\+0\.\d+ ms\)\."  # where left_out puts it
     assert re.search(words, report.agreement(views))
 
 
@@ -732,12 +732,12 @@ def test_the_report_shows_the_account_and_its_doubts(
     table = pd.read_csv(tmp_path / "an" / "accounting.csv")
 
     assert list(table.columns) == list(accounting.RUN_COLUMNS)
-    assert "The parts of 2660 recorded steps were added up, rank by rank: 1 does not close" in page
+    assert "The parts of 2660 recorded steps were added up, rank by rank: 1 does not add up" in page
     assert "What no part covers, from the rows of every step" in page
     assert "<code>bad</code>" in page
     assert "bad: 1 step of 380 does not add up; the largest gap is 0.400 ms, in step 33 of rank 1." in page
     assert "7 step rows of 1 run at 2 workers are lost (the disk was full)" in page
-    assert "are listed that do not close" not in page
+    assert "are listed that do not add up" not in page
 
     monkeypatch.setattr(html, "MAX_ACCOUNTED", 2)
     assert call(capsys, "report", tmp_path / "an")[0] == 0
@@ -747,7 +747,7 @@ def test_the_report_shows_the_account_and_its_doubts(
     assert sorted(listed) == sorted(["bad", *(name.rpartition("/")[2] for name in worst)])
     runs = int(table["rank"].isna().sum())
     assert (
-        f"Of {runs} runs the 2 are listed that do not close or have the largest gaps; accounting.csv has all." in page
+        f"Of {runs} runs the 2 are listed that do not add up or have the largest gaps; accounting.csv has all." in page
     )
 
 
@@ -766,7 +766,7 @@ def test_bars_begin_with_the_plain_worker_and_hold_all_parts(tmp_path: Path) -> 
     cells = accounted(study(tmp_path)).cells
     bars = report._bars(cells, MPI)
 
-    assert report._lines(cells) == [MPI], "the plain worker stands beside it, not on a line of its own"
+    assert report._lines(cells) == [MPI], "the plain worker is beside it, not on a line of its own"
     assert [label for label, _ in bars] == ["1\nplain", "1\nwrapped", "2"]
     assert all(set(bar) == set(ORDINARY) for _, bar in bars)
     assert report.base_kind(cells) == "plain"

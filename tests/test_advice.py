@@ -1,4 +1,4 @@
-"""Data or model parallel: the arithmetic by hand, and the counted activations against what PyTorch keeps."""
+"""Data or model parallel: the arithmetic manually, and the counted activations against what PyTorch keeps."""
 
 import json
 import math
@@ -29,7 +29,7 @@ from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.measure.evidence import parameter_count
 from horovod_study.workload.model import StressCNN
 
-NETWORK = Link(alpha_s=1e-5, bytes_per_s=1e9, source="by hand")
+NETWORK = Link(alpha_s=1e-5, bytes_per_s=1e9, source="manually")
 # Two equal layers of a thousand parameters: sums that can be done in the head.
 PLAIN = LayeredModel(
     name="plain",
@@ -235,7 +235,7 @@ def test_a_model_that_does_not_fit_is_sharded() -> None:
 
 
 def test_ties_go_to_the_simpler_way() -> None:
-    quick = Link(alpha_s=0.0, bytes_per_s=1e15, source="by hand")
+    quick = Link(alpha_s=0.0, bytes_per_s=1e15, source="manually")
 
     assert advise(case(network=quick)).best == "data"
 

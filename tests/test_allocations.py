@@ -1,4 +1,4 @@
-"""Jobs of a study: every cell in exactly one, one placement each, all runtimes taking turns, within time limits."""
+"""Jobs of a study: every cell in exactly one, one placement each, all runtimes alternating, within time limits."""
 
 from collections import Counter
 from dataclasses import replace

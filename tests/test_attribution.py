@@ -199,7 +199,7 @@ def test_what_cannot_be_explained_stays_negative() -> None:
     arm = one(found)
     assert ms(arm, "unexplained") == -0.2
     assert finite(found)["arms"][0]["seconds"]["unexplained"]["value"] == pytest.approx(-2e-4)
-    assert "together they exceed it, by 0.2" in sentences(found)[0]
+    assert "together they exceed it by 0.2" in sentences(found)[0]
 
 
 # ---------------------------------------------------------------------------------------------------- simulation
@@ -233,7 +233,7 @@ def test_a_rank_that_sleeps_is_named_with_its_host_and_its_time() -> None:
     assert arm.parts["wait 0"].value == pytest.approx(5e-3, abs=2e-4)
     assert arm.parts["wait 1"].value == pytest.approx(0, abs=1e-6)
     words = sentences(attribute([simulated(3, mean_s=(2.6e-3, 7.6e-3, 2.6e-3))]))[0]
-    assert "Rank 1 on node1 is the slow one" in words
+    assert "Rank 1 on node1 is slow" in words
 
 
 def test_equal_ranks_have_no_slow_one() -> None:
@@ -266,7 +266,7 @@ def test_a_wait_inside_backward_is_not_taken_apart() -> None:
     assert arm.why_not == INSIDE_BACKWARD
     assert arm.slow_rank is None
     assert not {"sync", "skew", "runtime", "unexplained", "wait 0"} & set(arm.parts)
-    assert "cannot be taken apart: the wait is inside backward" in sentences(attribute([seen]))[0]
+    assert "cannot be decomposed: the wait is inside backward" in sentences(attribute([seen]))[0]
 
 
 def test_with_hooks_the_tail_is_skew_and_what_backward_did_not_hide() -> None:
@@ -360,7 +360,7 @@ def test_a_longer_cycle_that_moves_the_runtime_alone_confirms_the_attribution() 
     assert experiment.verdict == "confirmed"
     words = sentences(found)[-1]
     assert "10 times the cycle time moves the runtime part by +6.999 [" in words
-    assert words.endswith("Confirmed: the part that is called runtime is the runtime's.")
+    assert words.endswith("Confirmed: the part called runtime belongs to the runtime.")
 
 
 def test_a_single_pair_of_runs_decides_nothing() -> None:

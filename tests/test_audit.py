@@ -110,7 +110,7 @@ def rewrite(directory: Path, rank: int, change: Callable[[pd.DataFrame], pd.Data
 
 
 def retotal(directory: Path) -> None:
-    """Make the totals of a run anew from its rows, by other means than the check: one table of all ranks."""
+    """Make the totals of a run again from its rows, by other means than the check: one table of all ranks."""
     frames = {rank: records.read_steps(directory, rank).to_pandas() for rank in records.step_ranks(directory)}
 
     def change(content: dict[str, Any]) -> None:
@@ -500,7 +500,7 @@ def test_mixed_scaling_is_found(runs: Path) -> None:
 
 
 def test_a_missing_baseline_is_found(runs: Path) -> None:
-    """Without plain workers speedups stand over wrapped ones, and one of the two series lacks them as well."""
+    """Without plain workers speedups are over wrapped ones, and one of the two series lacks them as well."""
     remove(*SERIAL, *(NCCL.format(1, repeat) for repeat in range(3)))(runs)
     found = findings_of(runs)
 
@@ -593,9 +593,9 @@ def test_missing_and_invented_rows_and_columns_are_named() -> None:
     assert [(each.text, each.workers) for each in more] == [("no run gives this row", 64)]
     assert [(each.text, each.column) for each in narrow] == [
         ("the column is not there", "speedup_plain_low"),
-        ("is no column of this table", "other"),
+        ("is not a column of this table", "other"),
     ]
-    assert audit.compare_tables("points.csv", 'a,"b', POINTS)[0][0].text.startswith("is no table (")
+    assert audit.compare_tables("points.csv", 'a,"b', POINTS)[0][0].text.startswith("is not a table (")
     assert audit.compare_tables("points.csv", "", POINTS)[0][0].text == "is empty"
 
 
@@ -664,7 +664,7 @@ def test_only_doubts_can_be_allowed() -> None:
     assert check.allowed(["other-load", "few-repeats"]) == {"other-load", "few-repeats"}
     with pytest.raises(ConfigError, match="--allow best-of-n: is an error and cannot be allowed; allowed: mixed-scali"):
         check.allowed(["best-of-n"])
-    with pytest.raises(ConfigError, match=r"--allow other-lod: is no finding \(did you mean 'other-load'\?\)"):
+    with pytest.raises(ConfigError, match=r"--allow other-lod: is not a finding \(did you mean 'other-load'\?\)"):
         check.allowed(["other-lod"])
 
 
@@ -680,7 +680,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study that was analysed; its runs lie in the folder above."""
+    """A study that was analysed; its runs are in the folder above."""
     runs = write_study(
         tmp_path_factory.mktemp("reported") / "runs",
         ways=(("serial", "none"), ("horovod", "nccl")),

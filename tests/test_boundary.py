@@ -172,8 +172,8 @@ def test_two_repeats_give_a_jump_without_an_interval_and_a_verdict():
 
     assert row["jump_s"] == pytest.approx(0.008, rel=0.05)
     assert math.isnan(row["low_s"]) and row["resolved"] is None
-    assert row["note"] == "fewer than 3 repeats, so chance cannot be told from a difference"
-    assert drawn.sentences(analysis)[0].endswith("without three repeats on both sides chance is not excluded.")
+    assert row["note"] == "fewer than 3 repeats, so chance cannot be distinguished from a difference"
+    assert drawn.sentences(analysis)[0].endswith("with fewer than three repeats on either side this may be chance.")
 
 
 def test_a_hidden_synchronisation_is_told_by_the_step():
@@ -182,7 +182,7 @@ def test_a_hidden_synchronisation_is_told_by_the_step():
 
     assert math.isnan(row["jump_s"]) and row["resolved"] is None
     assert row["step_low_s"] < 0.008 < row["step_high_s"]
-    assert row["note"] == "synchronisation runs inside backward and cannot be told apart; the step as a whole can"
+    assert row["note"] == "synchronisation runs inside backward and cannot be separated; the step as a whole can"
     assert drawn.drawings(analysis) == []
     assert "Going from one node to two adds" in drawn.sentences(analysis)[0]
     assert "Across nodes" in html.render(analysis)

@@ -192,7 +192,7 @@ def test_a_training_that_diverges_is_told_with_its_first_step(tmp_path: Path, ca
     found = trained(tmp_path / "run", *RESIDENT, "--steps", "60", "--lr", "1e20", "--optimizer", "sgd")
     first = int(np.flatnonzero(~np.isfinite(found["losses"]))[0])
 
-    assert f"warning: from step {first:,} on the loss is no number" in capsys.readouterr().err
+    assert f"warning: from step {first:,} on the loss is not a number" in capsys.readouterr().err
     assert math.isnan(found["losses"][-1]) or math.isinf(found["losses"][-1])
 
 

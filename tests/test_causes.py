@@ -85,7 +85,7 @@ def test_without_a_measurement_of_the_runtime_the_exchange_is_one_part_and_the_n
     other = cell(bare, "alpha horovod/nccl batch 75", 16).set_index("part")
 
     assert own.loc["skew", "seconds"] == 3e-4
-    assert own.loc["exchange", "note"] == "not measured apart: record with --measure-sync"
+    assert own.loc["exchange", "note"] == "not measured separately: record with --measure-sync"
     sync = cell(study.breakdown, "alpha horovod/mpi batch 75", 16).set_index("lap").loc["sync", "minus_plain_s"]
     assert own.loc["skew", "seconds"] + own.loc["exchange", "seconds"] == pytest.approx(sync)
     assert "skew" not in other.index and other.loc["waiting", "seconds"] > 0
@@ -115,7 +115,7 @@ def test_the_figure_of_losses_draws_the_bars_of_the_largest_counts(study, plain)
 
     assert widths == sorted(round(1000 * (row["to_s"] - row["from_s"]), 9) for _, row in own.iterrows())
     assert "one plain PyTorch worker" in drawing.caption and "10 % quantile" in drawing.caption
-    assert "not measured apart" in one(causes, plain, "losses").caption
+    assert "not measured separately" in one(causes, plain, "losses").caption
 
 
 # ---------------------------------------------------------------------------------------------------- attribution

@@ -213,7 +213,7 @@ def test_none_left_says_what_to_do(tmp_path: Path) -> None:
         load_newest(tmp_path)
     save(tmp_path, trained(1)[1])
     checkpoint_paths(tmp_path)[0].write_bytes(b"")
-    with pytest.raises(RecordError, match=r"none of its 1 checkpoints can be used .* start the run anew with another"):
+    with pytest.raises(RecordError, match=r"none of its 1 checkpoints can be used .* start the run again with another"):
         load_newest(tmp_path, warn=lambda text: None)
 
 

@@ -102,7 +102,7 @@ def test_data_generate_and_check(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 def test_fit_gives_a_known_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Speedups 1, 1.9, 3.7, 7.3 lie on 0.9 N + 0.1, which is also Gustafson's law with s = 0.1."""
+    """Speedups 1, 1.9, 3.7, 7.3 are on 0.9 N + 0.1, which is also Gustafson's law with s = 0.1."""
     path = tmp_path / "points.csv"
     path.write_text(POINTS)
     code, out, _ = call(capsys, "fit", path, "--json")
@@ -203,7 +203,7 @@ def test_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "wb") as full:
         code, _, err = program("fit", "-", text=POINTS.encode(), output=full.fileno())
 
-    assert (code, err) == (2, "error: the output: No space left on device; mend that, and try again\n")
+    assert (code, err) == (2, "error: the output: No space left on device; fix that, and try again\n")
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_side_from_a_file(tmp_path: Path) -> None:
     path.write_text("backend: horovod\ntransport: gloo\n")
     assert read_arm("A", str(path), {}).runtime == "horovod/gloo"
     path.write_text("backend: mpi\n")
-    assert read_arm("A", str(path), {}).runtime == "mpi/mpi", "mpi talks over MPI only"
+    assert read_arm("A", str(path), {}).runtime == "mpi/mpi", "mpi works over mpi only"
     path.write_text("batch: 30\n")
     with pytest.raises(ConfigError, match=r"compare: A \(.*mine.yaml\): names no runtime; give it `runtime:`"):
         read_arm("A", str(path), {})
@@ -382,7 +382,7 @@ def test_ctrl_c_keeps_finished_blocks(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
     assert ended.stdout.strip() == "blocks 1 exit 130"
-    assert "interrupted after 1 whole blocks; continue with: again" in ended.stderr
+    assert "interrupted after 1 complete blocks; continue with: again" in ended.stderr
     assert len(start(tmp_path).blocks) == 2
 
 

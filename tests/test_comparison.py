@@ -64,7 +64,7 @@ def test_a_resolved_difference_in_words() -> None:
 def test_an_unresolved_difference_in_words() -> None:
     found = compare(blocks([0.99, 1.03, 1.00, 1.02, 0.98, 1.01, 1.02, 0.99]))
 
-    assert found.counts[0].verdict.startswith("not resolved: the difference lies between -1.0 % and +2.0 % (p = 0.")
+    assert found.counts[0].verdict.startswith("not resolved: the difference is between -1.0 % and +2.0 % (p = 0.")
     assert "; about 27 blocks would resolve 1 %" in found.counts[0].verdict
     near = compare(blocks([1.001, 0.999, 1.002, 0.998, 1.001, 1.0]))
     assert near.counts[0].verdict.endswith("A and B are no more than 1 % apart")
@@ -90,7 +90,7 @@ def test_a_block_that_stands_apart_counts_and_is_told() -> None:
     assert count.speed.ratio.value == pytest.approx(np.exp(np.mean(np.log(ratios)))), "nothing is left out"
     assert count.resolved
     assert count.verdict.startswith("B is typically faster by 5.9 % (5.0 - 6.5 %), resolved (p = 0.002)")
-    assert count.doubts[0].startswith("block 4 stands apart (B/A = 4.200, usually 1.059): ")
+    assert count.doubts[0].startswith("block 4 is an outlier (B/A = 4.200, usually 1.059): ")
 
 
 def test_learning_is_compared() -> None:

@@ -128,7 +128,7 @@ def test_twice_the_throughput_and_a_quarter_more_samples_make_a_speedup_of_1_6()
     assert two["statistical_efficiency"] == pytest.approx(0.8)
     assert two["speedup"] == pytest.approx(1.6)
     assert (two["samples"], two["train_s"]) == (pytest.approx(5000.0), pytest.approx(25.0))
-    # 25 s = 20 s for the 4000 samples of one worker + 5 s for a quarter more; 5 evaluations of 1 s stand outside.
+    # 25 s = 20 s for the 4000 samples of one worker + 5 s for a quarter more; 5 evaluations of 1 s are outside.
     assert (two["same_samples_s"], two["more_samples_s"]) == (pytest.approx(20.0), pytest.approx(5.0))
     assert (two["wall_s"], two["outside_s"]) == (pytest.approx(30.0), pytest.approx(5.0))
     assert two["speedup_wall"] == pytest.approx(44.0 / 30.0)
@@ -190,7 +190,7 @@ def test_a_short_run_that_missed_the_target_leaves_the_median_open_when_it_could
     runs, evaluations = curves(lambda run: {0: [1e-2], 1: [1e-2, 1e-3], 2: [1e-2, 5e-3, 1e-3]}[run["repeat"]])
     found = row(learned.convergence(runs, evaluations, targets=[1e-3]).targets, "horovod", 2)
 
-    assert found["censored"]  # the missing time lies above 10 s: the median is anywhere from 20 s to 30 s
+    assert found["censored"]  # the missing time is above 10 s: the median is anywhere from 20 s to 30 s
     assert (found["train_s_at_least"], found["train_s_min"]) == (20.0, 20.0)
 
 
@@ -293,7 +293,7 @@ def test_a_run_that_diverged_is_worse_than_any_other_and_is_doubted():
     assert (two["diverged"], two["best_mse_median"]) == (2, 4e-3)
     assert math.isnan(two["final_mse_median"]) and math.isnan(last["test_mse_median"]) and last["test_mse_min"] == 1e-3
     assert row(found.targets, "horovod", 2)["censored"]
-    assert any("at 2 workers: 2 of 3 runs ended with a test MSE that is no number" in text for text in found.doubts)
+    assert any("at 2 workers: 2 of 3 runs ended with a test MSE that is not a number" in text for text in found.doubts)
 
 
 def test_older_runs_without_a_floor_have_no_efficiency():
@@ -326,7 +326,7 @@ def test_an_error_below_the_floor_is_called_a_bug():
     (text,) = learned.convergence(runs, evaluations).doubts
 
     assert text.startswith(
-        "local horovod/mpi batch 75 at 2 workers: a test MSE of 5.44e-05 lies below 0.9 of the statistical floor of "
+        "local horovod/mpi batch 75 at 2 workers: a test MSE of 5.44e-05 is below 0.9 of the statistical floor of "
         "the test set, 6.8e-05."
     )
     assert "This is a bug; do not use these runs." in text
@@ -557,7 +557,7 @@ def test_many_lines_are_spread_over_rows_and_what_is_left_out_is_said():
     runs, evaluations = swept(lr=(1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3))
     drawing = figures.learning_curves(scaling_points(runs), learned.convergence(runs, evaluations).curves)
 
-    assert "Not drawn for want of room: 2 settings with higher errors." in drawing.caption
+    assert "Not drawn for lack of room: 2 settings with higher errors." in drawing.caption
     with style():
         assert len(drawing.draw(5.9).axes) == 8
 
@@ -567,7 +567,7 @@ def test_worker_counts_that_are_left_out_are_said():
     found = learned.convergence(runs, evaluation_table(runs))
     drawing = figures.learning_curves(scaling_points(runs), found.curves)
 
-    assert "Some worker counts are left out; they stand in the data of the figure." in drawing.caption
+    assert "Some worker counts are left out; they are in the data of the figure." in drawing.caption
     assert set(drawing.data["workers"]) == {1, 2, 4, 8}
 
 

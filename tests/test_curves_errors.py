@@ -216,7 +216,7 @@ def test_8_flags(tmp_path: Path) -> None:
     channels[2, 2, 100] = np.nan
     check(refused(pair(tmp_path, channels)), "curve 2, position 100: flag is nan")
     channels[2, :, 100] = 0
-    check(refused(pair(tmp_path, channels)), "curve 2, position 100: flag 0 behind flag 1; padding stands at the left")
+    check(refused(pair(tmp_path, channels)), "curve 2, position 100: flag 0 behind flag 1; padding is at the left")
     channels = TESTS.channels.copy()
     padded = int((channels[:, 2, 0] == 0).argmax())
     channels[padded, 1, 0] = 7
@@ -529,7 +529,7 @@ def test_21_cut_short(tmp_path: Path) -> None:
         files.write_parquet(tmp_path / "c.parquet", TESTS, lists=True),
     ):
         size = files.cut_short(source).stat().st_size
-        check(refused(source), rf"{source.name}: is not a whole .* file of {size:,} bytes", "copy it again")
+        check(refused(source), rf"{source.name}: is not a complete .* file of {size:,} bytes", "copy it again")
     stream = io.BytesIO()
     np.save(stream, TESTS.channels)
     content = bytearray(stream.getvalue())
@@ -697,7 +697,7 @@ def test_warnings(tmp_path: Path) -> None:
 
 
 def test_noise_alone_is_no_reason_for_a_warning(tmp_path: Path) -> None:
-    """Estimates scatter out of the box at its edges; a curve that truly lies outside is found in spite of its noise."""
+    """Estimates scatter out of the box at its edges; a curve that truly is outside is found in spite of its noise."""
     many = files.generated(400, noise_max_mpa=1.0)
     assert warnings_of(tmp_path, files.write_pair(tmp_path / "p", many), **UNITS, strict=True) == []
 

@@ -225,7 +225,7 @@ def test_large_pairs_go_in_blocks_and_are_sampled(tmp_path: Path, monkeypatch: p
 
 
 def test_repairs_in_blocks_are_written(tmp_path: Path) -> None:
-    """A repaired curve is shorter, stands at the right, and is counted; the others are untouched."""
+    """A repaired curve is shorter, is at the right, and is counted; the others are untouched."""
     channels = TESTS.channels.copy()
     channels[2, 0, 150] = channels[2, 0, 149]
     channels[5, 1, 120] = np.nan

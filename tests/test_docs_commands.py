@@ -1,7 +1,7 @@
 """Every command that a page shows is run by a test: here in a small workspace, or by the test that is named here.
 
 What needs a cluster, a GPU, root or another host cannot be run by everybody; it is named with the reason, and at least
-held against the program's own options. A command that no rule knows fails the last test but one, with what to do.
+compared with the program's own options. A command that no rule knows fails the last test but one, with what to do.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"python benchmarks/gate\.py .*": NotHere(reason="a benchmark of minutes; the lines of it are in its own table"),
     # on a GPU
     r"horovod-study strain train .*--cuda-graphs --kernels fused.*": NotHere(
-        reason="needs a GPU, where tests/test_on_gpu.py does it; its options are held against the program's"
+        reason="needs a GPU, where tests/test_on_gpu.py does it; its options are compared with the program's"
     ),
     r"HOROVOD_STUDY_REPLAY_ON_HOST=1 python -m horovod_study\.train --loader device --cuda-graphs": ByTest(
         by="test_captured_training.py", mentions=("REPLAY_ON_HOST", '"--cuda-graphs", "--loader", "device"')

@@ -421,7 +421,7 @@ def test_nccl_and_what_the_environment_tells_it(place: Place) -> None:
     assert result["PyTorch"] == ok("NCCL 2.28.9")
     assert result["NCCL_IB_DISABLE"][:2] == (
         "warning",
-        "it is 1: InfiniBand is switched off: nodes talk over sockets",
+        "it is 1: InfiniBand is switched off: nodes communicate over sockets",
     )
     assert "NCCL_P2P_DISABLE" not in result
     assert found(GpuChecks(place.here, EarlierChecks(), quick=True).nccl)["PyTorch"] == ok(
@@ -491,7 +491,7 @@ def test_another_mpi_first_on_path_is_told(place: Place) -> None:
 
     assert look_at_mpi(place, quick=True)["mpirun on PATH"] == (
         "warning",
-        f"typed by hand, `mpirun` is {other} (MPICH 4.2.1), another one than the studies use",
+        f"typed manually, `mpirun` is {other} (MPICH 4.2.1), another one than the studies use",
         f"export PATH={place.root / 'bin'}:$PATH, or unload the module it comes from",
     )
 
@@ -565,7 +565,7 @@ def test_two_ranks_that_cannot_start(place: Place) -> None:
     verdict, what, remedy = look_at_mpi(place)["two ranks"]
 
     assert (verdict, what) == ("fail", "mpirun -np 2 did not work: no slots")
-    assert remedy.startswith(f"try it by hand: {used} -np 2 {place.root / 'bin' / 'python'} -c ")
+    assert remedy.startswith(f"try it yourself: {used} -np 2 {place.root / 'bin' / 'python'} -c ")
 
 
 HVD = {
@@ -790,7 +790,7 @@ def test_interfaces_are_those_that_are_up_and_have_an_address() -> None:
 def test_one_network_is_fine(place: Place) -> None:
     assert look_at_network(place, [LO, ETH]) == {"interfaces": ok("eth0 10.0.0.1 (1000 Mbit/s, MTU 1500)")}
     assert look_at_network(place, [LO, card("eth0", "10.0.0.1", speed_mbits=0)]) == {
-        "interfaces": ok("eth0 10.0.0.1 (speed not told, MTU 1500)")
+        "interfaces": ok("eth0 10.0.0.1 (speed unknown, MTU 1500)")
     }
 
 
@@ -902,7 +902,7 @@ def test_variables_that_name_an_interface(place: Place, variable: str, value: st
 
 def test_infiniband_that_is_left_aside(place: Place) -> None:
     network = NetworkChecks(place.here, several_hosts=True, interface=None)
-    assert found(network.fast) == {"InfiniBand": ok("none here: hosts talk over TCP")}
+    assert found(network.fast) == {"InfiniBand": ok("none here: hosts communicate over TCP")}
 
     place.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
     assert found(network.fast)["InfiniBand"][:2] == (
@@ -1042,13 +1042,13 @@ def test_two_hosts_that_work(pair: Pair) -> None:
             "Host key verification failed.",
             255,
             "its host key is not known, and nobody is there to be asked (Host key verification failed.)",
-            "ssh node2 once by hand and say yes, on every host that starts others",
+            "ssh node2 once yourself and say yes, on every host that starts others",
         ),
         (
             "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\\nHost key verification failed.",
             255,
             "its host key is another one than the known one (Host key verification failed.)",
-            "if the machine was set up anew: ssh-keygen -R node2, then ssh node2 once by hand",
+            "if the machine was set up again: ssh-keygen -R node2, then ssh node2 once yourself",
         ),
         (
             "ssh: Could not resolve hostname node2: Name or service not known",
@@ -1099,7 +1099,7 @@ def test_two_hosts_that_work(pair: Pair) -> None:
             "its ssh server ends the connection at once (Connection closed by remote host)",
             "it may allow fewer at a time (MaxStartups), or not you: ssh -v node2 true tells",
         ),
-        ("strange", 7, "ssh does not work (strange)", "try it by hand: ssh -o BatchMode=yes node2 true"),
+        ("strange", 7, "ssh does not work (strange)", "try it yourself: ssh -o BatchMode=yes node2 true"),
     ],
 )
 def test_why_ssh_does_not_work(pair: Pair, said: str, code: int, what: str, remedy: str) -> None:
@@ -1127,7 +1127,7 @@ def test_an_ssh_that_hangs_ends_with_a_finding(pair: Pair) -> None:
         "node2": (
             "fail",
             "it does not answer (ssh did not answer within 0.6 s)",
-            "try it by hand: ssh node2 true",
+            "try it yourself: ssh node2 true",
         )
     }
 
@@ -1826,7 +1826,7 @@ def test_cores_and_quota(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("free", "verdict", "what"),
     [
-        (None, "ok", "this system does not tell how much is free"),
+        (None, "ok", "this system does not report how much is free"),
         (8 * 10**9, "ok", "8 GB free for this process"),
         (10**8, "warning", "100 MB are free for this process, a worker takes about 500 MB"),
     ],
@@ -1895,7 +1895,7 @@ def test_the_clock(
     result = found(lambda area: machine.clock(area, place.here, several_hosts=several))
 
     assert result["time server"][:2] == (verdict, what)
-    assert result["clock source"] == ok("not told by this system; monotonic")
+    assert result["clock source"] == ok("not reported by this system; monotonic")
 
 
 def test_a_clock_that_is_slow_to_read(place: Place) -> None:

@@ -168,7 +168,7 @@ def test_the_ratio_of_two_transports_stands_at_every_worker_count_with_its_verdi
     dots = [line for line in throughput.get_lines() if line.get_linestyle() == "None"]
     filled = sum(len(line.get_xdata()) for line in dots if line.get_markerfacecolor() != "#ffffff")
 
-    assert drawing.title == "One way to talk against another"
+    assert drawing.title == "One backend against another"
     np.testing.assert_allclose(sorted(v for line in dots for v in line.get_ydata()), sorted(known["ratio"]))
     assert filled == (known["verdict"] == "resolved").sum() > 0
     assert "95 % intervals" in drawing.caption and "Pairs per point: 3" in drawing.caption

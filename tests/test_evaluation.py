@@ -17,7 +17,7 @@ BACKEND = SerialBackend(RunConfig(), Launch(rank=0, workers=1, launcher="none", 
 
 
 def test_it_is_the_mean_over_the_test_curves(tmp_path: Path) -> None:
-    """A network that always answers 1/2 has the variance of a uniform number, 1/12, as error: by hand, then near it."""
+    """A network that always answers 1/2 has the variance of a uniform number, 1/12, as error: exactly, then nearly."""
     dataset.generate(tmp_path / "d", 4000, seed=3)
     opened = dataset.open_dataset(tmp_path / "d")
     model = StressCNN()

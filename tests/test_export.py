@@ -162,7 +162,7 @@ def test_wandb_keeps_an_offline_run(run: Path, tmp_path: Path, capsys: pytest.Ca
 
     answer = json.loads(capsys.readouterr().out)
     (log,) = Path(answer["files"][0]).glob("*.wandb")
-    content = log.read_bytes()  # records of protobuf, whose texts stand there as they are
+    content = log.read_bytes()  # records of protobuf, whose texts are there as they are
     for text in ("one", "steps/step_ms", "steps/loss", "evaluation/test_mse", "totals/samples_per_s", "effective.lr"):
         assert text.encode() in content
 
@@ -333,7 +333,7 @@ def test_extra_p_reads_the_file_and_finds_the_law_in_it(tmp_path: Path) -> None:
 
 
 def test_repeats_with_one_number_are_told_apart() -> None:
-    """Two recordings of a study lie below one folder: each began to number its repeats at 0."""
+    """Two recordings of a study are below one folder: each began to number its repeats at 0."""
     table = run_table(workers=(1, 2), ways=(("horovod", "mpi"),), repeats=2, failed=())
     both = pd.concat([table, table.assign(run="again/" + table["run"])], ignore_index=True)
     points = points_of(with_series(both.iloc[::-1]))

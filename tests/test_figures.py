@@ -122,11 +122,11 @@ def complaints(figure: Figure, name: str) -> list[str]:
             found.append(f"{name}: {words!r} leaves the figure")
     for (one, here), (other, there) in itertools.combinations(texts, 2):
         if overlaps(here, there):
-            found.append(f"{name}: {one!r} lies on {other!r}")
+            found.append(f"{name}: {one!r} is on {other!r}")
     legends = [legend.get_window_extent() for legend in figure.legends]
     for axes in figure.axes:
         if axes.get_visible() and any(overlaps(axes.get_window_extent(), each) for each in legends):
-            found.append(f"{name}: a legend lies on a panel")
+            found.append(f"{name}: a legend is on a panel")
         if axes.get_visible() and min(axes.bbox.width, axes.bbox.height) < 0.3 * figure.dpi:
             found.append(f"{name}: a panel has {axes.bbox.width:.0f} x {axes.bbox.height:.0f} px")
     return found
@@ -168,7 +168,7 @@ def test_the_check_of_the_layout_sees_what_it_looks_for():
         axes.text(1.1, 0.5, "far away", transform=axes.transAxes)
         found = " ".join(complaints(figure, "it"))
 
-    assert "'one' lies on 'two'" in found and "'far away' leaves the figure" in found
+    assert "'one' is on 'two'" in found and "'far away' leaves the figure" in found
 
 
 # ---------------------------------------------------------------------------------------------------- what is drawn
@@ -178,7 +178,7 @@ SCALES = (1.0, 1000.0, 100.0, 1 / 1000, 1 / 60, 1 / 3600, 1 / 1e6)
 
 
 def drawn_heights(figure: Figure) -> list[np.ndarray]:
-    """Return the heights of marked points, error bars and bars, one array per artist, where they stand on data."""
+    """Return the heights of marked points, error bars and bars, one array per artist, where they are on data."""
     found = []
     for axes in figure.axes:
         for line in axes.lines:
@@ -192,7 +192,7 @@ def drawn_heights(figure: Figure) -> list[np.ndarray]:
     return [values[np.isfinite(values) & (values != 0)] for values in found]
 
 
-SIDEWAYS = {"transports": "bars lie", "batch_size": "knees stand at the foot, at places that are no values"}
+SIDEWAYS = {"transports": "bars lie", "batch_size": "knees are at the foot, at places that are no values"}
 
 
 def test_every_point_that_is_drawn_stands_in_the_file_of_data(drawn, tmp_path):
@@ -341,8 +341,8 @@ def test_lines_of_a_series_have_its_colour_in_every_figure(study, drawn):
 @pytest.mark.parametrize(
     ("width", "font", "words"),
     [
-        ("wide", "sans", "'wide' is no width; say text, column, or a number of mm"),
-        ("39.9", "sans", "a figure is 40 to 400 mm wide, not 39.9 mm; say text (150 mm), column (71 mm)"),
+        ("wide", "sans", "'wide' is not a width; give text, column, or a number of mm"),
+        ("39.9", "sans", "a figure is 40 to 400 mm wide, not 39.9 mm; give text (150 mm), column (71 mm)"),
         ("401", "sans", "40 to 400 mm wide, not 401 mm"),
         ("nan", "sans", "40 to 400 mm wide, not nan mm"),
         ("inf", "sans", "40 to 400 mm wide"),

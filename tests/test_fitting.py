@@ -292,7 +292,7 @@ class TestCoverage:
         assert all(0.88 <= count / seeds <= 1.0 for count in hits.values()), hits
 
     def test_a_quick_look(self):
-        """The true contention lies inside in most of twenty sweeps, and not always."""
+        """The true contention is inside in most of twenty sweeps, and not always."""
         inside = []
         for seed in range(20):
             low, high = fit_series(sweep("usl", seed, repeats=5), laws=("usl",))[""].fits["usl"].ci95["alpha"]
@@ -309,7 +309,7 @@ class TestSelection:
 
     @pytest.mark.parametrize("seed", [10, 34, 45, 101, 193, 194])
     def test_usl_is_not_selected_on_a_straight_line(self, seed):
-        # Seeds at which USL has the best AICc by far, because two points at the end happen to lie low.
+        # Seeds at which USL has the best AICc by far, because two points at the end happen to be low.
         n = np.arange(1, 17)
         noisy = 100 * n * (1 + 0.02 * np.random.default_rng(seed).standard_normal(16))
         series = fit_series(points(n, noisy))[""]
@@ -336,7 +336,7 @@ class TestDoubts:
         table = sweep("amdahl", 4, repeats=5, noise=0.005)
         series = fit_series(table)[""]
         assert "amdahl" == series.selected
-        # What other laws leave open is no doubt about the points.
+        # What other laws leave open is not a doubt about the points.
         assert [] == [
             doubt for doubt in series.doubts if not doubt.startswith(("usl: not", "ring: not", "overlap: not"))
         ]

@@ -139,7 +139,7 @@ class TestPage:
         )
         assert "Not scored: 2 distinct worker counts" in section
         assert "No forecast. Not scored: 1 distinct worker count" in section
-        assert "Knee: " in section and "Cheapest per sample: 1 worker" in section
+        assert "Knee: " in section and "Lowest cost per sample: 1 worker" in section
         assert '<a href="#forecast">Forecast</a>' in page
 
     def test_unscored_is_not_silent(self, analysis):

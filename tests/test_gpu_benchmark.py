@@ -86,8 +86,8 @@ def test_a_dry_run_goes_the_whole_way_and_promises_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dry-run"], "a dry run is no result; name a folder outside benchmarks/results with --out"),
-        (["--dry-run", "--out", str(BENCHMARKS / "results" / "x")], "a dry run is no result"),
+        (["--dry-run"], "a dry run is not a result; name a folder outside benchmarks/results with --out"),
+        (["--dry-run", "--out", str(BENCHMARKS / "results" / "x")], "a dry run is not a result"),
     ],
 )
 def test_a_dry_run_never_writes_among_the_results(

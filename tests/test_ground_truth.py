@@ -226,7 +226,7 @@ def test_time_outside_every_lap_is_the_residual_of_the_trainer(
         if step % 2:
             spin(2 * MS)
         add(recorder, step, *arguments)
-        took_s[step + 1] = now() - began  # what lies after the last lap of a step belongs to the next one
+        took_s[step + 1] = now() - began  # what is after the last lap of a step belongs to the next one
 
     monkeypatch.setattr(Recorder, "add", slow_add)  # called after the last lap of a step
     runs: list[Path] = []

@@ -47,7 +47,7 @@ class TestKnownAnswers:
         assert [each.measured for each in score(table, laws=())[""].forecasts] == [800]
 
     def test_a_forecast_that_is_ten_per_cent_too_high_says_so(self):
-        # Level per-worker throughput, then a fall that nothing foretells.
+        # Level per-worker throughput, then a fall that nothing forecasts.
         one = score(points([1, 2, 4, 8], [100, 200, 400, 800 / 1.1]), laws=("linear",))[""]
         assert one.laws["linear"].bias == pytest.approx(0.1)
 
@@ -249,7 +249,7 @@ class TestCommandLine:
 
 @pytest.mark.slow
 def test_the_95_per_cent_interval_of_the_combination_covers_hidden_points():
-    """Curves of five kinds with the noise of real runs: 88 to 99 % of the hidden points lie inside."""
+    """Curves of five kinds with the noise of real runs: 88 to 99 % of the hidden points are inside."""
     n = np.array([1, 2, 4, 8, 16, 32])
     kinds = {
         "amdahl": lambda a: usl(n, a, 0.0),

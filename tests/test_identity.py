@@ -1,4 +1,4 @@
-"""What tells cells apart beside their configuration: which code counts, what is installed, how changes are named."""
+"""What distinguishes cells beside their configuration: which code counts, what is installed, how changes are named."""
 
 import ast
 import io

@@ -166,7 +166,7 @@ def test_pauses_are_marked_and_told(tmp_path: Path) -> None:
     assert re.search(r"2,560: [56]\.\d\d ms, outside all laps", text)
 
 
-# -------------------------------------------------------------------------------------------- runs that are not whole
+# -------------------------------------------------------------------------------------------- runs that are incomplete
 
 
 def test_a_killed_rank_is_said_and_the_others_are_compared(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_script_without_laps_has_steps_and_pauses(tmp_path: Path) -> None:
     found = seen(recorded(tmp_path / "run", rows))
     text = " ".join(result_lines(found))
     assert "Laps: the steps of this run have none" in text
-    assert "Stragglers: the wait for the others is not visible, and no lap lies surely before it." in text
+    assert "Stragglers: the wait for the others is not visible, and no lap is certainly before it." in text
     with style():
         assert to_bytes(draw_steps(found, PRINT_WIDTH_IN), "png")
 

@@ -367,7 +367,7 @@ def test_claim_that_was_not_signed_is_held_until_it_is_old(tmp_path, content):
     (tmp_path / "cell.1").write_bytes(content)
 
     assert lease.latest(tmp_path, "cell").holder is None
-    with pytest.raises(lease.Held, match=r"cell\.1, which is not whole \(it ends 120 s after"):
+    with pytest.raises(lease.Held, match=r"cell\.1, which is incomplete \(it ends 120 s after"):
         lease.acquire(tmp_path, "cell", what="a cell")
     assert 2 == lease.acquire(tmp_path, "cell", what="a cell", present=after(121)).claim.generation
     assert content == (tmp_path / "cell.1").read_bytes()

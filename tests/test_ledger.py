@@ -562,12 +562,12 @@ def test_cell_that_is_none_and_cell_in_another_state_are_refused(tmp_path):
         found.select(("timed out", "failed"), [cell.key])
 
     assert (
-        "'seriel, 1 worker, repeat 1' is no cell of study tiny (did you mean 'serial, 1 worker, repeat 1'?); "
+        "'seriel, 1 worker, repeat 1' is not a cell of study tiny (did you mean 'serial, 1 worker, repeat 1'?); "
         "`horovod-study status` lists its cells; name one by its key, or by how its name begins"
     ) == str(unknown.value)
     expected = f"'{cell.key}': is done, but only cells that are failed, timed out can be chosen here"
     assert expected == str(done.value)
-    with pytest.raises(ConfigError, match="'' is no cell"):
+    with pytest.raises(ConfigError, match="'' is not a cell"):
         found.select(("failed",), [""])
 
 

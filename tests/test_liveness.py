@@ -471,11 +471,11 @@ def test_a_training_that_diverges_on_all_ranks_goes_on_with_a_warning(start: Any
 
     assert run.ended() == 0, run.text()
     assert re.search(
-        r"warning: from step \d+ on the loss is no number \((on all ranks at once|ranks? .* first)\)(, after .* at "
+        r"warning: from step \d+ on the loss is not a number \((on all ranks at once|ranks? .* first)\)(, after .* at "
         r"best)?: the training diverged; lower --lr, or raise --lr-warmup-steps",
         run.text(),
     )
-    assert run.text().count("the loss is no number") == 1
+    assert run.text().count("the loss is not a number") == 1
 
 
 @pytest.mark.horovod

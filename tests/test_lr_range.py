@@ -173,7 +173,7 @@ def test_an_early_rise_below_the_suggestion_is_a_doubt() -> None:
         (np.arange(1.0, 61), np.ones(61), "61 losses at 60 rates"),
         (np.ones(60), np.ones(60), "the rates do not rise from step to step; record it with schedule range"),
         (np.arange(60.0), np.ones(60), "the rates do not rise"),
-        (np.arange(1.0, 61), np.full(60, np.nan), "the loss is no number from the start, at rate 1; lower --low"),
+        (np.arange(1.0, 61), np.full(60, np.nan), "the loss is not a number from the start, at rate 1; lower --low"),
     ],
 )
 def test_what_is_no_range_test_is_refused(rates, losses, message: str) -> None:

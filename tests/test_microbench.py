@@ -54,7 +54,7 @@ def test_bytes_of_a_step_are_those_of_the_roofline_and_the_gather(widths: str) -
 
 
 def test_fused_kernels_move_fewer_bytes_of_the_shipped_model() -> None:
-    """Worked by hand for one curve: 4 (1206 + 2 + 325 * 15 + 120 * 38 + 5 * 197) + 130 * 15 + 60 * 38."""
+    """Worked manually for one curve: 4 (1206 + 2 + 325 * 15 + 120 * 38 + 5 * 197) + 130 * 15 + 60 * 38."""
     per_curve = step_bytes((15, 38, 197), 2, kernels="fused") - step_bytes((15, 38, 197), 1, kernels="fused")
 
     assert per_curve == 4 * (1208 + 4875 + 4560 + 985) + 1950 + 2280 == 50_742

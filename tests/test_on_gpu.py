@@ -156,12 +156,12 @@ def test_a_graph_does_its_work_again() -> None:
     for number in (2.0, 3.0):
         given.fill_(number)
         graph.replay()
-        assert made.tolist() == [number + 1] * 4, "a replay reads what lies at the captured address now"
+        assert made.tolist() == [number + 1] * 4, "a replay reads what is at the captured address now"
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_a_captured_update_follows_its_rate(kind: str) -> None:
-    """The rate lies on the device: a graph that has it as a number would go on with the first one."""
+    """The rate is on the device: a graph that has it as a number would go on with the first one."""
     ends = []
     for captured in (False, True):
         torch.manual_seed(1)

@@ -121,7 +121,7 @@ def test_the_first_step_of_each_epoch_is_recognised() -> None:
     how = {"extra_s": {"data": at(6000, 2, np.arange(0, 6000, 1000), 0.01)}, "per_epoch": 1000}
     seen = one(found(noise(1, 6000, 2), STATISTICS, **how))
     assert (seen.every_steps, seen.first_step, seen.lap) == (1000.0, 0, "data")
-    assert seen.reason == "the first step of each epoch: the order of the data is drawn anew"
+    assert seen.reason == "the first step of each epoch: the order of the data is drawn again"
 
 
 def test_a_checkpoint_and_what_comes_as_often() -> None:

@@ -189,7 +189,7 @@ def test_the_plan_as_it_is_read() -> None:
         "varied: batch 75, 1024",
         "left out, because there is no such pair: ddp/mpi",
         "",
-        "3 jobs, one per placement; all runtimes and repeats take turns in it:",
+        "3 jobs, one per placement; all runtimes and repeats alternate in it:",
         "  job                          cells    expected  time limit",
         "  1 worker on 1 node              15  3 min 45 s      15 min",
         "  2 workers on 1 node             10  2 min 40 s      15 min",

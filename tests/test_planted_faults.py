@@ -73,7 +73,7 @@ def _made(runs: Path) -> Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Two repeats of which one ran beside another program: doubts stand on the cells that are falsified."""
+    """Two repeats of which one ran beside another program: doubts are on the cells that are falsified."""
     runs = write_study(
         tmp_path_factory.mktemp("planted") / "runs",
         ways=(("serial", "none"), ("horovod", "nccl")),
@@ -695,7 +695,7 @@ def test_a_run_that_goes_on_or_ends_otherwise_has_no_digests_of_before(made: Mad
     ids=["one thread", "seven threads"],
 )
 def test_another_process_makes_the_same_bytes(made: Made, tmp_path: Path, environment: dict[str, str]) -> None:
-    """Threads of the linear algebra and of analyze, the order of sets, and where memory lies do not matter."""
+    """Threads of the linear algebra and of analyze, the order of sets, and where memory is do not matter."""
     out, threads = made.runs / f"again-{tmp_path.name}", environment["OMP_NUM_THREADS"]
     words = ["report", "--tables", str(made.runs), "--out", str(out), "--threads", threads]
     program = "import sys; from horovod_study.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -312,8 +312,8 @@ def test_a_run_that_fits_two_series_counts_in_one_and_the_other_says_what_it_lac
 
     assert kinds(runs) == {"batch 32": ("weak", (1, 2, 4)), "global batch 128": ("strong", (1, 2))}
     assert (
-        "local horovod/mpi global batch 128: lacks its points of 4 workers, because these runs stand in local "
-        "horovod/mpi batch 32, which they fit as well; analyse the two studies apart to have both."
+        "local horovod/mpi global batch 128: lacks its points of 4 workers, because these runs are in local "
+        "horovod/mpi batch 32, which they fit as well; analyse the two studies separately to have both."
     ) in points.doubts(runs, table)
 
 

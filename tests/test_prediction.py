@@ -256,7 +256,7 @@ class TestNodes:
         assert one(table, 64, workers_per_node=64).samples_per_s < 0.7 * forecast.samples_per_s
 
     def test_partly_filled_nodes_stand_between_their_own_kind(self):
-        """5 to 7 workers on nodes of 4 have crossed the boundary: they lie with 8, not halfway to 4."""
+        """5 to 7 workers on nodes of 4 have crossed the boundary: they are with 8, not halfway to 4."""
         table = points([1, 2, 4, 8, 16], [100, 196, 384, 400, 800], nodes=[1, 1, 1, 2, 4])
         three, five = predict(table, workers=[3, 5])[""]
         assert (1, 2) == (three.nodes, five.nodes)

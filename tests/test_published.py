@@ -1,4 +1,4 @@
-"""The tables of published scaling data, and the benchmark that foretells them."""
+"""The tables of published scaling data, and the benchmark that forecasts them."""
 
 import importlib.util
 import math
@@ -242,7 +242,7 @@ def test_scores_of_errors_made_by_hand():
     assert found["targets"] == 4
     assert found["median_ape"] == pytest.approx(0.15)
     assert found["worst_decile_ape"] == pytest.approx(0.27)
-    assert found["coverage"] == 0.5, "0 and 10 % off lie within 15, 20 and 30 % do not"
+    assert found["coverage"] == 0.5, "0 and 10 % off are within 15, 20 and 30 % do not"
     assert found["median_width"] == pytest.approx(np.median([30 / 100, 30 / 110, 30 / 80, 30 / 130]))
 
 

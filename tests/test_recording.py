@@ -156,7 +156,7 @@ def test_every_phase_is_counted_where_it_belongs(clock: Time, tmp_path: Path) ->
             loss.backward()
             clock.spend(64)  # nor this
             optimizer.step()
-            clock.spend(256)  # nor this: it lies before the next step
+            clock.spend(256)  # nor this: it is before the next step
     usual = {"data": 1, "forward": 12, "backward": 32, "update": 128}
 
     assert laps(tmp_path / "run") == [{**usual, "residual": 66}, *[{**usual, "residual": 322}] * 2]
@@ -238,7 +238,7 @@ def test_a_wait_inside_backward_is_sync(
 
 
 def test_laps_can_be_marked_by_hand_where_nothing_is_seen(clock: Time, tmp_path: Path) -> None:
-    """A model that is called through another object, gradients averaged by hand."""
+    """A model that is called through another object, gradients averaged manually."""
     model = Model()
     optimizer = Optimizer(model.parameters(), lambda: clock.spend(128))
     with open_recorder(model, optimizer, tmp_path / "run", forward_hooks=False) as record:

@@ -215,7 +215,7 @@ def test_evaluations_after_a_checkpoint_are_cut_off(tmp_path: Path) -> None:
     assert (tmp_path / "epochs.csv").read_text().splitlines() == whole.splitlines()[:3]
     (tmp_path / "epochs.csv").write_text("epoch,steps\n1,many\n")
     with pytest.raises(
-        RecordError, match=r"epochs\.csv: cannot be cut to step 20 \(invalid literal.*; start the run anew"
+        RecordError, match=r"epochs\.csv: cannot be cut to step 20 \(invalid literal.*; start the run again"
     ):
         records.truncate_epochs(tmp_path, 20)
 

@@ -232,7 +232,7 @@ def test_a_missed_target_is_a_lower_bound_and_not_a_value_for_a_law():
     text = "3 of 12 runs did not meet the target, at 8 workers: these are lower bounds, and the laws are fitted to the "
     assert any(doubt.startswith(text + "other worker counts; ") for doubt in found.doubts)
     values = found.fit.fits[found.fit.selected]([8.0])
-    below = f"{found.fit.selected} lies below the bounds at 8 workers, so it is too low there and beyond"
+    below = f"{found.fit.selected} is below the bounds at 8 workers, so it is too low there and beyond"
     assert any(below in doubt for doubt in found.doubts) == (values[0] < 8 * 75_000)
 
 

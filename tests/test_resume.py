@@ -228,7 +228,7 @@ def test_both_damaged_is_one_line_and_changes_nothing(tmp_path: Path, capsys: py
 
     assert train.main(["--resume", str(out)]) == 2
     assert re.search(
-        r"^error: .*: none of its 2 checkpoints can be used .*; start the run anew", capsys.readouterr().err, re.M
+        r"^error: .*: none of its 2 checkpoints can be used .*; start the run again", capsys.readouterr().err, re.M
     )
     assert {path: path.read_bytes() for path in out.glob("[!.]*") if path.is_file()} == before
     assert all(path.read_bytes() == b"" for path in checkpoint_paths(out))

@@ -1,4 +1,4 @@
-"""Lists of options are derived from what options declare of themselves; none is written by hand."""
+"""Lists of options are derived from what options declare of themselves; none is written manually."""
 
 import ast
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ ALLOWED = {
     ("recording/recorder.py", "disk_full steady system_interval_s timer_mode warmup_steps"): "arguments of recorder()",
     ("recording/session.py", "lr timer_mode warmup_steps"): "keys of `effective` in run.json",
 }
-"""(module, names in alphabetical order): why they stand there."""
+"""(module, names in alphabetical order): why they are there."""
 
 OWN = ("workload/", "train.py", "config.py", "workloads.py")
 """What trains, and where its options are declared."""

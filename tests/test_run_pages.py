@@ -170,7 +170,7 @@ def test_parts_weighed_by_their_steps_give_the_run(study: tuple[Path, Analysis])
 
 
 def test_a_part_is_what_its_rows_say(study: tuple[Path, Analysis]):
-    """Against the rows themselves, read anew."""
+    """Against the rows themselves, read again."""
     runs, found = study
     name = run_of(found, backend="horovod", transport="mpi", workers=4)["run"]
     part = found.run_profiles[found.run_profiles["run"] == name].iloc[5]

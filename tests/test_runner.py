@@ -1094,7 +1094,7 @@ TOLD_TO_END = "error: ended by signal 15 (SIGTERM); start it again"
 CRASH = TRACEBACK.format(call="f()", error="Crash: boom")
 NO_SLOTS = "There are not enough slots available in the system to satisfy the 4\nslots that were requested:\n\n  python"
 REASONS = [
-    ("[1,1]<stderr>:error: the data set is truncated; make it anew\n", 2, "the data set is truncated; make it anew"),
+    ("[1,1]<stderr>:error: the data set is truncated; make it again\n", 2, "the data set is truncated; make it again"),
     (f"{TOLD_TO_END}\n{CRASH}", 1, "Crash: boom (exit code 1)"),
     (
         f"[1,0]<stderr>:{TOLD_TO_END}\n{RULE}\nmpirun noticed that process rank 1 with PID 0 on node vm exited on "

@@ -188,14 +188,16 @@ def test_ranks_of_different_lengths_and_torn_files(bench: ModuleType, tmp_path: 
     assert [rank.last for rank in found["short"].ranks] == [1_999, 1_499]
     assert found["short"].notes == ("the run is done; its rows end: rank 0 at step 1,999, rank 1 at step 1,499",)
     kept = len(runs["torn"].rows[1]["step"])
-    assert 0 < kept < 1_100 and kept % 512 == 0, "to the last whole batch"
+    assert 0 < kept < 1_100 and kept % 512 == 0, "to the last complete batch"
     assert f"rank 1 at step {kept - 1:,}" in found["torn"].notes[0]
     assert runs["empty"].missing == {1: "recorded no step"}
     assert runs["damaged"].missing[1].startswith("holds no readable step rows")
     assert runs["gone"].missing == {1: "has no file of steps"}
     for name, each in found.items():
         assert each.torn, name
-        assert each.pop is None and np.isnan(each.skew_s), "what waiting costs is not known of ranks that are not whole"
+        assert each.pop is None and np.isnan(each.skew_s), (
+            "what waiting costs is not known of ranks that are incomplete"
+        )
         assert each.residual is not None and each.ranks, "but what is there is accounted for"
 
 
@@ -233,7 +235,7 @@ def test_evaluations_are_read_as_they_were_written(study: Path, tmp_path: Path) 
     assert list(table.columns) == ["run", *records.EPOCH_COLUMNS]
     assert table["run"].tolist() == [runs[0].name, runs[0].name, runs[1].name], "a torn last row is left out"
     assert table["wall_s"].tolist() == [0.30000000000000004, 0.3, 0.2]
-    assert table["test_mse"].isna().tolist() == [False, True, False], "what is no number is not known"
+    assert table["test_mse"].isna().tolist() == [False, True, False], "what is not a number is not known"
     left_out: dict[str, str] = {}
     for text, why in (
         (f"{head}\n" + "1," * 12 + "1\n", "epochs.csv line 2: 13 fields under 10 names"),

@@ -36,7 +36,7 @@ def test_one_cycle_is_that_of_torch() -> None:
         optimizer.step()
         if len(theirs) < steps:
             reference.step()
-    # Torch's last step stands at the end of the cycle, and its rise ends one step early.
+    # Torch's last step is at the end of the cycle, and its rise ends one step early.
     rise = 0.3 * steps - 1
     ours = [
         lr

@@ -171,7 +171,7 @@ def test_the_shipped_search_can_be_read() -> None:
         (("[10, 20]", "10"), "batch is 10; it must be a list of values such as .* a single value belongs under run"),
         (("batch: [10, 20]", "schedule: [constant, cosin]"), r"schedule is 'cosin' \(did you mean 'cosine'\?\)"),
         (("batch: [10, 20]", "schedule: [constant, range]"), "schedule: range is never valid: .* range needs lr_end"),
-        (("batch: [10, 20]", "widths: {low: 1, high: 2}"), "widths is no number and has no range; give a list"),
+        (("batch: [10, 20]", "widths: {low: 1, high: 2}"), "widths is not a number and has no range; give a list"),
         (("batch: [10, 20]", "widths: [1-2-3, 1-2]"), "widths: 1-2 is never valid: widths is '1-2'; it must be three"),
         (("batch: [10, 20]", "epochs: [1, 2]"), "epochs must be the same in all trials, .*; put it under run"),
         (("batch: [10, 20]", "transport: [mpi]"), "transport cannot be searched over; it comes from runtime"),
@@ -412,7 +412,7 @@ def test_two_commands_share_a_search(tmp_path: Path) -> None:
 
     rows = table(tmp_path / "runs/tiny/trials.csv")
     assert [(row["trial"], row["state"]) for row in rows] == [(str(n), "done") for n in range(6)]
-    assert len({row["lr"] for row in rows}) == 6, "each trial was drawn anew"
+    assert len({row["lr"] for row in rows}) == 6, "each trial was drawn again"
     assert 0 in codes and set(codes) <= {0, 1}, "1: the other command still ran the last trial"
 
 
@@ -450,7 +450,7 @@ def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path) -> None
 
 
 def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process cannot be seen, but it has left no sign of life for longer than a minute."""
+    """Its process cannot be seen, but it has left no heartbeat for longer than a minute."""
     search(tmp_path, trials=1)
     url = f"sqlite:///{tmp_path / 'runs/tiny/search.db'}"
     with searching._quiet():

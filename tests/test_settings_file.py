@@ -95,7 +95,7 @@ def test_backend_and_transport_follow_from_the_runtime(tmp_path: Path) -> None:
         (GOOD + "settings: {cycle_time: 1}", "settings: 'cycle_time' is not known (did you mean 'cycle_time_ms'?)"),
         (
             GOOD + "settings: {lr: 1}",
-            "settings: 'lr' is no setting of how workers talk; allowed: backend, transport",
+            "settings: 'lr' is not a communication setting; allowed: backend, transport",
         ),
         (GOOD + "settings: {cycle_time_ms: -1}", "settings: cycle_time_ms is -1.0; it must be at least 0"),
         (GOOD + "settings: {bucket_mb: 2}", "settings: bucket_mb has no effect on horovod/mpi; leave it out"),

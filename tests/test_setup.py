@@ -194,7 +194,7 @@ def test_disk_space_of_folders_on_one_disk_adds_up(tmp_path: Path, monkeypatch: 
 
     assert str(caught.value) == (
         f"not enough disk space at {tmp_path}: 3.5 GiB needed, 3.2 GiB free: free some, or move:"
-        " the environment stands in the project's folder, the cache in XDG_CACHE_HOME"
+        " the environment is in the project's folder, the cache in XDG_CACHE_HOME"
     )
     assert machine.room({**needs, tmp_path / "cache": 0.1}) == "3 GiB free"
 
@@ -540,7 +540,7 @@ def test_an_environment_left_in_the_middle_of_a_change_is_made_anew(
     start(places)
 
     assert runs()[0] == "python3 -m venv --prompt horovod_study ROOT/.venv"
-    assert "(made anew: the old one was left in the middle of a change (packages))" in capsys.readouterr().out
+    assert "(made again: the old one was left in the middle of a change (packages))" in capsys.readouterr().out
 
 
 def change_python(places: Places) -> None:
@@ -1285,7 +1285,7 @@ def test_a_set_up_beside_a_sites_packages(
     assert any("--requirement" in command for command in runs())
 
     start(places, site="no")
-    assert "(made anew: SITE=no was asked for)" in capsys.readouterr().out
+    assert "(made again: SITE=no was asked for)" in capsys.readouterr().out
     assert not list(places.venv.rglob(site_packages.PTH))
 
 

@@ -200,7 +200,7 @@ def test_published_ring_and_tree_between_three_racks(per_node: int, ring_gb_per_
     """GB200, three NVLink domains, 17 GB, S/t: github.com/NVIDIA/nccl, issue 1801.
 
     The card of a node is the ring's slowest link. NCCL's tree reduces inside a domain first, as `hierarchical` does,
-    with the stages one behind the other for one piece and at the same time for many: so it lies between their sum, with
+    with the stages one behind the other for one piece and at the same time for many: so it is between their sum, with
     links inside of 900 GB/s (the data sheet), and the stage between the domains alone.
     """
     n, size = 3 * per_node, 17179869184

@@ -217,7 +217,7 @@ def test_a_run_of_several_workers_is_reproduced() -> None:
     assert table.loc[4, "step_s"] == pytest.approx((run.own_s + run.sync_s).mean(), rel=0.01)
     assert table.loc[4, "slowest_s"] == pytest.approx((own.max(axis=1) - own.mean(axis=1)).mean(), rel=0.1)
     assert found.sources["overhead"] == "what is left of the synchronisation of run4x75"
-    assert any("nobody measured a worker that has a node to itself" in each for each in doubts(found.scenario, [4]))
+    assert any("no worker was measured alone on a node" in each for each in doubts(found.scenario, [4]))
 
 
 def test_workers_that_are_slow_together_are_doubted() -> None:

@@ -1,6 +1,6 @@
 """Job scripts: exact bytes for known partitions, sound shell for any names, refusals where a name cannot be data.
 
-`python tests/test_slurm.py` writes the golden scripts anew; look at the difference before keeping it.
+`python tests/test_slurm.py` writes the golden scripts again; look at the difference before keeping it.
 """
 
 import json
@@ -189,7 +189,7 @@ def test_whatever_the_names_are_nothing_of_them_is_executed(
 )
 def test_a_value_that_cannot_stand_in_a_directive_is_refused_by_its_key(key: str, value: str):
     partition = replace(CLUSTER, **{key: value})
-    with pytest.raises(ConfigError, match=rf"partition alpha: {key} is .* cannot stand in a job script; allowed: "):
+    with pytest.raises(ConfigError, match=rf"partition alpha: {key} is .* cannot be in a job script; allowed: "):
         text_of(study_on(partition))
 
 

@@ -89,7 +89,7 @@ def test_failure_is_explained_with_its_remedies_and_nothing_is_started(tmp_path,
     log = next((tmp_path / "tiny" / ".smoke").glob("*.log"))
     assert str(caught.value) == (
         "smoke test of horovod/mpi, 2 workers on this machine failed: batch 75 is larger than the shard of 10 curves; "
-        f"use a smaller --batch; see {log}, mend it, or start without this test (--no-smoke)"
+        f"use a smaller --batch; see {log}, fix it, or start without this test (--no-smoke)"
     )
     output = console.file.getvalue()
     assert "looking for the cause (horovod-study doctor):\n  fail: loopback: is down; ip link set lo up\n" in output
@@ -107,7 +107,7 @@ def test_test_that_hangs_ends_and_leaves_no_process(tmp_path, monkeypatch):
     with pytest.raises(StudyError, match=r"failed: timed out after 1.5 s \(it was stopped, having printed no"):
         run(make_study(), tmp_path, {"horovod/mpi/2/0": "hang before the record"}, console=console)
 
-    assert "  nothing that it knows of is wrong\n" in console.file.getvalue()
+    assert "  it found no fault\n" in console.file.getvalue()
     assert [] == marked_processes(str(tmp_path / "tiny"))
     assert [] == starts(tmp_path)
 

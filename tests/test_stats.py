@@ -67,7 +67,7 @@ def simulated(effect: float, *, drift: float = 0.10, noise: float = 0.015, seed:
 
 
 def test_quantiles_and_tails_come_from_the_kit_alone() -> None:
-    """Nobody else computes an interval by hand; scipy.stats, which takes a second to load, is not needed at all."""
+    """Nobody else computes an interval manually; scipy.stats, which takes a second to load, is not needed at all."""
     special = {"stdtr", "stdtrit", "ndtr", "ndtri", "fdtrc", "betainc", "bdtr", "gammaincinv", "chdtri"}
     elsewhere = {"analysis/simulation/step.py": "ndtri"}  # draws of a normal maximum, no interval
     for path in sorted(ROOT.rglob("*.py")):
@@ -279,7 +279,7 @@ def test_the_deviation_of_normal_values_from_their_median_distance() -> None:
 
 
 def test_the_mean_without_the_fifths_and_its_error_are_those_of_tukey_and_mclaughlin() -> None:
-    """Worked by hand: of 1..9 and 100 the two smallest and largest go; winsorised they are 3 3 3 4 5 6 7 8 8 8."""
+    """Worked manually: of 1..9 and 100 the two smallest and largest go; winsorised they are 3 3 3 4 5 6 7 8 8 8."""
     mean, error, freedom = trimmed_mean([100.0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     deviations = np.array([3, 3, 3, 4, 5, 6, 7, 8, 8, 8]) - 5.5
 

@@ -200,10 +200,10 @@ def test_a_hidden_wait_leaves_the_laps_before_it() -> None:
     assert seen.named[0].value_s == pytest.approx(5e-3, abs=1e-4)
     assert seen.laps == ("update", "residual", "data", "forward")
     assert seen.notes == (
-        "the synchronisation is not visible here and the wait for the others lies inside another lap, so that only "
+        "the synchronisation is not visible here and the wait for the others is inside another lap, so that only "
         "update, residual, data, forward can be compared: a rank that is slow elsewhere is not seen",
     )
-    # What is slow in backward cannot be told from waiting there.
+    # What is slow in backward cannot be distinguished from waiting there.
     assert found(noise(2, 300, 2), extra_s={"backward": late(300, 2, 1, 5e-3)}, visible=False).verdict == "none"
 
 
@@ -219,7 +219,7 @@ def test_a_script_that_marks_loading_only_is_compared_in_that() -> None:
         columns["data_s"] = np.full(300, np.nan)
     seen = find_stragglers(align(rows, workers=2))
     assert seen.verdict == "unknown"
-    assert seen.why_not == "the wait for the others is not visible, and no lap lies surely before it"
+    assert seen.why_not == "the wait for the others is not visible, and no lap is certainly before it"
 
 
 def test_one_worker_and_few_steps_are_said() -> None:

@@ -254,12 +254,12 @@ def test_runs_that_took_turns_are_paired(before):
     paired = compare_studies(new, old)
 
     assert paired.interleaved and set(paired.of("throughput")["test"]) == {"paired t on logarithms"}
-    assert not any("take turns" in doubt for doubt in paired.doubts)
+    assert not any("alternate" in doubt for doubt in paired.doubts)
     parallel = paired.of("throughput").query("backend != 'serial'")
     assert set(parallel["word"]) == {"slower"}, "the common drift cancels"
     apart = compare_studies(replace(new, runs=new.runs.assign(started="2026-04-01T09:00:00+00:00")), old)
     assert set(apart.of("throughput")["verdict"]) == {"no difference resolved"}
-    assert any("did not take turns (2026-03-14 and 2026-04-01)" in doubt for doubt in apart.doubts)
+    assert any("did not alternate (2026-03-14 and 2026-04-01)" in doubt for doubt in apart.doubts)
 
 
 def test_what_else_differs_is_named(before):
@@ -282,7 +282,7 @@ def test_a_plain_worker_that_changed_points_at_the_machine(before):
     table["samples_per_s"] *= 0.8
     found = compare_studies(quick(before, table), before)
 
-    assert any("One plain worker (batch 75), which talks to nobody, is 2" in doubt for doubt in found.doubts)
+    assert any("One plain worker (batch 75), which does not communicate, is 2" in doubt for doubt in found.doubts)
     assert set(found.of("speedup")["verdict"]) == {"no difference resolved"}
 
 
@@ -466,7 +466,7 @@ def test_the_figure_draws_what_the_table_says(found, width_in):
 
     assert figure.get_size_inches()[0] == width_in
     assert list(drawing.data["ratio"]) == list(found.of("throughput")["ratio"])
-    assert "did not take turns" in drawing.caption
+    assert "did not alternate" in drawing.caption
 
 
 def test_the_names_of_two_directories_tell_them_apart(tmp_path):

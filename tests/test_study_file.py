@@ -186,7 +186,7 @@ def test_where_workers_go(tmp_path: Path, sweep: str, wanted: list[tuple[int, ..
     study = swept(tmp_path, sweep)
 
     assert per_node(study, "horovod/mpi") == wanted
-    assert len({study.label(cell) for cell in study.cells()}) == len(study.cells()), "names tell cells apart"
+    assert len({study.label(cell) for cell in study.cells()}) == len(study.cells()), "names distinguish cells"
 
 
 def test_one_worker_is_not_spread(tmp_path: Path) -> None:
@@ -392,8 +392,8 @@ def test_backends_are_crossed_with_transports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("backend: [ps], transport: gloo", "backend ps does not talk over gloo; there are ps/mpi"),
-        ("backend: [horovod, mpi], transport: gloo", "backend mpi does not talk over gloo; there are mpi/mpi"),
+        ("backend: [ps], transport: gloo", "backend ps does not work over gloo; there are ps/mpi"),
+        ("backend: [horovod, mpi], transport: gloo", "backend mpi does not work over gloo; there are mpi/mpi"),
         ("backend: mpi, transport: [mpi, nccl]", "transport nccl goes with none of the backends mpi; leave it out, or"),
         ("backend: horovod", "backend horovod has several transports; give transport too: horovod/mpi, horovod/gloo"),
         ("backend: serial, transport: none", "transport 'none' is not known; allowed: nccl, mpi, gloo"),
@@ -570,7 +570,7 @@ def test_a_change_of_a_configuration_is_checked() -> None:
     assert config.changed(batch=20) == replace(config, batch=20)
     with pytest.raises(ConfigError, match="run: batch is 0; it must be at least 1"):
         config.changed(batch=0)
-    with pytest.raises(ConfigError, match="run: backend mpi talks over mpi only, but transport is 'gloo'"):
+    with pytest.raises(ConfigError, match="run: backend mpi works over mpi only, but transport is 'gloo'"):
         config.changed(backend="mpi", transport="gloo")
     with pytest.raises(TypeError, match="no such option: bach"):
         config.changed(bach=1)

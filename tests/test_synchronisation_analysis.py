@@ -1,4 +1,4 @@
-"""Synchronisation: known answers per step and epoch, transports told apart, knees and cycles recovered, doubts said."""
+"""Synchronisation: known answers per step and epoch, transports compared, knees and cycles recovered, doubts."""
 
 import math
 
@@ -225,7 +225,7 @@ def test_hidden_waiting_is_not_compared():
 
     assert row["verdict"] == "not known" and math.isnan(row["ratio"])
     assert row["note"] == (
-        "the synchronisation of local ddp/gloo batch 75 cannot be told apart from its backward pass; they also differ "
+        "the synchronisation of local ddp/gloo batch 75 cannot be separated from its backward pass; they also differ "
         "in when gradients are reduced (flat, hooks)"
     )
 
@@ -283,8 +283,8 @@ def test_the_interval_of_the_knee_holds_the_truth(form, repeats, noise):
 @pytest.mark.parametrize(
     ("low", "high", "side", "words"),
     [
-        (800, 8000, "most", "every batch measured lies above the knee; add batches below 800"),
-        (4, 100, "least", "every batch measured lies below the knee; add batches above 100"),
+        (800, 8000, "most", "every batch measured is above the knee; add batches below 800"),
+        (4, 100, "least", "every batch measured is below the knee; add batches above 100"),
     ],
 )
 def test_batches_on_one_side_bound_the_knee_and_no_more(low, high, side, words):
@@ -302,7 +302,7 @@ def test_a_knee_whose_interval_reaches_into_the_batches_is_not_called_below_them
     (row,) = batch_size.batch_sizes(runs).knees.to_dict("records")
 
     assert row["knee_at_most"] > 60 and not row["identified"]
-    assert row["note"].startswith("not identifiable: its estimate lies below the batches measured")
+    assert row["note"].startswith("not identifiable: its estimate is below the batches measured")
     assert "or repeats" in row["note"]
 
 
@@ -440,7 +440,7 @@ def test_cycles_longer_than_the_step_have_a_line_of_their_own():
 
     assert list(table["slope"].round(1)) == [0.5, 1.0]
     assert list(table["expected_low"].round(6)) == [0.5, 1.0] and set(table["verdict"]) == {"as the cycle explains"}
-    assert math.isnan(table["share_at_default"][1]) and "default cycle lies outside" in table["note"][1]
+    assert math.isnan(table["share_at_default"][1]) and "default cycle is outside" in table["note"][1]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_the_sentences_carry_the_numbers_of_the_tables(analysis, section):
     assert "of an epoch of 250 batches" in text
     slope = numbers.with_interval(row["slope"], row["slope_low"], row["slope_high"])
     assert f"each ms of Horovod's cycle adds {slope} ms of waiting" in text
-    assert "as waiting for its looks explains" in text
+    assert "as polling explains" in text
     assert "the knee is at a batch of" in text
 
 

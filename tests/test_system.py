@@ -757,7 +757,7 @@ def test_the_figure_shades_the_phases_and_the_caption_names_what_is_missing(tmp_
     assert (tmp_path / "system-n1.txt").read_text() == (
         "Host n1 during the run, sampled every 1 s: the process trees of 1 rank and the host as a whole. CPU is in per "
         "cent of one core, MB are 1e6 bytes. Stepped lines are means since the sample before, straight ones readings "
-        "of a moment. Not shown, for want of a sensor: GPU use, memory, power and clocks (no NVIDIA driver); energy "
+        "of a moment. Not shown, for lack of a sensor: GPU use, memory, power and clocks (no NVIDIA driver); energy "
         "and power of the processors, InfiniBand traffic (no powercap).\n"
     )
     assert "rank 0,,cpu_percent,100.0" in (tmp_path / "system-n1.csv").read_text()

@@ -1,4 +1,4 @@
-"""Horovod's timeline: taken apart, told, drawn, and recorded for real."""
+"""Horovod's timeline: decomposed, told, drawn, and recorded for real."""
 
 import copy
 import json
@@ -75,7 +75,7 @@ KNOWN = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------ taken apart
+# ------------------------------------------------------------------------------------------------------ decomposed
 
 
 def test_one_tensor_of_known_times() -> None:
@@ -283,7 +283,7 @@ def test_what_is_no_timeline(text: str, message: str) -> None:
 
 
 def test_a_file_without_collectives_is_refused() -> None:
-    with pytest.raises(AnalysisError, match=r"^x.json: holds 1 event, but no whole collective; record more steps"):
+    with pytest.raises(AnalysisError, match=r"^x.json: holds 1 event, but no complete collective; record more steps"):
         decompose([name(1, "g")], source="x.json")
 
 
@@ -298,7 +298,7 @@ def test_the_text() -> None:
     assert ["operation", "0.500", "50.0", "%"] in rows
     assert ["together", "1.000"] in rows
     assert text[-1] == (
-        "In each step a tensor is under way for 1 ms: 50\u202f% the transfer itself (MPI_ALLREDUCE), 30\u202f% copying "
+        "In each step a tensor is under way for 1 ms: 50\u202f% the transfer (MPI_ALLREDUCE), 30\u202f% copying "
         "into and out of the fusion buffer, 10\u202f% negotiation (waiting until every rank has announced the tensor), "
         "5\u202f% waiting for the operation to begin and 5\u202f% the runtime's own work. Each of the 2 collectives "
         "was an operation of its own. Rank 1 announced its tensor last in 2 of 2 negotiations."

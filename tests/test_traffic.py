@@ -123,7 +123,7 @@ def test_counters_that_turn_over_and_new_ones() -> None:
     assert moved({"lo": 2**32 - 10}, {"lo": 90}) == {"lo": 100}
     assert moved({"infiniband:mlx5_0": 4 * (2**32 - 10)}, {"infiniband:mlx5_0": 4 * 90}) == {"infiniband:mlx5_0": 400}
     assert moved({}, {"eth0": 7}) == {"eth0": 7}
-    assert moved({"eth0": 2**40}, {"eth0": 7}) == {"eth0": 7}, "a connection that was made anew"
+    assert moved({"eth0": 2**40}, {"eth0": 7}) == {"eth0": 7}, "a connection that was made again"
     assert moved(None, {"lo": 1}) is None
 
 
@@ -245,7 +245,7 @@ def test_too_few_bytes_are_no_evidence(tmp_path: Path) -> None:
     found = watched(System(tmp_path), hosts=("a", "a"), step=lambda: None, size=1000)
 
     assert (found["path"], found["ranks"]) == (None, [None, None])
-    assert found["reason"] == "a: gradients of 1000 bytes are too few to be told from a library's own messages"
+    assert found["reason"] == "a: gradients of 1000 bytes are too few to be distinguished from a library's own messages"
 
 
 def test_one_host_unknown_makes_the_path_unknown(tmp_path: Path) -> None:

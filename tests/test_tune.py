@@ -425,12 +425,15 @@ def test_a_configuration_file_for_a_long_run_is_shortened(tmp_path: Path) -> Non
             {"workers": 2, "given": {"threads": 2}},
             "--workers is 2 with 2 threads each, but this machine offers 2 cores",
         ),
-        ({"workers": 1}, "--workers is 1, on 2 cores with 1 thread each; tuning how workers talk needs at least 2"),
+        (
+            {"workers": 1},
+            "--workers is 1, on 2 cores with 1 thread each; tuning how workers communicate needs at least 2",
+        ),
         ({"minutes": 0.0}, "--minutes is 0; it must be greater than 0"),
         ({"minutes": math.nan}, "--minutes is nan; it must be greater than 0"),
         ({"rounds": 0}, "--rounds is 0; it must be at least 1"),
         ({"runtimes": ["horovod/mpl"]}, "'horovod/mpl' is not known (did you mean 'horovod/mpi'?); allowed: "),
-        ({"runtimes": ["serial"]}, "'serial' has nobody to talk to"),
+        ({"runtimes": ["serial"]}, "'serial' has nobody to communicate with"),
         ({"knobs": ["cycle_time"]}, "knob 'cycle_time' is not known (did you mean 'cycle_time_ms'?); allowed: "),
         ({"knobs": ["bucket_mb"]}, "knob bucket_mb has no effect over horovod/mpi; knobs that do something over "),
         ({"knobs": ["hierarchical"]}, "knob hierarchical means something on several hosts only"),
@@ -709,10 +712,10 @@ def test_figure_and_table_tell_the_same(tmp_path: Path) -> None:
     assert sum(line.startswith("  * ") for line in lines) == 1
     assert "  * cycle_time_ms=0.2 cache_capacity=0" in "\n".join(lines)
     assert "Resolved: cycle_time_ms=0.2 cache_capacity=0 is faster than everything else tried." in lines
-    assert lines[-1].startswith("  over the library defaults: 2.") and lines[-1].endswith(", measured anew")
+    assert lines[-1].startswith("  over the library defaults: 2.") and lines[-1].endswith(", measured again")
     text = caption(document)
-    assert "95 % intervals" in text and "Grey: where one launch of 2 s would lie" in text
-    assert "What is slower than 0.7 stands at the left edge" in text and "Settings without a mark failed." in text
+    assert "95 % intervals" in text and "Grey: where one launch of 2 s would be" in text
+    assert "What is slower than 0.7 is at the left edge" in text and "Settings without a mark failed." in text
 
 
 def test_equal_results_give_equal_figures(tmp_path: Path) -> None:

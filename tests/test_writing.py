@@ -359,7 +359,7 @@ def test_analyze_and_report_leave_whole_files_wherever_they_are_killed(study: Pa
         torn = [name for name, content in state.items() if content not in (old[name], new[name])]
         assert torn in ([], [records.SOURCE]), "that one is written by both"
         assert json.loads(state[records.SOURCE])["schema"] == records.SOURCE_SCHEMA
-        # The page comes last: a new one never stands beside old figures.
+        # The page comes last: a new one never is beside old figures.
         if state["report.html"] != old["report.html"]:
             assert all(state[name] == new[name] for name in new if name.startswith(("figures", "tables")))
 

@@ -10,7 +10,7 @@ The hosts are joined by a bridge that lives in a namespace of its own, each behi
 changed in the machine's own network or in /etc, and all of it lives as long as three small processes that read from
 this one: when it ends, however it ends, the kernel removes everything.
 
-Needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN), iproute2, util-linux, openssh-server and openssh-client. By hand:
+Needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN), iproute2, util-linux, openssh-server and openssh-client. Manually:
 
     python tests/two_hosts.py up
     python tests/two_hosts.py exec node1 ssh node2 hostname
@@ -435,7 +435,7 @@ def _reap() -> None:
             pass
 
 
-# --------------------------------------------------------------------------------------------------- by hand
+# --------------------------------------------------------------------------------------------------- manually
 
 
 def _state() -> Path:

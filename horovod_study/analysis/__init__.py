@@ -6,7 +6,7 @@
     breakdown.py    where the time of a step goes, and how that changes with the worker count
     boundary.py     synchronisation against workers and nodes, and the jump at each node boundary
     synchronisation.py  waiting per step and per epoch against workers, and the law it follows
-    transports.py   two ways to talk, compared by pairs of runs
+    transports.py   two runtimes, compared by pairs of runs
     batch_size.py   overhead and epoch time against the batch, and its knee
     cycle.py        how much of the waiting is Horovod's cycle
     laws.py         scaling laws as values: linear, Amdahl, Gustafson, USL

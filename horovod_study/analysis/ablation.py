@@ -1,4 +1,4 @@
-"""What communication costs, told by leaving it out: next to the answer of the timer, and where the two differ.
+"""What communication costs, measured by leaving it out: next to the answer of the timer, and where the two differ.
 
 In pair p of blocks (one with communication, one without), with means over the counted steps of a block and over ranks:
 
@@ -141,7 +141,7 @@ def _verdict(ablation: Interval, difference: Interval | None) -> str:
 
 
 def _outside(grown: Mapping[str, Interval | None], difference: Interval | None) -> tuple[str, ...]:
-    """Return the laps but sync whose interval lies on the side of zero to which the difference goes."""
+    """Return the laps but sync whose interval is on the side of zero to which the difference goes."""
     sign = 1.0 if difference is None or difference.value > 0 else -1.0
     moved = {
         name: sign * each.value

@@ -1,4 +1,4 @@
-"""The closed account of recorded steps: every part of every step, what none of them covers, and what N workers add.
+"""The complete account of recorded steps: every part of every step, what none of them covers, and what N workers add.
 
 For each rank and step
 
@@ -122,9 +122,9 @@ class RunAccount:
     why_not_benched: str
     left_out: ablation.CommunicationCost | None
     why_not_left_out: str
-    pop: Pop | None = None  # None where not known: one worker, a wait that is not visible, ranks that are not whole
+    pop: Pop | None = None  # None where not known: one worker, a wait that is not visible, ranks that are incomplete
     skew_s: float = math.nan  # mean over steps and ranks; NaN where not known
-    taken: Decomposition | None = None  # its synchronisation taken apart; None without the measurement that it needs
+    taken: Decomposition | None = None  # its synchronisation decomposed; None without the measurement that it needs
     profile: Profile | None = None  # its course over the timed window; None where nobody asked, or without steps
 
     @property
@@ -379,7 +379,7 @@ def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, 
 def _notes(
     run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, int], *, incomplete: bool
 ) -> Iterable[str]:
-    """Yield what is not whole about a run; `ends`: rank -> last recorded step."""
+    """Yield what is incomplete about a run; `ends`: rank -> last recorded step."""
     if run.state != "done" or incomplete:
         because = f" ({run.record.reason})" if run.record.reason else ""
         on_progress = [
@@ -422,7 +422,7 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
     if run.workers == 1:
         return None, "one worker synchronises with nobody"
     if run.state != "done" or run.missing:
-        return None, f"the run is {run.state}, and only finished runs are taken apart"
+        return None, f"the run is {run.state}, and only finished runs are decomposed"
     unsaid = [name for name in _OBSERVED if run.record.effective.get(name) is None]
     if unsaid:
         return None, f"its record does not say its {unsaid[0]}"
@@ -482,12 +482,12 @@ class ViewComparison:
     second: str
     verdict: str  # agree | differ | not resolved
     difference_s: Interval
-    laps_s: Mapping[str, float] = field(default_factory=dict)  # the laps that most of the difference lies in
+    laps_s: Mapping[str, float] = field(default_factory=dict)  # the laps that most of the difference is in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Views:
-    """What communication costs at one worker count, told in up to three ways."""
+    """What communication costs at one worker count, measured in up to three ways."""
 
     series: str
     workers: int
@@ -805,7 +805,7 @@ class ResidualGate:
 def allowed_share(text: str) -> float:
     """Return the share, 0..1, that `--max-residual` means: per cent, with or without the sign.
 
-    ConfigError for what is no number from 0 to 100, and for a number below 1 without the sign: nobody knows whether
+    ConfigError for what is not a number from 0 to 100, and for a number below 1 without the sign: nobody knows whether
     0.05 is a share or per cent.
     """
     number = text.strip().removesuffix("%").strip()

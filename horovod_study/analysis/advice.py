@@ -691,7 +691,7 @@ def _groups(model: LayeredModel) -> list[tuple[int, ...]]:
         if place in taken or layer.parameters < least:
             continue
         after = model.layers[place + 1] if place + 1 < len(model.layers) else None
-        # By columns and then by rows: what lies between the two layers never has to be put together.
+        # By columns and then by rows: what is between the two layers never has to be put together.
         paired = not layer.pairs and after is not None and after.parameters > 0 and not after.pairs
         group = (place, place + 1) if paired else (place,)
         taken.update(group)

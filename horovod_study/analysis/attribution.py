@@ -133,7 +133,7 @@ def observe(
 
 
 def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
-    """Return in words how the workers of a run were told to talk: `library defaults, cycle 10 ms`."""
+    """Return in words how the workers of a run were configured to communicate: `library defaults, cycle 10 ms`."""
     if effective["workers"] == 1:
         return "one worker"
     words = ["library defaults" if requested.get("horovod_defaults") else "shipped settings"]
@@ -243,7 +243,7 @@ def _block_quantiles(samples: Floats, quantile: float, block: int, rng: np.rando
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """What the repeats of one way of talking come to, in s; a quantity that cannot be told is missing."""
+    """What the repeats of one runtime come to, in s; a quantity that cannot be determined is missing."""
 
     backend: str
     transport: str
@@ -302,7 +302,7 @@ class Attribution:
     arms: tuple[Arm, ...]
     experiments: tuple[Experiment, ...]
     one_worker_step_s: Mapping[int, Interval] = field(default_factory=dict)  # batch -> step of one worker alone
-    doubts: tuple[str, ...] = ()  # what a reader must know before believing it
+    doubts: tuple[str, ...] = ()  # the limitations of it
 
 
 def attribute(observations: Iterable[Observation]) -> Attribution:
@@ -477,7 +477,7 @@ def decompose_observation(seen: Observation) -> Decomposition:
 
 
 def arm_rows(runs: pd.DataFrame, taken: Mapping[str, Decomposition]) -> pd.DataFrame:
-    """Return ARM_COLUMNS of the runs of a named run table (points.with_series) that were taken apart, by run.
+    """Return ARM_COLUMNS of the runs of a named run table (points.with_series) that were decomposed, by run.
 
     Means over repeats with Student's interval; of one run its own, and NaN where some repeat does not know a part.
     """

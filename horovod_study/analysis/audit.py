@@ -178,7 +178,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "unequal-baselines": Rule(
         severity="error",
-        title="speedups stand over a baseline of other work or another machine",
+        title="speedups are over a baseline of other work or another machine",
         remedy="run the baseline with the same data and on the same kind of host",
     ),
     "data-set-changed": Rule(
@@ -248,7 +248,7 @@ class AuditFinding:
     column: str = ""
     row: str = ""  # what else names the row, in words
     runs: tuple[str, ...] = ()
-    kept: str | None = None  # what stands there; None where nothing was compared
+    kept: str | None = None  # what is there; None where nothing was compared
     again: str | None = None  # what the raw rows give
 
     @property
@@ -459,7 +459,7 @@ def _attempts(record: RunRecord) -> list[Mapping[str, Any]]:
 def _unexplained(
     gap: Floats, begin_s: Floats, every: NDArray[np.int64], epoch: NDArray[np.int64], openings: frozenset[int] | None
 ) -> NDArray[np.int64]:
-    """Return the places of gaps, (S - 1,) seconds, where nothing stands between two steps that the run tells of."""
+    """Return the places of gaps, (S - 1,) seconds, where the run records nothing between two steps."""
     if openings is None:
         return np.empty(0, dtype=np.int64)
     following = every[1:]
@@ -478,8 +478,8 @@ def _clock(
     """Return what is wrong with the times of the steps, the number of stretches, begin and end of the timed ones.
 
     Where one clock times the steps, each begins where the one before has ended, or later: after an evaluation. What of
-    the residual lies before the begin of its step and what after it is not known in general, so none of it is counted;
-    in the trainer of this package all of it lies before, and then no time is left between two steps of a stretch.
+    the residual is before the begin of its step and what after it is not known in general, so none of it is counted;
+    in the trainer of this package all of it is before, and then no time is left between two steps of a stretch.
     """
     begin_s = np.asarray(columns["begin_s"], dtype=np.float64)
     step_s = np.asarray(columns["step_s"], dtype=np.float64)
@@ -505,7 +505,7 @@ def _clock(
             more = f", and {len(lost) - 1:,} more" if len(lost) > 1 else ""
             found.append(
                 f"rank {rank}: step {every[lost[0] + 1]:,} begins {late_ms:.3f} ms after the step before it, and "
-                f"nothing is told to stand between them{more}"
+                f"the run records nothing between them{more}"
             )
     else:
         gap = np.diff(begin_s)
@@ -1285,7 +1285,7 @@ def _warm_up(study: Study) -> Iterable[AuditFinding]:
     of the noise and however long its spells are, up to the length of a part. Over R repeats the number k of runs in
     which it is has a binomial tail P(K >= k), multiplied by the number of scales that are tried. A point is told when
     that is at most WARM_UP_ALARM and the first part is slower than the middle one by WARM_UP_LEVEL in these runs. One
-    run alone can never be told apart from bad luck by this.
+    run alone can never be distinguished from bad luck by this.
     """
     recounts = {each.run: each for each in study.recounts}
     for row in study.analysis.points.to_dict("records"):
@@ -1320,7 +1320,7 @@ def _slow_begin(runs: Sequence[Mapping[int, tuple[bool, float]]]) -> tuple[float
 
 
 def _extrapolated(analysis: Analysis) -> Iterable[AuditFinding]:
-    """Yield rows of the laws that lie beyond the measured worker counts without being marked."""
+    """Yield rows of the laws that are beyond the measured worker counts without being marked."""
     points = analysis.points[~analysis.points["missing"].astype(bool)]
     ends = points.groupby("series")["workers"].agg(["min", "max"])
     for name, table in (("curves", analysis.curves), ("quantity_curves", analysis.quantity_curves)):
@@ -1371,7 +1371,7 @@ def compare_tables(
     try:
         old, new = rows_of(kept), rows_of(again)
     except csv.Error as error:
-        return [AuditFinding(name="file-missing", text=f"is no table ({error})", where=where)], 0
+        return [AuditFinding(name="file-missing", text=f"is not a table ({error})", where=where)], 0
     if not old or not new:
         return ([] if old == new else [AuditFinding(name="file-missing", text="is empty", where=where)]), 0
     found = []
@@ -1379,7 +1379,7 @@ def compare_tables(
     for name in [name for name in heads[1] if name not in heads[0]]:
         found.append(AuditFinding(name="cell-differs", text="the column is not there", where=where, column=name))
     for name in [name for name in heads[0] if name not in heads[1]]:
-        found.append(AuditFinding(name="cell-differs", text="is no column of this table", where=where, column=name))
+        found.append(AuditFinding(name="cell-differs", text="is not a column of this table", where=where, column=name))
     shared = [name for name in heads[1] if name in heads[0]]
     places = [(name, heads[0].index(name), heads[1].index(name)) for name in shared]
     compared = 0
@@ -1459,7 +1459,7 @@ def _cell_finding(
     if kept and any(same_text(kept, values[f"{stem}{end}"], tolerance) for end in best):
         name, text = "best-of-n", f"is {kept}, the best repeat; the median is {again}"
     elif column in _MARKS and _is_mark(again) and not _is_mark(kept):
-        name, text = "extrapolation-unmarked", f"is {_quoted(kept)}; this row lies beyond what was measured"
+        name, text = "extrapolation-unmarked", f"is {_quoted(kept)}; this row is beyond what was measured"
     elif not kept and again and column.endswith((*_INTERVALS, "low", "high")):
         name, text = "intervals-missing", f"is empty; the repeats give {again}"
     return AuditFinding(name=name, text=text, where=where, column=column, kept=kept, again=again, **_named(head, row))

@@ -15,7 +15,7 @@ batches, P parameters, D draws. Intervals: bootstrap over runs within each batch
 stretched by t/z as in fitting.py; where a batch has fewer than three runs, or the forms miss the means by more than the
 runs scatter, Student's t of the residuals instead, and `interval` says so.
 
-A knee is given where it lies among the batches measured and its interval is narrower than they are; else what bounds
+A knee is given where it is among the batches measured and its interval is narrower than they are; else what bounds
 it.
 """
 
@@ -102,7 +102,7 @@ class Knee:
 
     @property
     def identified(self) -> bool:
-        """Whether the knee lies among the batches measured, with an interval that is narrower than they are."""
+        """Whether the knee is among the batches measured, with an interval that is narrower than they are."""
         value, low, high = self.at
         smallest, largest = self.batches
         inside = smallest <= value <= largest
@@ -398,18 +398,18 @@ def _why_not(found: Knee) -> list[str]:
     smallest, largest = found.batches
     if value < smallest < high:
         return [
-            f"not identifiable: its estimate lies below the batches measured, its interval reaches up to {high:.3g}; "
+            f"not identifiable: its estimate is below the batches measured, its interval reaches up to {high:.3g}; "
             f"add batches below {smallest:g}, or repeats"
         ]
     if low < largest < value:
         return [
-            f"not identifiable: its estimate lies above the batches measured, its interval reaches down to {low:.3g}; "
+            f"not identifiable: its estimate is above the batches measured, its interval reaches down to {low:.3g}; "
             f"add batches above {largest:g}, or repeats"
         ]
     if value < smallest:
-        return [f"not identifiable: every batch measured lies above the knee; add batches below {smallest:g}"]
+        return [f"not identifiable: every batch measured is above the knee; add batches below {smallest:g}"]
     if value > largest:
-        return [f"not identifiable: every batch measured lies below the knee; add batches above {largest:g}"]
+        return [f"not identifiable: every batch measured is below the knee; add batches above {largest:g}"]
     return ["not identifiable: its interval is as wide as the batches measured; add repeats or batches further apart"]
 
 
@@ -422,7 +422,7 @@ def _groups(runs: pd.DataFrame) -> list[list[tuple[pd.DataFrame, dict[str, Float
     if good["batch"].nunique() < 2:
         return []
     sizes = pd.to_numeric(good["batch"]).astype("float64")
-    # Series are told apart as if all had one batch, and named without it.
+    # Series are distinguished as if all had one batch, and named without it.
     table = with_series(
         good.drop(columns=[name for name in _NOT_TIMED if name in good.columns]).assign(
             _batch=sizes, batch=1.0, global_batch=good["workers"].astype(float)

@@ -1,7 +1,7 @@
 """What another node costs: synchronisation against workers and nodes, and the jump at each node boundary.
 
 A jump is the time per step on more nodes less that on fewer, means over repeats of what each run says of its steps.
-Two kinds are told apart, because only the first compares like with like:
+Two kinds are distinguished, because only the first compares like with like:
 
     direct      equal workers, once on fewer and once on more nodes (placement fill against spread): another node and
                 nothing else
@@ -63,8 +63,8 @@ MEDIAN, MEAN = "median", "mean"
 NOTES = {
     "alone": "one worker synchronises with nobody, so this is all that synchronising costs there, not the node alone",
     "workers": "further workers and another node at once",
-    "hidden": "synchronisation runs inside backward and cannot be told apart; the step as a whole can",
-    "captured": "synchronisation runs inside a CUDA graph and cannot be told apart; the step as a whole can",
+    "hidden": "synchronisation runs inside backward and cannot be separated; the step as a whole can",
+    "captured": "synchronisation runs inside a CUDA graph and cannot be separated; the step as a whole can",
     "partly": "the nodes are not equally full",
 }
 
@@ -153,7 +153,7 @@ def fewest_nodes(points: pd.DataFrame) -> pd.Series:
 
 
 def doubts(runs: pd.DataFrame) -> list[str]:
-    """Return what a reader must know before believing the jumps, one sentence or two each, in a stable order."""
+    """Return the limitations of the jumps, one sentence or two each, in a stable order."""
     return [*jump_doubts(runs), *fit_doubts(runs)]
 
 
@@ -344,7 +344,7 @@ def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
     if row["fewer_partly"] or row["more_partly"]:
         notes.append(NOTES["partly"])
     if len(fewer) < stats.MIN_REPEATS or len(more) < stats.MIN_REPEATS:
-        notes.append(f"fewer than {stats.MIN_REPEATS} repeats, so chance cannot be told from a difference")
+        notes.append(f"fewer than {stats.MIN_REPEATS} repeats, so chance cannot be distinguished from a difference")
     row["note"] = "; ".join(notes)
     return row | dict.fromkeys(("beyond_s", "beyond_low_s", "beyond_high_s"), math.nan) | {"beyond_resolved": None}
 
@@ -391,7 +391,7 @@ def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, whole: Seq
 
 
 def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> list[str]:
-    """Return what is odd about what carried the gradients."""
+    """Return what is odd about which network carried the gradients."""
     found = []
     for cell in own:
         where = f"{worker_counts(cell['workers'])} on {_int(cell, 'nodes')} node{'s' * (_int(cell, 'nodes') > 1)}"

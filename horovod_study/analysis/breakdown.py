@@ -39,7 +39,7 @@ NOTES = {
 """Why a lap is empty or trivial."""
 
 HOLDS_SYNC = {NOTES["hidden"]: "backward", NOTES["captured"]: "compute"}
-"""What is noted of a synchronisation that cannot be seen, and the lap that it lies in."""
+"""What is noted of a synchronisation that cannot be seen, and the lap that it is in."""
 
 PARTS = ("data", "compute", "forward", "backward", "sync", "update", "residual", "step")
 """The rows of one cell, in the order of a step; `step` is the whole. `compute` is there where some run knows it."""
@@ -115,7 +115,7 @@ def folded(values: Floats) -> Floats:
     """Return rows of parts, shape (R, 8) in the order of PARTS, with one answer to which parts are known.
 
     A part that some row does not know (NaN) is NaN in all rows, and what the others have in it is added to the part
-    that holds it where it cannot be told apart: a sync to backward, else whatever it is to compute, else to the
+    that holds it where it cannot be separated: a sync to backward, else whatever it is to compute, else to the
     residual. Where some rows have compute and the others forward and backward, all have compute.
     """
     result = values.copy()
@@ -230,7 +230,7 @@ def difference_interval(
 
 
 def doubts(runs: pd.DataFrame) -> list[str]:
-    """Return what a reader must know before believing the laps: steps that do not close, and unexplained time."""
+    """Return the limitations of the laps: steps that do not add up, and unexplained time."""
     table = with_series(runs)
     good = table[measured(table) & (table["step_s"].astype(float) > 0)]
     laps = good[list(LAP_COLUMNS)].astype(float)
@@ -254,7 +254,7 @@ def doubts(runs: pd.DataFrame) -> list[str]:
 
 
 def _captured(good: pd.DataFrame) -> list[str]:
-    """Return what to know where steps captured in CUDA graphs stand beside ordinary ones."""
+    """Return what to know where steps captured in CUDA graphs are beside ordinary ones."""
     captured = good[CAPTURED].notna()
     ordinary = good[~captured & good[["forward_s", "backward_s"]].notna().any(axis=1)]
     if ordinary.empty or not captured.any():
@@ -282,7 +282,7 @@ def _recording(good: pd.DataFrame) -> list[str]:
             told = texts[rows.index].iloc[0].rstrip(".")
             if len(rows) > 1:
                 whole = int((good["series"] == series).sum())
-                told = f"the level of their steps is doubtful (steady_doubt in runs.csv; the first: {told})"
+                told = f"step time drifts (steady_doubt in runs.csv; the first: {told})"
                 found.append(f"{series}: {len(rows)} of {whole} runs at {worker_counts(rows['workers'])}: {told}.")
             else:
                 found.append(f"{series}: 1 run at {worker_counts(rows['workers'])}: {told}.")

@@ -14,7 +14,7 @@ Why t and not a bootstrap: with the usual ten blocks a percentile interval is to
 the spread of resamples that hold the same block many times (T. Hesterberg, The American Statistician 69, 2015,
 371-386); logarithms of ratios of neighbouring runs are close to symmetric, which is what t needs.
 
-Where single blocks stand apart (a launch that fell into a slow mode), they count in the mean as they should, and make
+Where single blocks are outliers (a launch that fell into a slow mode), they count in the mean as they should, and make
 its interval wide. What is typical is then told beside it: the median of the ratios with its exact interval from order
 statistics (binomial; W. Conover, Practical Nonparametric Statistics, 1999, section 3.2): an odd block cannot move it.
 
@@ -54,7 +54,7 @@ Floats = NDArray[np.float64]
 ALIKE = 1e-4
 """Losses of the first steps that agree to this part: rounding differs between ways to add, and little else does."""
 ODD_ONE = 5.0
-"""A block is odd when its log ratio lies so many times the usual deviation (1.4826 MAD) from the median, ..."""
+"""A block is odd when its log ratio is so many times the usual deviation (1.4826 MAD) from the median, ..."""
 ODD_LEAST = 0.05
 """... and at least so far from it."""
 
@@ -67,7 +67,7 @@ class CountResult:
     samples_per_s: tuple[float, float]  # A, B: geometric means over the blocks
     speed: PairedRatio  # of samples/s
     typical: Interval  # median of the ratios; no ends with under six blocks
-    odd: tuple[int, ...]  # numbers of the blocks that stand apart
+    odd: tuple[int, ...]  # numbers of the blocks that are outliers
     p_holm: float
     resolved: bool
     ratios: tuple[float, ...]  # of samples/s, one per block, in their order
@@ -82,7 +82,7 @@ class CountResult:
 
     @property
     def shown(self) -> Interval:
-        """The ratio to show with its interval: the mean, or what is typical where blocks stand apart."""
+        """The ratio to show with its interval: the mean, or what is typical where blocks are outliers."""
         return self.typical if self.odd else self.speed.ratio
 
     def to_dict(self) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def _count(
 
 
 def _apart(logs: Floats) -> list[int]:
-    """Return the places of the blocks that stand apart from the others, of four blocks or more."""
+    """Return the places of the blocks that are outliers, of four blocks or more."""
     if len(logs) < 4:
         return []
     away = np.abs(logs - np.median(logs))
@@ -317,9 +317,9 @@ def _verdict(
         shown, usually = mean, ""
     digits = _digits(shown)
     between = f"{_signed(shown.low, digits)} and {_signed(shown.high, digits)}"
-    text = f"not resolved: the difference lies {usually}between {between} ({p})"
+    text = f"not resolved: the difference is {usually}between {between} ({p})"
     if odd and needed is None:
-        return f"{text}; how many blocks would resolve it cannot be said while some stand apart"
+        return f"{text}; how many blocks would resolve it cannot be said while some are outliers"
     would = f"about {needed} blocks would resolve {OF_INTEREST * 100:g} %"
     if mean.n < (least_blocks := fewest_blocks(tests)):
         return f"{text}; no difference can be with fewer than {least_blocks} blocks, and {would}"
@@ -349,7 +349,8 @@ def _doubts(
             gaps = {arm: abs(math.log(row[arm]["samples_per_s"] / np.median(own[arm]))) for arm in "AB"}
             arm = max(gaps, key=lambda arm: gaps[arm])
             doubts.append(
-                f"block {row['block']} stands apart (B/A = {math.exp(log):.3f}, usually {math.exp(middle):.3f}): {arm} "
+                f"block {row['block']} is an outlier (B/A = {math.exp(log):.3f}, usually {math.exp(middle):.3f}): "
+                f"{arm} "
                 f"made {row[arm]['samples_per_s']:,.0f} samples/s there against {np.median(own[arm]):,.0f} usually; it "
                 "counts like the others"
             )

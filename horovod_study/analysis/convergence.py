@@ -514,7 +514,7 @@ def _over(above: float, below: float) -> float:
 
 
 def _doubts(cells: Sequence[_CellRuns], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what a reader must know before believing the convergence, in a stable order."""
+    """Return the limitations of the convergence, in a stable order."""
     return [
         *(text for cell in cells for text in _doubt_floor(cell)),
         *(text for cell in cells for text in _doubt_divergence(cell)),
@@ -541,7 +541,7 @@ def _doubt_floor(cell: _CellRuns) -> list[str]:
     if not lowest < BELOW_FLOOR * cell.floor_mse:
         return []
     return [
-        f"{_place(cell)}: a test MSE of {lowest:.3g} lies below {BELOW_FLOOR:g} of the statistical floor of the test "
+        f"{_place(cell)}: a test MSE of {lowest:.3g} is below {BELOW_FLOOR:g} of the statistical floor of the test "
         f"set, {cell.floor_mse:.3g}. No estimator gets there by learning: test curves have been trained on, or the "
         "error or the floor is computed wrongly. This is a bug; do not use these runs."
     ]
@@ -553,8 +553,8 @@ def _doubt_divergence(cell: _CellRuns) -> list[str]:
         return []
     return [
         f"{_place(cell)}: {lost} of {len(cell.runs)} run{'s' if len(cell.runs) > 1 else ''} ended with a test MSE that "
-        "is no number: the training diverged. It counts as never meeting a target; a lower learning rate or a warm-up "
-        "is the usual remedy."
+        "is not a number: the training diverged. It counts as never meeting a target; a lower learning rate or a "
+        "warm-up is the usual remedy."
     ]
 
 
@@ -564,7 +564,7 @@ def _doubt_budgets(cell: _CellRuns) -> list[str]:
         return []
     return [
         f"{_place(cell)}: runs of {' and '.join(budgets)} count as repeats, but the learning rate of a "
-        f"{cell.facts['schedule']} schedule depends on the length of the run; analyse them apart."
+        f"{cell.facts['schedule']} schedule depends on the length of the run; analyse them separately."
     ]
 
 

@@ -112,7 +112,7 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
     row["note"] = "; ".join(_notes(cell, cycle, sync, rest_of_step_s, woken))
     if not distinct[0] <= DEFAULT_CYCLE_S <= distinct[-1]:
         row |= dict.fromkeys(("share_at_default", "share_low", "share_high"), math.nan)
-        row["note"] = "; ".join(filter(None, [row["note"], "Horovod's default cycle lies outside the cycles run"]))
+        row["note"] = "; ".join(filter(None, [row["note"], "Horovod's default cycle is outside the cycles run"]))
     return row
 
 
@@ -186,7 +186,7 @@ def _notes(cell: pd.DataFrame, cycle: Floats, sync: Floats, rest_of_step_s: floa
     elif longer.all():
         notes.append("cycles longer than the rest of the step: they set its pace")
     if _bent(cycle, sync):
-        notes.append("the times do not lie on a straight line, so the rest is an extrapolation")
+        notes.append("the times are not on a straight line, so the rest is an extrapolation")
     return notes
 
 

@@ -33,7 +33,7 @@ def points_of(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs of several workers' series of an analysis (its table `runs`) as rows of a points file.
 
     Columns POINT_COLUMNS; of a worker count those on the fewest nodes, which are what the laws of the analysis were
-    fitted to. Repeats are numbered anew in a point whose numbers are not different. Raises AnalysisError where there
+    fitted to. Repeats are numbered again in a point whose numbers are not different. Raises AnalysisError where there
     are none.
     """
     rows = runs[measured(runs) & (runs["backend"] != "serial")]

@@ -10,7 +10,7 @@ Series of the same places are solved together.
 The 95 % interval depends on what was measured, and `interval_method` says which way was gone:
 
 - **Repeats** (at least three runs at every worker count): bootstrap over runs.
-  Runs are drawn anew within each worker count, m - 1 out of m, which gives the right variance where drawing m out of m
+  Runs are drawn again within each worker count, m - 1 out of m, which gives the right variance where drawing m out of m
   gives one that is too small by (m - 1)/m (McCarthy and Snowden 1985), and each replicate is fitted again.
   The percentiles are then stretched by t/z, with the degrees of freedom that the repeats leave for the parameter in
   question (Satterthwaite 1946): five repeats know their own variance badly, and most of what a slope depends on
@@ -108,7 +108,7 @@ class ScalingFit:
         return low.reshape(counts.shape), high.reshape(counts.shape)
 
     def extrapolates(self, n: float) -> bool:
-        """Whether `n` lies outside the worker counts that were fitted."""
+        """Whether `n` is outside the worker counts that were fitted."""
         return not self.workers[0] <= n <= self.workers[1]
 
     @property
@@ -147,7 +147,7 @@ class ScalingFit:
         return self._spread_of(2)
 
     def _spread_of(self, power: int) -> tuple[float, float] | None:
-        """Where the peak (1) or knee (2) of 250 parameter vectors lies that are as likely as the interval says."""
+        """Where the peak (1) or knee (2) of 250 parameter vectors is that are as likely as the interval says."""
         if not self.identifiable:
             return None
         values, total = self._values, self._noise.covariance.sum(axis=0)
@@ -385,7 +385,7 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
         which = "every worker count" if len(few) == len(counts) else f"{_numbers(few)} workers"
         doubts.append(f"fewer than 3 repeats at {which}: the spread between runs is not known there")
     if len(counts) < 4:
-        doubts.append(f"only {len(counts)} distinct worker counts ({_numbers(counts)}): laws cannot be told apart")
+        doubts.append(f"only {len(counts)} distinct worker counts ({_numbers(counts)}): laws cannot be separated")
 
     off = off_counts(n, x)
     if off:
@@ -618,7 +618,7 @@ def _check_numbers(n: Array, value: Array, kind: str = "no throughput: leave out
 
 
 def _one_count(count: float) -> str:
-    return f"all points have {count:g} workers: measure at least 2 distinct worker counts (4 to tell laws apart)"
+    return f"all points have {count:g} workers: measure at least 2 distinct worker counts (4 to distinguish laws)"
 
 
 def off_counts(workers: ArrayLike, samples_per_s: ArrayLike) -> list[float]:
@@ -1273,7 +1273,7 @@ def _profiles(asked: Sequence[tuple[_Solved, _Sample, float]]) -> list[tuple[Arr
 def _profiled(alike: Sequence[tuple[_Solved, _Sample, float]]) -> list[tuple[Array, Array]]:
     """Ends of the intervals by the profile of least squares (Venzon and Moolgavkar 1988), of one law and its places.
 
-    A parameter is moved away from its estimate, all others are fitted anew, and the interval ends where the sum of
+    A parameter is moved away from its estimate, all others are fitted again, and the interval ends where the sum of
     squares has risen by what half of the linear interval costs in the linear theory. For a law that is nearly linear
     that is the linear interval; where parameters make up for each other it follows the valley.
     """
@@ -1384,13 +1384,12 @@ def _fit_doubts(law: Law, sample: _Sample, values: Array, ci95: Mapping[str, tup
         if values[i] in (lowest, highest) and high > low:
             end = high if values[i] == lowest else low
             doubts.append(
-                f"{_NOT_IDENTIFIABLE}: {name} sits on its bound {values[i]:g}; "
-                f"the other end of its interval is {end:.3g}"
+                f"{_NOT_IDENTIFIABLE}: {name} is at its bound {values[i]:g}; the other end of its interval is {end:.3g}"
             )
         elif _spans(law, sample.where, values, i, low, high):
             doubts.append(f"{_NOT_IDENTIFIABLE}: the interval of {name} ({low:.3g} to {high:.3g}) spans its range")
         elif math.isfinite(lowest) and low <= lowest and high > low:
-            doubts.append(f"{name} cannot be told from {lowest:g} (interval {low:.3g} to {high:.3g})")
+            doubts.append(f"{name} cannot be distinguished from {lowest:g} (interval {low:.3g} to {high:.3g})")
     return doubts
 
 

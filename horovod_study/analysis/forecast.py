@@ -1,4 +1,4 @@
-"""What a study foretells: throughput beyond its largest worker count, how such forecasts did, how many workers to take.
+"""What a study forecasts: throughput beyond its largest worker count, how such forecasts did, how many workers to take.
 
 The forecasts are those of `prediction.predict` from the finished parallel runs of each series, at twice, four and eight
 times the largest measured count, and at full nodes in between where runs on several nodes tell how many workers fill
@@ -24,7 +24,7 @@ MULTIPLES = (2, 4, 8)
 """Times the largest measured worker count."""
 
 MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"
-"""Kinds of rows: a worker count that was run, one that is foretold, and one between that only draws the line."""
+"""Kinds of rows: a worker count that was run, one that is forecast, and one between that only draws the line."""
 
 DRAWS = 400  # fewer than for one series at a terminal: a study may have a hundred of them
 

@@ -1,4 +1,4 @@
-"""Forecasts scored like forecasts: the largest worker counts are hidden, foretold from the smaller ones, and compared.
+"""Forecasts scored like forecasts: the largest worker counts are hidden, forecast from the smaller ones, and compared.
 
 The combination of `prediction.predict` and every single law of `laws.LAWS` get the same known runs and the same hidden
 counts. A target is the median throughput of the runs at a hidden count; its relative error is forecast / measured - 1.
@@ -13,7 +13,7 @@ the band of its curve as `fitting` gives it. A forecast without an interval (no 
 counts for the errors and not for the coverage.
 
 A law *fails* when it cannot be fitted to the known counts; when its median error is above 50 %; or when it is above
-10 % and at most half of the targets lie in its interval: wrong, without knowing it. docs/metrics.md defines all of it.
+10 % and at most half of the targets are in its interval: wrong, without knowing it. docs/metrics.md defines all of it.
 
 What a planner knows beforehand stays known: the nodes on which a hidden count runs, and the micro-benchmark.
 Letters: K distinct worker counts, T targets.
@@ -69,7 +69,7 @@ class Target:
 
     @property
     def covered(self) -> bool | None:
-        """Whether the measured throughput lies in the 95 % interval; None without one."""
+        """Whether the measured throughput is in the 95 % interval; None without one."""
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
             return None
         slack = _ROUNDING * self.measured
@@ -93,7 +93,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawScore:
-    """How well one law foretold T targets; None where nothing is known, as for a law that could not be fitted."""
+    """How well one law forecast T targets; None where nothing is known, as for a law that could not be fitted."""
 
     law: str
     targets: int
@@ -335,7 +335,7 @@ def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> list[str]:
         doubts.append(f"throughput at {which} workers contradicts the other points 30-fold: mixed units?")
     if hidden < 3:
         targets = "one target" if hidden == 1 else "two targets"
-        doubts.append(f"{targets} only: an error by chance cannot be told from a bad forecast")
+        doubts.append(f"{targets} only: an error by chance cannot be distinguished from a bad forecast")
     if "nodes" in rows:
         inside = rows["nodes"] == 1
         if inside[rows["workers"] <= known_to].all() and (rows.loc[rows["workers"] > known_to, "nodes"] > 1).any():
@@ -390,7 +390,7 @@ def lines(one: HoldoutScore) -> list[str]:
         return _wrapped(f"{name}: not scored: {one.why_not}")
     text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws.values())]
     own = [target for target in one.forecasts if target.law == COMBINED]
-    text.append("  what the combination foretold, samples/s with 95 % interval:")
+    text.append("  forecasts of the combination, samples/s with 95 % interval:")
     rows = [
         (
             f"{target.workers:,} workers from {target.known_to:,}:",

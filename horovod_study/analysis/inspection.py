@@ -1,4 +1,4 @@
-"""One run in detail: what it was, whether its laps close, who was late, what paused, and the course of its steps."""
+"""One run in detail: what it was, whether its laps add up, who was late, what paused, and the course of its steps."""
 
 import math
 from collections.abc import Mapping

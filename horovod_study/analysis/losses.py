@@ -11,7 +11,7 @@ machine), the measured one the mean over repeats of `breakdown`. Between them, T
     exchange      transfer, packing and runtime together, where the run did not measure them apart
     waiting       all of the synchronisation, where not even the skew is known
     other         of the synchronisation, what skew, transfer, packing and runtime do not explain
-    hidden        backward or compute, with a synchronisation that cannot be told apart from it
+    hidden        backward or compute, with a synchronisation that cannot be separated from it
     unexplained   what no part of a step covers
 
 They add up to the measured step, and any of them may be negative.
@@ -153,9 +153,9 @@ def _waited(
         yield "other", sync_s - math.fsum(float(row["seconds"]) for row in found.values()), nothing, ""
     elif math.isfinite(skew_s):
         yield "skew", skew_s, nothing, ""
-        yield "exchange", sync_s - skew_s, nothing, "not measured apart: record with --measure-sync"
+        yield "exchange", sync_s - skew_s, nothing, "not measured separately: record with --measure-sync"
     else:
-        yield "waiting", sync_s, ends, "not measured apart: record with --measure-sync"
+        yield "waiting", sync_s, ends, "not measured separately: record with --measure-sync"
 
 
 def _interval(row: Mapping[Any, Any], baseline: str) -> tuple[float, float]:

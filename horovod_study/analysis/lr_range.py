@@ -130,7 +130,8 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
     smooth = smoothed(losses, window)
     if not np.isfinite(smooth[0]):
         raise AnalysisError(
-            f"range test: the loss is no number from the start, at rate {rates[0]:.2g}; lower --low, or check the data"
+            f"range test: the loss is not a number from the start, at rate {rates[0]:.2g}; lower --low, or check the "
+            "data"
         )
     lowest = int(np.argmin(smooth))
     diverged = _divergence(smooth, lowest)
@@ -226,7 +227,7 @@ def _doubts(
     careful = None if diverged is None else float(rates[diverged]) / MARGIN
     if steepest is not None and steepest < rates[len(rates) // 5]:
         doubts.append(
-            "the steepest descent lies in the first fifth of the test, where a network learns little but the mean of "
+            "the steepest descent is in the first fifth of the test, where a network learns little but the mean of "
             "its targets; do not rely on that rate"
         )
     elif steepest is not None and careful is not None and not 1 / MARGIN <= steepest / careful <= MARGIN:

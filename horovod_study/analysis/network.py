@@ -44,7 +44,7 @@ def bus_factor(operation: str, workers: int) -> float:
     """Return busbw / algbw: 2 (n - 1) / n for an all-reduce, 1 for a broadcast.
 
     An all-reduce of S bytes must move at least 2 (n - 1) / n * S over the slowest link of each of n ranks, a broadcast
-    S; so busbw can be held against the link, whatever n is.
+    S; so busbw can be compared with the link, whatever n is.
     """
     return moved_share(workers) if operation == "allreduce" else 1.0
 
@@ -187,14 +187,14 @@ def memory_bytes(*, parameters: int, activations_per_curve: int, batch: int) -> 
     parameter: read forward, read backward, gradient written; Adam reads parameter, gradient and two moments and writes
     parameter and moments: 10. Of each number between layers: read or written forward, read or written as gradient, and
     read once more for the gradient of the weights: 3. Caches spare part of this, which is why it cannot be measured
-    without counters; the true intensity lies to the right of this one.
+    without counters; the true intensity is to the right of this one.
     """
     return 4.0 * (10 * parameters + 3 * activations_per_curve * batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkRoof:
-    """One way of talking as a roof over the model."""
+    """One runtime as a roof over the model."""
 
     way: str
     final_bytes_per_s: float | None  # busbw of very large messages, from the fit

@@ -47,7 +47,7 @@ _MOST_PERIODS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pause:
-    """One pause. `step` is the number of the step in whose lap it lies, as in the rows."""
+    """One pause. `step` is the number of the step in whose lap it is, as in the rows."""
 
     step: int
     at_s: float | None  # begin of the step, see records.step_schema
@@ -362,7 +362,7 @@ def _reason(
     begins = ~rows.follows[events.place]
     if begins.mean() > 0.5:
         if every(per_epoch):
-            return "the first step of each epoch: the order of the data is drawn anew"
+            return "the first step of each epoch: the order of the data is drawn again"
         if every(typical.checkpoint_every):
             return "the first step after each checkpoint"
         if per_epoch and typical.evaluate_every and every(typical.evaluate_every * per_epoch):

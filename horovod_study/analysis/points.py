@@ -27,7 +27,7 @@ CHOICES = tuple(name for name in DISTINGUISHING if name not in (*_NAMED, "batch"
 """Options of training that separate series; a name mentions those that differ between the runs of the table."""
 
 KNOBS = tuple(name for name in CHOICES if OPTIONS[name].roles & (Role.COMMUNICATION | Role.PLACEMENT))
-"""Choices of how workers talk and where they sit, as texts in the table ("shipped" where nobody chose).
+"""Choices of how workers communicate and where they sit, as texts in the table ("shipped" where nobody chose).
 
 They mean nothing to one worker alone.
 """
@@ -300,8 +300,8 @@ def _knob_text(value: Any) -> str:
 def _telling(table: pd.DataFrame) -> tuple[str, ...]:
     """Return the choices in which the runs of a table differ, in the order of CHOICES.
 
-    A learning rate that grows with the workers grows nothing for a plain worker, and how workers talk means nothing
-    to it: these tell nothing there. Other models have other options anyway: differences within a model count.
+    A learning rate that grows with the workers grows nothing for a plain worker, and how workers communicate means
+    nothing to it: these tell nothing there. Other models have other options anyway: differences within a model count.
     """
     parallel = table[table["backend"] != "serial"]
     told = []
@@ -313,7 +313,7 @@ def _telling(table: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Family]:
-    """Return a readable, unique name for each series; settings that tell nothing apart are left out."""
+    """Return a readable, unique name for each series; settings that distinguish nothing are left out."""
     plain = [_name(family, told) for family in families]
     names: dict[str, _Family] = {}
     for family, name in zip(families, plain, strict=True):
@@ -557,9 +557,9 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     """Return the place in `cells` of the one-worker cell that `cell` is compared with, or None where there is none.
 
     kind is `plain` or `wrapped`. A cell of another partition, precision, batch, training set size or other choices
-    never stands in; only what means nothing to one worker may differ: how the learning rate grows with the workers, on
-    which nodes they are put, and for the plain one how they talk. A training set of unknown size is that of others of
-    unknown size.
+    is never used instead; only what means nothing to one worker may differ: how the learning rate grows with the
+    workers, on which nodes they are put, and for the plain one how they communicate. A training set of unknown size is
+    that of others of unknown size.
     """
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
@@ -625,7 +625,7 @@ def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def doubts(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
-    """Return what a reader must know before believing the points, one sentence or two each, in a stable order."""
+    """Return the limitations of the points, one sentence or two each, in a stable order."""
     return [
         *_doubt_failures(runs),
         *_doubt_baselines(points),
@@ -703,8 +703,8 @@ def _doubt_shared(points: pd.DataFrame) -> list[str]:
             if len(others):
                 names = ", ".join(others["series"].drop_duplicates())
                 found.append(
-                    f"{series}: lacks its points of {worker_counts(others['workers'])}, because these runs stand in "
-                    f"{names}, which they fit as well; analyse the two studies apart to have both."
+                    f"{series}: lacks its points of {worker_counts(others['workers'])}, because these runs are in "
+                    f"{names}, which they fit as well; analyse the two studies separately to have both."
                 )
     return found
 
@@ -784,7 +784,7 @@ def _doubt_settings(runs: pd.DataFrame) -> list[str]:
     if (studies > 1).any():
         found.append(
             f"some points combine runs of several studies ({', '.join(sorted(set(good['study'])))}) as if they were "
-            "repeats; analyse the studies apart if anything changed between them."
+            "repeats; analyse the studies separately if anything changed between them."
         )
     return found
 

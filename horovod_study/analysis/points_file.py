@@ -34,7 +34,7 @@ COLUMNS = REQUIRED + OPTIONAL
 
 MAX_WORKERS = 10_000_000
 MAX_POINTS = 1_000_000
-_THROUGHPUT = (1e-9, 1e15)  # samples/s; outside, a number is a slip
+_THROUGHPUT = (1e-9, 1e15)  # samples/s; outside, a number is a mistake
 
 
 def parse_points(text: str, source: str) -> pd.DataFrame:

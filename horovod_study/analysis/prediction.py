@@ -2,7 +2,7 @@
 
 No single law is right for everybody's data: published curves of data-parallel training mostly level off after the
 first workers, as a ring all-reduce does, while fixed work runs into Amdahl's or Gunther's ceiling.
-So the forecast is a weighted mean of the laws in `trends`, which weigh as they foresaw the largest known counts:
+So the forecast is a weighted mean of the laws in `trends`, which weigh as they predicted the largest known counts:
 
 1. Medians of the runs at each worker count; runs and counts in another unit (30-fold off) are left out, and said.
 2. Laws of the worker count; with `sync_s` and `batch_size` also of synchronisation and computing apart; with a
@@ -14,7 +14,7 @@ The interval combines the noise of one run, the errors that the laws made about 
 the doublings beyond the data), and their disagreement. It never narrows with distance.
 
 A node boundary changes the regime, and the `nodes` column or `workers_per_node` tells where it is.
-Where the points on several nodes lie far below what the points on one node lead to expect, only the former are used.
+Where the points on several nodes are far below what the points on one node lead to expect, only the former are used.
 Where no point spans several nodes and the forecast does, the laws are followed until the node is full, and then the
 network between nodes costs something: as the micro-benchmark says if it ran on several hosts, else a guess with a wide
 interval, and a doubt says so. The constants here and in `trends` are no physics: they were chosen on all the published
@@ -161,7 +161,7 @@ def _network(bench: Mapping[str, Any]) -> _Network:
 
 
 def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """`rows` less what is in another unit, as far as that can be told, and the worker counts it was found at."""
+    """`rows` less what is in another unit, as far as that can be determined, and the worker counts it was found at."""
     off = off_counts(rows["workers"], rows["samples_per_s"])
     if not off:
         return rows, ""
@@ -232,7 +232,7 @@ def _nodes(count: int, known: _Known) -> int | None:
 
 
 def _falls_at_boundary(known: _Known) -> bool:
-    """Whether the points on several nodes lie far below the trend (a power law) of those on one node."""
+    """Whether the points on several nodes are far below the trend (a power law) of those on one node."""
     inside = known.nodes == 1
     if not inside.any() or not known.beyond.any():
         return False
@@ -345,7 +345,7 @@ def _outlook(
     )
     centre = np.minimum(mixture.centre, known.log_rate.max())
     if not mixture.regular and not downwards:
-        # Nothing foresaw the last points: whatever happens next, more workers are not taken to be slower than fewer.
+        # Nothing predicted the last points: whatever happens next, more workers are not taken to be slower than fewer.
         centre = np.maximum(centre, log_rate[-1] + np.log(n[-1] / inside))
     gap = np.min(np.abs(np.log2(n[:, np.newaxis] / asked)), axis=0)
     wander = mixture.drift**2 * gap * np.maximum(1.0, (1 + gap) / 2)
@@ -395,7 +395,7 @@ def _doubts(known: _Known, count: int, nodes: int | None, gap: float, off: str, 
     if network is not None and not math.isfinite(known.batch):
         doubts.append("the micro-benchmark is not used: that needs one batch_size for all points")
     if nodes is None and count > known.workers[-1]:
-        doubts.append("nodes are not known: a node boundary beyond the measured points is not in the interval")
+        doubts.append("node size unknown: a node boundary beyond the measured points is not in the interval")
     if gap > 2:
         doubts.append(f"{count} workers is more than 4 times away from what was measured")
     return doubts

@@ -27,7 +27,7 @@ BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")
 """The laps of `own`, in the order of time; update is that of the step before."""
 
 _HOLDS_GRADIENTS = ("compute", "backward")
-"""The lap at whose end gradients are there, one of these; a synchronisation that is not seen lies in it."""
+"""The lap at whose end gradients are there, one of these; a synchronisation that is not seen is in it."""
 
 MIN_STEPS = 20
 """Of `ready_steps`; fewer say nothing of a mean step."""
@@ -288,7 +288,7 @@ def same_epoch(shared: CommonSteps) -> NDArray[np.bool_]:
 def gaps_s(begin: Floats, residual: Floats, step_s: Floats) -> Floats:
     """Return from (S, ...) the time between the end of each step and the beginning of the next, (S - 1, ...).
 
-    A row's residual lies before its begin. What a script marks as residual behind it may differ from step to step and
+    A row's residual is before its begin. What a script marks as residual behind it may differ from step to step and
     looks like a gap then: such a step is left out, which does no harm.
     """
     gaps: Floats = np.diff(begin - residual, axis=0) - step_s[:-1]

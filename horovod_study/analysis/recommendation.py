@@ -51,7 +51,7 @@ TOGETHER = 2.0
 """Doublings within which a forecast errs to the same side."""
 
 MOST = 1e24
-"""Samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a slip."""
+"""Samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a mistake."""
 
 DRAWS = 1000
 MAX_CANDIDATES = 1024
@@ -113,7 +113,7 @@ class RecommendedCount:
 
     @property
     def open(self) -> bool:
-        """Whether the answer lies beyond the largest count that was looked at."""
+        """Whether the answer is beyond the largest count that was looked at."""
         return self.workers is None and not self.why_not
 
     def to_dict(self) -> dict[str, Any]:
@@ -473,7 +473,7 @@ def _answer(
     if workers is not None:
         told += _beyond(case, workers)
     if not math.isfinite(high) and not why_not:
-        told.append(f"no upper end was seen: answers were looked for up to {top:,} workers")
+        told.append(f"no upper bound found: counts up to {top:,} workers were searched")
     return RecommendedCount(
         question=question,
         workers=workers,
@@ -492,7 +492,7 @@ def _beyond(case: _Case, workers: int) -> list[str]:
     if workers <= largest:
         return []
     nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
-    return [f"{workers:,} workers lie beyond the {largest:,} that were measured", *case.doubts[nearest]]
+    return [f"{workers:,} workers are beyond the {largest:,} that were measured", *case.doubts[nearest]]
 
 
 def _values(case: _Case, workers: int, samples: float | None) -> dict[str, tuple[float, float, float]]:
@@ -589,7 +589,9 @@ def seconds_of(text: str) -> float:
         total += float(found[1]) * _SECONDS[found[2]]
         rest = rest[found.end() :]
     if rest or not 0 < total < math.inf:
-        raise AnalysisError(f"{text!r} is no time: give a number and a unit (s, m, h or d), such as 90m, 1h30m or 2d")
+        raise AnalysisError(
+            f"{text!r} is not a time: give a number and a unit (s, m, h or d), such as 90m, 1h30m or 2d"
+        )
     return total
 
 

@@ -246,7 +246,7 @@ def _censoring(fit: QuantityFit | None, rows: pd.DataFrame, late: pd.DataFrame) 
     if below.empty:
         return f"{text}; {fit.selected} agrees with the bounds"
     return (
-        f"{text}; {fit.selected} lies below the bounds at {worker_counts(below)}, so it is too low there and beyond: "
+        f"{text}; {fit.selected} is below the bounds at {worker_counts(below)}, so it is too low there and beyond: "
         "train longer to have values instead of bounds"
     )
 
@@ -283,7 +283,7 @@ def quantity_curves(found: Sequence[FittedQuantity]) -> pd.DataFrame:
 
 
 def doubts(runs: pd.DataFrame) -> list[str]:
-    """Return what a reader must know before believing the energy, in a stable order."""
+    """Return the limitations of the energy, in a stable order."""
     table = _completed(runs)
     found = []
     for series, rows in table.groupby("series", sort=False):

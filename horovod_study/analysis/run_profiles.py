@@ -190,7 +190,7 @@ def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple
     sizes = np.diff(places)
     means = np.full(len(sizes), math.inf)
     levels = np.full((len(quantiles), len(sizes)), math.inf)
-    cuts = np.flatnonzero(np.diff(sizes)) + 1  # parts of one size lie side by side: one block of rows each
+    cuts = np.flatnonzero(np.diff(sizes)) + 1  # parts of one size are side by side: one block of rows each
     for first, after in zip((0, *cuts), (*cuts, len(sizes)), strict=True):
         size = int(sizes[first])
         if size == 0:

@@ -60,7 +60,7 @@ class Interval:
         return self.high - self.low
 
     def excludes(self, value: float) -> bool:
-        """Return whether `value` lies outside; False where an end that would tell is not known."""
+        """Return whether `value` is outside; False where an end that would tell is not known."""
         return self.low > value or self.high < value
 
     def exp(self) -> "Interval":
@@ -89,7 +89,7 @@ def t_quantile(p: float, freedom: float) -> float: ...
 @overload
 def t_quantile(p: float, freedom: Floats) -> Floats: ...
 def t_quantile(p: float, freedom: float | Floats) -> float | Floats:
-    """Return where Student's t with `freedom` degrees of freedom, any shape, lies below with probability `p`.
+    """Return where Student's t with `freedom` degrees of freedom, any shape, is below with probability `p`.
 
     Infinite degrees of freedom are the normal distribution; none, or NaN, give NaN.
     """
@@ -109,7 +109,7 @@ def t_p(difference: float, error: float, freedom: float) -> float:
 
 
 def normal_quantile(p: float) -> float:
-    """Return where a standard normal variable lies below with probability `p`."""
+    """Return where a standard normal variable is below with probability `p`."""
     return float(special.ndtri(p))
 
 
@@ -336,7 +336,7 @@ def order_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     """
     ordered = np.sort(np.asarray(values, dtype=float))
     n, middle = len(ordered), float(np.median(ordered))
-    # As many may lie outside on either side.
+    # As many may be outside on either side.
     cut = int((special.bdtr(np.arange(n), n, 0.5) <= (1 - level) / 2).sum()) - 1
     if cut < 0:
         return Interval(value=middle, level=level, n=n)

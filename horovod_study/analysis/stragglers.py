@@ -35,7 +35,7 @@ from horovod_study.records import finite
 
 MIN_STEPS = 20
 WORTH = 0.01
-"""A lateness below this share of the step is not worth a word."""
+"""A lateness below this share of the step is not worth mentioning."""
 
 _BLOCKS = (8, 20)
 _STEPS_PER_BLOCK = 25
@@ -87,7 +87,7 @@ class Stragglers:
     spread_s: float = math.nan  # mean wait of each step's first rank
     ranks: tuple[Lateness, ...] = ()
     slow: tuple[int, ...] = ()  # the named ranks, the slowest first
-    resolution_s: float = math.nan  # a lateness that would surely have been named
+    resolution_s: float = math.nan  # a lateness that would certainly have been named
 
     @property
     def skew_share(self) -> float:
@@ -119,7 +119,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     """Compare the ranks' own times over the steps that follow another of their stretch.
 
     The verdict is `unknown`, with the reason, where there are fewer than two ranks or 20 such steps, or where no lap
-    tells the ranks apart.
+    distinguishes the ranks.
     """
     if rows.workers == 1:
         return Stragglers(verdict="unknown", why_not="one worker has nobody to wait for", notes=rows.notes)
@@ -133,11 +133,11 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     notes = list(rows.notes)
     if rows.sync_s is None:
         if not laps:
-            why = "the wait for the others is not visible, and no lap lies surely before it"
+            why = "the wait for the others is not visible, and no lap is certainly before it"
             return Stragglers(verdict="unknown", why_not=why, notes=rows.notes, steps=steps)
         told = ", ".join(laps)
         notes.append(
-            "the synchronisation is not visible here and the wait for the others lies inside another lap, so that "
+            "the synchronisation is not visible here and the wait for the others is inside another lap, so that "
             f"only {told} can be compared: a rank that is slow elsewhere is not seen"
         )
     table = np.stack(list(laps.values()))  # (laps, F, R)

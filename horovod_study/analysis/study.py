@@ -165,7 +165,7 @@ class Analysis:
             )
 
     def with_left_out(self, left_out: Mapping[str, str]) -> "Analysis":
-        """Return the analysis that says {run: why not} of what lies among its runs and is in no table."""
+        """Return the analysis that says {run: why not} of what is among its runs and is in no table."""
         if not left_out:
             return self
         doubts = [f"left out: {name}: {why}" for name, why in left_out.items()]
@@ -192,7 +192,7 @@ def loaded(tables: Mapping[str, pd.DataFrame], documents: Mapping[str, Any], *, 
         if not isinstance(document, dict):
             raise AnalysisError(f"{source}/{name}.json: holds no object; {again}")
     if not isinstance(documents["provenance"].get("doubts"), list):
-        raise AnalysisError(f"{source}/provenance.json: doubts is no list; {again}")
+        raise AnalysisError(f"{source}/provenance.json: doubts is not a list; {again}")
     values: dict[str, Any] = {**tables, **documents}
     found = Analysis(**values)
     for name in TABLES:
@@ -224,7 +224,7 @@ def require_columns(table: pd.DataFrame, name: str, *, source: str) -> None:
             continue
         values = pd.to_numeric(table[column], errors="coerce").astype(float)
         if (values.isna() & table[column].notna()).any():
-            raise AnalysisError(f"{where}: column {column} holds what is no number; {again}")
+            raise AnalysisError(f"{where}: column {column} holds what is not a number; {again}")
         if (np.isfinite(values) & (values.abs() > MAX_NUMBER)).any():
             raise AnalysisError(f"{where}: column {column} holds a number beyond {MAX_NUMBER:g}; {again}")
 
@@ -592,7 +592,7 @@ def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _common(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the options of training that all finished runs share; those in which they differ stand in the series."""
+    """Return the options of training that all finished runs share; those in which they differ are in the series."""
     table = table[scaling.measured(table)]
     return {
         choice: _plain_value(table[choice].iloc[0])

@@ -9,7 +9,7 @@ Every number is a ratio AFTER / BEFORE of geometric means over repeats, on logar
     Holm        over all cells (and targets) of one metric (stats.holm)
 
 A throughput has two parts; a speedup has four, because the baselines of both studies were measured with errors of their
-own. Where the runs of both studies took turns (repeat by repeat), a drift of the machine cancels in the ratio of each
+own. Where the runs of both studies alternated (repeat by repeat), a drift of the machine cancels in the ratio of each
 repeat: these ratios are the one part then, and the t is Student's paired one.
 
 A difference is resolved when p after Holm is below stats.ALPHA and the interval leaves out 1, as in transports.py.
@@ -139,7 +139,7 @@ class StudyComparison:
     unmatched: pd.DataFrame  # UNMATCHED_COLUMNS
     may_differ: tuple[str, ...]  # settings in which matched cells may differ
     matching: str  # how cells were matched, in words
-    interleaved: bool  # whether all matched runs took turns
+    interleaved: bool  # whether all matched runs alternated
     changes: tuple[Change, ...]
     doubts: tuple[str, ...]
 
@@ -736,7 +736,7 @@ _SIDES = ("before", "after")
 
 
 def _told(pairs: Sequence[_Pair], side: str, name: str) -> set[str]:
-    """Return the values of a setting; how workers talk means nothing to one that talks to nobody."""
+    """Return the values of a setting; how workers communicate means nothing to one that communicates with nobody."""
     communicating = [pair for pair in pairs if name in KNOBS and pair.after.point["backend"] != "serial"]
     return {_text(getattr(pair, side).point[name]) for pair in communicating or pairs}
 
@@ -753,7 +753,7 @@ def _facts(analysis: Analysis, column: str) -> set[str]:
 
 
 def _fact(value: Any) -> str:
-    return "" if value is None else f"{value}"  # 3.10 of a version is no number
+    return "" if value is None else f"{value}"  # 3.10 of a version is not a number
 
 
 def _measured(analysis: Analysis, name: str) -> set[str]:
@@ -780,7 +780,7 @@ def _doubts(
         )
     elif not interleaved and any(pair.after.point["partition"] == pair.before.point["partition"] for pair in pairs):
         yield (
-            f"The runs of {before} and {after} did not take turns{_when(pairs)}: what drifted on the machine between "
+            f"The runs of {before} and {after} did not alternate{_when(pairs)}: what drifted on the machine between "
             "them (temperature, clock rates, other users) counts as a difference. Run both again in turns, or "
             "horovod-study compare, before you blame the change."
         )
@@ -834,12 +834,13 @@ def _when(pairs: Sequence[_Pair]) -> str:
 
 
 def _plain_worker(differences: pd.DataFrame) -> Iterator[str]:
-    """Yield a doubt where one plain worker, that talks to nobody, changed: the machine did, or what it runs."""
+    """Yield a doubt where one plain worker changed, which does not communicate: the machine, or its software, did."""
     rows = differences[(differences["metric"] == "throughput") & (differences["backend"] == "serial")]
     for row in rows.to_dict("records"):
         if row["verdict"] in (BETTER, WORSE) and abs(row["ratio"] - 1) > _SAME_MACHINE:
             yield (
-                f"One plain worker ({row['setting']}), which talks to nobody, is {100 * abs(row['ratio'] - 1):.1f} % "
+                f"One plain worker ({row['setting']}), which does not communicate, is "
+                f"{100 * abs(row['ratio'] - 1):.1f} % "
                 f"{row['word']} too: that part of a difference in throughput is not one of communication; speedups "
                 "are free of it."
             )
@@ -922,7 +923,7 @@ def gate(found: StudyComparison, limits: Mapping[str, float]) -> Gate:
     """Return what `limits` (of `read_limits`) say of a comparison.
 
     A cell fails when it is resolved to be worse, and worse by the limit or more. It passes when its whole 95 % interval
-    lies on the good side of the limit. Whatever is in between is undecided, as are cells without an interval and
+    is on the good side of the limit. Whatever is in between is undecided, as are cells without an interval and
     metrics that no cell knows.
     """
     checks = []

@@ -184,7 +184,7 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
             counts = worker_counts(wide["workers"])
             found.append(
                 f"{name}: the repeats do not agree on the waiting for gradients at {counts} (the 95 % interval is "
-                "wider than the value); its law and its jumps rest on little."
+                "wider than the value); its law and its jumps are poorly supported."
             )
     return found
 
@@ -193,7 +193,8 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
 
 
 def parallel(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the finished runs that have somebody to talk to or could have, with their series; per_node as text.
+    """Return the finished runs that have somebody to communicate with or could have, with their series; per_node as
+    text.
 
     Every function here, and transports.py, can be given what it returned instead of a run table.
     """

@@ -150,7 +150,7 @@ def _table(found: list[tuple[str, float, float]]) -> pd.DataFrame:
 
 
 def in_phase(times: "pd.Series[float]", table: pd.DataFrame, phase: str) -> "pd.Series[bool]":
-    """Return for each time whether it lies in a stretch of `phase`."""
+    """Return for each time whether it is in a stretch of `phase`."""
     inside = pd.Series(False, index=times.index)
     for each in table[table["phase"] == phase].to_dict("records"):
         inside |= (times >= each["begin_s"]) & (times <= each["end_s"])
@@ -160,7 +160,7 @@ def in_phase(times: "pd.Series[float]", table: pd.DataFrame, phase: str) -> "pd.
 def summary(samples: Mapping[str, SystemSamples], table: pd.DataFrame) -> pd.DataFrame:
     """Return one row per host, part and quantity: `mean`, `median`, `max` over the timed steps, `samples` behind them.
 
-    A sample stands for the time since the one before it and counts where the middle of that lies in the timed steps;
+    A sample stands for the time since the one before it and counts where the middle of that is in the timed steps;
     the mean weighs by that time. Without timed steps in `table` (see `phases`) all samples count. What a part does not
     have is left out.
     """

@@ -1,11 +1,11 @@
-"""Horovod's timeline taken apart: where the time of a collective goes, per tensor and for all of them together.
+"""Horovod's timeline decomposed: where the time of a collective goes, per tensor and for all of them together.
 
 A collective of one tensor is, from the moment that rank 0 knows of the first rank that has it to its end:
 
     negotiation   until every rank has announced the tensor
     queue         until its operation begins, and what it waits for in there (QUEUE, WAIT_FOR_DATA, ...)
     copy          into and out of the fusion buffer, and between host and device (MEMCPY_*, COPY_*)
-    operation     the transfer itself (MPI_ALLREDUCE, GLOO_ALLREDUCE, NCCL_ALLREDUCE, ...)
+    operation     the transfer (MPI_ALLREDUCE, GLOO_ALLREDUCE, NCCL_ALLREDUCE, ...)
     other         activities of any other name, each under its own
     rest          inside the operation, but in no activity: the runtime's own work
 
@@ -51,7 +51,7 @@ _OPERATION = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """One timeline file, taken apart. Times in s."""
+    """One timeline file, decomposed. Times in s."""
 
     table: pd.DataFrame  # one row per (tensor, collective, phase, activity); share is of the tensor's collective
     tensors: pd.DataFrame  # tensor, collectives, and the mean of a collective's phases in s; the longest first
@@ -100,7 +100,7 @@ class _Collective:
 def parse_events(text: str, *, source: str) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Return the events of a timeline file, and what is to be doubted about it.
 
-    Horovod adds the closing bracket anew with each event, and a process that is killed leaves a file without one, or
+    Horovod adds the closing bracket again with each event, and a process that is killed leaves a file without one, or
     with half an event: what comes before is read. Raises AnalysisError, which names `source`, where nothing is.
     """
     again = "record it again with train --timeline-steps 50, over Horovod"
@@ -151,7 +151,7 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
     found = reader.collectives
     if not found:
         raise AnalysisError(
-            f"{source}: holds {_counted(len(events), 'event')}, but no whole collective; record more "
+            f"{source}: holds {_counted(len(events), 'event')}, but no complete collective; record more "
             "steps, with two workers or more over Horovod"
         )
     counts = Counter((each.tensor, each.kind) for each in found if each.kind not in _UNTIMED)

@@ -1,4 +1,4 @@
-"""What measuring costs, from blocks of steps that took turns: overheads with intervals, and what they resolve.
+"""What measuring costs, from blocks of steps that alternated: overheads with intervals, and what they resolve.
 
 Only blocks of one round are compared: for each round r the logarithm of the ratio of a way's seconds to those of mode
 off. What the machine does for longer than a round cancels in it, and a disturbance makes one ratio wrong, in either
@@ -103,7 +103,7 @@ class TimerCost:
         return finite_or_none(self.control.percent.width / 2)
 
     def exceeds(self, percent: float) -> bool:
-        """Return whether mode light surely costs more than `percent`: its whole interval lies above."""
+        """Return whether mode light certainly costs more than `percent`: its whole interval is above."""
         light = self.variant("light").percent
         return (light.low if light.known else light.value) > percent
 
@@ -174,7 +174,7 @@ def _doubts(case: Mapping[str, Any], control: Overhead, limit_percent: float) ->
     found = []
     rounds = len(case["block_s"][OFF])
     if rounds < FEW_ROUNDS:
-        found.append(f"only {rounds} rounds: the intervals rest on little; give it more --seconds")
+        found.append(f"only {rounds} rounds: the intervals are poorly supported; give it more --seconds")
     if control.percent.excludes(0):
         found.append(
             f"the control, mode off against itself, differs by {interval(control)}: by chance once in twenty "
@@ -182,7 +182,7 @@ def _doubts(case: Mapping[str, Any], control: Overhead, limit_percent: float) ->
         )
     if (half := control.percent.width / 2) > limit_percent:
         found.append(f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine")
-    others = case["other_cores"]  # None: the system does not tell
+    others = case["other_cores"]  # None: the system does not report
     if others is not None and others > OTHER_CORES:
         found.append(f"other programs used {others:.2g} cores meanwhile: measure again when the machine is quiet")
     fewest = min((len(drains) for name, drains in case["drains"].items() if name in ("off", "light")), default=0)

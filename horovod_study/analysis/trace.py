@@ -22,7 +22,7 @@ def events(
 ) -> list[dict[str, Any]]:
     """Return the events of `rows`, {rank: step rows}, in the order of ranks and steps.
 
-    A step is one event with its laps inside, placed one after the other from its begin: they tile it. Its residual lies
+    A step is one event with its laps inside, placed one after the other from its begin: they tile it. Its residual is
     between the step before and its begin, where the row shows a gap. Laps that are not known are left out. A row per
     rank (thread) below a group per host (process). Evaluations, rows of epochs.csv, are instants on the row of rank 0.
     """

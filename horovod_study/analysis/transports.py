@@ -1,4 +1,4 @@
-"""Two ways to talk, run side by side: NCCL against MPI, and any two series that are equal in all but that.
+"""Two runtimes, run side by side: NCCL against MPI, and any two series that are equal in all but that.
 
 A pair is one run of each at the same worker count, in the same repeat of the same study: they ran within one block,
 and what disturbed the block disturbed both. The log ratios of the pairs are what is analysed, as in comparison.py:
@@ -51,7 +51,7 @@ _CELL = ("workers", "nodes", "batch", "train_samples", "per_node")
 
 def transports(runs: pd.DataFrame) -> pd.DataFrame:
     """Return TRANSPORT_COLUMNS of the finished parallel runs of a run table, for every two series that differ in
-    nothing but how the workers talk; empty where there are no such two.
+    nothing but how the workers communicate; empty where there are no such two.
 
     `sync_s` (means per step) is compared from two workers on, and is UNKNOWN where a backend hides it.
     """
@@ -124,7 +124,7 @@ def _row(quantity: str, key: tuple[Any, ...], a: pd.DataFrame, b: pd.DataFrame) 
     elif not (np.isfinite(ones).all() and np.isfinite(others).all()):
         hidden = [str(cell["series"]) for cell, values in ((first, ones), (second, others)) if np.isnan(values).any()]
         held = "the rest of its CUDA graph" if pd.concat([a, b])[CAPTURED].notna().any() else "its backward pass"
-        notes.append(f"the synchronisation of {' and '.join(hidden)} cannot be told apart from {held}")
+        notes.append(f"the synchronisation of {' and '.join(hidden)} cannot be separated from {held}")
     elif not ((ones > 0).all() and (others > 0).all()):
         notes.append("a pair holds a time of 0, which has no ratio")
     else:

@@ -1,4 +1,4 @@
-"""Laws as a forecast combines them: per-worker throughput against workers and nodes, weighted by what they foresaw.
+"""Laws as a forecast combines them: per-worker throughput against workers and nodes, weighted by what they predicted.
 
 A law declares how forecasts continue it (`laws.law.Trend`); what needs more than worker counts is added here. Solver
 and costs are those of the laws. A fitted law is a speedup with parameters that mean something and have intervals; a
@@ -41,7 +41,7 @@ class Mixture:
     spread: Array  # (M,) disagreement of the trends
     lowest: Array  # (M,) of the trends that are possible whatever the known counts say; the centre where none is named
     drift: float  # error of the forecast one doubling ahead
-    regular: bool  # whether any trend foresaw the larger known counts
+    regular: bool  # whether any trend predicted the larger known counts
     weights: Mapping[str, float]
 
 
@@ -139,7 +139,7 @@ def mix(
     """Weigh the trends by what they say about the largest counts from the smaller ones, and let them forecast.
 
     `n`, `log_rate` (K,) ascending in workers; `drift` is the log error one doubling ahead before the data have a say.
-    The trends named in `possible` stay possible, however badly they foresaw the known counts.
+    The trends named in `possible` stay possible, however badly they predicted the known counts.
     """
     rate = np.exp(log_rate)
     origins = range(max(2, len(n) - ORIGINS), len(n))
@@ -152,7 +152,7 @@ def mix(
         if len(ahead):
             errors[i] = np.concatenate([forecast(trend, n[:h], rate[:h], n[h:]) - log_rate[h:] for h in origins])
     prior = np.array([trend.prior for trend in candidates])
-    # The more counts, the sharper laws are told apart. A Cauchy error: one bad point refutes nothing.
+    # The more counts, the sharper laws are distinguished. A Cauchy error: one bad point refutes nothing.
     scale = LAW_ERROR / max(len(n) - 2, 1) * ahead
     likelihood = (age * -np.log1p((errors / scale) ** 2)).sum(axis=1)
     score = np.log(prior) + likelihood

@@ -137,7 +137,10 @@ def timers_arguments(parser: Parser) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
     parser.add_argument("--workers", type=int, nargs="+", default=[1], metavar="N", help="on this machine (default 1)")
     parser.add_argument(
-        "--over", default="horovod/mpi", metavar="NAME", help="how several talk, as ddp/gloo (default horovod/mpi)"
+        "--over",
+        default="horovod/mpi",
+        metavar="NAME",
+        help="how several communicate, as ddp/gloo (default horovod/mpi)",
     )
     parser.add_argument("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
@@ -156,14 +159,14 @@ def timers_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--beside",
         action="store_true",
-        help="let torch.profiler, cProfile and hooks on all layers take turns too, and a loop that keeps nothing",
+        help="let torch.profiler, cProfile and hooks on all layers alternate too, and a loop that keeps nothing",
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the order in the rounds (default 1)")
     parser.add_argument(
         "--fail-above",
         type=float,
         metavar="PERCENT",
-        help="end with 1 if light surely costs more: if its whole 95 %% interval lies above",
+        help="end with 1 if light certainly costs more: if its whole 95 %% interval is above",
     )
     parser.add_argument(
         "--out",
@@ -176,7 +179,7 @@ def timers_arguments(parser: Parser) -> None:
 
 
 def timers(options: argparse.Namespace) -> Result:
-    """Measure what measuring costs: blocks of steps with the timers off, light and strict take turns."""
+    """Measure what measuring costs: blocks of steps with the timers off, light and strict alternate."""
     from horovod_study.analysis.timers import timer_cost
     from horovod_study.progress import Line
     from horovod_study.report.figures.timers import content, text, write_timers

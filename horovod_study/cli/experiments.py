@@ -43,7 +43,7 @@ def tune_arguments(parser: Parser) -> None:
 
 
 def tune(options: argparse.Namespace) -> int | Result:
-    """Tune how workers talk: race settings on this model and this machine, and write a file for train --settings."""
+    """Find the fastest communication settings for this model and machine; write a file for train --settings."""
     from horovod_study.report.figures.tune import table, write_tune
     from horovod_study.studies.tune import run_tune, tune_request
 

@@ -28,7 +28,9 @@ def explain_arguments(parser: Parser) -> None:
         action="store_true",
         help="make an experiment of short runs here, which says what a synchronisation consists of (--part sync)",
     )
-    measuring.add_argument("--runtime", nargs="+", metavar="NAME", help="how workers talk (default: those usual here)")
+    measuring.add_argument(
+        "--runtime", nargs="+", metavar="NAME", help="how workers communicate (default: those usual here)"
+    )
     measuring.add_argument("--workers", type=int, metavar="N", help="workers (default: one per core)")
     measuring.add_argument("--rounds", type=int, metavar="N", help="how often all is run (default 5)")
     add_run_options(parser, hidden=OPTIONS)
@@ -65,7 +67,7 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
 
 
 def _steps(options: argparse.Namespace) -> Result:
-    """One run: whether its laps close, which rank is slow, what paused, and what else it recorded."""
+    """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
     from horovod_study import records
     from horovod_study.analysis.inspection import inspect as inspect_run
     from horovod_study.report.figures.inspection import result_lines, write_inspection

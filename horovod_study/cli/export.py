@@ -67,7 +67,7 @@ def export(options: argparse.Namespace) -> int | Result:
             warmup_steps=records.timed_from(record)[0],
         )
         about = {"run": str(directory), "study": record.study, "steps": f"{options.steps[0]}:{options.steps[1]}"}
-        about["clock"] = "time since the first step of the run; there the ranks of all hosts stood at a barrier"
+        about["clock"] = "time since the first step of the run; there the ranks of all hosts waited at a barrier"
         paths = [write_trace(found, options.out or directory / "trace.json", about=about)]
     else:
         if options.steps != records.ALL_STEPS:

@@ -99,7 +99,7 @@ def predict_arguments(parser: Parser) -> None:
         nargs="?",
         const=True,
         metavar="K",
-        help="score the forecasts: hide the K largest worker counts (default: the upper half) and foretell them",
+        help="score the forecasts: hide the K largest worker counts (default: the upper half) and forecast them",
     )
     parser.add_argument("--rolling", action="store_true", help="with --holdout: hide one count, two, ... up to K")
     parser.add_argument("--recommend", action="store_true", help="how many workers: knee, peak, cheapest")

@@ -130,8 +130,9 @@ def report_arguments(parser: Parser) -> None:
         nargs="+",
         action="extend",
         metavar="WORD[=PERCENT]",
-        help="with --against: end with 1 if a cell is surely worse, by so much or more: slower=5%%, step=, sync=, "
-        "speedup=, efficiency=, target=, energy=; missing: if a cell has vanished; unresolved: if it cannot be told",
+        help="with --against: end with 1 if a cell is certainly worse, by so much or more: slower=5%%, step=, sync=, "
+        "speedup=, efficiency=, target=, energy=; missing: if a cell has vanished; unresolved: if it cannot be "
+        "determined",
     )
     parser.add_argument(
         "--match",

@@ -30,7 +30,9 @@ def simulate_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--network", type=Path, metavar="FILE.yaml", help="or a described one, see experiments/networks"
     )
-    parser.add_argument("--alpha-us", type=float, metavar="X", help="or by hand: microseconds of an empty message, ...")
+    parser.add_argument(
+        "--alpha-us", type=float, metavar="X", help="or directly: microseconds of an empty message, ..."
+    )
     parser.add_argument("--gb-per-s", type=float, metavar="X", help="... and GB (1e9 bytes) per second")
     parser.add_argument("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
     parser.add_argument("--compute-ms", type=float, metavar="X", help="instead of runs: computing of a step, and ...")
@@ -98,7 +100,9 @@ def model_parallel_arguments(parser: Parser) -> None:
     parser.add_argument("--precision", metavar="fp32|tf32|bf16|fp16", help="of the activations (default fp32)")
     parser.add_argument("--bench", type=Path, metavar="bench.json", help="what `horovod-study bench` measured")
     parser.add_argument("--way", metavar="NAME", help="which of its ways (default: the quickest for the gradients)")
-    parser.add_argument("--alpha-us", type=float, metavar="X", help="or by hand: microseconds of an empty message, ...")
+    parser.add_argument(
+        "--alpha-us", type=float, metavar="X", help="or directly: microseconds of an empty message, ..."
+    )
     parser.add_argument("--gb-per-s", type=float, metavar="X", help="... and GB (1e9 bytes) per second")
     parser.add_argument("--run", type=Path, metavar="RUN_DIR", help="a run: batch, workers, model, computing per step")
     parser.add_argument("--step-ms", type=float, metavar="X", help="or: a step of one worker alone at this batch")
@@ -107,7 +111,7 @@ def model_parallel_arguments(parser: Parser) -> None:
 
 
 def model_parallel(options: argparse.Namespace) -> Result:
-    """Say whether data or model parallel fits a model, with the arithmetic of memory, messages and time."""
+    """Compute whether data or model parallelism fits a model, from memory, messages and time."""
     from dataclasses import asdict, fields
 
     from horovod_study.analysis.advice import Asked, bench_of, case_of, layered_model

@@ -303,7 +303,9 @@ def lr_range_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers that train (default 1)")
     parser.add_argument(
-        "--runtime", metavar="NAME", help="how workers talk: ddp/gloo, ... (default: serial; horovod/mpi for several)"
+        "--runtime",
+        metavar="NAME",
+        help="how workers communicate: ddp/gloo, ... (default: serial; horovod/mpi for several)",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     add_run_options(parser, hidden=SET_BY_RANGE_TEST)

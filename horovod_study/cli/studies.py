@@ -21,7 +21,7 @@ def plan_arguments(parser: Parser) -> None:
 
 
 def plan(options: argparse.Namespace) -> Result:
-    """Say what a study would run, and what it would cost; nothing is run."""
+    """Show what a study would run and what it would cost; nothing is run."""
     from horovod_study.studies.ledger import past_durations
     from horovod_study.studies.plan import plan_study
 
@@ -96,12 +96,12 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
 
 def status_arguments(parser: Parser) -> None:
     _study_arguments(parser)
-    parser.add_argument("--watch", action="store_true", help="stay, and show how the cells get on")
+    parser.add_argument("--watch", action="store_true", help="keep running and show the progress of the cells")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
 def status(options: argparse.Namespace) -> int | Result:
-    """Say where a study stands."""
+    """Show the state of a study."""
     study = _study(options)
     if options.watch:
         from horovod_study.studies.watch import watch
@@ -124,7 +124,7 @@ def cancel(options: argparse.Namespace) -> int:
 
 
 def doctor_arguments(parser: Parser) -> None:
-    parser.add_argument("--partition", metavar="NAME|FILE.yaml", help="a partition, held against its file")
+    parser.add_argument("--partition", metavar="NAME|FILE.yaml", help="a partition, compared with its file")
     parser.add_argument("--quick", action="store_true", help="only what takes a moment")
     _place_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
@@ -183,7 +183,7 @@ def _place_arguments(parser: Parser) -> None:
 
 
 def _start_arguments(parser: Parser) -> None:
-    parser.add_argument("--wait", action="store_true", help="Slurm: stay until all jobs have ended, then report")
+    parser.add_argument("--wait", action="store_true", help="Slurm: wait until all jobs have ended, then report")
     parser.add_argument("--yes", action="store_true", help="do not ask before a study that is large")
     parser.add_argument(
         "--oversubscribe", action="store_true", help="allow workers to share cores or GPUs; times then mean little"

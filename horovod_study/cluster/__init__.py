@@ -8,7 +8,7 @@ process     ranks as a group of processes that can be waited for and stopped wit
 pinning     which cores a cell gets, and who else uses them
 remote      commands on other hosts, bounded in time
 reason      why ranks failed, in one line, from what they printed
-identity    the code and the environment that tell cells apart beside their configuration
+identity    the code and the environment that distinguish cells beside their configuration
 slurm       the script of a job as pure text
 jobs        submitted jobs: what each was asked to run, and where it stands
 doctor/     what is wrong with this machine, other hosts, a partition, and what to do about it

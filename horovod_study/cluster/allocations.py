@@ -1,4 +1,4 @@
-"""Cells of a study put into jobs: one for each way of placing workers, in which all runtimes and repeats take turns.
+"""Cells of a study put into jobs: one for each way of placing workers, in which all runtimes and repeats alternate.
 
 A job waits in the queue once and then runs many cells: all of one worker count sit on the same nodes, so that runtimes
 are compared on the same hardware in the same hour, and a slow drift falls on all of them alike. Where the longest job

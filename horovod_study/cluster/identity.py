@@ -1,4 +1,4 @@
-"""What tells a cell apart beside its configuration: the code that it runs, and the environment it runs in.
+"""What distinguishes a cell beside its configuration: the code that it runs, and the environment it runs in.
 
 A cell that was done with other code is another cell: its key differs, so it is neither taken for done nor overwritten.
 What a digest stood for is remembered in the study's folder, so that a later `status` can say what has changed:
@@ -235,8 +235,8 @@ def _listed(names: list[str]) -> str:
 def snapshot(directory: Path, package: Path = PACKAGE) -> Path:
     """Copy the whole package, as it is now, into a study's folder; return the folder to put on PYTHONPATH, absolute.
 
-    Equal sources give one copy, whoever asks and however often. It appears whole or not at all. Whoever is started with
-    it needs PYTHONSAFEPATH=1 too: `python -m` looks into the working directory first, which may be the checkout.
+    Equal sources give one copy, whoever asks and however often. It appears completely or not at all. Whoever is started
+    with it needs PYTHONSAFEPATH=1 too: `python -m` looks into the working directory first, which may be the checkout.
     """
     content = {
         path.relative_to(package).as_posix(): path.read_bytes()
@@ -280,7 +280,7 @@ def _put(fresh: Path, wanted: Path, content: Mapping[str, bytes]) -> None:
                 return
             if not wanted.exists():
                 raise
-        # Damaged, or edited by hand: jobs that import it keep what they have loaded.
+        # Damaged, or edited: jobs that import it keep what they have loaded.
         aside = Path(tempfile.mkdtemp(dir=wanted.parent, prefix=".damaged-"))
         with suppress(FileNotFoundError):
             os.rename(wanted, aside / wanted.name)

@@ -101,7 +101,7 @@ def job_folder(directory: Path, name: str) -> Path:
 
 
 def write_job(directory: Path, job: Job) -> None:
-    """Write job.json, whole or not at all."""
+    """Write job.json, completely or not at all."""
     folder = job_folder(directory, job.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / JOB_FILE, json.dumps(job.to_dict(), indent=1) + "\n")
@@ -185,7 +185,7 @@ def note_path(directory: Path, name: str, task: int) -> Path:
 
 
 def write_note(directory: Path, name: str, task: int, note: Note) -> None:
-    """Write a note, whole or not at all."""
+    """Write a note, completely or not at all."""
     values = {each.name: getattr(note, each.name) for each in fields(Note)}
     write_file(note_path(directory, name, task), json.dumps({**values, "said": utc_now()}) + "\n")
 

@@ -273,7 +273,7 @@ def host_name(source: str, value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(value)):
         raise ConfigError(
             f"{source}: hosts: {str(value)!r} is no name of a host; use letters, digits, points and dashes (slots "
-            "stand behind a colon in the partition's file)"
+            "are behind a colon in the partition's file)"
         )
     return str(value)
 

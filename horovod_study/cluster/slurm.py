@@ -2,7 +2,7 @@
 
 A script asks for nodes, sets up what the partition says, and becomes one Python program, `python -m
 horovod_study.studies.job FOLDER`, which runs the cells of the job. Nothing in it depends on the shell of whoever
-submits it. Text from users is quoted for the shell; what stands in #SBATCH lines, which no shell reads, is refused
+submits it. Text from users is quoted for the shell; what is in #SBATCH lines, which no shell reads, is refused
 where it could mean something else there.
 """
 
@@ -66,7 +66,7 @@ def script(
     """Return the job script of `allocation`, which runs the job in `folder` with `python`.
 
     `name` is the job's name, `code` goes on PYTHONPATH, `variables` are exported beside those of the partition. Give it
-    to sbatch with `folder` as working directory: its output goes there. ConfigError: a value cannot stand in a script.
+    to sbatch with `folder` as working directory: its output goes there. ConfigError: a value cannot be in a script.
     """
     cells = [cell for task in allocation.tasks for cell in task]
     array = len(allocation.tasks) > 1
@@ -81,7 +81,7 @@ def script(
             f"{counted(workers, 'worker')} on {counted(allocation.nodes, 'node')}, "
             f"about {duration(allocation.seconds)} in all."
         ),
-        _comment("Made by `horovod-study run`, which submits it; by hand: cd to its folder, then sbatch script.sh"),
+        _comment("Made by `horovod-study run`, which submits it; without it: cd to its folder, then sbatch script.sh"),
         _comment("The cells, in the order in which they are run:"),
     ]
     for number, task in enumerate(allocation.tasks):
@@ -168,7 +168,7 @@ def slurm_time(seconds: float) -> str:
 def _directive(key: str, value: str) -> str:
     if not _DIRECTIVE.fullmatch(value):
         raise ConfigError(
-            f"{key} is {value!r}, which cannot stand in a job script; allowed: letters, digits and "
+            f"{key} is {value!r}, which cannot be in a job script; allowed: letters, digits and "
             "_ . , : ; @ % + = / & | ! * ( ) [ ] - without blanks or quotes"
         )
     return value

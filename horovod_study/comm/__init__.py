@@ -1,4 +1,4 @@
-"""How workers talk: one Backend protocol and its leaves.
+"""How workers communicate: one Backend protocol and its leaves.
 
 base          the protocol, and what every leaf shares: agreement of the ranks, the flat gradient buffer
 launch        how this process was started: by whom, which rank, how many workers
@@ -16,7 +16,7 @@ raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the
 attached      the library that somebody's own script has started, for horovod_study.recorder
 watchdog      ends a rank whose peers never arrive
 liveness      names the rank that stalls or dies in training, and ends the run
-stop          SIGTERM and SIGUSR1: a wish to stop that all ranks follow at the same step
+stop          SIGTERM and SIGUSR1: a request to stop that all ranks follow at the same step
 """
 
 from importlib import import_module

@@ -154,7 +154,7 @@ class FlatGradients:
             self.buffer.mul_(self._share)
         for parameter, gradient, view in zip(self._parameters, gradients, self._views, strict=True):
             if gradient is not view:
-                if not self.buffer.is_cuda:  # set by hand, not by backward
+                if not self.buffer.is_cuda:  # set manually, not by backward
                     torch.mul(gradient, self._share, out=view)
                 parameter.grad = view
         self.measure()
@@ -170,7 +170,7 @@ class LastGradient:
 
     A library that reduces gradients by hooks of its own may wait for the other ranks before backward returns. The
     hooks here come before the library's. All parameters are watched until the same one was last `CERTAIN` times, then
-    that one alone, because a hook costs more than a stamp; after `AGAIN` steps all are watched anew, for a model may
+    that one alone, because a hook costs more than a stamp; after `AGAIN` steps all are watched again, for a model may
     change. Where the order changes from step to step all stay watched.
     """
 

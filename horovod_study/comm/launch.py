@@ -40,7 +40,7 @@ _LAUNCHERS = (
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
-    """Return who launched this process; a process started by hand is rank 0 of 1.
+    """Return who launched this process; a process started manually is rank 0 of 1.
 
     `horovodrun` over MPI is `mpirun` here: it leaves no trace of its own. Under mpirun and srun the backend is Horovod
     where it is installed, mpi4py otherwise. One task of srun may be a shell: it is nobody's rank.

@@ -43,7 +43,7 @@ def cuda_aware() -> dict[str, Any]:
 
 
 def own_library(prefix: Path = Path(sys.prefix)) -> Path | None:
-    """Return the MPI library that lies in the environment itself (Open MPI's wheel), None where there is none."""
+    """Return the MPI library that is in the environment itself (Open MPI's wheel), None where there is none."""
     return next(iter(sorted((prefix / "lib").glob("libmpi.so.*"))), None)
 
 

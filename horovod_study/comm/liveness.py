@@ -1,9 +1,9 @@
 """Who holds up the others: a side channel beside the training's communication, on which ranks answer for themselves.
 
-A rank that waits in a collective cannot be told why: its thread is inside a library, and the rank it waits for may be
-computing, stopped, or dead. So each rank has one more thread with a datagram socket. It wakes once a second, looks
-whether its own training thread has moved on, and answers what the others ask; nothing is sent while all move. A rank
-that has stood still for a while asks the others, finds who holds it up, says so in one line, and ends the run.
+A rank that waits in a collective cannot be determined why: its thread is inside a library, and the rank it waits for
+may be computing, stopped, or dead. So each rank has one more thread with a datagram socket. It wakes once a second,
+looks whether its own training thread has moved on, and answers what the others ask; nothing is sent while all move. A
+rank that has stood still for a while asks the others, finds who holds it up, says so in one line, and ends the run.
 
 Sockets without connections, and no server: a rank that is stopped or dead cannot hold up the thread of another, and no
 rank's death takes the channel away.
@@ -431,7 +431,7 @@ class Liveness:
         if finding.how == "died":
             return (
                 f"{names} {has} died or left during step {self.step:,}; look for {'its' if one else 'their'} last "
-                "lines above, or in the system's log for a process ended for want of memory"
+                "lines above, or in the system's log for a process ended for lack of memory"
             )
         if finding.how == "ended":
             return (

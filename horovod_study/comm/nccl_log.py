@@ -37,9 +37,9 @@ OWN_SETTINGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 def parse(text: str) -> dict[str, Any]:
     """Return {"version", "nets", "paths", "path"} of the log lines of one process or of several.
 
-    version: e.g. 2.21.5+cuda12.4, None where no line says so. nets: what NCCL found to talk over, e.g. IB mlx5_0,
-    RoCE mlx5_1, Socket eth0, OFI efa. paths: how many channels went which way, e.g. {"NET/IB": 4, "P2P/CUMEM": 2}.
-    path: the same in this project's words, sorted: p2p, shared memory, infiniband:mlx5_0, roce:mlx5_1, tcp:eth0,
+    version: e.g. 2.21.5+cuda12.4, None where no line says so. nets: what NCCL found to communicate over, e.g. IB
+    mlx5_0, RoCE mlx5_1, Socket eth0, OFI efa. paths: how many channels went which way, e.g. {"NET/IB": 4, "P2P/CUMEM":
+    2}. path: the same in this project's words, sorted: p2p, shared memory, infiniband:mlx5_0, roce:mlx5_1, tcp:eth0,
     ofi:efa; empty where no line tells of a channel.
     """
     version = _VERSION.search(text)

@@ -29,7 +29,7 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 
 
 class NewThreads:
-    """Remembers the threads of this process, so that those a library starts afterwards can be told from them."""
+    """Remembers the threads of this process, so that those that a library starts later can be recognised."""
 
     def __init__(self) -> None:
         self._before = _threads()

@@ -1,4 +1,4 @@
-"""All-reduce, broadcast and barrier without a training runtime around them: the floor that runtimes are held against.
+"""All-reduce, broadcast and barrier without a training runtime around them: the floor that runtimes are compared with.
 
     with closing(open_raw("gloo", backend)) as raw:
         raw.allreduce_(tensor)

@@ -87,7 +87,7 @@ def apply(
 
 
 def refuse_without_effect(runtime: str, config: RunConfig) -> None:
-    """Raise BackendError if `config` asks for a way of talking that `runtime` does not have."""
+    """Raise BackendError if `config` asks for settings that `runtime` does not have."""
     for name in COMMUNICATION:
         if getattr(config, name) != OPTIONS[name].default and not OPTIONS[name].matters(runtime):
             raise BackendError(f"{name} has no effect on {runtime}; leave it out, or use a runtime that has it")

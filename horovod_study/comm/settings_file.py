@@ -32,7 +32,7 @@ from horovod_study.runtimes import CARRIED, RUNTIMES
 from horovod_study.variables import whole_number
 
 ALLOWED = (*named(OPTIONS, Role.RUNTIME), "threads", *COMMUNICATION)
-"""Keys of `settings`: how workers talk and with how many threads they compute, and nothing about what is learned."""
+"""Keys of `settings`: how workers communicate, with how many threads they compute, nothing about what is learned."""
 
 _WHOLE = ("parameters", "batch", "workers", "nodes")
 _TEXTS = ("widths", "runtime", "cpu_model", "package", "torch", "horovod", "mpi")
@@ -58,7 +58,7 @@ class SettingsFile:
     def require_fit(
         self, config: RunConfig, *, parameters: int, launcher: str, launched: str, asked_backend: str | None
     ) -> None:
-        """Raise ConfigError in one line when the run is of another model, or talks in another way.
+        """Raise ConfigError in one line when the run is of another model, or communicates in another way.
 
         `config` has the settings in it already. `launcher` and `launched` (a backend) are what `comm.detect` says,
         `asked_backend` what the user asked for beside the file.
@@ -158,7 +158,7 @@ def _section(path: Path, content: Mapping[str, Any], key: str, allowed: Sequence
     for name in section:
         if name not in allowed:
             known = name in OPTIONS
-            why = "is no setting of how workers talk" if known else f"is not known{nearest(str(name), allowed)}"
+            why = "is not a communication setting" if known else f"is not known{nearest(str(name), allowed)}"
             raise ConfigError(f"{path}: {key}: {name!r} {why}; allowed: {', '.join(allowed)}")
     return dict(section)
 
@@ -166,7 +166,7 @@ def _section(path: Path, content: Mapping[str, Any], key: str, allowed: Sequence
 def write_settings(
     path: Path, *, made_for: Mapping[str, Any], values: Mapping[str, Any], comments: Sequence[str]
 ) -> None:
-    """Write a settings file, the comments above it; the old one is replaced whole."""
+    """Write a settings file, the comments above it; the old one is replaced completely."""
     body = {"for": {name: made_for[name] for name in FOR_KEYS if made_for.get(name) is not None}}
     text = "".join(f"# {line}".rstrip() + "\n" for line in comments)
     text += "\n" + yaml.safe_dump(body, sort_keys=False, width=1000)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1: a wish to stop that the ranks agree on, or the end at once where they cannot.
+"""SIGTERM and SIGUSR1: a request to stop that the ranks agree on, or the end at once where they cannot.
 
 Batch systems announce the end of a job, or its pre-emption, with a signal that may reach one rank, all of them, or all
 of them twice (from the launcher and from the batch system). A rank that simply ended would leave the others waiting.

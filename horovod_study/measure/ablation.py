@@ -1,6 +1,6 @@
 """What communication costs, measured inside a training job by leaving it out.
 
-After the timed window, blocks of two kinds of training steps take turns, with the network, batches and ranks of the
+After the timed window, blocks of two kinds of training steps alternate, with the network, batches and ranks of the
 job, on the very objects that were trained:
 
     normal   steps as in training

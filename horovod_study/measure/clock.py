@@ -1,6 +1,6 @@
 """The only reader of time.
 
-`LapClock` splits a training step into laps that tile it: what lies between two stamps belongs to exactly one lap,
+`LapClock` splits a training step into laps that tile it: what is between two stamps belongs to exactly one lap,
 so the laps and the residual always add up to the step. Reading the clock costs about 0.1 us a lap on a CPU and one
 event record on a GPU; nothing is printed, written or synchronised between the first and the last lap of a step.
 """
@@ -135,7 +135,7 @@ class LapClock:
     A stretch of steps begins with `start`. Each step is a `begin` and any number of laps in any order: `lap(name)`
     gives the time since the stamp before it to `name`, one of LAPS or "residual". The time from the last lap of a step
     to the `begin` of the next is residual of the next one. With device stamps there are two clocks: laps are what the
-    device saw, and `sync_host_s` is how long the host stood in sync.
+    device saw, and `sync_host_s` is how long the host waited in sync.
     """
 
     takes_stamps = True

@@ -146,7 +146,7 @@ class OtherLoad:
         """Return {"seconds", "busy_s", "own_s"} since it was made, after waiting until `at_least_s` have passed.
 
         busy_s: processor seconds of everybody on the cores, own_s: of this process and the children it waited for.
-        None where the system does not tell, or too little time has passed to tell.
+        None where the system does not report, or too little time has passed to tell.
         """
         sleep(max(0.0, at_least_s - (now() - self._began)))
         busy_s, seconds = self._read(), now() - self._began

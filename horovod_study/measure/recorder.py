@@ -42,7 +42,7 @@ class Recorder:
     def __init__(self, writer: StepWriter, batch: int, *, rank: int = 0, disk_full: str = "end") -> None:
         """`disk_full`: end raises NoRoom when rows find no room; go-on says so and keeps no rows from there on."""
         self._writer, self._batch, self._rank, self._disk_full = writer, batch, rank, disk_full
-        # Pending steps. Numbers lie in arrays, which nobody has to search for garbage.
+        # Pending steps. Numbers are in arrays, which nobody has to search for garbage.
         self._steps, self._epochs, self._samples = array("q"), array("q"), array("q")
         self._losses: list[torch.Tensor | None] = []
         self._norms2: list[torch.Tensor] = []  # for every step or for none: what a backend with hooks has is nothing

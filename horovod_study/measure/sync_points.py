@@ -215,7 +215,7 @@ def _is_foreign(file: str) -> bool:
 
 
 def _short(file: str) -> str:
-    """Return a path relative to the folder we are in where it lies below it."""
+    """Return a path relative to the folder we are in where it is below it."""
     path = Path(file)
     try:
         return str(path.relative_to(Path.cwd()))

@@ -1,6 +1,6 @@
 """What a synchronisation is made of, measured inside a training job after its timed window.
 
-Two kinds of training steps take turns, in blocks, with the network, batches and ranks of the job. Both wait for each
+Two kinds of training steps alternate, in blocks, with the network, batches and ranks of the job. Both wait for each
 other between backward and synchronisation, at a barrier of the raw transport, so that no rank is late:
 
     floor     the gradients, packed into one buffer, go through the raw transport: one all-reduce, no runtime
@@ -36,7 +36,7 @@ BLOCK = 10
 
 WITH_HOOKS = (
     "with hooks the transfers begin in backward, and sync is only what is left of them then: how much of that is "
-    "transfer and how much runtime cannot be told from here"
+    "transfer and how much runtime cannot be distinguished from here"
 )
 
 

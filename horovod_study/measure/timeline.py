@@ -2,8 +2,8 @@
 
 Horovod writes it from a thread of rank 0 that never sleeps, from the moment it is told at its start that there may be a
 timeline. So that no timed step knows of it, Horovod is not told: it is stopped after the timed window and started once
-more. What follows are scratch steps, the first of them before the recording, because they negotiate anew. Nothing is to
-be measured after it: the thread stays until the end.
+more. What follows are scratch steps, the first of them before the recording, because they negotiate again. Nothing is
+to be measured after it: the thread stays until the end.
 """
 
 import statistics

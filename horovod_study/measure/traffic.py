@@ -4,7 +4,7 @@ A few all-reduces of known size run at the start, over the way that training use
 where they passed:
 
     TCP             the bytes each of this process's own connections received (TCP_INFO), so that other programs do not
-                    count; where the system does not tell, the counters of the interfaces (/proc/net/dev), less what
+                    count; where the system does not report, the counters of the interfaces (/proc/net/dev), less what
                     passes when the run is quiet
     InfiniBand      port_xmit_data of every port, in units of 4 bytes, less what passes when the run is quiet
     shared memory   nothing else moved between workers of one host; a segment of MPI in /proc/self/maps confirms it
@@ -37,7 +37,7 @@ MOVED_BYTES = 4_000_000
 ROUNDS = 32
 """But not more often."""
 MIN_BYTES = 64_000
-"""Less than this cannot be told from a library's own messages."""
+"""Less than this cannot be distinguished from a library's own messages."""
 QUIET_S = 0.02
 SHARE, SHARE_AMONG_HOSTS = 1 / 2, 1 / 8
 """Of what must move, so much makes a way the one that was used: in general, and within one of several hosts."""
@@ -49,7 +49,7 @@ _WRAP = 2**32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """Counters at one moment, all in bytes; None is what the system does not tell, or what was not read here."""
+    """Counters at one moment, all in bytes; None is what the system does not report, or what was not read here."""
 
     connections: Mapping[str, int] | None  # interface -> received by this process over TCP; lo is this host
     interfaces: Mapping[str, int] | None  # interface -> sent by everybody
@@ -307,7 +307,7 @@ def watch(
         ranks = [number for number, name in enumerate(hosts) if name == host]
         need = must_move(hosts, host, total_bytes)
         if servers is not None and not any(number < servers for number in ranks):
-            need = replace(need, within=0.0)  # its ranks talk to servers elsewhere only
+            need = replace(need, within=0.0)  # its ranks communicate with servers elsewhere only
         found = Moved(
             connections=_added([everybody[number]["connections"] for number in ranks]),
             interfaces=everybody[ranks[0]]["interfaces"],
@@ -316,7 +316,10 @@ def watch(
         )
         path, why = judge(found, need)
         if total_bytes < MIN_BYTES:
-            path, why = None, f"gradients of {payload_bytes} bytes are too few to be told from a library's own messages"
+            path, why = (
+                None,
+                f"gradients of {payload_bytes} bytes are too few to be distinguished from a library's own messages",
+            )
         paths[host] = path
         reason = reason or (f"{host}: {why}" if why else "")
         evidence["hosts"][host] = {

@@ -3,7 +3,7 @@
 answer       the answer of rank 0, and the end of all ranks at once
 equality     trains by several ranks and alone, and compares: what `verify` judges
 timers       what the timers of a run cost
-collectives  all-reduces of all sizes over each way of talking
+collectives  all-reduces of all sizes over each runtime
 microbench   what the processor, its memory and the GPU can do
 loading      which loader bounds a run; it runs alone
 """

@@ -7,7 +7,7 @@ in place and out of place, every size checked against the known sum. A measureme
 the mean over its operations, and their median beside it. Nothing is divided by anything here: bandwidths are made of
 these seconds by analysis/network.py.
 
-Everything is measured in rounds. Within a round all sizes, operations and ways of talking take turns, so that a slow
+Everything is measured in rounds. Within a round all sizes, operations and runtimes alternate, so that a slow
 moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.
 """
 

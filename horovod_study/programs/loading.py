@@ -1,6 +1,6 @@
 """Loading alone, training on one batch that is already there, and both together: which of them bounds a run?
 
-The three are measured for each loader in turn, several rounds, in an order shuffled anew in each round. The step is
+The three are measured for each loader in turn, several rounds, in an order shuffled again in each round. The step is
 the trainer's, with the same model objects throughout: model, optimiser and arithmetic of the configuration, one worker,
 no communication. Where several workers share a host, each of them loads; compare there with as many of these at once.
 
@@ -33,7 +33,7 @@ from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimi
 
 WARMUP_STEPS = 10
 WORTH = 0.05
-"""Waiting for data is worth a word from this part of a step on."""
+"""Waiting for data is worth mentioning from this part of a step on."""
 
 KEPT_WAITING = 0.25
 """From this part of a step on, a loader that is fast enough alone does not keep up beside the step."""
@@ -348,7 +348,7 @@ class _Bench:
         """Return the samples/s of taking batches and doing nothing with them."""
         count, spent_s = 0, 0.0
         while spent_s < self._seconds:
-            parts = epochs.next()  # drawing the order stands outside, as in the trainer
+            parts = epochs.next()  # drawing the order is outside, as in the trainer
             self._step.wait()
             opened = now()
             for _ in parts:

@@ -48,7 +48,7 @@ def matrix_rates(
 ) -> list[MatrixRate]:
     """Measure n x n matrix products, 2 n^3 operations each, in float32 and bf16 with one thread, on a GPU in all types.
 
-    Sizes and types take turns within a round, so that a slow moment of the machine hits all alike; each turn lasts
+    Sizes and types alternate within a round, so that a slow moment of the machine hits all alike; each turn lasts
     at least `seconds`. bf16 sums in float32 inside; without instructions for it, it may be far slower than float32.
     """
     threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
@@ -244,7 +244,7 @@ def copy_rates(
     """Measure copies of `size` bytes within the memory of a GPU, and between it and the host's memory.
 
     The host's memory is page-locked ("pinned": the GPU fetches it itself) or ordinary ("pageable": the driver copies
-    it first). Kinds take turns within a round. On a CPU there is the copy within the host's memory alone.
+    it first). Kinds alternate within a round. On a CPU there is the copy within the host's memory alone.
     """
     where = torch.device(device)
     kinds = copy_kinds(where, size)
@@ -308,7 +308,7 @@ def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torc
     and writes parameter and moments. 3 of each number A that goes into or comes out of a layer: moved forward, moved as
     gradient, read once more for the gradient of the weights. The gather reads and writes the batch.
 
-    "fused", convolution, bias, pooling and ReLU in one kernel that gathers too: what lies between is never written.
+    "fused", convolution, bias, pooling and ReLU in one kernel that gathers too: what is between is never written.
 
         4 (10 P + B (2 * 603 + 2 + 5 * 65 w1 + 6 * 20 w2 + 5 h)) + B (2 * 65 w1 + 3 * 20 w2)
 

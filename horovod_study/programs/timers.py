@@ -1,10 +1,10 @@
-"""What measuring itself costs: the same training steps in every timer mode, taking turns in one process.
+"""What measuring itself costs: the same training steps in every timer mode, alternating in one process.
 
     python -m horovod_study.programs.timers PLAN.json        on every rank, under a launcher; rank 0 answers
 
 Two processes of the same program differ by more than what is looked for here, and so do two models in one process:
-their memory lies elsewhere. So there is one model, one optimiser and one stream of batches, and blocks of a few steps
-take turns, one of each way in a round, in an order shuffled anew in every round. What the machine does within a second
+their memory is elsewhere. So there is one model, one optimiser and one stream of batches, and blocks of a few steps
+alternate, one of each way in a round, in an order shuffled again in every round. What the machine does within a second
 hits all blocks of a round alike, and only blocks of one round are compared (analysis/timers.py).
 
 A way is what is different: the clock that training has in a timer mode with a recorder of its own that writes rows to a
@@ -106,7 +106,7 @@ class TimerPlan:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """All ways that take turns."""
+        """All ways that alternate."""
         return (*TIMER_MODES, CONTROL, *(BESIDE if self.beside else ()))
 
     def every(self, variant: str) -> int:
@@ -430,7 +430,7 @@ def _calibrate(plan: TimerPlan, backend: Backend, steps: _ModelSteps, variants: 
             _drain(variant)
         variant.block_s, variant.around_s, variant.drains = [], [], []
     rows = max(1, min(DRAIN_STEPS, round(DRAIN_S / step_s)))
-    # The losses of captured steps lie in rings that ways share: they are read before one has gone round.
+    # The losses of captured steps are in rings that ways share: they are read before one has gone round.
     return max(1, min(rows, RING // (2 * len(variants)))) if steps.captured else rows
 
 

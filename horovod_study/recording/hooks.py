@@ -81,7 +81,7 @@ class Hooks:
             self._end_backward(tell=False)
 
     def _rest(self, at: Any = None) -> None:
-        """Close what lies since the stamp before: between the hooks nobody knows what the script did."""
+        """Close what is since the stamp before: between the hooks nobody knows what the script did."""
         self._clock.lap("update" if self._updates else "residual", at=at)
 
     def _before_forward(self, *_: Any) -> None:

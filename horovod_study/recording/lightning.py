@@ -10,7 +10,7 @@ training step and backward from inside the optimizer's step, so the laps are the
     update      the rest of the optimizer's step
     residual    the rest
 
-A step is what lies between two updates: with `accumulate_grad_batches` it is several batches. Validation inside an
+A step is what is between two updates: with `accumulate_grad_batches` it is several batches. Validation inside an
 epoch belongs to no step. The first optimizer is followed.
 """
 

@@ -401,7 +401,7 @@ class Recording:
             self._clock.forget()
 
     def begin_epoch(self) -> None:
-        """Begin an epoch, and a stretch of steps: what lies before it is in none. `steps` does so by itself."""
+        """Begin an epoch, and a stretch of steps: what is before it is in none. `steps` does so by itself."""
         self._require_open("begin_epoch")
         self.close_step()
         self._epoch += 1
@@ -454,7 +454,7 @@ class Recording:
         self._session.close_stretch()
 
     def open_stretch(self) -> None:
-        """Go on: what lies between `close_step` and here belongs to no step."""
+        """Go on: what is between `close_step` and here belongs to no step."""
         self._session.open_stretch(timed=self._step >= self._options.warmup_steps)
 
     def _settle(self) -> None:
@@ -489,7 +489,7 @@ class Recording:
     def skip(self) -> Iterator[None]:
         """Leave out what is done inside, such as an evaluation: it belongs to no step and not to the timed window.
 
-        Inside the loop it stands at the end of a turn, because it ends the step.
+        Inside the loop it is at the end of a turn, because it ends the step.
         """
         self._require_open("skip")
         if self.in_step:

@@ -246,7 +246,7 @@ class Session:
     # ------------------------------------------------------------------------------------------------ the loop
 
     def open_stretch(self, *, timed: bool) -> None:
-        """Begin a stretch of steps without interruption; what lies between stretches belongs to no step."""
+        """Begin a stretch of steps without interruption; what is between stretches belongs to no step."""
         self._opened = now() if timed else None
         self.clock.start()
 

@@ -173,7 +173,7 @@ def _tensor(case: Case, place: int) -> float:
 
 
 def _worst(case: Case) -> float:
-    """Return the largest error of a case, infinite where one is no number or there is none."""
+    """Return the largest error of a case, infinite where one is not a number or there is none."""
     return max((_order(_float(tensor["relative_error"])) for tensor in case["tensors"]), default=math.inf)
 
 

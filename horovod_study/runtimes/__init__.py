@@ -1,6 +1,6 @@
 """Runtimes: pairs of a library that averages gradients and what carries its messages; and where workers are put.
 
-A library declares itself in a file here, and its code lies below comm/: two files, and nobody else has a list of them.
+A library declares itself in a file here, and its code is below comm/: two files, and nobody else has a list of them.
 """
 
 from importlib import import_module

@@ -3,13 +3,13 @@
     study_file  the file of a study, and the cells that come of it with their placements
     estimate    how long cells take, learned or guessed
     plan        what a study will do and take, before anything runs
-    ledger      where every cell stands: done, running, queued, failed, missing, ...
+    ledger      the state of every cell: done, running, queued, failed, missing, ...
     watch       a study that is being run, as it gets on, on a terminal or in a log
     progress    the display of a running study
 
     attempt     one attempt at a cell or a program: started, waited for, ended, explained
     engine      runs what the lanes of a policy ask for, and tells them how it ended
-    interruption    Ctrl-C and SIGTERM as a wish to stop
+    interruption    Ctrl-C and SIGTERM as a request to stop
 
     grid        policy of `run`: the missing cells of a study, each under its claim
     smoke       two workers for a few steps, before a grid
@@ -17,7 +17,7 @@
     submit      cells given to Slurm, and jobs taken back
     job         the program inside a job: a grid that stops with a checkpoint when Slurm says so
     compare     two configurations in blocks, side by side
-    racing, tune    a race of settings of how workers talk
+    racing, tune    a race of settings of how workers communicate
     search_file, search    a hyper-parameter search: its YAML file, and the trials that Optuna proposes
     attribute   arms of runtimes in rounds, with --measure-sync
     range_run   the training run of a learning-rate range test

@@ -365,7 +365,7 @@ def misplaced(record: RunRecord, cell: Cell, site: Site) -> str:
 
     Hosts may be known to ssh by other names than their own, so what is compared is how many ranks each had; names are
     compared where at least one of them is known. Nodes of a batch system that are all one machine (for tests) cannot be
-    told apart.
+    distinguished.
     """
     ranks = record.effective.get("ranks") or []
     if not site.hosts or not ranks:

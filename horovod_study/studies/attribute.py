@@ -108,7 +108,7 @@ def plan(
 
 
 def _cell(base: Configuration, runtime: str, workers: int, arm: Mapping[str, Any]) -> Cell:
-    if runtime == "serial":  # alone, what says how workers talk means nothing, and would be refused
+    if runtime == "serial":  # alone, what says how workers communicate means nothing, and would be refused
         arm = {name: OPTIONS[name].default for name in COMMUNICATION}
     return local_cell(runtime, {**base.to_dict(), **arm}, workers=workers, source="explain --measure")
 

@@ -1,6 +1,6 @@
-"""`horovod-study bench`: which launches of ranks measure the ways of talking, and the one document they fill.
+"""`horovod-study bench`: which launches of ranks measure the runtimes, and the one document they fill.
 
-A raw transport can be measured in a launch of another: MPI and Gloo take turns with Horovod over MPI in one job, so
+A raw transport can be measured in a launch of another: MPI and Gloo alternate with Horovod over MPI in one job, so
 that a slow moment of the machine hits all of them. What needs a launcher of its own, as Horovod over Gloo does, is a
 job of its own. Started under mpirun, srun, horovodrun or torchrun, the verb measures in that launch and starts none.
 """
@@ -51,7 +51,7 @@ class BenchJob:
 
     @property
     def ways(self) -> int:
-        """How many ways of talking take turns in it."""
+        """How many runtimes alternate in it."""
         return len(self.transports) + self.itself
 
 
@@ -144,7 +144,7 @@ def _has_gpu() -> bool:
 def worker_count(asked: int | None, cores: int) -> int:
     """Return how many workers to start on this machine: as many as asked for, else one for each core.
 
-    One alone is for a GPU: what NCCL takes when there is nobody to talk to, and what the GPU can do.
+    One alone is for a GPU: what NCCL takes when there is nobody to communicate with, and what the GPU can do.
     """
     if asked == 1 and _has_gpu():
         return 1

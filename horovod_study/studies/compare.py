@@ -358,7 +358,7 @@ def require_same_work(one: tuple[str, RunRecord], other: tuple[str, RunRecord], 
 
 
 def effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
-    """Return how the ways of talking differed in effect: reduction, and settings that the libraries of both know."""
+    """Return how the runtimes differed in effect: reduction, and settings that the libraries of both know."""
     found = {"reduction (in effect)": (a.effective.get("reduction"), b.effective.get("reduction"))}
     one, other = (record.effective.get("settings") or {} for record in (a, b))
     for name in one:
@@ -407,11 +407,11 @@ def run_compare(
             pairs.close()
         interrupted = stop.requested
     if interrupted:
-        say(f"interrupted after {len(pairs.finished)} whole blocks; continue with: {command}")
+        say(f"interrupted after {len(pairs.finished)} complete blocks; continue with: {command}")
         if not pairs.finished:
             raise KeyboardInterrupt
     if not pairs.finished:
-        raise StudyError(f"compare: no block has both its runs: {pairs.dropped[0]}; mend that and run again: {command}")
+        raise StudyError(f"compare: no block has both its runs: {pairs.dropped[0]}; fix that and run again: {command}")
     return CompareResult(
         arms=arms,
         directory=out,

@@ -11,7 +11,7 @@ One lane runs one attempt at a time, several lanes run several. What a start or 
 that somebody else trains in) is raised in the lane, at its `yield`. A lane that has nothing to run now, but may have
 when another one has ended, yields None.
 
-After a wish to stop every running attempt is ended and told to its lane, and nothing more is started.
+After a request to stop every running attempt is ended and told to its lane, and nothing more is started.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -52,7 +52,7 @@ def sweep(lanes: Iterable[Lane], stop: Interruption) -> None:
 
 
 def attempt(run: RankRun, stop: Interruption) -> Attempt:
-    """Run one thing alone and return how it ended; KeyboardInterrupt: after a wish to stop."""
+    """Run one thing alone and return how it ended; KeyboardInterrupt: after a request to stop."""
     ended: list[Attempt] = []
 
     def lane() -> Lane:
@@ -72,7 +72,7 @@ class _Place:
         self.running: Running | None = None
 
     def fill(self, stop: Interruption) -> None:
-        """Start what the lane asks for, if it is free; nothing after a wish to stop."""
+        """Start what the lane asks for, if it is free; nothing after a request to stop."""
         if self.running is None:
             if stop.requested:
                 self._leave()

@@ -53,7 +53,7 @@ from horovod_study.studies.progress import Display
 from horovod_study.studies.study_file import StudyConfig
 
 REQUESTS = ".requests"
-_REQUEST_S = 1.0  # how soon a wish to cancel is noticed
+_REQUEST_S = 1.0  # how soon a request to cancel is noticed
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 _REDRAW_S = 1.0
 
@@ -91,7 +91,7 @@ class Grid:
     planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
     held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
     lasts_s: float = math.inf  # no cell is begun that would probably not end by then, where its time is known
-    broken_off: str = ""  # name of the cell that a wish to stop has broken off
+    broken_off: str = ""  # name of the cell that a request to stop has broken off
 
     def __post_init__(self) -> None:
         self._until = now() + self.lasts_s

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a lost terminal as a wish to stop that whoever runs cells looks at."""
+"""Ctrl-C, SIGTERM and a lost terminal as a request to stop that whoever runs cells looks at."""
 
 import signal
 import threading

@@ -285,7 +285,7 @@ def hand_back(inside: Inside, until_killed_s: float) -> None:
     sleep(until_killed_s)
 
 
-# ---------------------------------------------------------------------------------------------------- by hand
+# ---------------------------------------------------------------------------------------------------- manually
 
 
 def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str, retry: bool = True) -> StudyResult:

@@ -1,4 +1,4 @@
-"""The ledger of a study: where every cell stands, read from run directories, claims and submitted jobs.
+"""The ledger of a study: the state of every cell, read from run directories, claims and submitted jobs.
 
 A cell's run directory is RUNS/<study>/<key>/, where the key holds everything the cell was asked to do, with which code
 and in which environment: an edited study file or source gives other keys, and a cell that was run once is never run
@@ -162,7 +162,7 @@ class Ledger:
         """Return the cells in one of `states`; of these the `wanted` ones, where any are named.
 
         A cell is named by its key, by its name, or with others by how their names begin ("horovod/mpi, 2 workers").
-        ConfigError for a name that is none of the study's, and for cells that are in another state.
+        ConfigError for a name that is not one of the study's, and for cells that are in another state.
         """
         if not wanted:
             return tuple(entry for entry in self.entries if entry.state in states)
@@ -177,7 +177,7 @@ class Ledger:
             if not named:
                 known = [*(entry.key for entry in self.entries), *(entry.name for entry in self.entries)]
                 raise ConfigError(
-                    f"{each!r} is no cell of study {self.study}{nearest(text, known)}; `horovod-study status` lists "
+                    f"{each!r} is not a cell of study {self.study}{nearest(text, known)}; `horovod-study status` lists "
                     "its cells; name one by its key, or by how its name begins"
                 )
             fitting = [entry for entry in named if entry.state in states]
@@ -190,7 +190,7 @@ class Ledger:
         return tuple(entry for entry in self.entries if entry.key in found)
 
     def summary(self) -> str:
-        """Say in one sentence where the study stands."""
+        """Return the state of the study in one sentence."""
         found = self.counts()
         counts = [f"{found[state]} {state}" for state in STATES[1:] if found[state]]
         text = f"study {self.study}: {found['done']} of {len(self.entries)} cells done"
@@ -440,7 +440,7 @@ def _silence_s(path: Path) -> float | None:
 
 
 def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
-    """Read where one cell stands below the study's folder `directory`, claims of this very process aside."""
+    """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
     key = cell.key
     path = directory / key
     there = _There.at(path)
@@ -453,7 +453,7 @@ def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook
 
 
 def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = None) -> Ledger:
-    """Read where every cell stands; a damaged record is a RecordError that names its file."""
+    """Read the state of every cell; a damaged record is a RecordError that names its file."""
     directory = runs_dir / study.name
     keys = {cell.key: cell for cell in study.cells()}
     try:
@@ -629,7 +629,7 @@ def goes_on(record: RunRecord, directory: Path) -> bool:
 
 
 def can_resume(entry: Entry, directory: Path) -> bool:
-    """Return whether the cell goes on from a checkpoint instead of starting anew."""
+    """Return whether the cell goes on from a checkpoint instead of starting again."""
     killed = entry.state == "failed" and told_to_end(entry.reason, None, begun=False)
     if not entry.recorded or not (killed or entry.state in _RESUMED):
         return False

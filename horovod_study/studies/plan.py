@@ -153,7 +153,7 @@ class Plan:
                 )
             )
         count = len(self.allocations)
-        head = f"{count} job{'' if count == 1 else 's'}, one per placement; all runtimes and repeats take turns in it:"
+        head = f"{count} job{'' if count == 1 else 's'}, one per placement; all runtimes and repeats alternate in it:"
         return [head, *to_lines(table_of(("job", "cells", "expected", "time limit"), rows), indent=2)]
 
     def _totals(self) -> list[str]:

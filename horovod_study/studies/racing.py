@@ -97,7 +97,7 @@ class Trial:
 
 
 def ratio_words(ratio: Interval) -> str:
-    """Return the verdict on the speed of one candidate over that of another, rounded outwards to what can be told."""
+    """Return the verdict on the speed of one candidate over that of another, rounded outwards."""
     if not ratio.known:
         return "too few launches to tell"
     if ratio.low > 1:
@@ -371,7 +371,7 @@ class _Race:
             return self.reference
         if self.gain(found.best) == -math.inf or not self.eligible():
             return self.reference
-        # Of what cannot be told apart, the fewest changes among those that seem as fast.
+        # Of what cannot be separated, the fewest changes among those that seem as fast.
         return self.nearest([each for each in group if self.gain(each) * (1 + EQUAL) >= self.gain(found.best)])
 
     def nearest(self, group: Sequence[Candidate]) -> Candidate:

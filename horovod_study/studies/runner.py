@@ -110,7 +110,7 @@ def run_study(
 
     Cells of Slurm partitions are submitted, those of others run from here one after the other, while the jobs wait.
     Raises StudyError, before a cell starts, when a launcher is missing, when workers would have to share cores, when
-    two workers cannot talk, or when the study is already being run from this machine.
+    two workers cannot communicate, or when the study is already being run from this machine.
     """
     console = console or Console()
     study = on_hosts(study, options.hosts) if options.hosts else study
@@ -189,7 +189,9 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     for part in text.split(","):
         name, colon, slots = part.strip().partition(":")
         if not name or (colon and not slots.isdecimal()):
-            raise ConfigError(f"--hosts: {part.strip()!r} is no host; write NAME or NAME:WORKERS, separated by commas")
+            raise ConfigError(
+                f"--hosts: {part.strip()!r} is not a host; write NAME or NAME:WORKERS, separated by commas"
+            )
         found.append(Host(name=name, slots=int(slots) if colon else 1))
     return tuple(found)
 
@@ -479,7 +481,7 @@ def _warn_of_load(sites: Mapping[Placement, Site], seconds: float, console: Cons
 
 
 def _conclude(result: StudyResult, broken_off: str, options: RunOptions, console: Console, *, told: str) -> None:
-    """Say where the study stands, what did not work, which cell was broken off, and what to do next.
+    """Print the state of the study, what failed, which cell was interrupted, and what to do next.
 
     `told`: what was said about it before; nothing is said twice.
     """

@@ -6,10 +6,10 @@ A search called NAME lives in RUNS/NAME:
     trial-0007/             the run directory of trial 7 (records.py knows its format)
     configs/trial-0007.yaml what it was asked to do
     logs/trial-0007.log     what it printed
-    trials.csv, best.yaml   all trials as a table, and the configuration of the best one; written anew after each trial
+    trials.csv, best.yaml   all trials as a table, and the configuration of the best one; written again after each trial
 
 Optuna is asked for the next trial and told how it ended; processes, pruning and interruption are handled here, in one
-thread. A trial belongs to the command that runs it, which leaves a sign of life in the database every few seconds. The
+thread. A trial belongs to the command that runs it, which leaves a heartbeat in the database every few seconds. The
 trials of a command that was killed are put back into the queue with the same values: at once where its process can be
 seen to be gone, else when it has been silent for `SILENT_S`.
 """
@@ -227,7 +227,7 @@ def run_search(
             write_results(result)
             database.close()
         except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-            raise StudyError(f"{database.url}: {_first_line(error)}; mend it, and continue with: {command}") from None
+            raise StudyError(f"{database.url}: {_first_line(error)}; fix it, and continue with: {command}") from None
         except OSError as error:
             raise StudyError(
                 f"{error.filename or directory}: {error.strerror or error}; make room there or choose another folder "
@@ -342,7 +342,7 @@ class _Database:
         return trial
 
     def alive(self, trial: optuna.Trial) -> None:
-        """Leave a sign of life, so that no other command takes the trial for abandoned."""
+        """Leave a heartbeat, so that no other command takes the trial for abandoned."""
         self._storage.record_heartbeat(trial._trial_id)
 
     def put_back(self, trial: optuna.Trial, reason: str) -> None:
@@ -551,7 +551,7 @@ class _Trials:
         )
 
     def _watch(self, running: Running) -> Verdict | None:
-        """Leave a sign of life, deal with new evaluations and show how things stand."""
+        """Leave a heartbeat, deal with new evaluations and show how things stand."""
         each = next(each for each in self._open if each.run is running.run)
         if now() - each.signed >= SIGN_OF_LIFE_S:
             each.signed = now()
@@ -612,7 +612,7 @@ class _Trials:
     # -------------------------------------------------------------------------------------------------- what is said
 
     def _report(self) -> None:
-        """Say how trials ended, those of other commands included, and write the results anew."""
+        """Say how trials ended, those of other commands included, and write the results again."""
         self._result = result = result_of(self._search, self._directory, self._database.study)
         write_results(result)
         best, width = result.best, len(str(self._search.trials))

@@ -191,7 +191,7 @@ def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> 
         )
     known(f"{where}: {name}", value, RANGE_KEYS)
     if kind not in (int, float):
-        raise ConfigError(f"{where}: {name} is no number and has no range; give a list of values")
+        raise ConfigError(f"{where}: {name} is not a number and has no range; give a list of values")
     for key in ("low", "high"):
         if key not in value:
             raise ConfigError(f"{where}: {name}: key {key!r} is missing; a range needs low and high")

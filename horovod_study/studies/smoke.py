@@ -83,7 +83,7 @@ def _lane(
             diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
             reason = f"{attempt.reason} ({attempt.said})" if attempt.state == TIMED_OUT else attempt.reason
             raise StudyError(
-                f"smoke test of {told} failed: {reason}; see {attempt.log}, mend it, or start without this test "
+                f"smoke test of {told} failed: {reason}; see {attempt.log}, fix it, or start without this test "
                 "(--no-smoke)"
             )
         say(console, f"  passed after {duration(attempt.seconds)}")
@@ -133,13 +133,13 @@ def _refuse_unreachable(
         diagnose(tuple(hosts.values()), partitions.get(cells[0].placement.partition), directory, console)
         named = "; ".join(f"{answer.host}: {answer.problem}" for answer in lost)
         raise StudyError(
-            f"{len(lost)} of {len(hosts)} hosts cannot be used ({named}); nothing was started: mend that, or leave "
+            f"{len(lost)} of {len(hosts)} hosts cannot be used ({named}); nothing was started: fix that, or leave "
             "them out (--hosts)"
         )
 
 
 def _small_config(config: Configuration) -> Configuration:
-    """Return a run of a few steps that talks as `config` does; how well it learns does not matter here."""
+    """Return a run of a few steps that communicates as `config` does; how well it learns does not matter here."""
     workload = config.workload
     values = config.to_dict()
     if workload.small is not None:
@@ -155,7 +155,7 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
     Where cells are spread over hosts, one worker goes to each of the first two.
     """
     found: dict[tuple[str, str, str], tuple[Cell, Site]] = {}
-    # The cell with most hosts says most about whether workers can talk to each other.
+    # The cell with most hosts says most about whether workers can communicate with each other.
     for cell in sorted(cells, key=lambda each: -each.placement.nodes):
         placement = cell.placement
         case = (cell.runtime, placement.partition, cell.identity)
@@ -186,7 +186,7 @@ def diagnose(hosts: Sequence[Host], partition: Partition | None, directory: Path
     for finding in findings:
         say(console, f"  {finding.verdict}: {finding.name}: {finding.what}; {finding.remedy}")
     if not findings:
-        say(console, "  nothing that it knows of is wrong")
+        say(console, "  it found no fault")
 
 
 def _where(site: Site, cell: Cell) -> str:

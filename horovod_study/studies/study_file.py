@@ -29,7 +29,7 @@ _SWEPT = (*PLACING, "runtime", "backend", "transport", "global_batch")
 BUDGET_KEYS = ("gpu_hours", "core_hours", "hours")
 BASELINES = ("plain", "wrapped")
 MAX_CELLS = 200_000
-"""More than anybody runs, and few enough to be listed: a study that asks for more has a slip of the pen in it."""
+"""More than anybody runs, and few enough to be listed: a study that asks for more has a typing error in it."""
 MAX_WORKERS = 100_000
 MAX_NAME_BYTES = 200  # file systems take 255
 
@@ -479,7 +479,7 @@ def _runtimes(
             )
         elif not found:
             raise ConfigError(
-                f"{where}: backend {backend} does not talk over {' or '.join(transports)}; there are {', '.join(own)}"
+                f"{where}: backend {backend} does not work over {' or '.join(transports)}; there are {', '.join(own)}"
             )
         runtimes += found
         if backend != "serial":

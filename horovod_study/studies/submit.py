@@ -382,7 +382,7 @@ def cancel_jobs(
             raise StudyError(f"job {number} was submitted by {job.user}; only {job.user} can cancel it")
         # By number alone: with a filter such as --name, scancel ends the whole array instead of a task that waits.
         if ask(("scancel", number)) is None:
-            raise StudyError(f"scancel {number} failed; try it by hand to see why")
+            raise StudyError(f"scancel {number} failed; try it manually to see why")
         ended.append(number)
         say(console, f"cancelled job {number} ({counted(len(job.tasks[task]), 'cell')})")
     return ended

@@ -1,4 +1,4 @@
-"""`horovod-study bench timers`: one launch of ranks after the other, each with the timer modes taking turns in it."""
+"""`horovod-study bench timers`: one launch of ranks after the other, each with the timer modes alternating in it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tunes how workers talk: short training launches of this model at this placement, raced against each other.
+"""Tunes how workers communicate: short training launches of this model at this placement, raced against each other.
 
 A tune lives in a folder DIR:
 
@@ -151,7 +151,7 @@ def tune_request(
     if workers < 2:
         raise ConfigError(
             f"tune: --workers is {workers}, on {cores} core{'s' * (cores > 1)} with {config.threads} thread"
-            f"{'s' * (config.threads > 1)} each; tuning how workers talk needs at least 2"
+            f"{'s' * (config.threads > 1)} each; tuning how workers communicate needs at least 2"
         )
     if workers * config.threads > cores:
         threads = f" with {config.threads} threads each" if config.threads > 1 else ""
@@ -275,7 +275,7 @@ def space(
 
 
 def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
-    """Return the options that make a run talk as its library does when nobody sets anything.
+    """Return the options that make a run communicate as its library does when nobody sets anything.
 
     Captured steps average one flat buffer whatever the library would do: a CUDA graph holds no hooks.
     """
@@ -533,7 +533,7 @@ class _Tuning:
         self._shipped: dict[str, Candidate] = {}
 
     def lane(self) -> Lane:
-        """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a wish to stop."""
+        """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
         request = self._request
         kept = len(self._ledger.order)
         say(
@@ -771,9 +771,9 @@ def result_of(
 
 
 def settings_comments(document: Mapping[str, Any], command: str) -> list[str]:
-    """Return what stands above the settings: when, how and with what gain they were found."""
+    """Return what is above the settings: when, how and with what gain they were found."""
     lines = [
-        f"Settings of how workers talk, found by horovod-study tune on {document['when']}.",
+        f"Settings of how workers communicate, found by horovod-study tune on {document['when']}.",
         f"Command: {command}",
         f"{document['launches']} launches of {document['seconds']:g} s took {duration(document['used_s'])}.",
         document["verdict"],

@@ -333,7 +333,7 @@ def _device(runtime: str) -> str:
 def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
     """Return a case of the rank program with its verdict: passed, the worst tensor, and in words why it failed.
 
-    An error that is no number, None in the case, passes nothing.
+    An error that is not a number, None in the case, passes nothing.
     """
     bound, workers = BOUNDS[case["dtype"]], case["workers"]
     tensors: list[Mapping[str, Any]] = case["tensors"]

@@ -113,7 +113,7 @@ def _getting(directory: Path, entry: Entry) -> Getting:
 
 
 def look(study: StudyConfig, runs_dir: Path, jobs: JobBook | None) -> StatusView:
-    """Read where the study stands now."""
+    """Read the state of the study now."""
     ledger = read_ledger(study, runs_dir, jobs=jobs)
     going = [(entry, _getting(ledger.directory, entry)) for entry in ledger.entries if entry.state == "running"]
     at_work = _somebody_is_at_work(ledger)

@@ -21,12 +21,12 @@ Row: TypeAlias = Mapping[Any, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One column: its head (`\\n` breaks it), the unit under it, and what stands in it."""
+    """One column: its head (`\\n` breaks it), the unit under it, and what is in it."""
 
     head: str
     unit: str = ""
     number: bool = True  # to the right, in the middle of its head; a text to the left
-    interval: bool = False  # its cells are `value [low, high]`, and the brackets stand under each other
+    interval: bool = False  # its cells are `value [low, high]`, and the brackets are under each other
     wrap: bool = False  # a text that may break into lines
     strong: bool = False  # on a page in bold
     names: bool = False  # on a page the heading of its row

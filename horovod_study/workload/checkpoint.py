@@ -1,4 +1,4 @@
-"""Checkpoints: one file that holds all of a training run, written whole or not at all, checked before it is read.
+"""Checkpoints: one file that holds all of a training run, written completely or not at all, checked before it is read.
 
     runs/<study>/<key>/checkpoints/step-000001234.pt
 
@@ -206,8 +206,8 @@ def name_of(step: int) -> str:
 def save(run_directory: Path, checkpoint: Checkpoint) -> int:
     """Write a checkpoint into the run directory and remove all but the newest two; return its size in bytes.
 
-    The file appears whole or not at all, and the older ones go only after it is safe on the disk. RecordError when it
-    cannot be written; the older ones are then as they were.
+    The file appears completely or not at all, and the older ones go only after it is safe on the disk. RecordError when
+    it cannot be written; the older ones are then as they were.
     """
     data = encode(checkpoint)
     path = run_directory / name_of(checkpoint.step)
@@ -308,13 +308,13 @@ def read_newest(run_directory: Path, *, warn: Callable[[str], None] = say) -> by
     if paths:
         raise RecordError(
             f"{run_directory}: none of its {len(paths)} checkpoints can be used (see the warnings above); "
-            "start the run anew with another --out"
+            "start the run again with another --out"
         )
     if not run_directory.is_dir():
         raise RecordError(f"{run_directory}: no such directory; name the directory of a run")
     raise RecordError(
         f"{run_directory}: holds no checkpoint; train with --checkpoint-every STEPS (and without "
-        "--no-checkpoint-at-end), and start this run anew with another --out"
+        "--no-checkpoint-at-end), and start this run again with another --out"
     )
 
 

@@ -659,7 +659,7 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
     """Read the whole data set and return what was verified; raise DataError at the first thing that is wrong.
 
     Checked: sizes against headers, every block's SHA-256, targets inside 0..1 (imported: finite), flags and padding,
-    strictly increasing strain, bounds of the targets. The Cramer-Rao floor of a generated set is computed anew, from
+    strictly increasing strain, bounds of the targets. The Cramer-Rao floor of a generated set is computed again, from
     the strain and the targets on disk and the noise levels of the seed, and compared with the side-car's; an imported
     set's noise is not known, so that its floor can only be repeated. `threads` (default: the cores) check blocks at
     once.
@@ -766,7 +766,7 @@ def _check_rows(
     """Complain about rows that break the layout.
 
     Targets are `bounded` by 0 and 1 if they were generated; imported ones may have the training curves' bounds, and
-    then a test curve may lie outside.
+    then a test curve may be outside.
     """
     strain, stress, flag = curves[:, 0], curves[:, 1], curves[:, 2]
     data = flag == 1

@@ -42,7 +42,7 @@ def is_below_floor(test_mse: float, floor_mse: float | None, test_size: int) -> 
 
 
 def compared_to_floor(test_mse: float, floor_mse: float | None, test_size: int) -> str:
-    """Return one line on where a test MSE stands between the statistical floor and the rest; empty without a floor."""
+    """Return one line on where a test MSE is between the statistical floor and the rest; empty without a floor."""
     if not np.isfinite(test_mse):
         return "the test MSE is not a number: the training diverged; lower --lr, or raise --lr-warmup-steps"
     if not floor_mse:

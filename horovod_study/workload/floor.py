@@ -32,7 +32,7 @@ def bounds(
 
     `strain` (N, L) is zero on the padding, where the stress says nothing about the targets; `targets` (N, P) are the
     true ones, normalised with `target_bounds` (P, 2); `sigma_mpa` is the noise level, (N,) or one for all. A curve
-    that cannot tell the two targets apart has the bound infinity.
+    that cannot distinguish the two targets has the bound infinity.
     """
     low, span = target_bounds[:, 0], target_bounds[:, 1] - target_bounds[:, 0]
     sigmas = np.broadcast_to(np.asarray(sigma_mpa, dtype=np.float64), len(strain))

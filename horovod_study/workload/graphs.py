@@ -6,7 +6,7 @@
     with `capture_sync`    [gather forward backward pack exchange update]                       compute
 
 What is in brackets is one graph. A graph repeats the same kernels on the same addresses, and nothing of Python runs
-while it is replayed. So all that changes from step to step lies on the device: the rows of the epoch's batches and a
+while it is replayed. So all that changes from step to step is on the device: the rows of the epoch's batches and a
 counter that says which of them is next, the learning rate, and a ring into which the losses go.
 
 Letters: S curves resident on the device, B of them in a batch, C = 3 channels, L = 201 points, P = 2 targets.
@@ -323,7 +323,7 @@ class CapturedStep:
         """Let the next steps gather the batches `order`, (steps, B) int64 rows of the resident curves, in this order.
 
         Up to the longest epoch of one worker, S / B steps, the rows are copied into the place that the graphs read;
-        for more, the step is recorded anew.
+        for more, the step is recorded again.
         """
         if self._resident is None:
             raise RuntimeError("no curves are resident: batches are given to take()")
@@ -362,10 +362,10 @@ class CapturedStep:
         set_learning_rate(self._optimizer, value)
 
     def forget(self) -> None:
-        """Free the graphs and their memory; the next step records them anew."""
+        """Free the graphs and their memory; the next step records them again."""
         self._plan = ()
         self._loss = self._ring[0]
-        self._optimizer.zero_grad()  # gradients lie in the graphs' memory, or are views of the buffer
+        self._optimizer.zero_grad()  # gradients are in the graphs' memory, or are views of the buffer
         self._pool = None
 
     close = forget

@@ -37,7 +37,7 @@ FINE_OF_PEAK = 0.002
 """Residuals below this part of the largest stress are not looked at for a pattern: rounding has one too."""
 
 MIN_OF_SPAN = 0.01
-"""Distances below this part of the trained range are not worth a word, however small the standard error is."""
+"""Distances below this part of the trained range are not worth mentioning, however small the standard error is."""
 
 MIN_BEND, MAX_BEND = 1e-4, 200.0
 """Limits of |a| times the largest strain: below, rounding decides the standard errors; above, all is plateau."""
@@ -128,7 +128,7 @@ class Identified:
     fit: Parameters
     g0_se_mpa: float | None  # standard errors of the fit; None where the curve does not determine it
     a_se: float | None
-    given: tuple[float, float] | None  # G0 in MPa and a as they stand in the curve file
+    given: tuple[float, float] | None  # G0 in MPa and a as they are in the curve file
     doubts: tuple[Doubt, ...]
 
     def line(self, way: str, count: int = 200) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -336,7 +336,7 @@ def _with_doubts(one: Identified, trained: Trained, disagree_se: float) -> Ident
 def _extrapolates(one: Identified, trained: Trained) -> Iterator[Doubt]:
     """Compare both estimates with the trained box.
 
-    The fit may lie outside by as much as it is uncertain, the network by as much as a network is usually wrong.
+    The fit may be outside by as much as it is uncertain, the network by as much as a network is usually wrong.
     """
     outside = []
     for words, digits, unit, (low, high), network, fit, se in (

@@ -29,7 +29,7 @@ from horovod_study.workload.optimizer import Arithmetic, accelerate, learning_ra
 from horovod_study.workload.schedule import last_step
 
 EXPLODED = 1000.0
-"""A loss that has grown so many times was diverging, whichever rank had the first one that is no number."""
+"""A loss that has grown so many times was diverging, whichever rank had the first one that is not a number."""
 
 
 class TrainingJob:
@@ -169,7 +169,7 @@ def name_broken(job: TrainingJob, rows: Recorder) -> None:
     if backend.rank == 0:
         who = f"rank{'s' * (len(broken) > 1)} {', '.join(map(str, broken))} first" if others else "on all ranks at once"
         say(
-            f"warning: from step {first:,} on the loss is no number"
+            f"warning: from step {first:,} on the loss is not a number"
             + (f" ({who})" if backend.workers > 1 else "")
             + (f", after {lowest:g} at best" if math.isfinite(lowest) else "")
             + ": the training diverged; lower --lr, or raise --lr-warmup-steps"

@@ -16,7 +16,7 @@ INPUT_SCALINGS = {
     "standard": ((0.0833, 45.6, 0.950), (0.0585, 23.6, 1.0)),
 }
 """What is subtracted from strain, stress (MPa) and flag, and what they are then divided by. `fixed`: the largest strain
-and the highest plateau of generated curves, so that all lies between 0 and 1; `standard`: their means and standard
+and the highest plateau of generated curves, so that all is between 0 and 1; `standard`: their means and standard
 deviations, padding included, and the mean of the flag. Constants, never taken from the data at hand, so that a network
 means the same on every data set."""
 

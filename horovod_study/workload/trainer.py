@@ -62,7 +62,7 @@ def run(
     With `resumption`, continue that run in its directory `out`. `settings_file` is what the record says of the file
     that settings came from; `again` moves a run that is in `out` already aside. Collective: every rank of the launch
     must call it.
-    Raises StudyError, on all ranks, for what the user can mend, and Stopped when `stop` was requested.
+    Raises StudyError, on all ranks, for what the user can fix, and Stopped when `stop` was requested.
     """
     keep_freed_memory()
     watchdog = StartWatchdog(config.start_timeout_s, launch)
@@ -195,7 +195,7 @@ class Training:
         """Train to the end of the budget, to the target, or until a signal stops all ranks at the same step.
 
         One turn is a stretch of steps without interruption: to the end of the warm-up or of the epoch, to the next
-        evaluation or checkpoint, or to the end of the budget. The clock stands between stretches, so that evaluation
+        evaluation or checkpoint, or to the end of the budget. The clock is between stretches, so that evaluation
         and checkpoints are outside the timed window.
         """
         config, backend, per_epoch = self.job.config, self.job.backend, self.job.per_epoch
@@ -267,7 +267,7 @@ class Training:
         """Return whether the ranks agree that no step follows in this stretch: a signal, a loss, or the time.
 
         One collective for all questions: a rank that is to stop answers with a time that no run takes, one whose loss
-        is no number with endless time. A GPU is not waited for: it may be some hundred steps behind. The end of the
+        is not a number with endless time. A GPU is not waited for: it may be some hundred steps behind. The end of the
         stretch waits, and is counted, so that all steps of the window were made in it.
         """
         rows = self.session.rows
@@ -493,7 +493,7 @@ def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint
     lacking = [name for name in checkpoint.PROGRESS if name not in found.progress]
     if lacking:
         raise RecordError(
-            f"{directory}: its checkpoint lacks {lacking[0]}, so it is of no training; start the run anew"
+            f"{directory}: its checkpoint lacks {lacking[0]}, so it is of no training; start the run again"
         )
     return found
 

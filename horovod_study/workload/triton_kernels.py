@@ -40,7 +40,7 @@ def _add_product(total, left, right, PRECISION: tl.constexpr):
 
 @triton.jit
 def _rows(order, state, sample, inside, BATCH: tl.constexpr):
-    """Where the samples lie in the data set: entries of row state[0] of `order`.
+    """Where the samples are in the data set: entries of row state[0] of `order`.
 
     int64, as must be all that is computed of them: four million curves have more numbers than int32 counts. Inside a
     batch int32 is enough, and cheaper.
@@ -215,7 +215,7 @@ def first_gradient(
     FILTERS2: tl.constexpr, POOLED2: tl.constexpr, SCALED: tl.constexpr, CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_FILTERS: tl.constexpr, BLOCK_CELLS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Back through the second convolution to the weight and bias of the first, without storing what lies between.
+    """Back through the second convolution to the weight and bias of the first, without storing what is between.
 
     The gradient of a cell between the two is the sum over taps, 5 * filter of the second + offset, of that filter's
     weight times the gradient at the position `offset` before the cell. It then goes to the winner of the cell, and

@@ -33,12 +33,12 @@ from make.rank_rows import rows_of
 GRADIENT_BYTES = 613_764
 FLOOR_MSE = 6.9e-5
 ALONE_S = 8e-5
-"""What the library takes of the step of one wrapped worker, who talks with nobody."""
+"""What the library takes of the step of one wrapped worker, who communicates with nobody."""
 DATA = 1_000_000
 INTERVAL_S = 0.1
 START_S = 0.5
 BETWEEN_S = 0.3
-"""Evaluation, and whatever else stands between two stretches of steps."""
+"""Evaluation, and whatever else is between two stretches of steps."""
 
 Way = tuple[str, str]
 Cell = tuple[str, str, str, int, int, int]
@@ -181,7 +181,7 @@ def write_study(
 
     `steps` of each run, the first `warmup` outside the timed window; `evaluations` at equal distances. `captured`: the
     rows are those of steps in CUDA graphs, of ddp with the average inside, with three quarters of the own time; their
-    directories can stand beside those of ordinary steps. `failed` says which runs died after their warm-up, and why;
+    directories can be beside those of ordinary steps. `failed` says which runs died after their warm-up, and why;
     `missing` which were never started.
     """
     cells = [

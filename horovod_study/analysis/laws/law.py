@@ -230,7 +230,7 @@ def best_counts(law: Law, values: Array, *, power: float, per_node: float | None
 def best_count(
     law: Law, params: Mapping[str, float], worth: Callable[[Array, Array], Array], per_node: float | None = None
 ) -> float:
-    """Worker count of at most MAX_WORKERS with the highest worth(n, S); inf when it lies there."""
+    """Worker count of at most MAX_WORKERS with the highest worth(n, S); inf when it is there."""
     values = np.array([params[name] for name in law.parameters])
 
     def of(n: Array) -> Array:

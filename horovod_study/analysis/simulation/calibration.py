@@ -88,8 +88,8 @@ def run_times(run: RecordedRun) -> RunTimes:
     if run.workers > 1 and np.isnan(steps.sync_s).any():
         inside = ("CUDA graph", "without capture_sync") if steps.captured else ("backward pass", "with flat reduction")
         raise AnalysisError(
-            f"{name}: the wait for other workers is inside its {inside[0]} and cannot be told from computing; name a "
-            f"run of one worker, or one {inside[1]}"
+            f"{name}: the wait for other workers is inside its {inside[0]} and cannot be distinguished from "
+            f"computing; name a run of one worker, or one {inside[1]}"
         )
     if not np.isfinite(steps.own_s).all():
         raise AnalysisError(f"{name}: its steps were recorded without laps; name a run recorded with them")
@@ -171,7 +171,7 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
     (smallest, largest) = int(fits[floor]["low_bytes"]), int(fits[floor]["high_bytes"])
     if not smallest <= size <= largest:
         doubts.append(
-            f"{source}: messages of {size:,.0f} bytes lie outside the {smallest:,} to {largest:,} bytes that were "
+            f"{source}: messages of {size:,.0f} bytes are outside the {smallest:,} to {largest:,} bytes that were "
             "measured"
         )
     if raw is None and "/" in chosen:
@@ -311,7 +311,7 @@ class Given:
         if self.workers_per_node is not None and self.workers_per_node < 1:
             raise ConfigError(f"simulate: --workers-per-node is {self.workers_per_node}; it must be at least 1")
         for name in _IN_RANGE:
-            # Beyond it a product of several is no number any more.
+            # Beyond it a product of several is not a number any more.
             value = getattr(self, name)
             if value is not None and not (value == 0 or SMALLEST <= value <= 1 / SMALLEST):
                 option = f"--{name.replace('_', '-')}"

@@ -38,7 +38,7 @@ from horovod_study.errors import ConfigError, nearest
 MAX_PER_NODE = 10_000_000
 """Workers on a node, servers, nodes below a switch."""
 LARGEST = 1e15
-"""Of the numbers in a file; larger ones are slips, and their products would be infinite."""
+"""Of the numbers in a file; larger ones are mistakes, and their products would be infinite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

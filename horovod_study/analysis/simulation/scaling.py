@@ -1,8 +1,8 @@
 """A scenario over worker counts, strong or weak: step, throughput, efficiency and the parts of a step, with intervals.
 
 Letters: N workers, b samples per worker, G = N b samples per step, t step. Throughput is G / t, speedup that over one
-worker that computes alone with nobody to talk to, efficiency speedup / N. With strong scaling G is fixed and b is
-ceil(G / N), because the worker with the largest share decides.
+worker that computes alone with nobody to communicate with, efficiency speedup / N. With strong scaling G is fixed and b
+is ceil(G / N), because the worker with the largest share decides.
 
 Intervals are 95 %: the constants that carry one are drawn together from independent lognormal distributions, and the
 same numbers are drawn for every worker count and every scenario, so that ratios between scenarios have honest, narrower
@@ -319,7 +319,7 @@ def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | No
         found.append(f"{on_node} workers on a node are taken to slow each other down as {known} do, which was measured")
     if min(scenario.crowding) > 1:
         found.append(
-            f"nobody measured a worker that has a node to itself: speedup and efficiency are over one that computes "
+            f"no worker was measured alone on a node: speedup and efficiency are over one that computes "
             f"beside {min(scenario.crowding) - 1}, and are too high by what that costs it"
         )
     if scenario.runtime.cycle_s > 0 and most > 1:

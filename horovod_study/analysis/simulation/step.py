@@ -116,7 +116,7 @@ def measured(times_s: Floats) -> Compute:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Runtime:
-    """What stands between backward and the all-reduce: Horovod's cycle, negotiation and fusion, or nothing."""
+    """What is between backward and the all-reduce: Horovod's cycle, negotiation and fusion, or nothing."""
 
     overhead_s: Value = 0.0  # of each message: packing, calls, threads
     cycle_s: float = 0.0

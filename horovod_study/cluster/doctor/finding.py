@@ -67,7 +67,7 @@ class Area:
 
     def unchecked(self, name: str, reason: str, remedy: str = "") -> None:
         """Note that nothing is known, and why."""
-        self.warning(name, f"{UNCHECKED}: {reason}", remedy or "look at it by hand; the other checks do not need it")
+        self.warning(name, f"{UNCHECKED}: {reason}", remedy or "check it yourself; the other checks do not need it")
 
     def _add(self, name: str, verdict: str, what: str, remedy: str) -> None:
         one_line = " ".join(what.split()) or "nothing is known"

@@ -166,9 +166,9 @@ class GpuChecks:
             area.ok("PyTorch", text)
         environ = self._here.environ
         slow = {
-            "NCCL_IB_DISABLE": "InfiniBand is switched off: nodes talk over sockets",
-            "NCCL_P2P_DISABLE": "GPUs of one node do not talk to each other directly",
-            "NCCL_SHM_DISABLE": "shared memory is switched off: ranks of one node talk over the network",
+            "NCCL_IB_DISABLE": "InfiniBand is switched off: nodes communicate over sockets",
+            "NCCL_P2P_DISABLE": "GPUs of one node do not communicate with each other directly",
+            "NCCL_SHM_DISABLE": "shared memory is switched off: ranks of one node communicate over the network",
         }
         for name, effect in slow.items():
             if environ.get(name, "0") not in ("", "0"):

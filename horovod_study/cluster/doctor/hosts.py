@@ -141,7 +141,7 @@ class Hosts:
                 f"{host.name} Python",
                 f"{python} did not answer there within {_FACTS_S * self._here.patience:g} s"
                 + (f": {said}" if said else ""),
-                f"try it by hand: ssh {shlex.quote(host.name)} {shlex.quote(str(python))} --version",
+                f"try it yourself: ssh {shlex.quote(host.name)} {shlex.quote(str(python))} --version",
             )
 
     def _facts(self, area: Area, host: Host, facts: Mapping[str, Any], ahead_s: float, *, scratch: bool) -> None:
@@ -427,12 +427,12 @@ def explained(host: str, answer: ProgramResult) -> tuple[str, str]:
         (
             "IDENTIFICATION HAS CHANGED",
             "its host key is another one than the known one",
-            f"if the machine was set up anew: ssh-keygen -R {quoted}, then ssh {quoted} once by hand",
+            f"if the machine was set up again: ssh-keygen -R {quoted}, then ssh {quoted} once yourself",
         ),
         (
             "Host key verification failed",
             "its host key is not known, and nobody is there to be asked",
-            f"ssh {quoted} once by hand and say yes, on every host that starts others",
+            f"ssh {quoted} once yourself and say yes, on every host that starts others",
         ),
         (
             "UNPROTECTED PRIVATE KEY",
@@ -467,17 +467,17 @@ def explained(host: str, answer: ProgramResult) -> tuple[str, str]:
             f"it may allow fewer at a time (MaxStartups), or not you: ssh -v {quoted} true tells",
         ),
         ("timed out", "it does not answer", "is it switched on; a firewall may drop the connection"),
-        ("did not answer within", "it does not answer", f"try it by hand: ssh {quoted} true"),
+        ("did not answer within", "it does not answer", f"try it yourself: ssh {quoted} true"),
         ("cannot be started", "there is no ssh program here", "install the OpenSSH client (openssh-client)"),
     )
     for sign, what, remedy in reasons:
         if sign in said:
             return f"{what} ({answer.reason()})", remedy
-    return f"ssh does not work ({answer.reason()})", f"try it by hand: ssh -o BatchMode=yes {quoted} true"
+    return f"ssh does not work ({answer.reason()})", f"try it yourself: ssh -o BatchMode=yes {quoted} true"
 
 
 def own_code() -> str | None:
-    """Return the digest of this machine's source, None where it cannot be told."""
+    """Return the digest of this machine's source, None where it cannot be determined."""
     try:
         from horovod_study.cluster.identity import code_digest
 

@@ -135,7 +135,7 @@ def memory(area: Area) -> None:
     """How much memory is free, with the limits of a job."""
     free = room.available_bytes()
     if free is None:
-        area.ok("memory", "this system does not tell how much is free")
+        area.ok("memory", "this system does not report how much is free")
     elif free < _LEAST_MEMORY:
         area.warning(
             "memory",
@@ -210,7 +210,7 @@ def clock(area: Area, here: Here, *, several_hosts: bool) -> None:
             "boot with clocksource=tsc if the processor's counter is stable, or measure on another node",
         )
     else:
-        area.ok("clock source", f"{source or 'not told by this system'}; monotonic")
+        area.ok("clock source", f"{source or 'not reported by this system'}; monotonic")
     state = synchronised()
     if state is None:
         area.ok("time server", "whether a time server keeps it right is not told here")

@@ -111,7 +111,8 @@ class Mpi:
             if (other, its_version) != (kind, version):
                 area.warning(
                     "mpirun on PATH",
-                    f"typed by hand, `mpirun` is {first} ({other or 'an unknown MPI'} {its_version}), another one than "
+                    f"typed manually, `mpirun` is {first} ({other or 'an unknown MPI'} {its_version}), another "
+                    "one than "
                     f"the studies use",
                     f"export PATH={self._here.python.parent}:$PATH, or unload the module it comes from",
                 )
@@ -169,7 +170,7 @@ class Mpi:
             area.fail(
                 "two ranks",
                 f"mpirun -np 2 did not work: {answer.reason()}",
-                f'try it by hand: {used} -np 2 {here.python} -c "{TWO_RANKS}"',
+                f'try it yourself: {used} -np 2 {here.python} -c "{TWO_RANKS}"',
             )
 
     def _alone(self) -> dict[str, str]:

@@ -53,7 +53,7 @@ def own_interfaces() -> list[dict[str, Any]]:
 
 def described(interface: Mapping[str, Any]) -> str:
     """Return 'eth0 10.77.0.1 (1000 Mbit/s, MTU 1500)'."""
-    speed = f"{interface['speed_mbits']} Mbit/s" if interface["speed_mbits"] > 0 else "speed not told"
+    speed = f"{interface['speed_mbits']} Mbit/s" if interface["speed_mbits"] > 0 else "speed unknown"
     return f"{interface['name']} {interface['address']} ({speed}, MTU {interface['mtu']})"
 
 
@@ -177,7 +177,7 @@ class NetworkChecks:
                 "ibstat says why (cable, subnet manager); ask the administrator",
             )
         elif self._several:
-            area.ok("InfiniBand", "none here: hosts talk over TCP")
+            area.ok("InfiniBand", "none here: hosts communicate over TCP")
 
 
 def _fastest(interfaces: Sequence[Mapping[str, Any]]) -> str:

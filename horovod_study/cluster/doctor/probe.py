@@ -104,7 +104,7 @@ def reached(peers: list[Any], interfaces: Any) -> list[dict[str, Any]]:
     found = []
     for name, addresses, port in peers:
         for address in addresses:
-            if address in own:  # of a network inside each host: we would talk to ourselves
+            if address in own:  # of a network inside each host: we would communicate with ourselves
                 continue
             row = {"peer": name, "address": address, "from": None, "problem": ""}
             try:

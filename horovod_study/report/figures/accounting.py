@@ -1,4 +1,4 @@
-"""The closed account of recorded steps: tables, sentences, and stacked bars in which the residual can be seen."""
+"""The complete account of recorded steps: tables, sentences, and stacked bars in which the residual can be seen."""
 
 import json
 import math
@@ -144,7 +144,7 @@ def _two_lines(label: str, each: RunAccount | RankAccount, parts: Sequence[str])
 
 
 def _residual_lines(found: Accounting) -> list[str]:
-    """Return the table of what no part covers, and whether the steps close."""
+    """Return the table of what no part covers, and whether the steps add up."""
     heads = ("mean", "median", "p99", "worst", "in step", "of rank", "steps", "not closed")
     rows = []
     for run in found.runs:
@@ -162,7 +162,7 @@ def _residual_lines(found: Accounting) -> list[str]:
     if gaps:
         lines.append(
             f"the parts of a step miss it by at most {max(gaps) * 1e6:.3g} us; more than {CLOSES_S * 1e6:g} us counts "
-            "as not closed"
+            "as not adding up"
         )
     return lines
 
@@ -215,7 +215,7 @@ def _growth_table(grown: Sequence[tuple[str, dict[str, Any]]], parts: Sequence[s
 
 
 def _views_lines(views: Sequence[Views]) -> list[str]:
-    """Return what communication costs a step, told in three ways, and whether they agree."""
+    """Return what communication costs a step, measured in three ways, and whether they agree."""
     if not views:
         return []
     lines = ["what communication costs a step, in ms"]
@@ -253,7 +253,7 @@ def agreement(views: Views) -> str:
     if not views.comparisons:
         told = [view.name for view in views.views if view.seconds is not None]
         if not told:
-            return "No view has an answer."
+            return "None of the methods gave an answer."
         return f"There is nothing to compare: only the {told[0]} has an answer."
     return " ".join(_compared(each) for each in views.comparisons)
 
@@ -265,13 +265,13 @@ def _compared(each: ViewComparison) -> str:
         return f"{both} agree: {apart}, which contains 0."
     if each.verdict == DIFFER:
         laps = ", ".join(f"{lap} ({_ms(value, sign=True)} ms)" for lap, value in each.laps_s.items())
-        return f"{both} do not agree: {apart}" + (f"; it lies in {laps}." if laps else ".")
+        return f"{both} do not agree: {apart}" + (f"; it is in {laps}." if laps else ".")
     return f"Whether {each.first} and {each.second} agree is not resolved: {apart}, an interval wider than the cost."
 
 
 def _notes_lines(found: Accounting) -> list[str]:
     lines = [line for doubt in found.doubts for line in _wrapped(doubt, 112)]
-    return ["not whole, or to be doubted", *(f"  {line}" for line in lines)] if lines else []
+    return ["incomplete or doubtful runs", *(f"  {line}" for line in lines)] if lines else []
 
 
 def gate_lines(gate: ResidualGate | None) -> list[str]:
@@ -287,7 +287,7 @@ def gate_lines(gate: ResidualGate | None) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """Return a run's name, cut in front where it is too long: what differs stands at its end."""
+    """Return a run's name, cut in front where it is too long: what differs is at its end."""
     return name if len(name) <= _LONGEST_NAME else f"\u2026{name[1 - _LONGEST_NAME :]}"
 
 
@@ -320,7 +320,7 @@ def caption(found: Accounting) -> str:
     words = (
         "Where the time of a step goes, from the rows of every step: means over the timed window, all ranks"
         + (" and all repeats" if several else "")
-        + ". The parts add up to the step; the hatched part is in none of them, its share of the step stands above the "
+        + ". The parts add up to the step; the hatched part is in none of them, its share of the step is above the "
         "bar." + (" Whiskers: the lowest to the highest repeat." if several else "")
     )
     if kind:
@@ -333,7 +333,7 @@ def caption(found: Accounting) -> str:
         words += " Compute: one CUDA graph of forward and backward; that of a worker alone holds the update too."
     for lap in hiding(cells):
         words += (
-            f" {lap.capitalize()} hatched in colour: it holds the synchronisation, which cannot be told apart there."
+            f" {lap.capitalize()} hatched in colour: it holds the synchronisation, which cannot be separated there."
         )
     return words
 
@@ -376,7 +376,7 @@ def draw(cells: pd.DataFrame, width_in: float) -> Figure:
 
 
 def _lines(cells: pd.DataFrame) -> list[str]:
-    """Return the series that have a line of their own: a plain worker stands beside those that it is compared with."""
+    """Return the series that have a line of their own: a plain worker is beside those that it is compared with."""
     series = [str(each) for each in cells["series"].unique()]
     bases = set(cells.loc[cells["workers"] > 1, "base_plain"])
     return [each for each in series if each not in bases] or series

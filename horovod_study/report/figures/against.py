@@ -96,7 +96,7 @@ def document(found: StudyComparison, gate: Gate | None = None) -> dict[str, Any]
 
 
 def names_of(after: Path, before: Path) -> tuple[str, str]:
-    """Return the shortest names that tell two directories apart: of `new/analysis` and `old/analysis`, new and old."""
+    """Return the shortest names that distinguish two directories: of `new/analysis` and `old/analysis`, new and old."""
     ends = list(zip(reversed(after.parts), reversed(before.parts), strict=False))
     own, other = next(((one, two) for one, two in ends if one != two), (after.name, f"{before.name} (before)"))
     return one_line(_visible(own)), one_line(_visible(other))
@@ -136,7 +136,7 @@ def _most(found: StudyComparison, own: Sequence[Mapping[str, Any]], rows: Sequen
 
 
 def _where(found: StudyComparison, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return where a cell lies: its workers, and its series and setting where there are several."""
+    """Return where a cell is: its workers, and its series and setting where there are several."""
     words = [f"at {plural(row['workers'], 'worker')}"]
     label = series_labels(found.after.points)[row["series"]]
     if len({each["series"] for each in rows}) > 1:
@@ -265,7 +265,7 @@ def _cells(found: StudyComparison) -> Table:
     ]
     if repeats:
         del columns[1]
-    how = "paired: the runs took turns" if found.interleaved else "Welch's t on logarithms"
+    how = "paired: the runs alternated" if found.interleaved else "Welch's t on logarithms"
     return Table(
         name="against",
         caption=f"Geometric means over {repeats or 'repeats'}. Changes in per cent of {before}, with 95 % intervals "
@@ -404,7 +404,7 @@ def _changes(found: StudyComparison) -> Table:
         Column(head="Before", number=False, cell=lambda row: row["before"] or NOTHING),
         Column(head="After", number=False, cell=lambda row: row["after"] or NOTHING),
     )
-    caption = "What else differs between the studies: each of it may be a cause"
+    caption = "Other differences between the studies; each may be a cause"
     rows = [{"what": each.what, "before": each.before, "after": each.after} for each in found.changes]
     return _flat("against-else", caption, columns, rows)
 

@@ -53,10 +53,10 @@ _ROWS = (
     ("unexplained", "  unexplained"),
 )
 _THOUGHT = {
-    "floor": "the transfer itself",
+    "floor": "the transfer",
     "skew": "waiting for the last worker (skew)",
     "runtime": "the runtime",
-    "unexplained": "what nothing explains",
+    "unexplained": "unexplained",
 }
 _CALLED = {"unexplained": "the unexplained part", "sync": "the synchronisation"}
 
@@ -103,7 +103,7 @@ def table(found: Attribution) -> list[str]:
                 rows.append((label, _ms(arm.parts[name]), of_sync, _share(arm, name, "step")))
         lines += to_lines(table_of(("", "ms", "of sync", "of step"), rows), indent=2)
         if arm.why_not:
-            lines += textwrap.wrap(arm.why_not, 76, initial_indent="  not taken apart: ", subsequent_indent="    ")
+            lines += textwrap.wrap(arm.why_not, 76, initial_indent="  not decomposed: ", subsequent_indent="    ")
         lines.append("")
     return lines[:-1]
 
@@ -132,7 +132,7 @@ def _arm_words(arm: Arm) -> str:
         words.append(f"the efficiency is {_percents(now)} (100 % is {arm.baseline}).")
     sync = arm.parts.get("sync")
     if sync is None:
-        return " ".join([*words, f"The synchronisation cannot be taken apart: {arm.why_not}."])
+        return " ".join([*words, f"The synchronisation cannot be decomposed: {arm.why_not}."])
     words.append(f"Of a step of {_ms(arm.parts['step'])} ms, {_ms(sync)} ms are synchronisation.")
     if "unexplained" in arm.parts:
         known = sorted(PARTS[:-1], key=lambda part: -arm.parts[part].value)
@@ -160,7 +160,7 @@ def _arm_words(arm: Arm) -> str:
         nothing = arm.efficiency["without synchronisation"]
         if arm.baseline == "one worker alone" and nothing.value < 0.99:
             words.append(
-                "What is missing from there to 100 % is computation: workers beside each other compute more slowly "
+                "What is missing from there to 100 % is computation: workers on the same machine compute more slowly "
                 "than one alone."
             )
     return " ".join(words)
@@ -168,28 +168,28 @@ def _arm_words(arm: Arm) -> str:
 
 def _unexplained_words(part: Interval) -> str:
     if part.low <= 0 <= part.high:
-        return f"what is left, {_ms(part)} ms, is nothing beyond chance"
+        return f"what is left, {_ms(part)} ms, is within chance"
     if part.value < 0:
         return (
-            f"together they exceed it, by {_ms(part.negated())} ms: measured apart, they cost more than in training, "
-            "where they overlap or meet other conditions"
+            f"together they exceed it by {_ms(part.negated())} ms: measured separately, they cost more than in "
+            "training, where they overlap or meet other conditions"
         )
-    return f"{_ms(part)} ms stay unexplained"
+    return f"{_ms(part)} ms remain unexplained"
 
 
 def _skew_words(arm: Arm) -> str:
     skew = arm.parts["skew"].value
     if arm.slow_rank is None:
-        return "No worker is later than the others beyond chance: the skew is scatter from step to step."
+        return "No worker is later than the others by more than chance: the skew varies from step to step."
     host = f" on {arm.hosts[arm.slow_rank]}" if arm.slow_rank < len(arm.hosts) and arm.hosts[arm.slow_rank] else ""
     steady = arm.parts["steady"]
     others = [arm.parts[f"wait {rank}"] for rank in range(arm.workers) if rank != arm.slow_rank]
     longest = max(others, key=lambda each: each.value)
     share = steady.value / skew if skew > 0 else 0.0
     return (
-        f"Rank {arm.slow_rank}{host} is the slow one: its gradients come {_ms(arm.parts[f'lag {arm.slow_rank}'])} ms "
+        f"Rank {arm.slow_rank}{host} is slow: its gradients come {_ms(arm.parts[f'lag {arm.slow_rank}'])} ms "
         f"after the mean worker's, and another waits up to {_ms(longest)} ms per step for the last; this steady lag is "
-        f"{percent(min(1.0, share))} of the skew, the rest is scatter from step to step."
+        f"{percent(min(1.0, share))} of the skew, the rest varies from step to step."
     )
 
 
@@ -206,9 +206,9 @@ def _experiment_words(each: Experiment) -> str:
         f"part by {moved['unexplained']} ms"
     )
     meaning = {
-        "confirmed": "Confirmed: the part that is called runtime is the runtime's",
-        "refuted": "Refuted: the parts do not move as their names say",
-        "not resolved": "Not resolved: the runs scatter too much, or are too few; use more --rounds",
+        "confirmed": "Confirmed: the part called runtime belongs to the runtime",
+        "refuted": "Refuted: the parts do not change as expected",
+        "not resolved": "Not resolved: the runs vary too much, or are too few; use more --rounds",
     }[each.verdict]
     return f"{where}, {each.short} against {each.long}: {by}; {beside}. {meaning}."
 

@@ -25,7 +25,7 @@ NAMES = ("batch_epochs", "overhead")
 
 MIN_BATCHES = 3
 MAX_LINES = 8
-"""Lines of one figure that can be told apart: with more, one worker and the largest worker counts are kept."""
+"""Lines of one figure that can be distinguished: with more, one worker and the largest worker counts are kept."""
 _BAND = 0.12
 
 _Key = tuple[str, int, float]
@@ -142,7 +142,7 @@ def _epochs(analysis: Analysis) -> Drawing | None:
         "Time per epoch against the batch of one worker, both axes logarithmic: batches per epoch times the mean step, "
         "so without evaluation and checkpoints. Points: medians over repeats; bars: 95 % intervals, where there are "
         "three repeats. Lines: the fitted step, fixed + B per_sample or max(fixed, B per_sample), the form selected by "
-        "AICc. The upright stroke on a line is its knee, the batch at which fixed and per-sample costs are equal, the "
+        "AICc. The vertical stroke on a line is its knee, the batch at which fixed and per-sample costs are equal, the "
         "thick piece below it the 95 % interval of the knee; where there is none, it is not identifiable. "
         f"{' '.join(words)}"
     )

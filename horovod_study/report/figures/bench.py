@@ -206,7 +206,7 @@ def _machine_lines(network: BenchedNetwork, roofline: Roofline) -> str:
 
 
 def _step_lines(network: BenchedNetwork) -> list[str]:
-    """Return where the step of a GPU stands between launching, moving and computing."""
+    """Return where the step of a GPU is between launching, moving and computing."""
     lines = []
     if (step := network.step_roofline) is not None:
         parts = [
@@ -455,7 +455,7 @@ def roofline_caption(network: BenchedNetwork) -> str:
         "matrix peak, intensity times bandwidth), for memory (bytes read plus bytes written by a copy) and for each "
         f"network (bus bandwidth measured with {WHOLE_GRADIENT} of {model['flat_bytes']:,} bytes in one message). "
         f"Circles: the training step of batch {model['batch']} without communication, at its operations per byte of "
-        "memory traffic if nothing stayed in a cache (open: the true one lies to the right), and per byte that its "
+        "memory traffic if nothing stayed in a cache (open: the true one is to the right), and per byte that its "
         "gradients put on the network (filled). A roof supposes that moving and computing overlap wholly."
     )
 

@@ -167,7 +167,7 @@ def _sentence(row: Mapping[Any, Any], name: str) -> str:
     size = _size(abs(jump), *((-high, -low) if jump < 0 else (low, high)))
     fewer, more = (_word(row[f"{side}_nodes"]) for side in ("fewer", "more"))
     resolved = row[f"{start}resolved"]
-    open_end = "" if not pd.isna(resolved) else "; without three repeats on both sides chance is not excluded"
+    open_end = "" if not pd.isna(resolved) else "; with fewer than three repeats on either side this may be chance"
     before, after = (milliseconds(row[f"{side}_{'step' if hidden else 'sync'}_s"]) for side in ("fewer", "more"))
     paths = [f" ({row[f'{side}_path']})" if row[f"{side}_path"] else "" for side in ("fewer", "more")]
     levels = f"from {before}{THIN}ms{paths[0]} to {after}{THIN}ms{paths[1]}"
@@ -176,8 +176,8 @@ def _sentence(row: Mapping[Any, Any], name: str) -> str:
     )
     if row["kind"] == INDIRECT and row["fewer_workers"] == 1:
         return (
-            f"{name}: {there}{paths[1]} need {size} per step for {what} where one worker waits for nobody; what the "
-            f"other node alone adds was not measured{open_end}."
+            f"{name}: {there}{paths[1]} need {size} per step for {what} compared with one worker, which does not "
+            f"wait; what the other node alone adds was not measured{open_end}."
         )
     if not pd.isna(resolved) and not resolved:
         value = _size(jump, low, high)
@@ -196,7 +196,7 @@ def _sentence(row: Mapping[Any, Any], name: str) -> str:
         )
     return (
         f"{name}: going from {here} to {there} {adds} {size} {'to' if jump >= 0 else 'off'} {what} of each step, "
-        f"{levels}; further workers have their part in it{open_end}."
+        f"{levels}; part of it is due to the further workers{open_end}."
     )
 
 
@@ -225,7 +225,7 @@ def _jump(row: Row, start: str, *under: str) -> Cell:
 
 
 def _waiting_jump(row: Row) -> Cell:
-    """Return the jump of the waiting, and of an indirect one what lies beyond the growth with the workers."""
+    """Return the jump of the waiting, and of an indirect one what is beyond the growth with the workers."""
     beyond = _jump(row, "beyond_") if row["kind"] == INDIRECT else Cell(NOTHING)
     if not beyond.under:
         return _jump(row, "")
@@ -233,7 +233,7 @@ def _waiting_jump(row: Row) -> Cell:
 
 
 def _carried(analysis: Analysis) -> str:
-    """Return what carried the gradients of each drawn series, as the records of the runs say."""
+    """Return which network carried the gradients of each drawn series, as the records of the runs say."""
     labels = series_labels(analysis.nodes)
     texts = []
     for series, rows in analysis.nodes.groupby("series", sort=False):
@@ -241,7 +241,7 @@ def _carried(analysis: Analysis) -> str:
             ways = _paths(rows)
             if ways:
                 texts.append(f"{labels[str(series)]}: " + ", ".join(f"{way} on {on}" for on, way in ways))
-    return f"Carried by, as the records of the runs say: {'; '.join(texts)}." if texts else ""
+    return f"Network path, as the runs recorded it: {'; '.join(texts)}." if texts else ""
 
 
 def _paths(rows: pd.DataFrame) -> list[tuple[str, str]]:
@@ -293,7 +293,7 @@ def _panel(
 def _places(cells: pd.DataFrame, *, apart: float) -> dict[tuple[str, int, int], float]:
     """Return the x of each (series, workers, nodes): side by side where equal workers ran on several counts of nodes.
 
-    There the series stand side by side as well, or their arrows would lie on one another.
+    There the series are side by side as well, or their arrows would be on one another.
     """
     found = {}
     order = list(cells["series"].drop_duplicates())
@@ -336,7 +336,7 @@ def _points(
 
 
 def _drawn(jumps: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Return the jumps to draw, `written` where their size stands beside them.
+    """Return the jumps to draw, `written` where their size is beside them.
 
     An indirect jump is left out where the same boundary has a direct one, and written only at a series' first boundary.
     """
@@ -399,7 +399,7 @@ def _written(row: Mapping[Any, Any]) -> str:
 
 
 def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str]], top: float, tall_in: float) -> None:
-    """Write texts right of their arrows, moved up where they would lie on one another."""
+    """Write texts right of their arrows, moved up where they would be on one another."""
     floor = 0.0
     left, right = axes.get_xlim()
     for x, y, text in sorted(texts, key=lambda each: each[1]):
@@ -420,7 +420,7 @@ def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str]], top: flo
 
 
 def _named(cells: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> dict[str, str]:
-    """Return the legend entry of every series: how it talks, and what carried its gradients in any setting."""
+    """Return the legend entry of every series: how it communicates, and what carried its gradients in any setting."""
     labels = cells["series"].map(lambda series: styles[series].label)
     named: dict[str, str] = {}
     for label, own in cells.groupby(labels, sort=False):

@@ -83,11 +83,11 @@ def breakdown(analysis: Analysis) -> Drawing | None:
             "not comparable with forward or backward alone."
         )
     if len(order) > MAX_LINES:
-        caption += " Where a page has no room for all of them, the last series stand in the data only."
+        caption += " Where a page has no room for all of them, the last series are in the data only."
     for lap, those in hidden.items():
         names = ", ".join(styles[series].label for series in those)
         place = "the backward pass" if lap == "backward" else "the graph"
-        caption += f" {names}: communication runs inside {place} and cannot be told apart (hatched)."
+        caption += f" {names}: communication runs inside {place} and cannot be separated (hatched)."
     return Drawing(
         name="breakdown",
         title="Where the time of a step goes",

@@ -135,7 +135,7 @@ def _losses(analysis: Analysis) -> Drawing | None:
             "Transfer: one raw all-reduce of the gradients in the same job (10 % quantile); runtime: the same through "
             "the library with aligned ranks, less that; rest: of the synchronisation, what these do not explain. "
             if "runtime" in apart
-            else "Transfer and runtime were not measured apart in these runs. "
+            else "Transfer and runtime were not measured separately in these runs. "
             if apart & {"exchange", "waiting"}
             else ""
         )
@@ -244,7 +244,7 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
         "the time from a rank's own gradients being ready to those of the last rank. Load balance: mean over ranks of "
         "the useful time over that of the slowest rank, 100 % where all are equally fast; its axis need not begin at "
         "zero. Both from the step rows of all ranks. Points: medians over repeats; bars: lowest to highest repeat; "
-        "lines only guide the eye. Dashed, upright: further workers need another node. Repeats per point: "
+        "lines only guide the eye. Dashed vertical lines: further workers need another node. Repeats per point: "
         f"{least if least == most else f'{least} to {most}'}.{left_out(known, settings)}"
     )
     names = [f"{name}_{end}" for name, *_ in _WAITING for end in ("median", "min", "max")]

@@ -44,7 +44,7 @@ def caption(comparison: Comparison, names: tuple[str, str]) -> str:
     count = f"{blocks[0]}" if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
     found = " ".join(f"With {_workers(each)}: {each.verdict}." for each in comparison.counts)
     apart = any(each.odd for each in comparison.counts)
-    line = "median where blocks stand apart, else geometric mean," if apart else "geometric mean"
+    line = "median where blocks are outliers, else geometric mean," if apart else "geometric mean"
     return (
         f"Throughput of B ({names[1]}) as a multiple of that of A ({names[0]}). Dots: the {count} blocks in the order "
         "in which they ran, each one run of A and one of B right after the other. "
@@ -106,7 +106,7 @@ def _places(place: int, n: int) -> Any:
 
 
 def _range(counts: tuple[CountResult, ...]) -> tuple[float, float, list[tuple[int, float, float]]]:
-    """Return the ends of the scale, and the blocks (place, ratio, x) that lie so far out that they are only named."""
+    """Return the ends of the scale, and the blocks (place, ratio, x) that are so far out that they are only named."""
     kept = [1 - _NEAR, 1 + _NEAR]
     for each in counts:
         middle = float(np.median(each.ratios))

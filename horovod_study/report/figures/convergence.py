@@ -45,7 +45,7 @@ from horovod_study.report.kit.style import (
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
 
 MAX_LINES = 8
-"""Lines of one panel that can be told apart; with more, every setting gets a row of its own."""
+"""Lines of one panel that can be distinguished; with more, every setting gets a row of its own."""
 
 MAX_ROWS = 4
 MAX_TARGETS = 3
@@ -167,9 +167,9 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
                 if floor
                 else ["The floor of this data set is not known."]
             ),
-            *([f"Not drawn for want of room: {left_out} settings with higher errors."] if left_out > 0 else []),
+            *([f"Not drawn for lack of room: {left_out} settings with higher errors."] if left_out > 0 else []),
             *(["A narrow figure has room for the first two settings only."] if len(rows) > 2 else []),
-            *(["Some worker counts are left out; they stand in the data of the figure."] if thinned else []),
+            *(["Some worker counts are left out; they are in the data of the figure."] if thinned else []),
         ]
     )
     return Drawing(
@@ -183,7 +183,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
 
 
 def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the cells of each row of panels: all together while they can be told apart, else one setting per row."""
+    """Return the cells of each row of panels: all together where they can be distinguished, else a row per setting."""
     if len(cells[_CELL].drop_duplicates()) <= MAX_LINES:
         return [cells]
     cells = _panelled(cells)
@@ -209,8 +209,8 @@ def _thinned(cells: pd.DataFrame) -> pd.DataFrame:
 def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> list[dict[Any, SeriesStyle]]:
     """Return the style of every cell of every row; what has one label has one style in all of them.
 
-    The label says what differs inside a row: way of talking, workers, setting. The colour is that of the way of
-    talking where several are compared; where there is one beside the plain worker, it follows the order of the labels.
+    The label says what differs inside a row: runtime, workers, setting. The colour is that of the runtime where several
+    are compared; where there is one beside the plain worker, it follows the order of the labels.
     """
     styles = series_styles(points)
     labels = [_labels(points, row) for row in rows]
@@ -310,7 +310,7 @@ def _handle(look: SeriesStyle) -> Line2D:
 
 
 def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
-    """Label a logarithmic axis of errors so that two or more numbers stand on it."""
+    """Label a logarithmic axis of errors so that two or more numbers are on it."""
     names = [name for name in ("test_mse_min", "test_mse_max", "best_mse_min", "best_mse_max") if name in rows.columns]
     values = np.concatenate([rows[name].to_numpy(dtype=float) for name in (*names, "floor_mse")])
     values = values[np.isfinite(values) & (values > 0)]
@@ -377,13 +377,13 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
     caption = (
         "Time until the test MSE is at most the target, by number of workers: the median run. A bar is made of the "
         f"time that the samples needed by {base} take at this throughput, the time of the further samples that these "
-        "workers need, and what lies outside the timed window (evaluation, warm-up). Speedup to target = throughput "
+        "workers need, and what is outside the timed window (evaluation, warm-up). Speedup to target = throughput "
         "ratio x statistical efficiency, statistical efficiency = samples to target of the baseline / samples to "
         "target. Numbers: seconds in the timed window. Hollow with >: the target was not met in that time by enough "
         "repeats (censored)."
     )
     if len(levels) > len(picked) or len(parallel) > len(settings):
-        caption += " Further targets and settings stand in the table."
+        caption += " Further targets and settings are in the table."
     caption += " A narrow figure may have room for the lowest targets only."
     return Drawing(
         name="targets",
@@ -467,7 +467,7 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
 
 
 def _seconds(row: Mapping[Any, Any]) -> str:
-    """Return the seconds that stand over a bar; a lower bound says so."""
+    """Return the seconds that are over a bar; a lower bound says so."""
     return f">{row['train_s_at_least']:#.3g}" if row["censored"] else f"{row['train_s']:#.3g}"
 
 

@@ -88,8 +88,8 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
         f"Time per epoch against the number of workers, both axes logarithmic. Baseline ({kind}): {_BASES[kind]}. Time "
         "per epoch = training samples / X, X = samples/s of all workers in the timed window, so without evaluation and "
         "checkpoints. Points: medians over repeats; bars: fastest to slowest repeat; lines only guide the eye. Thin "
-        "grey: the baseline's epoch / N, of each partition its own. Dashed, upright: further workers need another "
-        "node. "
+        "grey: the baseline's epoch / N, of each partition its own. Dashed vertical lines: further workers need "
+        "another node. "
         + " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in works.to_dict("records"))
         + f" {_repeats(shown)}"
         + left_out(parallel, settings)

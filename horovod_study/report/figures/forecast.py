@@ -1,4 +1,4 @@
-"""What lies beyond the measured worker counts, for readers: a figure, a table with the errors of the method, sentences.
+"""What is beyond the measured worker counts, for readers: a figure, a table with the errors of the method, sentences.
 
 Everything drawn is a column of the analysis. Forecasts look unlike measurements: dashed, with hollow
 marks, on grey, in a band.
@@ -71,14 +71,14 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         Drawing(
             name=NAME,
             title="Forecast",
-            alt="Throughput against workers on logarithmic axes, measured and foretold; the values are in the table.",
+            alt="Throughput against workers on logarithmic axes, measured and forecast; the values are in the table.",
             caption=(
                 "Throughput of all workers against workers, both axes logarithmic. Filled marks: medians over repeats, "
-                "bars: slowest to fastest repeat. On grey: foretold, with hollow marks at two, four and eight times "
+                "bars: slowest to fastest repeat. On grey: forecast, with hollow marks at two, four and eight times "
                 "the largest measured count and at full nodes, dashed lines between them; bands: 95 % interval of a "
                 "single run there. Thin grey: ideal, the throughput of the baseline times N, or of the smallest "
                 "measured count where there is no baseline. Forecasts are a weighted combination of laws; what the "
-                "same method did with the largest measured counts hidden stands in the table."
+                "same method did with the largest measured counts hidden is in the table."
                 + boundary_words(placed)
                 + in_table_only(every)
             ),
@@ -96,7 +96,7 @@ def table(analysis: Analysis) -> Table:
         Column(head="Workers", names=True, cell=_workers),
         Column(head="Throughput", unit="samples/s", strong=True, cell=_throughput),
         Column(head="Of ideal", cell=lambda row: percent(row["efficiency"])),
-        Column(head="Largest counts hidden", number=False),
+        Column(head="Hold-out error", number=False),
         Column(head="Recommended workers", number=False),
     )
     groups = []
@@ -112,7 +112,7 @@ def table(analysis: Analysis) -> Table:
         groups.append(Group(title=Cell(labels[series], setting[series]), rows=tuple(rows)))
     return Table(
         name="forecast",
-        caption="Foretold throughput with its 95 % interval for a single run, as a share of ideal scaling; beside it "
+        caption="Forecast throughput with its 95 % interval for a single run, as a share of ideal scaling; beside it "
         "how forecasts of this method came out, and the recommended worker counts with 95 % intervals. Knee: where one "
         "more worker gains less than half of what a worker brings on average",
         columns=columns,
@@ -182,7 +182,7 @@ def _recommended(document: Mapping[str, Any] | None) -> list[str]:
     for name, title in (
         ("knee", "Knee"),
         ("usl_peak", "Highest throughput (USL)"),
-        ("cheapest", "Cheapest per sample"),
+        ("cheapest", "Lowest cost per sample"),
     ):
         one = answers[name]
         if one["why_not"]:
@@ -274,7 +274,7 @@ def _hollow(look: SeriesStyle) -> dict[str, Any]:
 
 
 def _ticks(told: pd.DataFrame, wide_in: float, first: float, last: float) -> list[float]:
-    """Return the counts to label, as many as fit: the measured ends, then what is foretold, then the rest."""
+    """Return the counts to label, as many as fit: the measured ends, then what is forecast, then the rest."""
     gap = (text_in(f"{last:.0f}") + _TICK_GAP_IN) / (0.82 * wide_in) * math.log2(1.25 * last / first)
     measured = sorted({float(each) for each in told.loc[told["kind"] == MEASURED, "workers"]})
     asked = sorted({float(each) for each in told.loc[told["kind"] == FORECAST, "workers"]}, reverse=True)

@@ -162,7 +162,7 @@ def table(found: Inspection) -> list[str]:
             f"  the {len(chosen)} of {len(found.ranks)} ranks that are later or earlier than the others by most"
         )
     if found.facts["workers"] > 1 and any(each.laps_s["sync"] is None for each in found.ranks):
-        lines.append("  -  the wait for the others is not visible here: it lies inside another lap")
+        lines.append("  -  the wait for the others is not visible here: it is inside another lap")
     return lines
 
 
@@ -176,7 +176,7 @@ def _chosen(found: Inspection) -> list[RankLaps]:
 
 
 def straggler_sentences(found: Inspection) -> list[str]:
-    """Return who is slow, by how much and where, or why that cannot be told."""
+    """Return who is slow, by how much and where, or why that cannot be determined."""
     late = found.stragglers
     if late.verdict == "unknown":
         return [f"Stragglers: {late.why_not}."]

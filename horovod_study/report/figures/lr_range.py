@@ -17,7 +17,7 @@ from horovod_study.report.kit.style import GRID, INK, LAPS, PRINT_WIDTH_IN, QUIE
 
 NAME = "lr_range"
 _LINE, _GOOD, _BAD = "#0072b2", "#009e73", LAPS["sync"].color
-_ROOM = 6.0  # above the largest loss before the divergence; what lies higher is not drawn
+_ROOM = 6.0  # above the largest loss before the divergence; what is higher is not drawn
 
 
 def write_lr_range(test: RangeTest, directory: Path, *, batch: int) -> list[Path]:

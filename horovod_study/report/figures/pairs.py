@@ -1,4 +1,4 @@
-"""NCCL against MPI, and any two ways to talk that ran side by side: their ratio against workers, for readers.
+"""NCCL against MPI, and any two runtimes that ran side by side: their ratio against workers, for readers.
 
 Everything drawn is a column of the analysis (table `transports`).
 """
@@ -30,7 +30,7 @@ _TITLES = {"samples_per_s": "Throughput", "sync_s": "Waiting per step"}
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figure of ratios; none where no two ways to talk were paired at several worker counts."""
+    """Return the figure of ratios; none where no two runtimes were paired at several worker counts."""
     table = analysis.transports
     known = table[table["ratio"].notna() & (table["workers"] > 1)]
     pairs = known.groupby(["a", "b"], sort=False)["workers"].nunique()
@@ -70,18 +70,19 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     least, most = int(pairs_of.min()), int(pairs_of.max())
     rest = len(pairs) - len(chosen)
     caption = (
-        "One way to talk against another, against the number of workers: the value of the first over that of the "
+        "One backend against another, against the number of workers: the value of the first over that of the "
         "second. Points: geometric mean of the ratios of runs of the same repeat, which ran side by side in one block; "
         "bars: 95 % intervals (Student's t on logarithms). Filled: resolved (p below 0.05 after Holm over the worker "
-        "counts, and an interval without 1), open: not resolved. Level line: no difference. Dashed, upright: further "
-        f"workers need another node. Pairs per point: {least if least == most else f'{least} to {most}'}."
+        "counts, and an interval without 1), open: not resolved. Horizontal line: no difference. Dashed vertical "
+        "lines: further workers need another node. "
+        f"Pairs per point: {least if least == most else f'{least} to {most}'}."
         + (f" In the CSV file only: {plural(rest, 'further pair')} of series." if rest else "")
     )
     return [
         Drawing(
             name=NAME,
             title=_title(shown),
-            alt="Ratios of throughput and of waiting between two ways to talk, against workers; the values are in the "
+            alt="Ratios of throughput and of waiting between two runtimes, against workers; the values are in the "
             "table of transports.",
             caption=caption,
             data=known,
@@ -92,7 +93,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
 
 def _title(shown: pd.DataFrame) -> str:
     used = set(shown["a_transport"]) | set(shown["b_transport"])
-    return "NCCL against MPI" if used == {"nccl", "mpi"} else "One way to talk against another"
+    return "NCCL against MPI" if used == {"nccl", "mpi"} else "One backend against another"
 
 
 def _looks(analysis: Analysis, shown: pd.DataFrame, chosen: list[Any]) -> dict[Any, SeriesStyle]:

@@ -50,7 +50,7 @@ def _regression(analysis: Analysis) -> Drawing | None:
     points = analysis.points[analysis.points["series"].isin(lines["series"])]
     points = points[points[f"speedup_{kind}"].notna()]
     counts = points.groupby("series")["workers"].nunique()
-    points = points[points["series"].isin(counts.index[counts > 2])]  # a line through two points is no finding
+    points = points[points["series"].isin(counts.index[counts > 2])]  # a line through two points is not a finding
     if points.empty:
         return None
     settings = settings_of(points)
@@ -110,7 +110,7 @@ def _regression(analysis: Analysis) -> Drawing | None:
     return Drawing(
         name=NAMES[0],
         title="Regression lines of the speedup",
-        alt="Speedup against workers with a straight line per series; slopes and intervals stand in the legend.",
+        alt="Speedup against workers with a straight line per series; slopes and intervals are in the legend.",
         caption=caption,
         data=pd.concat(
             [
@@ -199,7 +199,7 @@ def _karp_flatt(analysis: Analysis) -> Drawing | None:
         "serial fraction that Amdahl's law would need for the speedup measured at N (Karp and Flatt 1990). Level: "
         "serial work; rising with N: overhead that grows with N; below zero: superlinear. Points: from medians over "
         "repeats; bars: 95 % intervals, where there are three repeats; lines only guide the eye."
-        + (f" Broken level lines: Amdahl's s of the fit to all counts ({'; '.join(fitted)})." if fitted else "")
+        + (f" Dashed horizontal lines: Amdahl's s of the fit to all counts ({'; '.join(fitted)})." if fitted else "")
         + f" {_repeats(shown)}{left_out(points, settings)}"
     )
     return Drawing(

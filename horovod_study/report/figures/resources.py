@@ -156,7 +156,7 @@ def sentences(analysis: Analysis) -> list[str]:
         ratio = with_interval(row["energy_ratio"], row["energy_ratio_low"], row["energy_ratio_high"])
         found.append(
             f"{name}: {plural(row['workers'], 'worker')} use {ratio} times the energy per sample of one plain worker "
-            f"({_devices(row['energy_of'])}), which makes a speedup per joule of "
+            f"({_devices(row['energy_of'])}), a speedup per joule of "
             f"{number(row['speedup_per_joule'])}."
         )
     return found

@@ -33,7 +33,7 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(content, keep_default_na=False, na_values=[""])
     except ValueError as error:
-        raise RecordError(f"{path}: is no table ({error}); run the search again") from None
+        raise RecordError(f"{path}: is not a table ({error}); run the search again") from None
     texts = {name: table[name].map(unguarded) for name in table.columns if table[name].dtype.kind not in "biufM"}
     return table.assign(**texts).rename(columns=unguarded)
 
@@ -68,7 +68,7 @@ def caption(shown: pd.DataFrame) -> str:
     parts.append("Line: the best so far; ringed: the best of all.")
     if _near_floor(shown) is not None:
         parts.append("Thin grey: what the noise of the test curves allows at best.")
-    parts.append("Values were not spread evenly: later trials lie where earlier ones did well.")
+    parts.append("Values were not spread evenly: later trials are where earlier ones did well.")
     return " ".join(parts)
 
 

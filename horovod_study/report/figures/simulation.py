@@ -357,7 +357,7 @@ def _worker_axis(axes: Axes, counts: Sequence[int]) -> None:
 
 
 def draw_validation(cases: Sequence[Mapping[str, Any]], *, within: float, width_in: float) -> Figure:
-    """Return foretold / measured of each case: single rounds, their median, and a band of +-`within`; inside style().
+    """Return forecast / measured of each case: single rounds, their median, and a band of +-`within`; inside style().
 
     A case: "case" (its name) and "ratios" (one per round). Grid lines should be those of x.
     """
@@ -378,5 +378,5 @@ def draw_validation(cases: Sequence[Mapping[str, Any]], *, within: float, width_
     axes.set_yticks(range(len(cases)), [str(case["case"]) for case in cases])
     axes.set_ylim(len(cases) - 0.4, -0.8)
     axes.set_xlim(lowest, highest)
-    axes.set_xlabel("Foretold / measured throughput of two workers")
+    axes.set_xlabel("Forecast / measured throughput of two workers")
     return figure

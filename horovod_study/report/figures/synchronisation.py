@@ -81,13 +81,13 @@ def section(analysis: Analysis) -> dict[str, Any]:
     """Return what the section of the page shows besides its figures: sentences, and tables with what opens them.
 
     `shown` says whether there is a section at all: where some cell of several workers knows its synchronisation, two
-    ways to talk were compared, or one worker count has several batches.
+    runtimes were compared, or one worker count has several batches.
     """
     cells = analysis.synchronisation
     known = bool((cells["sync_s_median"].notna() & (cells["workers"] > 1)).any())
     tables = (
         ("Per step, per epoch, and its share", "Series", _cells(analysis) if known else None),
-        ("Two ways to talk, pair by pair", "B against A", _transports(analysis)),
+        ("Backends compared, pair by pair", "B against A", _transports(analysis)),
         ("Batch-size knees", "", _knees(analysis)),
         ("How much of it is Horovod's cycle", "", _cycles(analysis)),
     )
@@ -554,7 +554,7 @@ def _sync_sentences(analysis: Analysis) -> list[str]:
 
 
 def _transport_sentences(analysis: Analysis) -> list[str]:
-    """Return one sentence for each two ways to talk: where they differ in throughput, and where not."""
+    """Return one sentence for each two runtimes: where they differ in throughput, and where not."""
     table = analysis.transports
     table = table[(table["quantity"] == "samples_per_s") & (table["workers"] > 1)]
     labels, several = _labels(analysis), _several(table)
@@ -615,9 +615,9 @@ def _cycle_sentences(analysis: Analysis) -> list[str]:
 
 
 _CYCLE_WORDS = {
-    "as the cycle explains": "as waiting for its looks explains",
+    "as the cycle explains": "as polling explains",
     "no effect": "no effect",
-    "otherwise": "not what waiting for its looks would give",
+    "otherwise": "not what polling would give",
     "not resolved": "not resolved",
 }
 
@@ -641,7 +641,7 @@ def _with_unit(value: float, low: float, high: float, unit: str) -> str:
 
 
 def _of(row: Row, name: str, scale: float = 1.0, middle: str = "_median", doubts: Iterable[str] = ()) -> Cell:
-    """Return a value and its interval, which stand in columns of one name."""
+    """Return a value and its interval, which are in columns of one name."""
     return estimated(*(scale * row[f"{name}{end}"] for end in (middle, "_low", "_high")), doubts=doubts)
 
 

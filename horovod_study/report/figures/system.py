@@ -152,7 +152,7 @@ def caption(samples: SystemSamples) -> str:
             f"rank{'s' * (ranks != 1)} and the host as a whole. CPU is in per cent of one core, MB are 1e6 bytes. "
             "Stepped lines are means since the sample before, straight ones readings of a moment.",
             *([f"Devices: {devices}."] if devices else []),
-            *([f"Not shown, for want of a sensor: {missing}."] if missing else []),
+            *([f"Not shown, for lack of a sensor: {missing}."] if missing else []),
         ]
     )
 

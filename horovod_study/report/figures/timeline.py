@@ -30,7 +30,7 @@ _THOUGHT = {
     "negotiation": "negotiation (waiting until every rank has announced the tensor)",
     "queue": "waiting for the operation to begin",
     "copy": "copying into and out of the fusion buffer",
-    "operation": "the transfer itself",
+    "operation": "the transfer",
     "other": "other activities",
     "rest": "the runtime's own work",
 }

@@ -49,7 +49,7 @@ def text(costs: Sequence[TimerCost], cases: Sequence[Mapping[str, Any]]) -> str:
     machine = cases[0]["environment"]
     blocks = [
         f"# {machine['cpu_model']}, {machine['cores']} cores, PyTorch {machine['torch']}; {cases[0]['measured']}\n"
-        "# overhead: against mode off in blocks of steps that took turns, trimmed mean over the rounds with its 95 % "
+        "# overhead: against mode off in blocks of steps that alternated, trimmed mean over the rounds with its 95 % "
         "interval;\n"
         "# writing: the part of it that rows take; calls: what they take alone, everything in the cache"
     ]

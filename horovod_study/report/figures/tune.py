@@ -18,7 +18,7 @@ from horovod_study.text.tables import table_of, to_lines
 
 NAME = "tune"
 _DONE, _BEST, _BAD = "#0072b2", "#d55e00", "#b3305f"
-_LOWEST, _HIGHEST = 0.7, 2.5  # of the shipped speed; what lies outside stands at the edge with its number
+_LOWEST, _HIGHEST = 0.7, 2.5  # of the shipped speed; what is outside is at the edge with its number
 _ROW_IN = 0.19
 
 
@@ -36,20 +36,20 @@ def caption(document: Mapping[str, Any]) -> str:
     """Return what a reader of the figure must know."""
     tuned, rows = document["for"], document["candidates"]
     parts = [
-        f"Samples/s of {len(rows)} settings of how {tuned['workers']} workers talk (batch {tuned['batch']}, "
+        f"Samples/s of {len(rows)} settings of how {tuned['workers']} workers communicate (batch {tuned['batch']}, "
         f"{tuned['parameters']:,} parameters), relative to the shipped settings in the same blocks of launches; bars "
         "are 95 % intervals.",
         "Each setting alone is one change of the shipped settings; combinations change several.",
     ]
     if document["noise"] is not None:
         parts.append(
-            f"Grey: where one launch of {document['seconds']:g} s would lie if the settings made no difference "
+            f"Grey: where one launch of {document['seconds']:g} s would be if the settings made no difference "
             f"(95 %, +-{100 * math.expm1(1.96 * document['noise']):.1f} %)."
         )
     if any(row["slow_launches"] for row in rows):
         parts.append("Crosses: settings of which some launches ran at less than half the speed; never chosen.")
     if any(row["ratio"] is not None and row["launches"] and row["ratio"] < _LOWEST for row in rows):
-        parts.append(f"What is slower than {_LOWEST:g} stands at the left edge with its number.")
+        parts.append(f"What is slower than {_LOWEST:g} is at the left edge with its number.")
     if any(row["failed"] for row in rows):
         parts.append("Settings without a mark failed.")
     parts.append(f"Orange: what was chosen. {document['verdict'][:1].upper()}{document['verdict'][1:]}.")
@@ -84,7 +84,9 @@ def table(document: Mapping[str, Any]) -> list[str]:
             lines.append(f"    {knob} was not varied: it {why}")
         lines.append("")
     lines.append(f"{document['verdict'][:1].upper()}{document['verdict'][1:]}.")
-    where = "measured anew" if document["gains_confirmed"] else "in the blocks it was chosen by, so a little flattering"
+    where = (
+        "measured again" if document["gains_confirmed"] else "in the blocks it was chosen by, so a little flattering"
+    )
     for key, words in (("gain_over_shipped", "shipped settings"), ("gain_over_library", "library defaults")):
         gain = document[key]
         if gain is not None and gain["ratio"] is not None:

@@ -219,7 +219,7 @@ def _load(analysis: Analysis) -> Drawing | None:
         f"The machine over the timed window, {setting}, at the largest worker count of each series: "
         f"{'; '.join(panel.words for panel in panels)}. The window is cut into {SLICES} stretches of equal steps. "
         "Lines: medians over repeats; bands: lowest to highest repeat. Repeats: "
-        f"{least if least == most_repeats else f'{least} to {most_repeats}'}. The other cells stand in the CSV file."
+        f"{least if least == most_repeats else f'{least} to {most_repeats}'}. The other cells are in the CSV file."
     )
     return Drawing(
         name=NAMES[1],

@@ -267,7 +267,7 @@ def _caption(analysis: Analysis, ratio: _Ratio, shown: pd.DataFrame, fitted: str
     texts.append("Thin grey: ideal.")
     texts.append(f"{_work_words(shown)}{boundary_words(shown)}{in_table_only(_settings(shown))}".strip())
     if absent:
-        texts.append(f"Not drawn for want of this baseline or of a fixed batch: {', '.join(absent)}.")
+        texts.append(f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}.")
     return " ".join(texts)
 
 

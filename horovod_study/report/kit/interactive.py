@@ -182,7 +182,7 @@ def css_name(color: str) -> str:
 
 
 def script_json(value: Any) -> Markup:
-    """Return JSON that can stand in a `<script>` element: nothing in it ends the element or starts a tag."""
+    """Return JSON that can be in a `<script>` element: nothing in it ends the element or starts a tag."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

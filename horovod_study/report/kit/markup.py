@@ -38,7 +38,7 @@ def by_series(
 def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Markup:
     """Return the caption and the table, which scrolls in itself where it is wider than the page.
 
-    `groups` heads the titles of the groups, which stand before their rows; without any title there is no such column.
+    `groups` heads the titles of the groups, which are before their rows; without any title there is no such column.
     `kind`: the classes of the table; `broad` where its rows have several lines, `flat` where they have one.
     """
     place = f"table-{table.name}"

@@ -20,7 +20,7 @@ from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.style import NARROW_IN, PAPER, QUIET, SHADE, LapStyle, SeriesStyle, folded, small, text_in
 
 MAX_SETTINGS = 4
-"""Settings of one figure, each with a panel; the others stand in its CSV file and in the tables of the page."""
+"""Settings of one figure, each with a panel; the others are in its CSV file and in the tables of the page."""
 
 
 def grid(count: int, width_in: float, *, most: int = 2, aspect: float = 0.66) -> tuple[Figure, list[Axes], float]:
@@ -140,7 +140,7 @@ def log_values(axes: Axes, low: float, high: float) -> None:
 def boundaries(axes: Axes, rows: pd.DataFrame, panel_in: float) -> None:
     """Draw a thin line where further workers need another node; of several partitions, where each of them does.
 
-    Nothing is drawn where equal workers stand on both sides, or partitions would need more than six lines.
+    Nothing is drawn where equal workers are on both sides, or partitions would need more than six lines.
     """
     places: dict[float, set[int]] = {}
     for _, own in rows.dropna(subset=["nodes"]).groupby("partition", sort=False):
@@ -226,7 +226,7 @@ def setting_panels(
 
 
 def beyond(axes: Axes, begin: float, end: float, word: str) -> None:
-    """Lay grey behind what lies beyond the measured worker counts, with the word that says what it is."""
+    """Lay grey behind what is beyond the measured worker counts, with the word that says what it is."""
     axes.axvspan(begin, end, color=SHADE, linewidth=0, zorder=0)
     axes.text(0.99, 0.015, word, transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=small())
 
@@ -243,7 +243,7 @@ def panel_in(width_in: float, panels: int) -> float:
 
 
 def marker(look: SeriesStyle) -> dict[str, Any]:
-    """Return how the points of a series look: filled, hollow, or a ring that leaves what lies inside it visible."""
+    """Return how the points of a series look: filled, hollow, or a ring that leaves what is inside it visible."""
     if look.ring:
         return {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgecolor": look.color}
     if look.filled:
@@ -360,4 +360,4 @@ def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, i
 def in_table_only(settings: Sequence[str]) -> str:
     """Return the sentence of a caption that names the settings without a panel, with a blank before it."""
     left_out = settings[MAX_PANELS:]
-    return f" In the data only, for want of room: {', '.join(left_out)}." if left_out else ""
+    return f" In the data only, for lack of room: {', '.join(left_out)}." if left_out else ""

@@ -40,7 +40,7 @@ def as_latex(figure: Figure) -> None:
                 ticks |= {id(tick.label1), id(tick.label2)}
             ticks.add(id(axis.get_offset_text()))
     for text in figure.findobj(Text):
-        if isinstance(text, Text) and id(text) not in ticks:  # ticks are written anew from their formatters
+        if isinstance(text, Text) and id(text) not in ticks:  # ticks are written again from their formatters
             text.set_text("\n".join(latex(line) for line in text.get_text().split("\n")))
 
 

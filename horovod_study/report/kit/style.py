@@ -32,7 +32,7 @@ SCREEN_WIDTH_IN = 4.6
 """Width at which figures for the page are drawn: the same type, so larger after scaling to a column."""
 
 NARROW_IN = 4.0
-"""Below this width, letters are smaller and panels stand below one another."""
+"""Below this width, letters are smaller and panels are below one another."""
 
 MM_PER_IN = 25.4
 WIDTHS_MM = (40.0, 400.0)
@@ -62,7 +62,7 @@ class FigureFormat:
         if not math.isfinite(self.width_in) or not low <= round(self.width_in * MM_PER_IN, 3) <= high:
             raise ConfigError(
                 f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {self.width_in * MM_PER_IN:g} mm; "
-                f"say text ({PRINT_WIDTH_IN * MM_PER_IN:.0f} mm), column ({COLUMN_WIDTH_IN * MM_PER_IN:.0f} mm) or a "
+                f"give text ({PRINT_WIDTH_IN * MM_PER_IN:.0f} mm), column ({COLUMN_WIDTH_IN * MM_PER_IN:.0f} mm) or a "
                 "number of mm"
             )
         if self.font not in FONTS:
@@ -78,7 +78,7 @@ class FigureFormat:
             width_mm = float(width)
         except ValueError:
             raise ConfigError(
-                f"--width: {width!r} is no width; say text, column, or a number of mm, for example --width 120"
+                f"--width: {width!r} is not a width; give text, column, or a number of mm, for example --width 120"
             ) from None
         return cls(width_in=width_mm / MM_PER_IN, font=font)
 
@@ -95,7 +95,7 @@ class SeriesStyle:
     marker: str
     filled: bool
     dash: Any  # a matplotlib line style
-    ring: bool = False  # the baseline: a ring around whatever lies on it
+    ring: bool = False  # the baseline: a ring around whatever is on it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,7 +329,7 @@ def settled(figure: Figure) -> Figure:
 def to_bytes(figure: Figure, form: str) -> bytes:
     """Return the figure as pdf, svg or png; equal figures give equal bytes. Call it inside `style()`."""
     stream = io.BytesIO()
-    # A picture for a slide or a mail needs its paper; vector figures take the colour of the page they stand on.
+    # A picture for a slide or a mail needs its paper; vector figures take the colour of the page they are on.
     paper: dict[str, Any] = {"facecolor": PAPER} if form == "png" else {}
     figure.savefig(stream, format=form, dpi=300, metadata=_NO_DATE[form], **paper)
     return stream.getvalue()
@@ -380,7 +380,7 @@ def _way(row: Mapping[Any, Any]) -> tuple[str, str, str]:
 
 
 def looks_in_order(labels: Sequence[str]) -> list[SeriesStyle]:
-    """Return the style of lines that share one way of talking, such as worker counts or learning rates."""
+    """Return the style of lines that share one runtime, such as worker counts or learning rates."""
     looks = []
     for place, label in enumerate(labels):
         filled, dash = _VARIANTS[(place + place // len(COLORS)) % len(_VARIANTS)]
@@ -433,7 +433,7 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
 
 
 def runtime_label(backend: str, transport: str) -> str:
-    """Return how workers talk, for readers: `Horovod/MPI`, `plain PyTorch`."""
+    """Return how workers communicate, for readers: `Horovod/MPI`, `plain PyTorch`."""
     name = LIBRARIES[backend].label if backend in LIBRARIES else backend
     if transport in ("none", "auto", ""):
         return name

@@ -136,7 +136,7 @@ def to_latex(table: Table, *, width_in: float = TEXT_WIDTH_IN) -> str:
 
 
 def document(names: Sequence[str], *, width_in: float = TEXT_WIDTH_IN) -> str:
-    """Return a document that shows the tables of these names, which lie beside it: to look at, and to copy from."""
+    """Return a document that shows the tables of these names, which are beside it: to look at, and to copy from."""
     packages = "".join(f"\\usepackage{{{name}}}\n" for name in PACKAGES)
     shown = "".join(f"\\input{{{name}}}\n" for name in names)
     return (

@@ -39,14 +39,14 @@ PICTURES = (".pdf", ".svg", ".png", ".pgf")
 BESIDE = ("evaluations",)
 """Tables that an analysis writes beside those of the analysis."""
 SHOWN = 8
-"""So many findings of one kind are told one by one on the terminal."""
+"""So many findings of one kind are told listed on the terminal."""
 WIDE = 100
 
 
 NOT_COVERED: Sequence[tuple[str, str]] = (
     (
         "a run that was changed before it was analysed, together with the digests in its run.json",
-        "a digest is no signature: such a change is found where it contradicts another file, rank or repeat",
+        "a digest is not a signature: such a change is found where it contradicts another file, rank or repeat",
     ),
     (
         "in such a run: earlier evaluations whose test_mse, g0_rmse_mpa and a_rmse were changed together",
@@ -62,16 +62,16 @@ NOT_COVERED: Sequence[tuple[str, str]] = (
     ),
     (
         "in such a run: time between steps on a GPU, of somebody's own script, or with checkpoints or resumes",
-        "device and host keep two clocks, and what stands between two steps is told by no row",
+        "device and host keep two clocks, and what is between two steps is told by no row",
     ),
     (
         "in such a run: single values of system samples; their means in the window and joules within some percent",
-        "only their number, maxima, means and sums stand in the record as well, and a stretch of the window begins and "
+        "only their number, maxima, means and sums are in the record as well, and a stretch of the window begins and "
         "ends some milliseconds before and after its steps",
     ),
     (
         "in such a run: a window that is longer than its steps by less than 1 % and 10 ms a stretch",
-        "so much may lie between the clock of the window and that of the steps",
+        "so much may be between the clock of the window and that of the steps",
     ),
     (
         "in such a run: what it tells in one place only, such as names of hosts and processes, machine and versions "
@@ -84,7 +84,7 @@ NOT_COVERED: Sequence[tuple[str, str]] = (
         "data sets and checkpoints are not read",
     ),
 )
-"""What no check of this kind can find, and why: part of every answer."""
+"""What a check of this kind cannot find, and why; listed in every result."""
 
 
 def drawn_by(
@@ -169,11 +169,11 @@ class PageCheck:
 
 
 def allowed(names: Sequence[str]) -> frozenset[str]:
-    """Return the names that --allow accepts; ConfigError for one that is no doubt."""
+    """Return the names that --allow accepts; ConfigError for one that is not a doubt."""
     doubts = [name for name, rule in RULES.items() if rule.severity == "doubt"]
     for name in names:
         if name not in RULES:
-            raise ConfigError(f"--allow {name}: is no finding{nearest(name, doubts)}; allowed: {', '.join(doubts)}")
+            raise ConfigError(f"--allow {name}: is not a finding{nearest(name, doubts)}; allowed: {', '.join(doubts)}")
         if name not in doubts:
             raise ConfigError(f"--allow {name}: is an error and cannot be allowed; allowed: {', '.join(doubts)}")
     return frozenset(names)
@@ -488,7 +488,9 @@ def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[
     heads: list[str] = []
     for ours, theirs in _pairs(kept.split("\n"), again.split("\n")):
         if ours is None or theirs is None:
-            text = f"the line {_short(theirs or '')} is not there" if ours is None else f"nobody wrote {_short(ours)}"
+            text = (
+                f"the line {_short(theirs or '')} is not there" if ours is None else f"unexpected line {_short(ours)}"
+            )
             found.append(AuditFinding(name="cell-differs", text=text, where=where, kept=ours, again=theirs))
             continue
         cells = [[each.strip() for each in line.split(between)] if between else [line] for line in (ours, theirs)]

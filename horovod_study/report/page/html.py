@@ -66,7 +66,7 @@ CLAIMED = (
     *(*PAIRED, "breakdown", "throughput"),
     *(boundary.NAME, forecast.NAME, resources.NAME, *synchronisation.NAMES, *LEARNING),
 )
-"""Figures that a section shows; all others stand in a section of their own."""
+"""Figures that a section shows; all others are in a section of their own."""
 
 WIDTHS_IN = {**dict.fromkeys(PAIRED, SCREEN_WIDTH_IN), "throughput": 5.0}
 """Widths at which figures are drawn for the page, where they differ from WIDE_IN."""
@@ -77,7 +77,7 @@ number holds where all figures together have more than MUCH_CSV: the page of a t
 MUCH_CSV = 2_000_000
 
 MAX_ACCOUNTED = 100
-"""Runs whose unexplained time the page lists; of more, those that do not close and those with the largest gaps."""
+"""Runs whose unexplained time the page lists; of more, those that do not add up and those with the largest gaps."""
 
 MANY_POINTS = 30
 """From so many points on, drawing takes longer than starting a second Python."""
@@ -261,7 +261,7 @@ def _policy(script: str) -> str:
 
 
 def _figure(drawing: Drawing, widths_in: Mapping[str, float], csv: str | None) -> dict[str, Any]:
-    # The drawing is ours, but names of series stand in it: matplotlib escapes them when it writes XML.
+    # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
     label = html.escape(drawing.alt, quote=True)
     made = inline(drawing, width_in={**WIDTHS_IN, **widths_in}.get(drawing.name, WIDE_IN))
     svg = made.svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
@@ -559,7 +559,7 @@ def _left_out(analysis: Analysis) -> str:
     if runs <= MAX_ACCOUNTED:
         return ""
     return (
-        f"Of {runs:,} runs the {MAX_ACCOUNTED} are listed that do not close or have the largest gaps; accounting.csv "
+        f"Of {runs:,} runs the {MAX_ACCOUNTED} are listed that do not add up or have the largest gaps; accounting.csv "
         "has all."
     )
 
@@ -572,7 +572,7 @@ def _closed(analysis: Analysis) -> str:
         return ""
     steps, wrong = int(ranks["steps"].sum()), int(ranks["open_steps"].sum())
     checked = f"The parts of {plural(steps, 'recorded step')} were added up, rank by rank"
-    verdict = "all of them close" if wrong == 0 else f"{wrong} do{'es' if wrong == 1 else ''} not close"
+    verdict = "all of them add up" if wrong == 0 else f"{wrong} do{'es' if wrong == 1 else ''} not add up"
     gap = f"the largest gap between a step and its parts is {float(ranks['gap_s'].max()) * 1e6:.2g}{THIN}\u00b5s"
     return f"{checked}: {verdict}; {gap}."
 
@@ -703,7 +703,7 @@ def _targets(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     return Table(
         name="targets",
         caption="Time to target: the median run. Speedup = throughput ratio \u00d7 statistical efficiency, all over "
-        f"one {analysis.provenance['baseline']} worker; > and < stand before bounds from targets that were not met",
+        f"one {analysis.provenance['baseline']} worker; > and < are before bounds from targets that were not met",
         columns=columns,
         groups=by_series(rows, partial(row_of, columns), _own_setting(labels)),
     )
@@ -781,7 +781,7 @@ def _failed(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> Table:
         Column(head="Reason", number=False, cell=lambda row: f"{row['reason']}"),
     )
     rows = tuple(row_of(columns, row) for row in provenance["failed"])
-    caption = "Nothing was filled in for them"
+    caption = "No values were substituted"
     return Table(name="failed", caption=caption, columns=columns, groups=(Group(title="", rows=rows),) if rows else ())
 
 

@@ -1,7 +1,7 @@
 """The section of all runs, and of each a page of its own that the page's script makes when it is asked for.
 
 What a page needs is carried as JSON: columns of numbers, four digits each, so that a thousand runs take little. The
-script (static/runs.js) knows no quantity by name: titles, units and meanings stand here.
+script (static/runs.js) knows no quantity by name: titles, units and meanings are here.
 """
 
 import math
@@ -264,7 +264,7 @@ def numbers(values: Iterable[Any], scale: float = 1.0) -> list[float | int | Non
 
 
 def short(value: float) -> float | int | None:
-    """Return a number with DIGITS digits, a whole one as an integer with all of them; None for what is no number."""
+    """Return a number with DIGITS digits, a whole one as an integer with all of them; None for what is not a number."""
     if not math.isfinite(value):
         return None
     if value == int(value) and abs(value) < 1e15:

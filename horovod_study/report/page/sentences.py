@@ -125,7 +125,7 @@ def _worth(analysis: Analysis, found: Mapping[str, Any]) -> str:
     knee = document["recommendation"]["answers"].get("knee")
     if knee is None or knee["why_not"] or not all(known(knee[name]) for name in ("workers", "low", "high")):
         return ""
-    beyond = f"{knee['workers']} workers lie beyond the"  # said as "by forecast"
+    beyond = f"{knee['workers']} workers are beyond the"  # said as "by forecast"
     if any(not doubt.startswith(beyond) for doubt in knee["doubts"]):
         return ""
     told = "by forecast, " if knee["workers"] > found["workers"] else ""
@@ -201,7 +201,7 @@ def _who(row: Any, labels: Mapping[str, str], *, several: bool) -> str:
 
 
 def _place(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], *, always: bool = False) -> str:
-    """Return what tells this finding apart from the others, as the start of a sentence; its partition also `always`."""
+    """Return what distinguishes this finding from the others as the start of a sentence; `always` its partition too."""
     words = []
     if always or len({each["partition"] for each in findings}) > 1:
         words.append(f"on {found['partition']}")
@@ -253,7 +253,7 @@ def _differences(comparisons: Sequence[Mapping[str, Any]], labels: Mapping[str, 
             text.append(f"{fast} is {ratio} times as fast as {slow}.")
         else:
             ratio = with_interval(each["ratio"], each["low"], each["high"])
-            text.append(f"The difference between {fast} and {slow} is not resolved (ratio {ratio}).")
+            text.append(f"{fast} and {slow} are not measurably different (ratio {ratio}).")
     return text
 
 
@@ -265,7 +265,7 @@ def _step(found: Mapping[str, Any], label: str) -> list[str]:
     text = f"A step with {plural(found['workers'], 'worker')} over {label} takes {milliseconds(step['step_s'])}{THIN}ms"
     if share["sync"] is None:
         where = "CUDA graph" if HOLDS_SYNC.get(step["note"]) == "compute" else "backward pass"
-        text += f"; the wait for gradients happens inside the {where}, where it cannot be told apart"
+        text += f"; the wait for gradients happens inside the {where}, where it cannot be separated"
     else:
         text += f", of which {percent(share['sync'])} is waiting for gradients"
     if grown is not None and all(value is not None for value in growth.values() if share["sync"] is not None):
@@ -299,7 +299,7 @@ def _overheads(overheads: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
     if costs:
         text.append(f"One worker alone is {listed(costs)} than without any communication library.")
     if ties:
-        text.append(f"For one worker alone, no difference to plain PyTorch is resolved inside {listed(ties)}.")
+        text.append(f"One worker inside {listed(ties)} is not measurably different from plain PyTorch.")
     return text
 
 

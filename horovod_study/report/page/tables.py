@@ -385,7 +385,7 @@ def _boundary(analysis: Analysis) -> Table | None:
         name="boundary",
         title="What another node adds",
         caption="Waiting for gradients per step on fewer and on more nodes, means over repeats. Direct: equal workers; "
-        "indirect: the next worker count needs another node, so that further workers have their part in it. "
+        "indirect: the next worker count needs another node, so that part of it is due to the further workers. "
         f"{INTERVALS}.",
         columns=(
             Column(
@@ -438,7 +438,7 @@ def _transports(analysis: Analysis) -> Table | None:
         groups.append(Group(title=_title(names, own["setting"].iloc[0]), rows=tuple(rows)))
     return Table(
         name="transports",
-        title="Two ways to communicate, pair by pair",
+        title="Backends compared, pair by pair",
         caption="Geometric means over pairs of runs of the same repeat, their ratio, and p after Holm over the worker "
         f"counts. {INTERVALS}.",
         columns=(
@@ -562,7 +562,7 @@ def _forecast(analysis: Analysis) -> Table | None:
     return _table(
         name="forecast",
         title="Forecast throughput",
-        caption="Foretold, not measured: throughput on more workers than were run, with the 95 % interval for a single "
+        caption="Forecast, not measured: throughput on more workers than were run, with the 95 % interval for a single "
         "run in brackets, and its share of ideal scaling. How such forecasts came out before is in the table of hidden "
         "counts.",
         columns=(
@@ -628,7 +628,7 @@ def _holdout(analysis: Analysis) -> Table | None:
         name="holdout",
         title="Forecasts of hidden worker counts",
         caption="The same forecasts, made without the largest worker counts and compared with what was measured there. "
-        "Errors: |forecast / measured \u2212 1|. Covered: measured values inside the 95 % interval. A law stands here "
+        "Errors: |forecast / measured \u2212 1|. Covered: measured values inside the 95 % interval. A law is here "
         "if it is the one selected for all points.",
         columns=(
             Column(head="Method", number=False),
@@ -643,7 +643,7 @@ def _holdout(analysis: Analysis) -> Table | None:
     )
 
 
-_QUESTIONS = {"knee": "knee", "usl_peak": "highest throughput (USL)", "cheapest": "cheapest per sample"}
+_QUESTIONS = {"knee": "knee", "usl_peak": "highest throughput (USL)", "cheapest": "lowest cost per sample"}
 
 
 def _recommended(analysis: Analysis) -> Table | None:
@@ -680,7 +680,7 @@ def _recommended(analysis: Analysis) -> Table | None:
         name="workers",
         title="Recommended worker counts",
         caption="Knee: where one more worker gains less than half of what a worker brings on average. Highest "
-        f"throughput: the peak of the USL. {INTERVALS}; beyond: no upper end up to that count.",
+        f"throughput: the peak of the USL. {INTERVALS}; beyond: no upper bound up to that count.",
         columns=(
             Column(head="Question", number=False),
             Column(head="Workers", interval=True),
@@ -736,7 +736,7 @@ def _targets(analysis: Analysis) -> Table | None:
         name="targets",
         title="Time to target",
         caption="The median run. Speedup to the target over "
-        f"{BASES[base]} = throughput ratio \u00d7 statistical efficiency. {INTERVALS}; < and > stand before bounds "
+        f"{BASES[base]} = throughput ratio \u00d7 statistical efficiency. {INTERVALS}; < and > are before bounds "
         "from targets that were not met.",
         columns=(
             _numbers("Target\ntest MSE", "target_mse", unit="10\u207b\u2074", scale=1e4, digits=2),
@@ -905,7 +905,7 @@ def _failed(analysis: Analysis) -> Table | None:
     return Table(
         name="failed",
         title="Runs without a result",
-        caption="Nothing was filled in for them.",
+        caption="No values were substituted.",
         columns=(
             Column(head="Run", number=False, wrap=True),
             Column(head="Series", number=False, wrap=True),

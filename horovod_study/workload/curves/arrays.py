@@ -182,7 +182,7 @@ def check_flags(
             )
         j = int((np.diff(flag[row]) < 0).argmax()) + 1
         raise DataError(
-            f"{where}, curve {first + row}, position {j}: flag 0 behind flag 1; padding stands at the left only, move "
+            f"{where}, curve {first + row}, position {j}: flag 0 behind flag 1; padding is at the left only, move "
             "it (in a .npz, length (N,) describes data at the left)"
         )
     if (numbers == 0).any():

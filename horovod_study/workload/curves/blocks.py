@@ -1,4 +1,4 @@
-"""Large data sets in numpy files, mapped and read block by block: a million curves never stand in memory at once.
+"""Large data sets in numpy files, mapped and read block by block: a million curves are never in memory at once.
 
 .npy pair     X (N, 3, 201): strain, stress, flag; Y (N, 2): G0 in MPa and a
 split .npz    X_train, X_test, Y_train, Y_test as the pair has them; whatever else it holds is not opened
@@ -48,7 +48,7 @@ class CurveBlocks:
     layout: str
     parts: tuple[NDArray[Any], ...]  # one array; or training and test curves
     interleaved: bool  # every fourth curve is the next test curve
-    targets: NDArray[np.float64] | None  # (N, P) as they stand in the file
+    targets: NDArray[np.float64] | None  # (N, P) as they are in the file
     files: tuple[Path, ...]
     units: dict[str, str]
     notes: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class CurveBlocks:
         return sum(len(part) for part in self.parts)
 
     def read(self, low: int, high: int) -> NDArray[np.float32]:
-        """Return the curves low..high-1 as they stand in the file, float32 (high - low, 3, 201)."""
+        """Return the curves low..high-1 as they are in the file, float32 (high - low, 3, 201)."""
         return _take(self.parts, low, high, self.interleaved).astype(np.float32)
 
     def checked(
@@ -157,7 +157,7 @@ def open_split(path: Path, options: ReadOptions) -> CurveBlocks:
             for name, curves in zip(SPLIT[2:], (train, test), strict=True)
         ]
         targets = _take(tuple(pair), 0, total, interleaved)
-    notes = [] if interleaved else [f"{len(test):,} of {total:,} are test curves, not a quarter: split anew"]
+    notes = [] if interleaved else [f"{len(test):,} of {total:,} are test curves, not a quarter: split again"]
     others = [name for name in archive.names if name not in SPLIT]
     if others:
         notes.append(f"arrays not opened: {', '.join(others)}")
@@ -275,7 +275,7 @@ def _slopes_plausible(
     start: NDArray[np.float32],
     span: NDArray[np.float32],
 ) -> NDArray[np.bool_]:
-    """Return for which curves the slope of the first tenth of strain is surely plausible, judged from few points."""
+    """Return for which curves the slope of the first tenth of strain is certainly plausible, judged from few points."""
     at = np.minimum(begin[:, None] + np.arange(_SLOPE_POINTS), strain.shape[1] - 1)
     x = np.take_along_axis(strain, at, axis=1) - start[:, None]
     y = np.take_along_axis(stress, at, axis=1)

@@ -11,7 +11,7 @@ def to_channels(curves: CurveSet, *, reduce: str = "pick") -> NDArray[np.float32
     """Return strain, stress in MPa and flag of every curve, float32 (N, 3, 201).
 
     A longer curve is reduced to 201 points: `pick` takes evenly spaced rows, first and last included, and keeps their
-    noise; `mean` averages 201 blocks of rows, which makes the noise smaller. A shorter one stands at the right, with
+    noise; `mean` averages 201 blocks of rows, which makes the noise smaller. A shorter one is at the right, with
     zeros and flag 0 before it.
     """
     channels = np.zeros((len(curves.ids), material.CHANNELS, material.POINTS), np.float32)

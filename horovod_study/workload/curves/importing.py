@@ -75,7 +75,7 @@ class Source:
     layout: str
     size: int
     names: tuple[str, ...] | None
-    targets: NDArray[np.float64] | None  # (N, P) as they stand in the file
+    targets: NDArray[np.float64] | None  # (N, P) as they are in the file
     target_bounds: NDArray[np.float64] | None
     units: dict[str, str]
     files: tuple[Path, ...]

@@ -109,8 +109,8 @@ class Archive:
             self._zip = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise DataError(
-                f"{path}: is not a whole .npz file of {path.stat().st_size:,} bytes ({error}); it was cut short or is "
-                "something else, copy it again"
+                f"{path}: is not a complete .npz file of {path.stat().st_size:,} bytes ({error}); it was cut short "
+                "or is something else, copy it again"
             ) from None
         self.names = tuple(name.removesuffix(".npy") for name in self._zip.namelist())
 

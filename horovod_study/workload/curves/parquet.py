@@ -36,7 +36,7 @@ def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
     except (OSError, arrow.ArrowException) as error:
         text = str(error).splitlines()[0][:100]
         raise DataError(
-            f"{path}: is not a whole Parquet file of {path.stat().st_size:,} bytes ({text}); copy it again"
+            f"{path}: is not a complete Parquet file of {path.stat().st_size:,} bytes ({text}); copy it again"
         ) from None
     declared = {
         kind: units.settle(str(path), kind, units.split(names[column])[1], option)

@@ -25,7 +25,7 @@ _LARGEST_LISTED = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawCurves:
-    """Curves as they stand in their files, not yet checked, in one unit per channel."""
+    """Curves as they are in their files, not yet checked, in one unit per channel."""
 
     curves: tuple[Curve, ...]
     layout: str

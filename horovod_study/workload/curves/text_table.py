@@ -27,7 +27,7 @@ from horovod_study.workload.curves import units
 from horovod_study.workload.curves.values import DELIMITERS, OnProgress, ReadOptions
 
 SAMPLE_LINES = 2000
-"""Lines from which delimiter and decimal mark are found; preamble and names must stand among them."""
+"""Lines from which delimiter and decimal mark are found; preamble and names must be among them."""
 
 _CHUNK_ROWS = 50_000
 _BYTES_PER_BYTE = 2  # of memory per byte of text: a number is 8 bytes and seldom has fewer than 6 characters
@@ -363,7 +363,7 @@ def _no_table(path: Path, sample: list[str], options: ReadOptions, required: Seq
 def read_cells(
     table: TextLayout, numbers: Sequence[int], texts: Sequence[int] = (), *, on_progress: OnProgress | None = None
 ) -> Cells:
-    """Read the rows of a table; a cell of `numbers` that is no number is a DataError with its line (case 3).
+    """Read the rows of a table; a cell of `numbers` that is not a number is a DataError with its line (case 3).
 
     A blank cell, NaN and infinities are read as they are. A row longer than the line of the names is refused unless
     the cells beyond it are blank.

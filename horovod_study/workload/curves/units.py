@@ -1,6 +1,6 @@
 """Units of strain and stress, and the names by which columns are known.
 
-Strain becomes a ratio and stress MPa by one factor each. A unit stands in round or square brackets, after an
+Strain becomes a ratio and stress MPa by one factor each. A unit is in round or square brackets, after an
 underscore, a slash or the word "in", in a row below the names, or in an option; there is no default.
 """
 

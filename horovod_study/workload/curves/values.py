@@ -31,7 +31,7 @@ class ReadOptions:
     delimiter: str | None = None
     strain_column: str | None = None
     stress_column: str | None = None
-    strain_unit: str | None = None  # None: must stand in the file
+    strain_unit: str | None = None  # None: must be in the file
     stress_unit: str | None = None
     drop_nonfinite: bool = False
     on_nonmonotonic: str = "error"
@@ -74,7 +74,7 @@ def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One test as it stands in a file; strain and stress are in the units of the file until `checks.in_units`."""
+    """One test as it is in a file; strain and stress are in the units of the file until `checks.in_units`."""
 
     name: str
     file: str
