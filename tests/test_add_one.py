@@ -187,7 +187,7 @@ def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
     )
     listed = copy / "cli" / "__init__.py"
     for old, new in (
-        ("import benchmarks, ", "import benchmarks, greet, "),
+        ("    benchmarks,\n", "    benchmarks,\n    greet,\n"),
         ("    *export.VERBS,\n", "    *greet.VERBS,\n"),
     ):
         assert before[listed].count(old) == 1

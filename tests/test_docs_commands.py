@@ -119,6 +119,9 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"(PYTHON=\S+ WHEELS=FOLDER benchmarks/gpu\.sh|python benchmarks/gpu\.py --dry-run --out DIR)": ByTest(
         by="test_gpu_benchmark.py", mentions=("gpu.sh", "WHEELS=", '"--dry-run", "--out"')
     ),
+    r"horovod-study record .*-- .*": ByTest(
+        by="test_record_command.py", mentions=('"record"', "torchrun", "horovodrun")
+    ),
     # training, together
     r"horovodrun( --gloo)? -np 2 python -m horovod_study\.train": ByTest(
         by="test_parallel.py", mentions=("horovodrun",)
@@ -297,7 +300,7 @@ def test_what_the_prose_of_a_page_names_is_there(page: str) -> None:
             continue
         verb = " ".join(words[1:3]) if " ".join(words[1:3]) in VERBS else words[1]
         assert verb in VERBS or not re.fullmatch(r"[a-z-]+", verb) or verb.startswith("-"), f"{page}: {' '.join(words)}"
-        flags = {word.split("=")[0].rstrip(",.") for word in words[2:] if word.startswith("--")}
+        flags = {word.split("=")[0].rstrip(",.") for word in words[2:] if re.match("--[a-z]", word)}
         known = {flag for name, each in VERBS.items() if name.split()[0] == verb.split()[0] for flag in each}
         assert flags <= known, f"{page}: {' '.join(words)}: {sorted(flags - known)}"
 

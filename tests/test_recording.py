@@ -592,7 +592,7 @@ def test_a_batch_whose_size_cannot_be_seen_is_told(tmp_path: Path) -> None:
     [(X, 3), ([X, torch.ones(5)], 3), ({"id": "a", "image": X}, 3), (("a", [np.zeros((4, 2))]), 4)],
 )
 def test_samples_are_counted_along_the_first_dimension(batch: Any, samples: int) -> None:
-    assert recorder._samples_of(batch) == samples
+    assert recorder.batch_samples(batch) == samples
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@
     simulate      simulate, simulate model-parallel
     experiments   compare, tune, verify
     benchmarks    bench, bench loading, bench timers
+    record        record: the training of any script as it is
     export        export
     strain        strain: data, train, identify, search, lr-range, learning-curve
     old           what to type instead of a verb of the release before
@@ -24,7 +25,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod_study import __version__, limits
-from horovod_study.cli import benchmarks, experiments, explain, export, forecasts, report, simulate, strain, studies
+from horovod_study.cli import (
+    benchmarks,
+    experiments,
+    explain,
+    export,
+    forecasts,
+    record,
+    report,
+    simulate,
+    strain,
+    studies,
+)
 from horovod_study.cli.old import renewed
 from horovod_study.cli.verbs import Result
 from horovod_study.errors import StudyError
@@ -39,6 +51,7 @@ VERBS = (
     *simulate.VERBS,
     *experiments.VERBS,
     *benchmarks.VERBS,
+    *record.VERBS,
     *export.VERBS,
     *strain.VERBS,
 )

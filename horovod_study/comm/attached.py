@@ -36,6 +36,7 @@ class Attached:
     rank: int
     workers: int
     all_values: Callable[[Any], list[Any]]
+    waits_seen: bool = False  # whether the calls are seen in which the script waits, although it averages by itself
 
     def gather(self, value: Any) -> list[Any]:
         """Return the (small, plain) values of all ranks, in the order of ranks, on every rank."""
@@ -48,7 +49,7 @@ class Attached:
     @property
     def sync_seen(self) -> bool:
         """Whether the wait for other workers has a place that is seen from here; one worker waits for nobody."""
-        return self.reduction != "own"
+        return self.reduction != "own" or self.waits_seen
 
 
 class WaitNotice:

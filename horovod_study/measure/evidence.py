@@ -25,7 +25,13 @@ BUSY_CORES = 0.25
 
 
 def describe_rank(
-    *, host: str, local_rank: int, cores: Sequence[int], device: torch.device, lr: float, settings: Mapping[str, Any]
+    *,
+    host: str,
+    local_rank: int,
+    cores: Sequence[int],
+    device: torch.device,
+    lr: float | None,
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return this rank's entry of the record; `settings` are those of its backend, `lr` its optimiser's."""
     return {
@@ -88,12 +94,25 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def parameter_sha256(model: nn.Module) -> str:
-    """Return the SHA-256 over all parameters in their logical order: equal only for models equal bit for bit."""
+    """Return the SHA-256 over all parameters in their logical order: equal only for models equal bit for bit.
+
+    Of parameters that are sharded over ranks (DTensor) it is that of this rank's shards: nothing is communicated.
+    """
     digest = hashlib.sha256()
     for parameter in model.parameters():
+        own = parameter.detach()
+        if hasattr(own, "to_local"):
+            own = own.to_local()
         # As bytes, because NumPy does not know every type of number that PyTorch has.
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(own.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def sharded(model: nn.Module) -> bool:
+    """Return whether ranks hold different parts of the parameters (FSDP, `fully_shard`)."""
+    return any(hasattr(each, "to_local") for each in model.parameters()) or any(
+        type(each).__name__ == "FullyShardedDataParallel" for each in model.modules()
+    )
 
 
 def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,7 @@ parallelism uses. Where a version should have none, the end of a wait inside bac
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -35,13 +36,37 @@ class Steps(Protocol):
         """Note that the parameters were updated."""
 
 
+class Hook:
+    """What a model is given to call. A copy or a pickle of the model has one instead that does nothing.
+
+    The original belongs to a run under way, with its files and locks; whoever loads the pickle needs nothing of this
+    package, because what stands in its place is of the standard library.
+    """
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes anything, returns None
+
+
 class Hooks:
-    """The hooks on one model and its optimizer, until `remove`."""
+    """The hooks on one model and its optimizer, until `remove`; None where parameters are updated without one."""
 
     def __init__(
-        self, steps: Steps, clock: LapClock, model: nn.Module, optimizer: torch.optim.Optimizer, *, forward: bool
+        self,
+        steps: Steps,
+        clock: LapClock,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        forward: bool,
     ) -> None:
-        self._steps, self._clock, self._model = steps, clock, model
+        self._steps, self._clock, self.model = steps, clock, model
+        self.forwards, self.backwards = 0, 0  # that were seen to end
         engine = getattr(torch.autograd.Variable, "_execution_engine", None)
         self._when_done: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
         self._forwards: list[bool] = []  # the forwards under way, and whether each is the outermost of a step
@@ -51,19 +76,26 @@ class Hooks:
         self._alone = steps.workers == 1 and not averages_in_synchronize(optimizer) and bare(model) is model
         self._undo: list[Callable[[], None]] = []
         if not clock.takes_stamps:
-            self._undo.append(optimizer.register_step_post_hook(lambda *_: steps.note_update()).remove)
+            if optimizer is not None:
+                self._undo.append(optimizer.register_step_post_hook(lambda *_: steps.note_update()).remove)
             return
         if forward:
-            self._undo.append(model.register_forward_pre_hook(self._before_forward).remove)
-            self._undo.append(model.register_forward_hook(self._after_forward, always_call=True).remove)
+            self.watch_forward(model)
         for parameter in model.parameters():
             if parameter.requires_grad:
-                handle = parameter.register_post_accumulate_grad_hook(self._gradient)  # type: ignore[no-untyped-call]
+                handle = parameter.register_post_accumulate_grad_hook(Hook(self._gradient))  # type: ignore[no-untyped-call]
                 self._undo.append(handle.remove)
+        if optimizer is None:
+            return
         self._undo.append(optimizer.register_step_pre_hook(self._before_update).remove)
         self._undo.append(optimizer.register_step_post_hook(self._after_update).remove)
         if averages_in_synchronize(optimizer):
             self._wrap_synchronize(optimizer)
+
+    def watch_forward(self, module: nn.Module) -> None:
+        """Mark the forward of `module`."""
+        self._undo.append(module.register_forward_pre_hook(Hook(self._before_forward)).remove)
+        self._undo.append(module.register_forward_hook(Hook(self._after_forward), always_call=True).remove)
 
     def reset(self) -> None:
         """Forget what a step before has left half done, such as a backward that was out of memory."""
@@ -74,6 +106,11 @@ class Hooks:
         """Take all hooks away; the model and the optimizer are as they were."""
         for undo in self._undo:
             undo()
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether a forward of a step is under way."""
+        return any(self._forwards)
 
     def settle(self) -> None:
         """Give a backward its laps whose end autograd did not tell."""
@@ -94,6 +131,7 @@ class Hooks:
     def _after_forward(self, *_: Any) -> None:
         if self._forwards and self._forwards.pop() and self._steps.in_step:
             self._clock.lap("forward")
+            self.forwards += 1
 
     def _gradient(self, _: torch.Tensor) -> None:
         if not self._steps.in_step:
@@ -115,7 +153,8 @@ class Hooks:
     def _end_backward(self, *, tell: bool) -> None:
         last = self._last if self._gradients >= self._expected else None
         self._expected, self._gradients, self._last = self._gradients, 0, None
-        if not averages_in_backward(self._model):
+        self.backwards += 1
+        if not averages_in_backward(self.model):
             self._clock.lap("backward", at=None if tell else last)
             return
         self._clock.lap("backward", at=last)

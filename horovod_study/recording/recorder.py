@@ -17,11 +17,11 @@ Only entering and leaving are collective. What the training raises passes throug
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -34,7 +34,7 @@ from horovod_study.config import LAPS, run_config
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_stamp
-from horovod_study.measure.evidence import parameter_count, parameter_sha256
+from horovod_study.measure.evidence import parameter_count, parameter_sha256, sharded
 from horovod_study.measure.precision import PrecisionObserver
 from horovod_study.progress import say
 from horovod_study.recording.hooks import Hooks
@@ -110,24 +110,35 @@ class Recording:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         *,
         out: Path | None,
         options: RecordOptions,
-        batch: int | None,
-        model_name: str | None,
-        forward_hooks: bool,
-        own: Mapping[str, Any],
+        batch: int | None = None,
+        model_name: str | None = None,
+        forward_hooks: bool = True,
+        own: Mapping[str, Any] = MappingProxyType({}),
+        peers: Attached | None = None,
+        beside: Sequence[tuple[nn.Module, torch.optim.Optimizer]] = (),
+        count_samples: Callable[[Any], int] | None = None,
     ) -> None:
+        """`optimizer` None: parameters are updated without one, a turn is a step. `peers` None: those of the script.
+
+        `beside`: other models that are trained in the same loop, each with its optimizer, as in a GAN. `count_samples`
+        returns how many samples a batch has.
+        """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
-        if not isinstance(optimizer, torch.optim.Optimizer):
+        if not isinstance(optimizer, torch.optim.Optimizer | None):
             raise ConfigError(
                 f"recorder: optimizer is a {type(optimizer).__name__}; give the torch.optim.Optimizer that is stepped"
             )
-        self._model, self._optimizer = model, _inner(optimizer)
+        self._model, self._optimizer = model, None if optimizer is None else _inner(optimizer)
+        self._given_peers, self._beside = peers, tuple((each, _inner(own)) for each, own in beside)
         self._out, self._options, self._batch = out, options, batch
-        self._model_name = model_name or type(bare(model)).__name__
+        models = [bare(each) for each, _ in ((model, optimizer), *self._beside)]
+        self._bare = models[0] if len(models) == 1 else nn.ModuleList(models)
+        self._model_name = model_name or " + ".join(type(each).__name__ for each in models)
         self._forward_hooks, self._own = forward_hooks, dict(own)
         self._state = "new"  # -> open -> closed
         self.in_step = False  # whether a step is under way
@@ -137,12 +148,14 @@ class Recording:
         self._loss: torch.Tensor | None = None
         self._train_samples: int | None = None
         self._window_samples = 0  # of the steps after the warm-up
-        self._hooks: Hooks | None = None
+        self.hooks: list[Hooks] = []
         self._accumulate = 1
         self._turns = 0  # of the loop, in the step so far
         self._turns_of_steps: Counter[int] = Counter()  # turns -> steps that took so many; 0 turns: without an update
         self._turns_left = 0  # in steps that ended without an update, and do not count
-        self._by_turns = False  # no update was ever seen: a step is a turn
+        self._by_turns = optimizer is None  # no update was ever seen: a step is a turn
+        self._count = count_samples or batch_samples
+        self._uncounted = False  # whether steps were counted for samples, because nobody knows how many they have
 
     # ------------------------------------------------------------------------------------------ beginning and end
 
@@ -158,6 +171,11 @@ class Recording:
             self._require_open("directory")
         return self._session.directory
 
+    @property
+    def made(self) -> int:
+        """The number of steps so far."""
+        return self._step
+
     def mark(self) -> Any:
         """Return a stamp of this moment, for `begin` and `fetched`."""
         return self._clock.mark()
@@ -172,8 +190,8 @@ class Recording:
                 "recorder: was used already; a recorder records one run, make another one with another out="
             )
         self._state = "closed"  # until it is open
-        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
-        self._peers = attach(self._model, self._optimizer, on_gpu=device.type == "cuda")
+        device = next((parameter.device for parameter in self._bare.parameters()), torch.device("cpu"))
+        self._peers = self._given_peers or attach(self._model, self._optimizer, on_gpu=device.type == "cuda")
         with WaitNotice("every rank must enter `with horovod_study.recorder(...)`"):
             self._session = Session(self._peers, self._options)
         try:
@@ -184,8 +202,11 @@ class Recording:
             self._session.close(error)
             raise
         self._clock = self._session.clock
-        self._precision = PrecisionObserver(self._model)
-        self._hooks = Hooks(self, self._clock, self._model, self._optimizer, forward=self._forward_hooks)
+        self._precision = PrecisionObserver(self._bare)
+        self.hooks = [
+            Hooks(self, self._clock, model, optimizer, forward=self._forward_hooks)
+            for model, optimizer in ((self._model, self._optimizer), *self._beside)
+        ]
         self._state = "open"
         if self._session.is_root:
             say(_greeting(self._session.record.effective, self._peers, self._session.directory))
@@ -193,7 +214,7 @@ class Recording:
 
     def _create(self, device: torch.device) -> None:
         """Describe what runs, before its first step, and settle where it is written. Collective."""
-        peers, session, model = self._peers, self._session, bare(self._model)
+        peers, session, model = self._peers, self._session, self._bare
         asked = {**asdict(self._options), "batch": self._batch}
         about = {
             "model": self._model_name,
@@ -203,12 +224,12 @@ class Recording:
         }
         require_parity(peers, {**asked, **about, "package version": environment.describe_package()})
         initial = parameter_sha256(model)
-        if len(set(peers.gather(initial))) > 1 and session.is_root:
+        if len(set(peers.gather(initial))) > 1 and session.is_root and not sharded(model):
             say(
                 "warning: the ranks begin with different parameters; broadcast those of rank 0 before the recorder "
                 "(Horovod: broadcast_parameters), or they train different models"
             )
-        session.describe_ranks(device, lr=float(self._optimizer.param_groups[0]["lr"]), settings={})
+        session.describe_ranks(device, lr=_rate(self._optimizer), settings={})
         for doubt in session.doubts if session.is_root else ():
             say(f"warning: {doubt.replace('--threads 1', 'torch.set_num_threads(1)')}")
         default = f"{utc_stamp()}-{peers.backend}-{peers.workers}w-{os.getpid()}"
@@ -227,7 +248,7 @@ class Recording:
                     "launcher": peers.launcher,
                     "batch": self._batch,
                     "global_batch": None if self._batch is None else self._batch * peers.workers,
-                    "optimizer": type(self._optimizer).__name__,
+                    "optimizer": self._optimizer_names(),
                     "precision": None,  # seen in the first steps
                     "initial_parameter_sha256": initial,
                     "train_samples": None,
@@ -237,13 +258,18 @@ class Recording:
         except StudyError as error:
             raise StudyError(str(error).replace("--out", "out=")) from None
 
+    def _optimizer_names(self) -> str | None:
+        if self._optimizer is None:
+            return None
+        return " + ".join(type(each).__name__ for each in (self._optimizer, *(own for _, own in self._beside)))
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._state != "open":
             return
         self._state = "closed"
         self._precision.stop()
-        if self._hooks is not None:
-            self._hooks.remove()
+        for hooks in self.hooks:
+            hooks.remove()
         ended = error
         try:
             if error is None:
@@ -259,7 +285,7 @@ class Recording:
                 with suppress(Exception):  # it may be what has failed, and is not the error to tell
                     self.close_step()
             self._session.close(ended)
-            self._hooks = None  # and with it the model, which may hold a process group that is destroyed before it
+            self.hooks = []  # and with them the model, which may hold a process group that is destroyed before it
         if error is None and self._session.is_root:
             say(_closing(totals, self.workers, self._session.directory))
 
@@ -270,7 +296,7 @@ class Recording:
         with fail_together(self._peers):
             self.close_step()
             self._require_steps()
-        first = session.find_steady(self._step, doubt=_update_doubt(self._turns_of_steps))
+        first = session.find_steady(self._step, doubt=self._doubt())
         learnt, sha256 = self._learnt()
         samples, window_s = self._window(first.step)
         totals = session.totals(first, made=self._step, samples=samples, window_s=window_s)
@@ -283,6 +309,12 @@ class Recording:
         }
         session.finish(totals, learnt)
         return totals
+
+    def _doubt(self) -> str:
+        """Return what to doubt of steps and samples, "" for nothing."""
+        steps = "" if self._optimizer is None else _update_doubt(self._turns_of_steps)
+        samples = "samples were not seen: each step counts as one, and samples/s are steps/s" if self._uncounted else ""
+        return "; ".join(filter(None, (steps, samples)))
 
     def _require_steps(self) -> None:
         where, warmup = self._session.directory, self._options.warmup_steps
@@ -320,19 +352,19 @@ class Recording:
         mine = {
             "steps": self._step,
             "usual": int(np.median(samples)) if len(samples) else self._batch,
-            "sha256": parameter_sha256(bare(self._model)),
+            "sha256": parameter_sha256(self._bare),
             "precision": self._precision.found(),
-            "turns": self._turns_of_steps,
+            "turns": list(self._turns_of_steps.items()),
             "train_samples": self._train_samples,
         }
         everybody = self._peers.gather(mine)
         made, usual = ([each[name] for each in everybody] for name in ("steps", "usual"))
         sha256, precision = (_common([each[name] for each in everybody]) for name in ("sha256", "precision"))
-        turns = _turns_per_update([each["turns"] for each in everybody])
+        turns = _turns_per_update([dict(each["turns"]) for each in everybody])
         if self._session.is_root:
             if len(set(made)) > 1:
                 say(f"warning: the ranks made {min(made)} to {max(made)} steps; shares and sums of them are not equal")
-            if sha256 is None:
+            if sha256 is None and not sharded(self._bare):
                 say(
                     "warning: the ranks end with different parameters: they have trained different models, and their "
                     "gradients were not averaged alike"
@@ -375,19 +407,23 @@ class Recording:
                     batch = next(batches)
                 except StopIteration:
                     break
-                if not self.in_step:  # at first, after an update, or after `skip`
-                    self.begin(at=began)
-                self.fetched(batch, begun=began if self._turns else None)
+                self.took(batch, began)
                 yield batch
-                self._turn(accumulate)
+                self.turn(accumulate)
                 began = self._clock.mark()
         finally:
             # After the last turn; or after `break`, or an error, in the middle of one.
             if self._state == "open":
                 self.close_step()
 
-    def _turn(self, accumulate: int) -> None:
-        """End a turn of the loop, and with it the step where the parameters were updated."""
+    def took(self, batch: Any, began: Any) -> None:
+        """End a turn's wait for its batch, which began at the stamp `began`, and begin a step where none is open."""
+        if not self.in_step:  # at first, after an update, or after `skip`
+            self.begin(at=began)
+        self.fetched(batch, begun=began if self._turns else None)
+
+    def turn(self, accumulate: int = 1) -> None:
+        """End a turn of the loop, and with it the step where the parameters were updated. `steps` does so by itself."""
         if not self.in_step:
             return
         self._turns += 1
@@ -412,8 +448,8 @@ class Recording:
         self._clock.begin(at)
         self.in_step, self.updated, self._samples, self._loss = True, False, None, None
         self._turns = 0
-        if self._hooks is not None:
-            self._hooks.reset()
+        for hooks in self.hooks:
+            hooks.reset()
 
     def fetched(self, batch: Any, *, begun: Any = None) -> None:
         """End the wait for `batch`, which counts as data; `begun` is the stamp at which it began, if not just now."""
@@ -422,7 +458,11 @@ class Recording:
             self._clock.lap("residual", at=begun)
         self._clock.lap("data")
         if self._batch is None:
-            self._samples = (self._samples or 0) + _samples_of(batch)
+            self.count(batch)
+
+    def count(self, batch: Any) -> None:
+        """Add the samples of `batch` to those of this step; `fetched` does so by itself."""
+        self._samples = (self._samples or 0) + self._count(batch)
 
     def end(self) -> None:
         """End a step; what follows until the next one begins is residual of that one."""
@@ -430,6 +470,8 @@ class Recording:
             return
         self._settle()
         self.in_step = False
+        if self._samples is None and self._batch is None:
+            self._samples, self._uncounted = 1, True
         self._session.rows.add(self._step, self._epoch, self._loss, samples=self._samples)
         if self._step >= self._options.warmup_steps:
             self._window_samples += self._samples or self._batch or 0
@@ -458,8 +500,8 @@ class Recording:
         self._session.open_stretch(timed=self._step >= self._options.warmup_steps)
 
     def _settle(self) -> None:
-        if self._hooks is not None:
-            self._hooks.settle()
+        for hooks in self.hooks:
+            hooks.settle()
 
     def lap(self, name: str) -> None:
         """End the phase `name` of the step: data, forward, backward, sync, update; it began with the lap before it.
@@ -478,6 +520,11 @@ class Recording:
         self._settle()
         self._clock.lap(name)
         self.updated |= name == "update"
+
+    def part(self, name: str) -> None:
+        """End a part of the phase `name`, which goes on; "residual": what is no phase."""
+        self._settle()
+        self._clock.lap(name)
 
     def loss(self, loss: torch.Tensor) -> None:
         """Keep the loss of this step, shape (), for its row; it is read later, and the device not waited for."""
@@ -521,14 +568,18 @@ def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _samples_of(batch: Any) -> int:
+def _rate(optimizer: torch.optim.Optimizer | None) -> float | None:
+    return None if optimizer is None else float(optimizer.param_groups[0]["lr"])
+
+
+def batch_samples(batch: Any) -> int:
     """Return the first dimension of the first tensor or array in what a loader gave."""
     if isinstance(batch, Mapping):
         batch = tuple(batch.values())
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
         for part in batch:
             with suppress(ConfigError):
-                return _samples_of(part)
+                return batch_samples(part)
     elif getattr(batch, "shape", ()):
         return int(batch.shape[0])
     raise ConfigError(
@@ -560,7 +611,7 @@ def _update_doubt(turns: Mapping[int, int]) -> str:
 def _greeting(effective: Mapping[str, Any], peers: Attached, directory: Path) -> str:
     way = f"{peers.backend} over {peers.transport}" if peers.workers > 1 else peers.backend
     unseen = (
-        "" if peers.sync_seen else "; its waits for other workers are seen only where record.lap('sync') marks them"
+        "" if peers.sync_seen else "; its waits for other workers are not seen, unless record.lap('sync') marks them"
     )
     return (
         f"recording {peers.workers} worker{'s' * (peers.workers > 1)} ({way}), {effective['model']} with "

@@ -135,7 +135,9 @@ class Session:
         """Look from now on at what other programs take: what the run itself has started and ended is none of them."""
         self._load = evidence.OtherLoad(self._host_cores, beside=None if self.sampler is None else self.sampler.pid)
 
-    def describe_ranks(self, device: torch.device, *, lr: float, settings: Mapping[str, Any], **more: Any) -> None:
+    def describe_ranks(
+        self, device: torch.device, *, lr: float | None, settings: Mapping[str, Any], **more: Any
+    ) -> None:
         """Learn what each rank really has, `more` of this one included, and what is to be doubted."""
         mine = evidence.describe_rank(
             host=self.host, local_rank=self.local_rank, cores=self.cores, device=device, lr=lr, settings=settings

@@ -1,0 +1,76 @@
+"""`horovod-study record -- COMMAND`: record a training whose script has no line of this package."""
+
+import argparse
+from pathlib import Path
+
+from horovod_study.cli.verbs import Verb
+from horovod_study.errors import ConfigError
+from horovod_study.options import Parser
+
+WARMUP_STEPS = 10
+"""Fewer than of our own training: scripts of others may be short, and the rest of the warm-up is found."""
+
+
+def record_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/STUDY)"
+    )
+    parser.add_argument("--study", default="script", metavar="NAME", help="the study that the run belongs to")
+    parser.add_argument("--partition", default="local", metavar="NAME", help="the partition that it runs on")
+    parser.add_argument("--repeat", type=int, default=0, metavar="N", help="which repeat it is (default 0)")
+    parser.add_argument("--batch", type=int, metavar="N", help="samples of a step on one worker (default: counted)")
+    parser.add_argument("--model-name", metavar="NAME", help="what tables call the model (default: its class)")
+    parser.add_argument(
+        "--warmup-steps",
+        type=int,
+        default=WARMUP_STEPS,
+        metavar="N",
+        help=f"first steps that are recorded but not measured (default {WARMUP_STEPS}); a longer warm-up is found",
+    )
+    parser.add_argument("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed")
+    parser.add_argument(
+        "--system-interval-s", type=float, default=1.0, metavar="S", help="how often the host is sampled; 0: never"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the script in which runs differ; runs are repeats only where these are equal",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
+
+
+def record(options: argparse.Namespace) -> int:
+    """Record the training of any PyTorch script as it is: record -- torchrun --nproc-per-node 2 train.py."""
+    from horovod_study.cluster import recorded
+    from horovod_study.measure.clock import utc_stamp
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise ConfigError("record: no command; write `horovod-study record -- python train.py`")
+    own = {}
+    for text in options.option:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--option {text}: is not NAME=VALUE")
+        own[name] = value
+    return recorded.record(
+        command,
+        options.out or Path("runs") / options.study / f"{utc_stamp()}-{Path(command[0]).name}",
+        {
+            "warmup_steps": options.warmup_steps,
+            "timer_mode": options.timer_mode,
+            "system_interval_s": options.system_interval_s,
+            "disk_full": "go-on",
+            "study": options.study,
+            "partition": options.partition,
+            "repeat": options.repeat,
+        },
+        batch=options.batch,
+        model_name=options.model_name,
+        own=own,
+    )
+
+
+VERBS = (Verb("record", record, record_arguments),)

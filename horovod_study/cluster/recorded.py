@@ -1,0 +1,141 @@
+"""A command whose training is recorded without a line in its script: `horovod-study record -- COMMAND`.
+
+The command is started as it is, with two environment variables more: one puts the recorder's folder in front of
+PYTHONPATH, so that every Python below it loads its sitecustomize, the other says what is asked. What the recorder does
+in these processes is in recording/automatic.py.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import horovod_study
+from horovod_study import records
+from horovod_study.errors import RecordError, StudyError
+from horovod_study.measure.clock import utc_now
+from horovod_study.progress import say
+
+VARIABLE = "HOROVOD_STUDY_RECORD"
+INJECT = Path(horovod_study.__file__).parent / "recording" / "inject"
+PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that go on to the command; Ctrl-C reaches it from the terminal."""
+
+
+def environment(asked: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a command whose training is recorded as `asked`."""
+    paths = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: json.dumps(asked)}
+
+
+def record(
+    command: Sequence[str],
+    out: Path,
+    options: Mapping[str, Any],
+    *,
+    batch: int | None = None,
+    model_name: str | None = None,
+    own: Mapping[str, Any],
+    again: bool = False,
+) -> int:
+    """Run `command`, have its training recorded in the run directory `out`, and return the exit code to end with.
+
+    It is the command's; 1 where that is 0 and nothing was recorded. A command that cannot be started is a StudyError.
+    """
+    out = out.absolute()
+    records.require_no_run(out, again="")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    meeting = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".record", dir=out.parent))
+    asked = {
+        "out": str(out),
+        "meeting": str(meeting),
+        "package": str(Path(horovod_study.__file__).parents[1]),
+        "options": dict(options),
+        "batch": batch,
+        "model_name": model_name,
+        "own": dict(own),
+    }
+    try:
+        code = _run(command, environment(asked))
+        seen = _seen(meeting)
+    finally:
+        shutil.rmtree(meeting, ignore_errors=True)
+    return _judge(out, code, seen)
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    try:
+        process = subprocess.Popen(list(command), env=dict(environ))
+    except OSError as error:
+        raise StudyError(f"{command[0]}: cannot be started ({error.strerror}); is it on PATH?") from None
+    with _passing_on(process):
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    def pass_on(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in PASSED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends, then this program
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _seen(meeting: Path) -> list[tuple[str, str]]:
+    """Return how far the processes of the command have come, and why some went no further."""
+    try:
+        return [tuple(json.loads(line)) for line in (meeting / "seen").read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return []
+
+
+def _judge(out: Path, code: int, seen: Sequence[tuple[str, str]]) -> int:
+    with suppress(RecordError):
+        found = records.read_run(out)
+        if found.status == "running":
+            records.finish_run(
+                out,
+                found,
+                status="failed",
+                finished=utc_now(),
+                totals=found.totals,
+                reason=f"the command ended with exit code {code} before its training was closed",
+            )
+            say(f"horovod-study record: {out} is incomplete: the command ended with exit code {code}")
+        elif found.status == "failed" and code == 0:
+            return 1  # the recorder has said why
+        return code
+    if code == 0:
+        say(f"horovod-study record: no run was recorded: {_why_nothing(seen)}")
+        return 1
+    return code
+
+
+def _why_nothing(seen: Sequence[tuple[str, str]]) -> str:
+    reached = {what for what, _ in seen}
+    if "stopped" in reached:
+        return next(why for what, why in seen if what == "stopped")
+    if "own recorder" in reached:
+        return "the script records itself; start it without `horovod-study record --`"
+    if "torch" in reached:
+        return (
+            "neither optimizer steps nor backwards were seen, or fewer than two; a script in which nothing of them is "
+            "PyTorch's is recorded by three lines of its own, see docs/your_script.md"
+        )
+    return (
+        "no Python of the command has imported torch with this environment; python -I, -E and -S hide the recorder, "
+        f"and so does a launcher that passes PYTHONPATH and {VARIABLE} not on (mpirun -x PYTHONPATH -x {VARIABLE})"
+    )

@@ -1,0 +1,465 @@
+"""Records a training whose script has no line of this package: `horovod-study record -- COMMAND`.
+
+Installed in every process that imports torch (inject/sitecustomize.py), it waits for a training and then does what
+`recorder` does by hand:
+
+    a step      one turn of the loop over the DataLoader in which an optimizer stepped; where no loader is looped over,
+                from one update to the next; where no optimizer steps, from one backward to the next
+    models      found by the parameters of the optimizers: the outermost module that holds them
+    workers     those of the library that the script has started; nothing is sent through it, see comm/meeting.py
+    evaluation  what goes through the model in eval mode without gradients, or over another loader, is in no step
+
+It begins with the second update and ends when the process does. It never raises into the script: what goes wrong ends
+the recording, and the record says why.
+"""
+
+import atexit
+import functools
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from horovod_study.errors import ConfigError, StudyError
+from horovod_study.progress import say
+
+if TYPE_CHECKING:
+    from horovod_study.comm.meeting import Meeting
+    from horovod_study.comm.observed import Observed
+    from horovod_study.recording.recorder import Recording
+
+WATCHED_UPDATES = 2
+"""The training is looked at for so many updates of its first optimizer: then optimizers and loader are known."""
+WATCHED_BACKWARDS = 4
+"""So many backwards without an update by an optimizer: the script updates its parameters by itself."""
+MAX_UPDATES = 20
+"""So many updates without another batch from the loader: the loop is not one over the loader."""
+UNCALLED_STEPS = 3
+"""A model that was not called in so many steps is a container; the models in it are."""
+
+
+def install(asked: str) -> None:
+    """Watch for a training from now on; `asked` is the JSON text that `horovod-study record` leaves for it."""
+    Watcher(json.loads(asked)).install()
+
+
+class Watcher:
+    """Sees optimizers, loaders and backwards of this process, and keeps the record of its training."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._asked = asked
+        self._state = "watching"  # -> recording -> over
+        self._record: Recording | None = None
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}  # by id, in the order in which they were seen
+        self._updates = 0  # of the first optimizer
+        self._backwards = 0
+        self._depth = 0  # of optimizer steps inside each other, such as that of a wrapper
+        self._fetched: list[Any] = []  # data sets that gave a batch since the last update
+        self._data: Any = None  # the data set of the loader that is looped over, None: no loop over a loader
+        self._since_fetch = 0  # updates since it gave a batch
+        self._paused = True  # whether no stretch of steps is open
+        self._ending = False  # whether the loader has ended before its last batch was trained on
+        self._waits_since: Any = None
+        self._seen_backwards = 0
+        self._in_backward = False
+        self._observed: Observed | None = None  # of a script that averages by calls of its own
+        self._handles: list[Any] = []
+        self._meeting: Meeting | None = None
+
+    def install(self) -> None:
+        """Put the watcher where it sees every training of this process."""
+        self._note("torch")
+        self._handles = [
+            register_optimizer_step_pre_hook(self._guarded(self._before_update)),
+            register_optimizer_step_post_hook(self._guarded(self._after_update)),
+        ]
+        self._wrap_backward()
+        self._wrap_loader()
+        os.register_at_fork(after_in_child=self._leave)  # a worker of a loader inherits all this and trains nothing
+        atexit.register(self._finish)
+        self._hook_errors()
+
+    # ------------------------------------------------------------------------------------------------ what is seen
+
+    def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(call)
+        def safe(*arguments: Any) -> None:
+            if self._state == "over":
+                return
+            try:
+                call(*arguments)
+            except Exception as error:
+                self._give_up(error)
+
+        return safe
+
+    def _wrap_backward(self) -> None:
+        original = torch.autograd.backward
+        before, after = self._guarded(self._before_backward), self._guarded(self._after_backward)
+
+        @functools.wraps(original)
+        def backward(*arguments: Any, **named: Any) -> None:
+            before()
+            original(*arguments, **named)
+            after()
+
+        torch.autograd.backward = backward
+
+    def _wrap_loader(self) -> None:
+        iterator: Any = dataloader._BaseDataLoaderIter
+        original = iterator.__next__
+        before, after, ended = (self._guarded(each) for each in (self._before_fetch, self._after_fetch, self._ended))
+
+        @functools.wraps(original)
+        def fetch(own: Any) -> Any:
+            before(own)
+            try:
+                batch = original(own)
+            except StopIteration:
+                ended(own)
+                raise
+            after(own, batch)
+            return batch
+
+        iterator.__next__ = fetch
+
+    def _hook_errors(self) -> None:
+        original = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            self._close(error)
+            original(kind, error, trace)
+
+        sys.excepthook = hook
+
+    def _leave(self) -> None:
+        self._state, self._record = "over", None
+
+    # ------------------------------------------------------------------------------------------------ updates
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._depth += 1
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
+        if self._state == "watching":
+            self._watch_update(optimizer)
+        elif self._record is not None and id(optimizer) in self._optimizers:
+            self._since_fetch += 1
+            if self._ending:
+                self._pause()
+            elif self._data is not None and self._since_fetch > MAX_UPDATES:
+                self._data = None  # one batch was fetched, and is used again and again
+            if self._data is None and optimizer is self._first:
+                self._next_step()
+
+    @property
+    def _first(self) -> torch.optim.Optimizer:
+        return next(iter(self._optimizers.values()))
+
+    def _watch_update(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizers.setdefault(id(optimizer), optimizer)
+        if optimizer is not self._first:
+            return
+        self._updates += 1
+        self._data = self._fetched[0] if self._fetched else None
+        self._fetched = []
+        if self._updates >= WATCHED_UPDATES:
+            self._open()
+
+    # ------------------------------------------------------------------------------------------------ backwards
+
+    def _before_backward(self) -> None:
+        record = self._record
+        self._in_backward = True
+        if record is not None and record.in_step:
+            self._seen_backwards = sum(each.backwards for each in record.hooks)
+            if not any(each.forwards for each in record.hooks):
+                record.part("residual")  # forward was not seen, and is not taken for backward
+
+    def _after_backward(self) -> None:
+        record = self._record
+        self._in_backward = False
+        if self._state == "watching":
+            self._backwards += 1
+            if not self._optimizers and self._backwards >= WATCHED_BACKWARDS and not _any(torch.optim.Optimizer):
+                self._data = self._fetched[0] if self._fetched else None
+                self._open()
+            elif not self._optimizers and self._backwards < WATCHED_BACKWARDS:
+                self._fetched = []
+        elif record is not None and record.in_step:
+            if self._observed or sum(each.backwards for each in record.hooks) == self._seen_backwards:
+                record.part("backward")  # no hook has seen its gradients, or waits have cut it into parts
+            if not self._optimizers and self._data is None:
+                self._next_step()
+
+    # ------------------------------------------------------------------------------------------------ waits
+
+    def _before_wait(self) -> None:
+        record = self._record
+        if record is not None and record.in_step:
+            record.part(self._phase(record))
+
+    def _after_wait(self) -> None:
+        record = self._record
+        if record is not None and record.in_step:
+            record.part("sync")
+
+    def _phase(self, record: "Recording") -> str:
+        if self._in_backward:
+            return "backward"
+        if self._depth:
+            return "update"
+        return "forward" if any(each.in_forward for each in record.hooks) else "residual"
+
+    # ------------------------------------------------------------------------------------------------ loaders
+
+    def _before_fetch(self, iterator: Any) -> None:
+        if self._record is None:
+            return
+        if not self._follows(iterator):
+            if self._record.updated and not self._paused:  # a loop over other data: an evaluation
+                self._pause()
+            return
+        self._since_fetch = 0
+        if self._paused:
+            self._resume()
+        else:
+            self._record.turn()
+            self._look_into_containers()
+        self._waits_since = self._record.mark()
+
+    def _after_fetch(self, iterator: Any, batch: Any) -> None:
+        if self._record is None:
+            if all(data is not iterator._dataset for data in self._fetched):
+                self._fetched.append(iterator._dataset)
+        elif self._follows(iterator) and not self._paused:
+            self._record.took(batch, self._waits_since)
+
+    def _ended(self, iterator: Any) -> None:
+        if self._record is None:
+            self._fetched = [data for data in self._fetched if data is not iterator._dataset]
+        elif self._follows(iterator) and not self._paused:
+            # A loop that fetches ahead of its training has its last batch still before it.
+            self._ending = self._record.in_step and not self._record.updated
+            if not self._ending:
+                self._pause()
+
+    def _follows(self, iterator: Any) -> bool:
+        return self._data is not None and iterator._dataset is self._data
+
+    # ------------------------------------------------------------------------------------------------ the record
+
+    def _open(self) -> None:
+        """Begin to record: the training is known. Collective over the ranks, through files."""
+        if _other_recorder():
+            self._note("own recorder")
+            self._over()
+            return
+        # What the recorder needs takes a second to import: only a process that trains pays for it.
+        from dataclasses import replace
+
+        from horovod_study.comm.attached import attach
+        from horovod_study.comm.meeting import Meeting
+        from horovod_study.comm.observed import Observed
+        from horovod_study.config import run_config
+        from horovod_study.recording.recorder import Recording
+        from horovod_study.recording.session import RecordOptions
+
+        self._note("training")
+        pairs = [(self._model_of(each), each) for each in self._optimizers.values()]
+        model, optimizer = pairs[0] if pairs else (_with_gradients(), None)
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        peers = attach(model, optimizer, on_gpu=device.type == "cuda")
+        if peers.backend == "distributed" and peers.reduction == "own" and device.type == "cpu":
+            self._observed = Observed(self._guarded(self._before_wait), self._guarded(self._after_wait))
+        self._meeting = Meeting(Path(self._asked["meeting"]), peers.rank, peers.workers)
+        self._record = Recording(
+            model,
+            optimizer,
+            out=Path(self._asked["out"]),
+            options=RecordOptions.of(run_config(self._asked["options"], source="record")),
+            batch=self._asked["batch"],
+            model_name=self._asked["model_name"] or (Path(sys.argv[0]).name if isinstance(model, Parameters) else None),
+            own=self._asked["own"],
+            peers=replace(peers, all_values=self._meeting.all_values, waits_seen=self._observed is not None),
+            beside=pairs[1:],
+            count_samples=samples_of,
+        )
+        self._record.__enter__()
+        self._state = "recording"
+        self._handles.append(model.register_forward_pre_hook(self._forward_hook(), prepend=True, with_kwargs=True))
+        if self._data is None:
+            self._resume()
+            self._record.begin()
+
+    def _forward_hook(self) -> Any:
+        from horovod_study.recording.hooks import Hook
+
+        return Hook(self._guarded(self._before_forward))
+
+    def _before_forward(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """See evaluations between steps, and the first forward after one; count samples that came from no loader."""
+        record = self._record
+        if record is None:
+            return
+        if not torch.is_grad_enabled() and not module.training:
+            if not self._paused and (record.updated or self._data is None):
+                self._pause()
+        elif self._data is None and torch.is_grad_enabled():
+            if self._paused:
+                self._resume()
+                record.begin()
+            if record.in_step and self._asked["batch"] is None:
+                record.count([*given, *named.values()])
+
+    def _next_step(self) -> None:
+        """End the step and begin the next one, where no loader is looped over."""
+        assert self._record is not None
+        if self._paused:
+            self._resume()
+        else:
+            self._record.turn()
+        if not self._record.in_step:
+            self._record.begin()
+        self._look_into_containers()
+
+    def _pause(self) -> None:
+        assert self._record is not None
+        self._record.close_step()
+        self._paused, self._ending = True, False
+
+    def _resume(self) -> None:
+        assert self._record is not None
+        if self._data is None:
+            self._record.open_stretch()
+        else:
+            self._record.begin_epoch()
+        self._paused = self._ending = False
+
+    def _look_into_containers(self) -> None:
+        """Where a model was never called, mark the forward of the models in it."""
+        record = self._record
+        if record is None or record.made != UNCALLED_STEPS:
+            return
+        for hooks in record.hooks:
+            if not hooks.forwards:
+                for module in hooks.model.children():
+                    if any(parameter.requires_grad for parameter in module.parameters()):
+                        hooks.watch_forward(module)
+
+    def _model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module:
+        wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return model_of(wanted) or Parameters(each for group in optimizer.param_groups for each in group["params"])
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def _finish(self) -> None:
+        """End the record in good order; the process is about to end."""
+        if self._record is None:
+            self._state = "over"
+            return
+        try:
+            self._record.__exit__(None, None, None)
+        except Exception as error:
+            say(f"horovod-study record: {error}")
+        self._over()
+
+    def _close(self, error: BaseException) -> None:
+        """End the record of a training that failed with `error`."""
+        if self._record is not None:
+            with suppress(Exception):
+                self._record.__exit__(type(error), error, error.__traceback__)
+        self._over()
+
+    def _give_up(self, error: Exception) -> None:
+        """End the recording because of an error of its own; the training goes on."""
+        why = str(error) if isinstance(error, StudyError) else f"{type(error).__name__}: {error}"
+        say(f"horovod-study record: recording has stopped, training goes on: {why}")
+        self._note("stopped", why)
+        self._close(StudyError(f"the recorder stopped: {why}"))
+
+    def _over(self) -> None:
+        self._state, self._record = "over", None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._observed is not None:
+            self._observed.remove()
+        if self._meeting is not None:
+            self._meeting.close()
+
+    def _note(self, what: str, why: str = "") -> None:
+        """Leave a word for `horovod-study record` on how far this process has come."""
+        with suppress(OSError), open(Path(self._asked["meeting"]) / "seen", "a", encoding="utf-8") as stream:
+            stream.write(json.dumps([what, why]) + "\n")
+
+
+class Parameters(nn.Module):
+    """Parameters that are in no module."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.all = nn.ParameterList(each for each in parameters if isinstance(each, nn.Parameter))
+
+
+def _other_recorder() -> bool:
+    """Return whether the script is recorded by lines of its own, or is the package's own trainer."""
+    return any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
+
+
+def _any(kind: type) -> bool:
+    return any(issubclass(type(each), kind) for each in gc.get_objects())
+
+
+def _modules() -> list[nn.Module]:
+    return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+
+
+def model_of(wanted: set[int]) -> nn.Module | None:
+    """Return the outermost module that holds most of the parameters with these ids, None where none holds any."""
+    modules = _modules()
+    inside = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    best: tuple[tuple[int, int], nn.Module] | None = None
+    for module in modules:
+        if id(module) in inside:
+            continue
+        own = {id(parameter) for parameter in module.parameters()}
+        rank = (len(own & wanted), -len(own - wanted))
+        if rank[0] and (best is None or rank > best[0]):
+            best = rank, module
+    return None if best is None else best[1]
+
+
+def _with_gradients() -> nn.Module:
+    """Return the outermost module most of whose parameters have gradients; an empty one where none has."""
+    wanted = {
+        id(each)
+        for module in _modules()
+        for each in module._parameters.values()
+        if each is not None and each.grad is not None
+    }
+    return model_of(wanted) or Parameters(())
+
+
+def samples_of(batch: Any) -> int:
+    """Return how many samples a batch holds: its first dimension, or its length where it holds no tensor."""
+    from horovod_study.recording.recorder import batch_samples
+
+    try:
+        return batch_samples(batch)
+    except ConfigError:
+        with suppress(TypeError):
+            return len(batch)
+        raise

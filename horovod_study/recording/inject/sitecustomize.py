@@ -1,0 +1,69 @@
+"""Loaded by every Python that is started below `horovod-study record`, before its script.
+
+It waits for `import torch`, and installs the recorder then; a Python that never imports torch notices nothing. Only
+this file lies in its folder, which is put in front of PYTHONPATH, and it loads the sitecustomize that it hides.
+"""
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+
+VARIABLE = "HOROVOD_STUDY_RECORD"
+
+
+class AfterTorch:
+    """Finds torch once, through the other finders, and has the recorder installed when it is imported."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        """Return the specification of torch with a loader that goes on to the recorder."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = Loader(spec.loader)  # type: ignore[no-untyped-call,assignment]
+        return spec
+
+
+class Loader:
+    """A loader like another one, that installs the recorder behind it."""
+
+    def __init__(self, loader):  # type: ignore[no-untyped-def]
+        self._loader = loader
+
+    def __getattr__(self, name):  # type: ignore[no-untyped-def]
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):  # type: ignore[no-untyped-def]
+        """Return what the other loader makes."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):  # type: ignore[no-untyped-def]
+        """Import torch, then the recorder."""
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        asked = os.environ[VARIABLE]
+        try:
+            if importlib.util.find_spec("horovod_study") is None:  # another Python than the one of the command line
+                sys.path.append(json.loads(asked)["package"])
+            from horovod_study.recording import automatic
+
+            automatic.install(asked)
+        except Exception as error:  # the script comes first, whatever is wrong with its recorder
+            print(f"horovod-study record: cannot record: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def load_hidden() -> None:
+    """Run the sitecustomize that this one hides, of a distribution or of a site."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [folder for folder in sys.path if os.path.abspath(folder) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+load_hidden()
+if VARIABLE in os.environ:
+    sys.meta_path.insert(0, AfterTorch())

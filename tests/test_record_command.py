@@ -1,0 +1,366 @@
+"""`horovod-study record -- COMMAND`: trainings without a line of this package, and what must never happen to them."""
+
+import copy
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import BIN, LAUNCHERS
+from torch import nn
+
+from horovod_study import cli, records
+from horovod_study.comm.meeting import Meeting
+from horovod_study.errors import BackendError
+from horovod_study.recording import automatic, recorder
+
+HEAD = """
+import os, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+data = TensorDataset(torch.randn(240, 8), torch.randn(240, 1))
+def loss_of(x, y): return (model(x) - y).square().mean()
+"""
+LOADER = """
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(3):
+    model.train()
+    for x, y in DataLoader(data, batch_size=4):
+        loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for x, y in DataLoader(TensorDataset(*data.tensors), batch_size=60):
+            model(x); time.sleep(0.05)
+"""
+NO_LOADER = """
+optimizer = torch.optim.Adam(model.parameters())
+for turn in range(100):
+    if turn % 20 == 0:
+        model.eval()
+        with torch.no_grad(): model(data.tensors[0]); time.sleep(0.05)
+        model.train()
+    loss = loss_of(*data[4 * (turn % 60) : 4 * (turn % 60) + 4])
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+ONE_BATCH = """
+optimizer = torch.optim.Adam(model.parameters())
+x, y = next(iter(DataLoader(data, batch_size=6)))
+for turn in range(100):
+    loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+ACCUMULATED = """
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(4):
+    for turn, (x, y) in enumerate(DataLoader(data, batch_size=4)):
+        loss = loss_of(x, y); loss.backward()
+        if turn % 6 == 5: optimizer.step(); optimizer.zero_grad()
+"""
+BY_HAND = """
+weights = torch.randn(8, 1, requires_grad=True)
+x, y = data.tensors
+for turn in range(60):
+    (x @ weights - y).square().mean().backward()
+    with torch.no_grad(): weights -= 0.01 * weights.grad; weights.grad = None
+"""
+GAN = """
+critic = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
+first, second = torch.optim.SGD(critic.parameters(), 0.01), torch.optim.Adam(model.parameters())
+for epoch in range(2):
+    for x, y in DataLoader(data, batch_size=4):
+        made = model(x)
+        first.zero_grad(); (critic(y) - critic(made.detach())).mean().backward(); first.step()
+        second.zero_grad(); critic(made).mean().backward(); second.step()
+"""
+
+
+def script(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "training.py"
+    path.write_text(HEAD + textwrap.dedent(text))
+    return path
+
+
+def record(tmp_path: Path, command: list[Any], *options: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Record a command as a user does; return how it ended, and the run directory."""
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [BIN / "horovod-study", "record", "--out", out, "--system-interval-s", "0", *options, "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+    )
+    return done, out
+
+
+def rows_of(out: Path, rank: int = 0) -> dict[str, np.ndarray]:
+    table = records.read_steps(out, rank)
+    return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+# name -> script, steps that it makes beyond the watched ones, samples of a step, laps that are seen
+TRAININGS = {
+    "a loader": (LOADER, 180 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
+    "no loader": (NO_LOADER, 100 - 2 - 5, 4, {"forward", "backward", "sync", "update"}),
+    "one batch": (ONE_BATCH, 100 - 2, 6, {"forward", "backward", "sync", "update"}),
+    "accumulated": (ACCUMULATED, 40 - 2, 24, {"data", "forward", "backward", "sync", "update"}),
+    "updates by hand": (BY_HAND, 60 - 4, 1, {"backward"}),
+    "two models": (GAN, 120 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_is_recorded_as_it_is(name: str, tmp_path: Path) -> None:
+    text, steps, samples, laps = TRAININGS[name]
+    done, out = record(tmp_path, [sys.executable, script(tmp_path, text)])
+
+    assert done.returncode == 0, done.stderr
+    run, rows = records.read_run(out), rows_of(out)
+    assert run.status == "done"
+    assert abs(len(rows["step"]) - steps) <= 6, "an update that is in no step is next to an evaluation or an end"
+    assert len(rows["step"]) <= steps + 5
+    assert set(rows["samples"][3:]) == {samples}
+    assert {
+        lap for lap in ("data", "forward", "backward", "sync", "update") if np.isfinite(rows[f"{lap}_s"][5:]).all()
+    } == laps
+    sums = sum(np.nan_to_num(rows[f"{lap}_s"]) for lap in (*laps, "residual"))
+    assert sums == pytest.approx(rows["step_s"])
+    assert not list(tmp_path.glob(".run*")), "what the ranks exchanged is removed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [LOADER, NO_LOADER], ids=["a loader", "no loader"])
+def test_an_evaluation_is_in_no_step(text: str, tmp_path: Path) -> None:
+    """The evaluations of these scripts sleep: a step that held one could not be shorter."""
+    _, out = record(tmp_path, [sys.executable, script(tmp_path, text)])
+    rows = rows_of(out)
+    gaps = rows["begin_s"][1:] - (rows["begin_s"][:-1] + rows["step_s"][:-1])
+
+    assert (gaps > 0.05).sum() >= 2, "the stretches have evaluations between them"
+    assert rows["residual_s"].sum() < 0.05 * (gaps > 0.05).sum() + rows["step_s"].sum() / 2
+
+
+ENDINGS = {
+    "an error": ("raise ValueError('bad luck')", 1, "failed", "ValueError: bad luck"),
+    "an end at once": ("os._exit(4)", 4, "failed", "exit code 4"),
+    "a signal": ("os.kill(os.getpid(), 9)", 137, "failed", "exit code 137"),
+    "an exit code": ("sys.exit(3)", 3, "done", ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENDINGS)
+def test_the_end_of_the_command_is_its_own(name: str, tmp_path: Path) -> None:
+    how, code, status, reason = ENDINGS[name]
+    done, out = record(tmp_path, [sys.executable, script(tmp_path, ONE_BATCH + how)])
+    run = records.read_run(out)
+
+    assert (done.returncode, run.status) == (code, status)
+    assert reason in (run.reason or "")
+    assert len(rows_of(out)["step"]) > (50 if status == "done" else -1)
+
+
+NOTHING = {
+    "no torch": ("import json", "PYTHONPATH"),
+    "no training": ("import torch", "optimizer"),
+    "its own lines": (
+        "import horovod_study.recording.session, torch\n" + HEAD + ONE_BATCH,
+        "records itself",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_command_without_a_training_is_told_why(name: str, tmp_path: Path) -> None:
+    text, word = NOTHING[name]
+    (tmp_path / "x.py").write_text(text)
+    done, out = record(tmp_path, [sys.executable, tmp_path / "x.py"])
+
+    assert done.returncode == 1
+    assert not out.exists()
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_cannot_be_started_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["record", "--out", str(tmp_path / "run"), "--", "no-such-program"]) == 2
+    assert "no-such-program" in capsys.readouterr().err
+    assert cli.main(["record", "--out", str(tmp_path / "run")]) == 2
+    assert "command" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_fails_in_the_recorder_does_not_reach_the_training(tmp_path: Path) -> None:
+    """The folder of the run cannot be made: the training goes on to its end."""
+    text = LOADER + "\nprint('trained', epoch)"
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [sys.executable, script(tmp_path, text)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(automatic.__file__).parent / "inject"),
+            "HOROVOD_STUDY_RECORD": json.dumps(
+                {
+                    "out": str(tmp_path / "file" / "run"),
+                    "meeting": str(tmp_path),
+                    "options": {},
+                    "batch": None,
+                    "model_name": None,
+                    "own": {},
+                }
+            ),
+        },
+    )
+
+    assert done.returncode == 0
+    assert done.stdout.strip() == "trained 2"
+    assert done.stderr.count("recording has stopped") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_result_of_the_training_is_the_same(tmp_path: Path) -> None:
+    end = "\nprint([parameter.detach().double().sum().item().hex() for parameter in model.parameters()])"
+    path = script(tmp_path, LOADER + end)
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=True)
+    done, _ = record(tmp_path, [sys.executable, path])
+
+    assert done.stdout == plain.stdout
+
+
+# ---------------------------------------------------------------------------------------------------- several ranks
+
+SLEEP_S = 0.03
+DDP = f"""
+import torch.distributed as dist
+dist.init_process_group("gloo")
+wrapped = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.Adam(model.parameters())
+for turn in range(60):
+    loss = wrapped(data.tensors[0][:8]).square().mean(); optimizer.zero_grad()
+    if dist.get_rank() == 1: time.sleep({SLEEP_S})
+    loss.backward(); optimizer.step()
+if dist.get_rank() == 0: time.sleep(1)  # it alone has more to do: the others have left the training
+dist.destroy_process_group()
+"""
+SHARDED = f"""
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+fully_shard(model)
+optimizer = torch.optim.Adam(model.parameters())
+for turn in range(60):
+    loss = model(data.tensors[0][:8]).square().mean(); optimizer.zero_grad()
+    if dist.get_rank() == 1: time.sleep({SLEEP_S})
+    loss.backward(); optimizer.step()
+"""
+HOROVOD = f"""
+import horovod.torch as hvd
+hvd.init()
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+for turn in range(60):
+    optimizer.zero_grad(); loss = loss_of(*data[:8])
+    if hvd.rank() == 1: time.sleep({SLEEP_S})
+    loss.backward(); optimizer.step()
+"""
+TOGETHER = {
+    "ddp": (DDP, "torchrun", "ddp"),
+    "fully_shard": (SHARDED, "torchrun", "distributed"),
+    "horovod": (HOROVOD, "horovodrun --gloo", "horovod"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize("name", TOGETHER)
+def test_the_slow_rank_of_a_script_is_seen(name: str, tmp_path: Path) -> None:
+    """One rank sleeps before its backward: its backward is longer by that, and the other one waits for it in sync."""
+    text, launcher, backend = TOGETHER[name]
+    line = [str(part).format(workers=2) for part in LAUNCHERS[launcher]]
+    done, out = record(tmp_path, [*line, script(tmp_path, text)])
+
+    assert done.returncode == 0, done.stderr
+    run = records.read_run(out)
+    assert (run.status, run.effective["backend"], run.effective["workers"]) == ("done", backend, 2)
+    quick, slow = rows_of(out, 0), rows_of(out, 1)
+    assert len(quick["step"]) == len(slow["step"]) >= 50
+    assert np.median(slow["backward_s"]) - np.median(quick["backward_s"]) > 0.8 * SLEEP_S
+    assert np.median(quick["sync_s"]) - np.median(slow["sync_s"]) > 0.8 * SLEEP_S
+    assert np.isfinite(slow["forward_s"][5:]).all()
+
+
+def test_ranks_exchange_values_through_files(tmp_path: Path) -> None:
+    found: dict[int, list[Any]] = {}
+
+    def take_part(rank: int) -> None:
+        meeting = Meeting(tmp_path / "m", rank, 3)
+        found[rank] = [meeting.all_values({"rank": rank, "values": [1.5, None, "é"]}), meeting.all_values(rank * rank)]
+        meeting.close()
+
+    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    expected = [[{"rank": rank, "values": [1.5, None, "é"]} for rank in range(3)], [0, 1, 4]]
+    assert found == dict.fromkeys(range(3), expected)
+
+
+def test_nobody_waits_for_a_rank_that_is_gone(tmp_path: Path) -> None:
+    lonely = Meeting(tmp_path / "m", 0, 2, first_s=0.05)
+    with pytest.raises(BackendError, match="rank 1"):
+        lonely.all_values(1)
+    lonely.close()
+
+
+# ---------------------------------------------------------------------------------------------------- the models
+
+
+def test_copies_and_pickles_of_a_recorded_model_have_no_part_of_the_recorder(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorder.recorder(model, optimizer, out=tmp_path / "run", warmup_steps=1, system_interval_s=0) as record:
+        for x in record.steps([torch.ones(3, 4)] * 6):
+            model(x).sum().backward()
+            optimizer.step()
+            stream = io.BytesIO()
+            torch.save(model, stream)
+            for other in (
+                copy.deepcopy(model),
+                pickle.loads(pickle.dumps(model)),
+                torch.optim.swa_utils.AveragedModel(model).module,
+                torch.load(io.BytesIO(stream.getvalue()), weights_only=False),
+            ):
+                assert torch.equal(other(x), model(x))
+                assert "horovod_study" not in repr([*other._forward_hooks.values(), *other._forward_pre_hooks.values()])
+    rows = rows_of(tmp_path / "run")
+    assert len(rows["step"]) == 6
+
+
+def test_the_model_of_an_optimizer_is_the_outermost_one() -> None:
+    inner = nn.Linear(3, 3)
+    outer = nn.Sequential(inner, nn.Linear(3, 1))
+    copied = copy.deepcopy(outer)
+
+    assert automatic.model_of({id(each) for each in inner.parameters()}) is outer
+    assert automatic.model_of({id(each) for each in copied[0].parameters()}) is copied
+    assert automatic.model_of(set()) is None
