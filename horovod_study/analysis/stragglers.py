@@ -88,6 +88,7 @@ class Stragglers:
     ranks: tuple[Lateness, ...] = ()
     slow: tuple[int, ...] = ()  # the named ranks, the slowest first
     resolution_s: float = math.nan  # a lateness that would certainly have been named
+    delay_s: float = 0.0  # by how much a step would be shorter if the named ranks were as quick as the middle one
 
     @property
     def skew_share(self) -> float:
@@ -154,6 +155,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         key=lambda each: -each.value_s,
     )
     ranks = tuple(_with_cause(each) if each in slow else each for each in found)
+    even = own - np.array([each.value_s if each in slow else 0.0 for each in found])
     return Stragglers(
         verdict="named" if slow else "none",
         notes=tuple(notes),
@@ -170,6 +172,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         ranks=ranks,
         slow=tuple(each.rank for each in slow),
         resolution_s=max(WORTH * period, *(each.value_s - each.certain_s for each in found)),
+        delay_s=float((own.max(axis=1) - even.max(axis=1)).mean()),
     )
 
 

@@ -4,14 +4,16 @@ import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, add_figure_arguments, figure_look, readable_runs
+from horovod_study.cli.verbs import Result, Verb, add_figure_arguments, figure_look, readable_runs, runs_folder
 from horovod_study.config import OPTIONS
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser, add_run_options, run_values
 
 
 def explain_arguments(parser: Parser) -> None:
-    parser.add_argument("places", type=Path, nargs="*", metavar="RUN|STUDY", help="run directories, or folders of them")
+    parser.add_argument(
+        "places", type=Path, nargs="*", metavar="RUN|STUDY", help="run directories, folders of them, or a study file"
+    )
     parser.add_argument("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
     parser.add_argument("--out", type=Path, metavar="DIR", help="receives what is said, as text and JSON, and figures")
     parser.add_argument(
@@ -40,7 +42,27 @@ def explain_arguments(parser: Parser) -> None:
 def explain(options: argparse.Namespace) -> Result:
     """Explain a run or a study: where the time goes, who is slow, what more workers add, and what would help."""
     _refuse_idle_options(options)
-    return PARTS["sync" if options.measure else options.part](options)
+    options.places = [runs_folder(place) for place in options.places]
+    part = "sync" if options.measure else options.part
+    return _page(options) if part is None else PARTS[part](options)
+
+
+def _page(options: argparse.Namespace) -> Result:
+    """All of it on one page, the most important first."""
+    import shutil
+
+    from horovod_study import records
+    from horovod_study.analysis.explanation import explain as explain_runs
+    from horovod_study.report.explanation import WIDE, page, write_explanation
+
+    left_out: dict[str, str] = {}
+    found = explain_runs(*records.recorded_runs(options.places, left_out=left_out))
+    return Result(
+        document=found.to_dict(),
+        lines=page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns)),
+        files=write_explanation(found, options.out) if options.out else [],
+        doubts=[f"left out: {name}: {why}" for name, why in left_out.items()],
+    )
 
 
 _TAKEN_BY: Mapping[str, tuple[str, ...]] = {
@@ -140,11 +162,29 @@ def _timeline(options: argparse.Namespace) -> Result:
     )
 
 
+def _system(options: argparse.Namespace) -> Result:
+    """The hosts of one run: processors, memory, GPUs and power, as their sensors saw them over the timed steps."""
+    from horovod_study import records
+    from horovod_study.analysis.inspection import inspect
+    from horovod_study.report.figures.inspection import system_lines, write_system_of
+
+    place = options.places[0]
+    run, beside = records.recorded_run(place), records.run_side_files(place)
+    found = inspect(run, beside)
+    paths = write_system_of(run, beside, options.out, look=figure_look(options)) if options.out else []
+    return Result(
+        document={"name": found.name, "system": records.finite(found.system)},
+        lines=system_lines(found)[1:] or [f"System: {found.system.why_not}."],
+        files=paths,
+    )
+
+
 PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
     "steps": _steps,
     "account": _account,
     "sync": _sync,
     "timeline": _timeline,
+    "system": _system,
 }
 """The views in detail."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.verbs import BENCH_JSON, Result, Verb, add_figure_arguments, figure_look, read_input
+from horovod_study.cli.verbs import BENCH_JSON, Result, Verb, add_figure_arguments, figure_look, read_input, runs_folder
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
@@ -95,7 +95,8 @@ def report_arguments(parser: Parser) -> None:
         "directory",
         type=Path,
         metavar="DIR",
-        help="a folder of runs, which are analysed first where the tables are missing or older, or such tables",
+        help="a folder of runs (or a study file), which are analysed first where the tables are missing or older; "
+        "or such tables",
     )
     parser.add_argument(
         "--tables", action="store_true", help="analyse the runs of DIR, and write only the tables: no figures, no page"
@@ -157,6 +158,7 @@ def report_arguments(parser: Parser) -> None:
 def report(options: argparse.Namespace) -> int | Result:
     """Draw the figures and write the page of a study, or check all of it against the raw rows (--check)."""
     _refuse_idle_options(options)
+    options.directory = runs_folder(options.directory)
     if options.check:
         return _check(options)
     if options.tables:

@@ -97,6 +97,15 @@ def read_input(path: Path, wanted: str = "a CSV file with workers,samples_per_s"
         raise DataError(f"{path}: is not a text file in UTF-8; name {wanted}") from None
 
 
+def runs_folder(place: Path) -> Path:
+    """Return the folder of runs that a place names: itself, or for a study file that of its study below runs."""
+    if place.suffix not in (".yaml", ".yml"):
+        return place
+    from horovod_study.studies.study_file import load_study
+
+    return Path("runs") / load_study(place).name
+
+
 def readable_runs(root: Path) -> list[Path]:
     """Return the run directories at or below `root`, and say on standard error what is left out and why."""
     from horovod_study import records

@@ -63,12 +63,17 @@ def write_inspection(
         f"{NAME}.txt": "\n".join([*result_lines(found), "", *captions(found)]) + "\n",
     }
     paths = write_result(directory, figures=figures, texts=texts, what="inspection", look=look)
-    if beside.system:
-        steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
-        paths += write_system(
-            directory, beside.system, steps, beside.evaluations, first_timed=run.first_step, look=look
-        )
-    return paths
+    return paths + write_system_of(run, beside, directory, look=look)
+
+
+def write_system_of(
+    run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: FigureFormat = TEXT
+) -> list[Path]:
+    """Write the figures of the hosts of a run, where there are samples; return the paths."""
+    if not beside.system:
+        return []
+    steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
+    return write_system(directory, beside.system, steps, beside.evaluations, first_timed=run.first_step, look=look)
 
 
 # --------------------------------------------------------------------------------------------------------- text
@@ -87,7 +92,7 @@ def result_lines(found: Inspection) -> list[str]:
     lines += ["", *_pause_lines(found)]
     if found.ablation is not None:
         lines += ["", *_wrapped(f"Communication by leaving it out: {found.ablation.sentence.rstrip('.')}.")]
-    lines += _system_lines(found)
+    lines += system_lines(found)
     for line in _file_lines(found):
         lines += ["", *_wrapped(line)]
     for doubt in found.doubts:
@@ -306,7 +311,7 @@ _SYSTEM = {
 }
 
 
-def _system_lines(found: Inspection) -> list[str]:
+def system_lines(found: Inspection) -> list[str]:
     """Return the use of processors, memory and power as a table."""
     parts: dict[tuple[str, str], dict[str, float]] = {}
     for row in found.system.rows:

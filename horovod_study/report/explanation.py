@@ -1,0 +1,257 @@
+"""The page of `horovod-study explain` for a terminal, the most important first."""
+
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from horovod_study.analysis.breakdown import PARTS
+from horovod_study.analysis.explanation import Cell, Explanation, Growth, Help, Slow
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.stragglers import CAUSES, Lateness
+from horovod_study.report.kit.files import write_result
+from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted, rounded, signed
+from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
+from horovod_study.text.words import cut, listed, plural
+
+WIDE = 100
+MAX_ROWS, MAX_SERIES, MAX_HELP, MAX_DOUBTS = 10, 4, 5, 4
+"""So many lines each part of the page has room for."""
+
+_BAR = 24
+_NAMES = {"data": "loading data", "sync": "synchronising", "residual": "unexplained"}
+_HEADS = {**{part: part for part in PARTS}, "residual": "unexpl."}
+
+Said: TypeAlias = str | list[str]
+"""A text that is wrapped, or lines that stay as they are: of a table, or a command."""
+
+
+def page(found: Explanation, *, width: int = WIDE) -> list[str]:
+    """Return the explanation as lines of at most `width` characters, but for tables and commands."""
+    sections = (
+        ("", _head(found)),
+        ("Where the time of a step goes", _time(found)),
+        ("Who is slow", _slow(found)),
+        ("What more workers add to a step", _growth(found)),
+        ("What would help next", _help(found)),
+        ("What this rests on", _rests(found)),
+    )
+    lines: list[str] = []
+    for title, said in sections:
+        lines += ["", title] if title else []
+        for each in said:
+            lines += _lines(each, width, "  " if title else "")
+    # Narrow spaces kept numbers whole while lines were wrapped; not every terminal shows them.
+    return [line.replace(f"{THIN}%", " %").replace(THIN, ",") for line in lines]
+
+
+def write_explanation(found: Explanation, directory: Path) -> list[Path]:
+    """Write explanation.txt and explanation.json; return the paths."""
+    texts = {
+        "explanation.txt": "\n".join(page(found)) + "\n",
+        "explanation.json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
+    }
+    return write_result(directory, figures={}, texts=texts, what="explanation")
+
+
+def _lines(said: Said, width: int, indent: str) -> list[str]:
+    if isinstance(said, list):
+        return [f"{indent}{line}".rstrip() for line in said]
+    item = re.match(r"- |\d\. ", said)
+    deeper = indent + " " * (item.end() if item else 0)
+    how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(said, width, initial_indent=indent, subsequent_indent=deeper, **how)
+
+
+def _head(found: Explanation) -> Iterable[Said]:
+    on = f" on {found.hosts[0]}" if len(found.hosts) == 1 else f" on {len(found.hosts)} hosts" if found.hosts else ""
+    if len(found.names) == 1:
+        cell, state = found.cells[0], next(iter(found.states))
+        rate = "" if cell.samples_per_s is None else f"; {rounded(cell.samples_per_s)} samples/s"
+        yield f"{found.names[0]}: {state}; {cell.series}, {plural(cell.workers, 'worker')}{on}{rate}"
+        return
+    states = listed([f"{count} {state}" for state, count in found.states.items()])
+    yield f"{len(found.names)} runs ({states}), {len(found.last)} series{on}"
+
+
+# ------------------------------------------------------------------------------------------- where the time goes
+
+
+def _time(found: Explanation) -> Iterable[Said]:
+    yield from _one_cell(found.cells[0]) if len(found.cells) == 1 else _several_cells(found)
+    several = [cell for cell in found.last if cell.workers > 1]
+    for cell in several[:MAX_SERIES]:
+        yield _where(cell, len(several)) + _communication(cell)
+
+
+def _one_cell(cell: Cell) -> Iterable[Said]:
+    parts = [(part, value) for part, value in cell.parts_s.items() if value]  # one worker has nobody to wait for
+    if not parts:
+        yield f"A step takes {milliseconds(cell.step_s)} ms. Its parts are unknown: it was recorded without laps."
+        return
+    rows = []
+    for part, value in sorted(parts, key=lambda each: -each[1]):
+        share = value / cell.step_s
+        rows.append((_NAMES.get(part, part), milliseconds(value), percent(share), "#" * round(_BAR * share)))
+    rows.append(("step", milliseconds(cell.step_s), percent(1.0), ""))
+    yield to_lines(table_of(("", "ms", "share", ""), rows, texts=(0, 3)))
+
+
+def _several_cells(found: Explanation) -> Iterable[Said]:
+    """Yield the worker counts as a table: shares of the step; of many, the fewest and the most workers of a series."""
+    cells = found.cells
+    if len(cells) > MAX_ROWS:
+        first = {cell.series: cell for cell in reversed(cells)}
+        cells = tuple(cell for cell in cells if cell in (*first.values(), *found.last))
+    series = list(dict.fromkeys(cell.series for cell in cells))
+    shown = [part for part in PARTS[:-1] if any(cell.parts_s[part] is not None for cell in cells)]
+    heads = ("workers", "samples/s", "efficiency", "step, ms", *(_HEADS[part] for part in shown))
+    groups = tuple(
+        Group(title=each, rows=tuple(_row(cell, shown) for cell in cells if cell.series == each))
+        for each in series[: MAX_ROWS // 2]
+    )
+    yield to_lines(Table(columns=table_of(heads, (), texts=()).columns, groups=groups))
+    if len(series) > len(groups):
+        yield f"and {len(series) - len(groups)} series more: --part account"
+
+
+def _row(cell: Cell, parts: Sequence[str]) -> tuple[str, ...]:
+    rate = NOTHING if cell.samples_per_s is None else rounded(cell.samples_per_s)
+    good = NOTHING if cell.efficiency is None else percent(cell.efficiency)
+    shares = (NOTHING if (value := cell.parts_s[part]) is None else percent(value / cell.step_s) for part in parts)
+    return (str(cell.workers), rate, good, milliseconds(cell.step_s), *shares)
+
+
+def _where(each: Cell | Slow, count: int) -> str:
+    """Return what a sentence is about, where several of its kind are told."""
+    return f"{each.series}, {plural(each.workers, 'worker')}: " if count > 1 else ""
+
+
+def _communication(cell: Cell) -> str:
+    """Return what communication costs a step, as one number, and what of it is waiting."""
+    left_out = ""
+    if cell.left_out_s is not None:
+        left_out = f"{_part(cell.left_out_s, cell.step_s)}, by leaving communication out"
+    if cell.exposed_s is None or cell.waiting_s is None:
+        if left_out:
+            return f"Communication costs {left_out}."
+        return f"Exposed communication is unknown: {cell.why_not}."
+    text = (
+        f"Exposed communication (not hidden by computing): {_part(cell.exposed_s, cell.step_s)}; waiting for the last "
+        f"rank: {_part(cell.waiting_s, cell.step_s)}."
+    )
+    return f"{text} Together: {left_out}." if left_out else text
+
+
+def _part(seconds: Interval, step_s: float) -> str:
+    return f"{_ms(seconds)} ms, {percent(seconds.value / step_s)} of the step"
+
+
+def _ms(seconds: Interval) -> str:
+    """Return ms with their interval."""
+    if not seconds.known:
+        return milliseconds(seconds.value)
+    return quoted(1e3 * seconds.value, 1e3 * seconds.low, 1e3 * seconds.high)
+
+
+# ------------------------------------------------------------------------------------------------------ who is slow
+
+
+def _slow(found: Explanation) -> Iterable[Said]:
+    if not found.slow:
+        yield "One worker has nobody to wait for."
+    for each in sorted(found.slow, key=lambda each: -each.delay_s)[:MAX_SERIES]:
+        yield _where(each, len(found.slow)) + _who(each)
+
+
+def _who(slow: Slow) -> str:
+    if slow.why_not:
+        return f"Unknown: {slow.why_not}."
+    if not slow.ranks:
+        seen = (
+            "" if slow.resolution_s is None else f" (one of {milliseconds(slow.resolution_s)} ms would have been seen)"
+        )
+        waits = ""
+        if slow.waiting_s is not None:
+            share = percent(slow.waiting_s / slow.period_s)
+            waits = f" A rank waits {milliseconds(slow.waiting_s)} ms per step for the last one, {share} of the step."
+        return f"No rank is late beyond chance{seen}.{waits}"
+    words = " ".join(_late(each, slow) for each in slow.ranks[:3])
+    more = f" So are {len(slow.ranks) - 3} more." if len(slow.ranks) > 3 else ""
+    runs = "" if slow.looked_at == 1 else f" It is so in {slow.named_in} of {slow.looked_at} runs."
+    others = "The other ranks wait" if slow.chance < 0.5 else "The other rank waits"
+    return (
+        f"{words}{more}{runs} {others} for that: {milliseconds(slow.delay_s)} ms, "
+        f"{percent(slow.delay_s / slow.period_s)} of the step."
+    )
+
+
+def _late(late: Lateness, slow: Slow) -> str:
+    host = f" on {late.host}" if late.host else ""
+    value = _ms(Interval(value=late.value_s, low=late.low_s, high=late.high_s))
+    return (
+        f"Rank {late.rank}{host} is {value} ms late per step, {CAUSES[late.cause]}, and is the last one in "
+        f"{percent(late.last_share)} of the steps (by chance: {percent(slow.chance)})."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- more workers
+
+
+def _growth(found: Explanation) -> Iterable[Said]:
+    if found.why_no_growth:
+        yield f"Unknown: {found.why_no_growth}."
+    for each in found.growth[:MAX_SERIES]:
+        yield (f"{each.series}: " if len(found.growth) > 1 else "") + _grown(each)
+    if len(found.growth) > MAX_SERIES:
+        yield f"and {len(found.growth) - MAX_SERIES} series more: --part account"
+
+
+def _grown(growth: Growth) -> str:
+    step = growth.step_s
+    chance = ", which may be chance" if step.known and not step.excludes(0) else ""
+    known_parts = [(part, value) for part, value in growth.parts_s.items() if value is not None]
+    worth = sorted((each for each in known_parts if abs(each[1]) >= 0.05 * abs(step.value)), key=lambda each: -each[1])
+    of_it = ", ".join(f"{_NAMES.get(part, part)} {signed(milliseconds(value))}" for part, value in worth)
+    return (
+        f"{growth.workers} workers against {growth.base}: {signed(_ms(step))} ms per step{chance}. "
+        f"Of it {of_it or 'no part is known'}."
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what would help
+
+
+def _help(found: Explanation) -> Iterable[Said]:
+    if not found.help:
+        yield "Nothing stands out: no part but computing takes more than a few per cent of a step."
+    for place, each in enumerate(found.help[:MAX_HELP], 1):
+        yield f"{place}. {each.what}{_gain(each)}"
+        if each.command:
+            yield [f"   {each.command}"]
+
+
+def _gain(each: Help) -> str:
+    if each.gain is None:
+        return ""
+    low, high = each.gain.low, each.gain.high
+    ends = f" [{percent(low)}, {percent(high)}]" if known(low) and known(high) else ""
+    return f": {each.kind} {signed(percent(each.gain.value))}{ends} samples/s"
+
+
+# ------------------------------------------------------------------------------------------------ what it rests on
+
+
+def _rests(found: Explanation) -> Iterable[Said]:
+    steps = f"{found.steps:,}" if found.steps == found.steps_most else f"{found.steps:,} to {found.steps_most:,}"
+    what = "from the scatter between repeats"
+    if all(len(cell.runs) == 1 for cell in found.cells):
+        what = "from the steps of one run each, so that what differs from run to run is not in them"
+    yield f"{steps} steps of each rank after the warm-up; 95 % intervals in brackets, {what}."
+    for doubt in found.doubts[:MAX_DOUBTS]:
+        text = cut(doubt.rstrip("."), 2 * WIDE - 20)
+        yield f"- {text}{'' if text.endswith('...') else '.'}"
+    if len(found.doubts) > MAX_DOUBTS:
+        yield f"- and {plural(len(found.doubts) - MAX_DOUBTS, 'doubt')} more: --part account"
