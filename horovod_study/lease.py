@@ -326,9 +326,9 @@ def acquire(
         raise StudyError(not_written(folder.parent, error, f"choose a writable folder with --{option}")) from None
 
 
-def hold_study(directory: Path) -> Lease:
-    """Hold the study in `directory`: a second command on it gets a Held that names the first."""
-    return acquire(directory / CLAIMS, STUDY, what="the study")
+def hold_study(directory: Path, *, option: str = "runs") -> Lease:
+    """Hold the study in `directory`, which an option names: a second command on it gets a Held that names the first."""
+    return acquire(directory / CLAIMS, STUDY, what="the study", option=option)
 
 
 def hold_run(directory: Path) -> Lease:

@@ -13,6 +13,7 @@ import io
 import os
 import resource
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -25,11 +26,19 @@ ADDRESS_BYTES_PER_CORE = 64 << 20
 
 That cannot be interrupted, so it is not begun. What the programs need in the end is a multiple of this.
 """
+_OF_THREADS = ("can't start new thread", "cannot create thread", "resource temporarily unavailable")
 _SIGNS = (
     *("failed to map segment", "cannot allocate memory", "can't allocate memory", "std::bad_alloc"),
-    *("can't start new thread", "cannot create thread", "not enough memory", "resource temporarily unavailable"),
+    *("not enough memory", *_OF_THREADS),
 )
 """What PyTorch, the dynamic loader and Python say in errors that are no MemoryError, in small letters."""
+
+FEW_PROCESSES = 4096
+"""Only where fewer processes and threads are allowed than this is it tried, at the start, whether there is room."""
+MIN_FILE_BYTES = 8 << 20
+"""Open MPI 4.1.8 shares files of 4 MiB; seen to hang in MPI_Init at 3,000 KiB and to work at 4,200 KiB."""
+MIN_OPEN_FILES, OPEN_FILES_PER_RANK = 32, 6
+"""mpirun of Open MPI 4.1.8 hung with 28, 32 and 40 open files for 1, 2 and 4 ranks, and worked with 32, 36 and 48."""
 
 _OF_THE_SYSTEM = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE),
@@ -60,8 +69,30 @@ def _says_so(error: BaseException) -> bool:
     )
 
 
-def line() -> str:
-    """Return what is told, with the limits that hold for this process."""
+def mpi_hindrance(ranks: int) -> str:
+    """Return in one line which limit of this process would let MPI wait for ever with so many ranks here; "" for none.
+
+    Limits are handed on to what a process starts.
+    """
+    size, files = resource.getrlimit(resource.RLIMIT_FSIZE)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if size != resource.RLIM_INFINITY and size < MIN_FILE_BYTES:
+        return (
+            f"ulimit -f allows files of {size / 1024:.0f} KiB, and MPI waits for ever where it cannot make files of "
+            f"{MIN_FILE_BYTES >> 20} MiB; raise it (ulimit -f unlimited)"
+        )
+    needed = MIN_OPEN_FILES + OPEN_FILES_PER_RANK * ranks
+    if files != resource.RLIM_INFINITY and files < needed:
+        return (
+            f"ulimit -n allows {files} open files, and mpirun may wait for ever with fewer than {needed} for {ranks} "
+            "worker" + "s" * (ranks > 1) + " on a host; raise it (ulimit -n 1024)"
+        )
+    return ""
+
+
+def line(error: BaseException | None = None) -> str:
+    """Return what is told of a lack, which `error` is about, with the limits that hold for this process."""
+    if error is not None and any(sign in str(each).lower() for each in _chain(error) for sign in _OF_THREADS):
+        return _line_of_threads()
     limits = [
         f"{name} is {limit // 2**20:,} MiB"
         for name, kind in (("ulimit -v", resource.RLIMIT_AS), ("ulimit -d", resource.RLIMIT_DATA))
@@ -70,6 +101,12 @@ def line() -> str:
     ]
     why = f" ({', '.join(limits)})" if limits else ""
     return f"error: not enough memory{why}; allow more, or end other programs, and try again"
+
+
+def _line_of_threads() -> str:
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    why = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit:,}, all programs of this user together)"
+    return f"error: no room for another thread or process{why}; allow more, or end other programs, and try again"
 
 
 def refused(error: OSError) -> int:
@@ -130,11 +167,13 @@ def install() -> None:
     room = resource.getrlimit(resource.RLIMIT_AS)[0]
     if room != resource.RLIM_INFINITY and room < MIN_ADDRESS_BYTES + ADDRESS_BYTES_PER_CORE * (os.cpu_count() or 1):
         end()
+    if resource.getrlimit(resource.RLIMIT_NPROC)[0] < FEW_PROCESSES:
+        _try_threads(os.cpu_count() or 1)
     usual = sys.excepthook
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if is_lack(error):
-            end()
+            end(error)
         if issubclass(kind, KeyboardInterrupt):  # while libraries are imported, which takes seconds
             print("interrupted", file=sys.stderr)
             return
@@ -143,7 +182,21 @@ def install() -> None:
     sys.excepthook = tell
 
 
-def end() -> NoReturn:
+def _try_threads(count: int) -> None:
+    """Start so many threads at once, or end: OpenBLAS starts one for each core, and sends Ctrl-C where it cannot."""
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait, daemon=True) for _ in range(count)]
+    try:
+        for each in threads:
+            each.start()
+    except RuntimeError as error:
+        end(error)
+    done.set()
+    for each in threads:
+        each.join()
+
+
+def end(error: BaseException | None = None) -> NoReturn:
     """Say the line and end this process without taking libraries down."""
-    os.write(2, f"{line()}\n".encode())
+    os.write(2, f"{line(error)}\n".encode())
     os._exit(EXIT_CODE)

@@ -10,9 +10,10 @@ from fake_trainer import fake_launch
 import horovod_study
 from horovod_study.cluster.process import marked_processes
 from horovod_study.config import Cell, RunConfig, local_cell
+from horovod_study.errors import StudyError
 from horovod_study.records import read_run
 from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Running, Verdict
-from horovod_study.studies.engine import Lane, attempt, set_aside_unless_done, sweep
+from horovod_study.studies.engine import Lane, attempt, set_aside_unless_done, sweep, working_in
 from horovod_study.studies.interruption import Interruption
 
 ROOT = Path(horovod_study.__file__).parent
@@ -210,3 +211,11 @@ def test_what_is_done_stays_and_what_is_not_is_set_aside(tmp_path: Path) -> None
     assert set_aside_unless_done(tmp_path / "run")
     assert not set_aside_unless_done(tmp_path / "other" / "run")
     assert read_run(tmp_path / "other" / ".attempts" / "run-1").status == "failed"
+
+
+def test_a_folder_that_cannot_be_held_is_told_with_the_option_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / ".claims").write_text("in the way")
+    with pytest.raises(StudyError, match="--out") as told, working_in(tmp_path, "race"):
+        pass
+
+    assert "--runs" not in str(told.value)

@@ -2,18 +2,25 @@
 
 import errno
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from horovod_study import limits
+from horovod_study.cluster import process
+from horovod_study.cluster.launch import MARKER, LaunchLine, program_line
 from horovod_study.comm import Launch
-from horovod_study.comm.launch import MIN_FILE_BYTES, require_file_size
-from horovod_study.errors import BackendError
-from horovod_study.limits import is_lack, refused
+from horovod_study.comm.launch import require_limits
+from horovod_study.errors import BackendError, StudyError
+from horovod_study.limits import MIN_FILE_BYTES, is_lack, mpi_hindrance, refused
+from horovod_study.runtimes import CARRIED
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -81,9 +88,77 @@ def test_mpi_is_not_started_where_it_would_wait_for_a_file_for_ever(
 
     if refused and limit == 30 * 1024:
         with pytest.raises(BackendError, match=r"ulimit -f.* 30 KiB.* 8 MiB"):
-            require_file_size(launch)
+            require_limits(launch)
     else:
-        require_file_size(launch)
+        require_limits(launch)
+
+
+@pytest.mark.parametrize("ranks, files", [(1, 28), (2, 32), (4, 40)])
+def test_mpirun_is_not_started_where_it_was_seen_to_hang_for_want_of_open_files(
+    ranks: int, files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {resource.RLIMIT_FSIZE: resource.RLIM_INFINITY, resource.RLIMIT_NOFILE: files}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (asked[kind], asked[kind]))
+
+    assert f"ulimit -n allows {files} " in mpi_hindrance(ranks)
+    for runtime, (library, _) in CARRIED.items():
+        if library.name == "serial":
+            continue
+        arguments = {"python": Path(sys.executable), "out": Path("out"), "environ": {}}
+        if any(runtime.endswith(each) for each in ("/mpi", "horovod/nccl")):
+            with pytest.raises(StudyError, match="ulimit -n"):
+                program_line(runtime, ranks, ("-m", "x"), which=lambda name, path: name, **arguments)  # type: ignore[arg-type]
+        else:
+            program_line(runtime, ranks, ("-m", "x"), which=lambda name, path: name, **arguments)  # type: ignore[arg-type]
+    asked[resource.RLIMIT_NOFILE] = 1024
+    assert mpi_hindrance(100) == ""
+
+
+def test_a_lack_of_threads_is_told_apart_from_one_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4 << 20, 4 << 20))
+
+    assert "ulimit -u" in limits.line(RuntimeError("can't start new thread"))
+    assert "ulimit -u" in limits.line(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    assert "ulimit -v is 4 MiB" in limits.line(MemoryError())
+
+
+def test_where_few_processes_are_allowed_it_is_tried_before_a_library_sends_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def ended(error: BaseException) -> None:
+        raise SystemExit(str(error))
+
+    limits._try_threads(2)
+    monkeypatch.setattr(threading.Thread, "start", full)
+    monkeypatch.setattr(limits, "end", ended)
+    with pytest.raises(SystemExit, match="thread"):
+        limits._try_threads(1)
+
+
+def test_a_cell_without_room_for_the_thread_that_waits_for_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        started.append(popen(*words, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(threading.Thread, "start", full)
+    line = LaunchLine(argv=("sleep", "60"), environment={**os.environ, MARKER: str(tmp_path)})
+    with pytest.raises(RuntimeError, match="thread"):
+        process.CellProcess(line, tmp_path / "log")
+
+    assert [each.returncode for each in started] != [None]
+    assert process.marked_processes(str(tmp_path)) == []
 
 
 @pytest.mark.horovod

@@ -132,6 +132,35 @@ class _Beyond:
         return np.full((1, 7), 400)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("Caught it\nunable to resize file </torch_1>: File too large (27)"), EOFError(), OSError(24, "full")],
+    ids=repr,
+)
+def test_a_loader_process_that_fails_is_one_line_and_ends_though_the_error_is_kept(
+    error: Exception, dataset: data.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+
+    class Parts:
+        def __iter__(self) -> "Parts":
+            return self
+
+        def __next__(self) -> loaders.Batch:
+            raise error
+
+        def _shutdown_workers(self) -> None:
+            ended.append(True)
+
+    monkeypatch.setattr(loaders.DataLoader, "__iter__", lambda _: Parts())
+    loader = opened(dataset, "dataloader", loader_processes=2)
+    with pytest.raises(DataError) as told:
+        next(loader.epoch(0))
+    loader.close()
+
+    assert ended == [True] and "\n" not in str(told.value)
+
+
 def test_page_locked_memory_without_a_gpu_is_refused(dataset: data.Dataset) -> None:
     for loader in IN_PROCESS:
         with pytest.raises(ConfigError) as error:

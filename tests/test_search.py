@@ -595,3 +595,11 @@ def test_an_evaluation_that_is_not_whole_yet_is_left_out(tmp_path: Path) -> None
     (row,) = epoch_rows(tmp_path)
 
     assert (row["epoch"], row["test_mse"]) == (1.0, 0.5) and row["a_rmse"] != row["a_rmse"]
+
+
+def test_of_an_error_of_the_data_base_the_innermost_reason_is_told() -> None:
+    """Optuna guesses what may have been wrong; the library below says it."""
+    guess = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
+    guess.__cause__ = OSError("database or disk is full")
+
+    assert str(searching._innermost(guess)) == "database or disk is full"

@@ -37,6 +37,7 @@ from horovod_study.cluster.remote import MARKER as MARKER
 from horovod_study.cluster.site import HERE, PORTS, Site
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
+from horovod_study.limits import mpi_hindrance
 from horovod_study.runtimes import CARRIED
 from horovod_study.variables import without_working_directory
 
@@ -161,6 +162,10 @@ def program_line(
     path = site.environment.get("PATH", environ.get("PATH", ""))
     search = os.pathsep.join(part for part in (str(python.parent), path) if part)
     starter = _starter(runtime, site)
+    if starter == "mpirun" or (starter == "horovodrun" and not runtime.endswith("/gloo")):
+        here = workers if site.alone else max(host.slots for host in site.hosts)
+        if hindrance := mpi_hindrance(here):
+            raise StudyError(hindrance)
     line = _Line(runtime, workers, python, tuple(job), search, root, which, site)
     environment = cell_environment(environ, path=search, out=out, site=site)
     environment.update(line.variables(starter, environment, out))

@@ -5,6 +5,7 @@ their own), so the group alone is not enough to end a cell. Every process of a c
 `launch.MARKER`; where the system shows environments (/proc), whatever carries it is found and ended.
 """
 
+import errno
 import os
 import shlex
 import signal
@@ -57,12 +58,17 @@ class CellProcess:
                         start_new_session=True,  # Ctrl-C reaches this program only, which ends the cell in good order
                     )
             except OSError as error:
-                raise StudyError(
-                    f"{line.argv[0]} cannot be started ({error.strerror}); check it, or run `make setup` again"
-                ) from None
+                broken = error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
+                again = "check it, or run `make setup` again" if broken else "see `ulimit -a`, and allow more"
+                raise StudyError(f"{line.argv[0]} cannot be started ({error.strerror}); {again}") from None
         # A thread waiting in the kernel costs the measured workers next to nothing.
         self._waiter = threading.Thread(target=self._process.wait, daemon=True)
-        self._waiter.start()
+        try:
+            self._waiter.start()
+        except RuntimeError:  # no room for a thread: nobody else would end it
+            stop_marked(self._marker, group=self._process.pid, grace_s=0.0)
+            self._process.wait()
+            raise
 
     def wait(self, timeout_s: float) -> int | None:
         """Return the exit code (negative: the signal that ended it), or None when it still runs after `timeout_s`."""

@@ -22,7 +22,7 @@ stop          SIGTERM and SIGUSR1: a request to stop that all ranks follow at th
 from importlib import import_module
 
 from horovod_study.comm.base import Backend, fail_together, require_parity
-from horovod_study.comm.launch import Launch, detect, require_file_size
+from horovod_study.comm.launch import Launch, detect, require_limits
 from horovod_study.config import RunConfig
 from horovod_study.runtimes import LIBRARIES
 
@@ -35,7 +35,7 @@ def open_backend(config: RunConfig, launch: Launch) -> Backend:
     Returns when this rank is connected. Raises BackendError if the backend is not installed, was built without the
     wanted transport, or does not fit the launch.
     """
-    require_file_size(launch)
+    require_limits(launch)
     name = launch.backend if config.backend == "auto" else config.backend
     module, _, made = LIBRARIES[name].implementation.partition(":")
     # Imported here: a plain run must not load Horovod, and a Horovod run must not need mpi4py.

@@ -2,12 +2,12 @@
 
 import importlib.util
 import os
-import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from horovod_study.errors import BackendError
+from horovod_study.limits import mpi_hindrance
 from horovod_study.variables import is_set, whole_number
 
 
@@ -23,8 +23,6 @@ class Launch:
 
 MAX_WORKERS = 10**6
 RENDEZVOUS_S = 10.0
-MIN_FILE_BYTES = 8 * 2**20
-"""Open MPI 4.1.8 shares files of 4 MiB; seen to hang in MPI_Init at 3,000 KiB and to work at 4,200 KiB."""
 
 _LAUNCHERS = (
     # launcher, rank, number of workers, and what else it sets; the innermost one first: mpirun runs under srun,
@@ -93,14 +91,10 @@ def require_interfaces(environ: Mapping[str, str], variable: str) -> None:
             )
 
 
-def require_file_size(launch: Launch) -> None:
-    """Raise BackendError where a limit on file sizes is below what MPI shares between processes: it would hang."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if launch.launcher in ("mpirun", "srun") and limit != resource.RLIM_INFINITY and limit < MIN_FILE_BYTES:
-        raise BackendError(
-            f"ulimit -f allows files of {limit / 1024:.0f} KiB, and MPI waits for ever where it cannot make files of "
-            f"{MIN_FILE_BYTES // 2**20} MiB; raise it (ulimit -f unlimited)"
-        )
+def require_limits(launch: Launch) -> None:
+    """Raise BackendError where a limit of this process is below what MPI needs: it would hang."""
+    if launch.launcher in ("mpirun", "srun") and (hindrance := mpi_hindrance(1)):
+        raise BackendError(hindrance)
 
 
 def require_rendezvous(environ: Mapping[str, str]) -> None:

@@ -84,7 +84,7 @@ def _revision() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        git = ["git", "-C", str(root)]
+        git = ["git", "--no-optional-locks", "-C", str(root)]  # else a `status` that is killed locks the checkout
         commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10)
         changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -142,7 +142,7 @@ def working_in(out: Path, what: str, *, command: str = "", grace_s: float = GRAC
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StudyError(not_written(out, error, "choose a writable --out")) from None
-    with Interruption() as stop, hold_study(out):
+    with Interruption() as stop, hold_study(out, option="out"):
         if left := stop_marked(str(out.resolve()), grace_s=grace_s):
             say(f"stopped what an interrupted {what} left behind ({left} processes)")
         try:

@@ -227,7 +227,8 @@ def run_search(
             write_results(result)
             database.close()
         except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-            raise StudyError(f"{database.url}: {_first_line(error)}; fix it, and continue with: {command}") from None
+            said = _first_line(_innermost(error))
+            raise StudyError(f"{database.url}: {said}; fix it, and continue with: {command}") from None
         except OSError as error:
             raise StudyError(
                 f"{error.filename or directory}: {error.strerror or error}; make room there or choose another folder "
@@ -428,7 +429,12 @@ def _storage_error(url: str, error: Exception) -> StudyError:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _innermost(error: BaseException) -> BaseException:
+    """Return what the lowest library said, such as "database or disk is full"; Optuna only guesses what it was."""
+    return error if error.__cause__ is None else _innermost(error.__cause__)
+
+
+def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 

@@ -345,6 +345,7 @@ class _Items:
             **several,
         )
         self._running: Any = None
+        self._parts: Any = None
         # At exit multiprocessing sends its processes SIGTERM, which ours ignore, and waits for them. This comes first.
         atexit.register(self.close)
 
@@ -352,12 +353,19 @@ class _Items:
         assert self._loader is not None, "closed"
         self._end()
         self._order.rows = torch.from_numpy(self._batches.epoch(epoch)[first:])
-        self._running = self._read(iter(self._loader))
+        try:
+            self._parts = iter(self._loader)
+        except _REFUSED as error:
+            raise _failed(error) from error
+        self._running = self._read(self._parts)
         return self._running  # type: ignore[no-any-return]
 
     def _read(self, parts: Iterator[Any]) -> Iterator[Batch]:
-        for curves, targets in parts:
-            yield curves.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
+        try:
+            for curves, targets in parts:
+                yield curves.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
+        except _REFUSED as error:
+            raise _failed(error) from error
 
     def _end(self) -> None:
         """Let go of the epoch that is being read: with it go processes that are not to be kept."""
@@ -368,7 +376,22 @@ class _Items:
     def close(self) -> None:
         atexit.unregister(self.close)
         self._end()
-        self._loader = None
+        # Its processes end when nobody refers to it, but an error that it raised does until it has been told.
+        if (shut_down := getattr(self._parts, "_shutdown_workers", None)) is not None:
+            shut_down()
+        self._parts = self._loader = None
+
+
+_REFUSED = (RuntimeError, OSError, EOFError)
+"""What comes of a loader process that cannot be started or ends, or of memory that it cannot share with the trainer."""
+
+
+def _failed(error: Exception) -> DataError:
+    said = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+    return DataError(
+        f"a process of loader dataloader failed: {said[0]}; use loader memory, --loader-processes 0, or allow more "
+        "(`ulimit -a`)"
+    )
 
 
 def _belong_to_trainer(number: int) -> None:
