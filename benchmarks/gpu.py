@@ -38,12 +38,12 @@ import gpu_table
 
 from horovod_study import records
 from horovod_study.comm import builds
-from horovod_study.config import OPTIONS, parse_widths
 from horovod_study.files import write_file
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
 from horovod_study.workload import dataset
+from horovod_study.workload.options import STRAIN, parse_widths
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -52,7 +52,7 @@ BROKEN_CONTEXT_RESTARTS = 3
 RESERVE_S = 3.0
 """Kept at the end for writing, and to end what a section left."""
 
-DEFAULT_WIDTHS = str(OPTIONS["widths"].default)
+DEFAULT_WIDTHS = str(STRAIN.options["widths"].default)
 CAPTURED = ("--loader", "device", "--cuda-graphs")
 """The trainer's options for steps captured in CUDA graphs on data that is on the GPU."""
 

@@ -35,7 +35,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from horovod_study import records
 from horovod_study.comm import Launch, open_backend
-from horovod_study.config import RunConfig, parse_widths, run_config
 from horovod_study.measure.clock import now, open_clock
 from horovod_study.programs.microbench import launches_of
 from horovod_study.workload import dataset as data
@@ -44,6 +43,7 @@ from horovod_study.workload.graphs import CapturedStep
 from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.workload.options import StrainConfig, parse_widths, strain_config
 from horovod_study.workload.schedule import scaled_lr
 from horovod_study.workload.trainer import run, train_step
 
@@ -124,7 +124,7 @@ class Resident:
         self.batch, self.device = batch, device
         batches = data.Batches(self.dataset.train_size, batch=batch, rank=0, workers=1, seed=plan.seed)
         self.per_epoch = batches.steps_per_epoch
-        self.config = run_config(
+        self.config = strain_config(
             {"dataset": plan.dataset, "batch": batch, "loader": "device", "seed": plan.seed}, source="gpu.py"
         )
         self.loader: Any = open_loader(self.config, self.dataset, batches, device)
@@ -136,7 +136,7 @@ class Resident:
         return self.loader.places(epoch, 0)  # type: ignore[no-any-return]
 
 
-def textbook(resident: Resident, config: RunConfig) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def textbook(resident: Resident, config: StrainConfig) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return the plain network with the weights that every way begins with, and Adam as it is by default."""
     plain = plain_training.network().to(resident.device)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def textbook(resident: Resident, config: RunConfig) -> tuple[torch.nn.Module, to
     return plain, torch.optim.Adam(plain.parameters(), lr=scaled_lr(config, 1))
 
 
-def fresh_model(config: RunConfig, device: torch.device) -> StressCNN:
+def fresh_model(config: StrainConfig, device: torch.device) -> StressCNN:
     """Return the trainer's network with the weights that every way begins with."""
     torch.manual_seed(config.seed)
     return StressCNN(
@@ -285,7 +285,7 @@ class Ours:
             self._tf32.set(allowed, allowed)
 
 
-def blocks_called(name: str, model: StressCNN, config: RunConfig) -> kernels.BlockSizes:
+def blocks_called(name: str, model: StressCNN, config: StrainConfig) -> kernels.BlockSizes:
     """Return the blocks of the fused kernels that are called `name` in kernels.BlockSizes.variants."""
     return kernels.BlockSizes.variants(kernels.Sizes.of(model, config.batch), config.precision)[name]
 
@@ -446,7 +446,7 @@ def measure_epochs(plan: Plan, device: torch.device) -> None:
 
 def _whole_run(plan: Plan, batch: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Train as `python -m horovod_study.train` would, recording every step; return the seconds of its epochs."""
-    config: RunConfig = run_config(
+    config: StrainConfig = strain_config(
         {
             "study": "gpu",
             "dataset": plan.dataset,

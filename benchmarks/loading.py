@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from horovod_study.config import RunConfig, available_cores
+from horovod_study.config import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.programs.loading import LoaderComparison, compare_loaders
 from horovod_study.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.loaders import Batch
+from horovod_study.workload.options import StrainConfig
 
 HERE = Path(__file__).parent
 LOADERS = ("memory", "prefetch", "device", "dataloader", "dataloader:2")
@@ -96,7 +97,7 @@ def main() -> int:
     for batch in options.batches:
         found.append(
             compare_loaders(
-                RunConfig(batch=batch, device="cpu"),
+                StrainConfig(batch=batch, device="cpu"),
                 opened,
                 options.loaders,
                 rounds=options.rounds,

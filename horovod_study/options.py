@@ -9,10 +9,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod_study.config import BUDGETS, COMMUNICATION, OPTIONS
+from horovod_study.config import COMMUNICATION
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.roles import Option, Role, named
-from horovod_study.workloads import HEADINGS
+from horovod_study.workloads import HEADINGS, packaged
+
+BUDGETS, OPTIONS = packaged().budgets, packaged().options
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,7 +11,9 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema,
 from pydantic_core.core_schema import CoreSchema, typed_dict_field, typed_dict_schema
 from typing_extensions import TypedDict
 
-from horovod_study.config import OPTIONS
+from horovod_study.workloads import packaged
+
+OPTIONS = packaged().options
 
 MAX_WORKERS = 100_000
 MAX_COUNT = 10**15

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Required
 from typing_extensions import TypedDict  # pydantic does without that of Python only from 3.12 on
 
 from horovod_study import alive
-from horovod_study.config import BUDGETS, DISTINGUISHING, LAPS, OPTIONS, OWN_MODEL
+from horovod_study.config import LAPS
 from horovod_study.documents import conform, parse_csv, parse_json, read_bytes, read_json, read_text, shown
 from horovod_study.errors import RecordError
 from horovod_study.files import (
@@ -59,6 +59,10 @@ from horovod_study.files import (
     unguarded,
     write_file,
 )
+from horovod_study.workloads import packaged
+
+OWN = packaged()
+"""Whose options are columns of the run table, and whose model a record needs not name."""
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import numpy as np
@@ -1517,8 +1521,8 @@ OF_EVERY_RUN = (
     "reduction",
 )
 """What the record says of every run, whatever it trained; of what was asked for where the run ended too early."""
-_OPTIONS = tuple(name for name in DISTINGUISHING if name not in (*OF_EVERY_RUN, "horovod_defaults"))
-_BEFORE_OPTIONS = {name: OPTIONS[name].default for name in _OPTIONS}
+_OPTIONS = tuple(name for name in OWN.distinguishing if name not in (*OF_EVERY_RUN, "horovod_defaults"))
+_BEFORE_OPTIONS = {name: OWN.options[name].default for name in _OPTIONS}
 """How runs recorded before an option existed were done: as its default does."""
 
 _ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
@@ -1645,7 +1649,7 @@ def _model(record: RunRecord) -> str:
     the options of its own in which its runs may differ."""
     name = record.effective.get("model")
     if name is None:
-        return OWN_MODEL
+        return OWN.model
     own = record.requested.get("options") or {}
     return " ".join([f"{name}-{record.effective['parameters']}", *(f"{each} {value}" for each, value in own.items())])
 
@@ -1657,7 +1661,7 @@ def _one_number(value: Any) -> Any:
 
 def _budget(requested: Mapping[str, Any]) -> str:
     """Return how long a run was to train, in words such as `10 epochs`; empty when unknown."""
-    given = [OPTIONS[name].say(requested[name]) for name in BUDGETS if requested.get(name) is not None]
+    given = [OWN.options[name].say(requested[name]) for name in OWN.budgets if requested.get(name) is not None]
     return " or ".join(given)
 
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_study.config import COMMUNICATION, OPTIONS
 from horovod_study.errors import ConfigError, nearest
-from horovod_study.roles import Option, check_field
+from horovod_study.roles import Option, Role, check_field, named
 from horovod_study.runtimes import BACKENDS, TRANSPORTS
 from horovod_study.workloads import Configuration
 
@@ -38,11 +37,11 @@ _OWN = {
     "cores": Option(choices=("own",)),
     "mpi": Option(),
 }
-FACTS = {
-    **_OWN,
-    **{name: OPTIONS[name] for name in COMMUNICATION if name not in _OWN},
-}
-"""Name of every fact that can be required -> what its value may be."""
+
+
+def facts_of(options: Mapping[str, Option]) -> dict[str, Option]:
+    """Return the name of every fact that can be required of runs with these options -> what its value may be."""
+    return {**_OWN, **{name: options[name] for name in named(options, Role.COMMUNICATION) if name not in _OWN}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +53,13 @@ class Requirement:
     text: str
 
 
-def parse(text: str) -> tuple[Requirement, ...]:
-    """Return the requirements written in `text`, `asked` as one with the name asked.
+def parse(text: str, options: Mapping[str, Option]) -> tuple[Requirement, ...]:
+    """Return the requirements written in `text` of runs with these `options`, `asked` as one with the name asked.
 
     Raises ConfigError for an unknown name, a value that cannot be, or a name with two values (path may have several:
     within a host and between hosts).
     """
+    facts = facts_of(options)
     found: list[Requirement] = []
     for part in text.split(","):
         part = part.strip()
@@ -68,20 +68,22 @@ def parse(text: str) -> tuple[Requirement, ...]:
             found.append(Requirement(name=ASKED, value=True, text=ASKED))
             continue
         name = name.replace("-", "_")
-        if name not in FACTS:
+        if name not in facts:
             raise ConfigError(
-                f"run: require names {name!r}{nearest(name, (ASKED, *FACTS))}; allowed: {ASKED}, or name=value with "
-                f"{', '.join(FACTS)}"
+                f"run: require names {name!r}{nearest(name, (ASKED, *facts))}; allowed: {ASKED}, or name=value with "
+                f"{', '.join(facts)}"
             )
         if not equals or not value:
-            raise ConfigError(f"run: require has {part!r} without a value; write e.g. {name}={_example(name)}")
+            raise ConfigError(
+                f"run: require has {part!r} without a value; write e.g. {name}={_example(name, facts[name])}"
+            )
         if name == "path" and value.partition(":")[0] not in PATHS:
             kind = value.partition(":")[0]
             raise ConfigError(
                 f"run: require has path {value!r}{nearest(kind, PATHS)}; allowed: {', '.join(PATHS)}, with :NAME for "
                 "one interface or device"
             )
-        found.append(Requirement(name=name, value=_value(name, value), text=f"{name}={value}"))
+        found.append(Requirement(name=name, value=_value(name, value, facts[name]), text=f"{name}={value}"))
     for one in found:
         other = next((each for each in found if each.name == one.name and each.value != one.value), None)
         if other and one.name != "path":
@@ -89,8 +91,7 @@ def parse(text: str) -> tuple[Requirement, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _value(name: str, text: str) -> Any:
-    fact = FACTS[name]
+def _value(name: str, text: str, fact: Option) -> Any:
     if fact.kind is bool:
         words = {
             "true": True,
@@ -108,8 +109,7 @@ def _value(name: str, text: str) -> Any:
     return check_field("run: require", name, text, fact, optional=False)
 
 
-def _example(name: str) -> str:
-    fact = FACTS[name]
+def _example(name: str, fact: Option) -> str:
     if fact.choices:
         return str(fact.choices[-1])
     return {bool: "true", int: "2", float: "0.5", str: {"path": "shared-memory", "device": "cpu"}.get(name, "NAME")}[
@@ -119,14 +119,11 @@ def _example(name: str) -> str:
 
 def asked_for(config: Configuration, *, lr: float) -> tuple[Requirement, ...]:
     """Return what `config` asks for explicitly, as requirements; `lr` is the rate it asks for with all its workers."""
-    names = [name for name in ("backend", "transport", "device", *COMMUNICATION) if _given(config, name)]
-    facts = {**{name: getattr(config, name) for name in names}, "threads": config.threads, "lr": lr}
+    options = config.workload.options
+    names = ("backend", "transport", "device", *config.workload.communication)
+    given = {name: getattr(config, name) for name in names if getattr(config, name) != options[name].default}
+    facts = {**given, "threads": config.threads, "lr": lr}
     return tuple(Requirement(name=name, value=value, text=f"{name}={_plain(value)}") for name, value in facts.items())
-
-
-def _given(config: Configuration, name: str) -> bool:
-    value = getattr(config, name)
-    return bool(value != OPTIONS[name].default)
 
 
 def unmet(

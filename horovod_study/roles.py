@@ -7,7 +7,7 @@ themselves.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Flag, auto
 from fnmatch import fnmatchcase
 from functools import cache
@@ -30,6 +30,7 @@ class Role(Flag):
     PROBE = auto()  # looks into further steps of one run, after its timed window
     DATA = auto()  # what is learned from
     LEARNING = auto()  # what is learned, and how
+    MODEL = auto()  # the shape of what is trained: settings are tuned for one of them
     RATE = auto()  # the learning rate over a run, which no step takes longer for
     BUDGET = auto()  # how long a run is; it has one of these
     COURSE = auto()  # what happens on the way: evaluations, checkpoints, an early end
@@ -64,6 +65,8 @@ class Option:
     roles: Role = Role.NONE
     over: tuple[str, ...] = ("*",)  # patterns of the runtimes on which it has any effect
     variable: str = ""  # of the environment, which its library reads
+    parse: Callable[[str], Any] | None = None  # what a text means, by which values are sorted; ConfigError: nothing
+    needs: str = ""  # an option without which it does nothing
     hooks: bool = False  # does something only where gradients are reduced from hooks
     several_hosts: bool = False  # means something on several hosts only
     attributed: bool = False  # the experiment of `attribute` varies it
@@ -85,7 +88,17 @@ class Option:
 
     def check(self, owner: str, value: Any) -> Any:
         """Return `value` as what this option must be, or raise ConfigError that begins with `owner`."""
-        return check_field(owner, self.name, value, self, optional=self.optional)
+        value = check_field(owner, self.name, value, self, optional=self.optional)
+        if self.parse is not None and value is not None:
+            try:
+                self.parse(value)
+            except ConfigError as error:
+                raise ConfigError(f"{owner}: {self.name} is {value!r}; {error}") from None
+        return value
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Return whether two values mean the same."""
+        return bool(one == other if self.parse is None else self.parse(one) == self.parse(other))
 
     def say(self, value: Any) -> str:
         """Name a value where it distinguishes runs; AS_SHIPPED stands for that nobody chose one."""
@@ -106,16 +119,19 @@ def _any_matches(patterns: tuple[str, ...], runtime: str) -> bool:
 
 def option(default: Any, text: str, **about: Any) -> Any:
     """Declare one field of a configuration: its default, one line of help, and what else an Option holds."""
-    return field(default=default, metadata={"option": Option(default=default, help=text, **about)})
+    return declared(Option(default=default, help=text, **about))
+
+
+def declared(each: Option) -> Any:
+    """Return a field of a configuration for an option."""
+    return field(default=each.default, metadata={"option": each})
 
 
 def options_of(configuration: type) -> dict[str, Option]:
     """Return the options that a configuration declares, by name, in their order."""
     found = {}
     for each in fields(configuration):
-        declared = each.metadata["option"]
-        values = {part.name: getattr(declared, part.name) for part in fields(declared)}
-        found[each.name] = Option(**{**values, "name": each.name})
+        found[each.name] = replace(each.metadata["option"], name=each.name)
     return found
 
 

@@ -33,7 +33,6 @@ from horovod_study.comm import Launch, detect
 from horovod_study.comm.liveness import LostPeer
 from horovod_study.comm.settings_file import SettingsFile, nodes_of, read_settings
 from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Terminated
-from horovod_study.config import BUDGETS, RunConfig, parse_widths, run_config
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure import environment
@@ -42,6 +41,7 @@ from horovod_study.measure.evidence import parameter_count
 from horovod_study.options import Parser, add_train_options, run_values
 from horovod_study.progress import say
 from horovod_study.workload.model import StressCNN
+from horovod_study.workload.options import STRAIN, StrainConfig, parse_widths, strain_config
 from horovod_study.workload.resume import Resumption, plan_resume
 from horovod_study.workload.summary import printed, summary
 from horovod_study.workload.trainer import run
@@ -90,9 +90,9 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
     """Train as the options say; None where the run that is to be resumed is finished."""
     given = run_values(options)
     values = {**(load_yaml(options.config) if options.config else {}), **given}
-    settings = read_settings(options.settings) if options.settings else None
-    if any(name in given for name in BUDGETS):  # a budget on the command line replaces the file's
-        values = {name: value for name, value in values.items() if name not in BUDGETS or name in given}
+    settings = read_settings(options.settings, STRAIN) if options.settings else None
+    if any(name in given for name in STRAIN.budgets):  # a budget on the command line replaces the file's
+        values = {name: value for name, value in values.items() if name not in STRAIN.budgets or name in given}
     if options.again and (options.out is None or options.resume is not None):
         raise ConfigError("train: --again starts over in the directory that --out names; give --out, not --resume")
     if options.resume is not None:
@@ -107,12 +107,12 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
             return None
         return run(resumption.config, out=options.resume, launch=launch, resumption=resumption, stop=stop)
     tuned = {} if settings is None else settings.values
-    config = run_config({**tuned, **values}, source=str(options.config) if options.config else "train")
+    config = strain_config({**tuned, **values}, source=str(options.config) if options.config else "train")
     applied = None if settings is None else _apply(settings, config, launch, values.get("backend"))
     return run(config, out=options.out, launch=launch, stop=stop, settings_file=applied, again=options.again)
 
 
-def _apply(settings: SettingsFile, config: RunConfig, launch: Launch, asked_backend: str | None) -> dict[str, Any]:
+def _apply(settings: SettingsFile, config: StrainConfig, launch: Launch, asked_backend: str | None) -> dict[str, Any]:
     """Refuse settings of another model or runtime, warn of what else differs, and return what the record says of it."""
     with torch.device("meta"):
         parameters = parameter_count(StressCNN(widths=parse_widths(config.widths)))

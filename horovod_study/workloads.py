@@ -2,22 +2,24 @@
 
 A cell of a study is a workload with values of its options, a placement, a runtime and a number of the repeat. What is
 planned, launched, judged, compared, tuned and reported is found from the options' roles; nobody asks what is trained.
-The package's own is in config.py; another one is a Python file that holds `WORKLOAD = workload(...)`, and that a study
-names: `workload: mine.py`. Its program is started with the values of a cell as a YAML file and leaves a run directory,
-through `horovod_study.recorder` or through `records`.
+The package's own is in workload/options.py; another one is a Python file that holds `WORKLOAD = workload(...)`, and
+that a study names: `workload: mine.py`. Its program is started with the values of a cell as a YAML file and leaves a
+run directory, through `horovod_study.recorder` or through `records`.
 """
 
 import hashlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, make_dataclass
-from functools import cached_property
+from dataclasses import dataclass, make_dataclass
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from horovod_study.documents import read_bytes
 from horovod_study.errors import ConfigError, nearest
-from horovod_study.roles import Option, Role, named, options_of
+from horovod_study.roles import Option, Role, declared, named, options_of
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, TRANSPORTS
 
 HEADINGS = (
@@ -133,7 +135,7 @@ SHARED: Mapping[str, Option] = {
 
 def shared(name: str) -> Any:
     """Declare a field that every configuration has."""
-    return field(default=SHARED[name].default, metadata={"option": SHARED[name]})
+    return declared(SHARED[name])
 
 
 class Configuration:
@@ -212,6 +214,7 @@ class Workload:
     and whether to go on from a checkpoint there."""
     resumable: bool = False
     samples: str = "samples"  # what a batch consists of, for readers
+    model: str = ""  # what is trained where a record names no model
     threads_of: Callable[[Configuration], int] = lambda config: config.threads
     """Returns how many threads and processes of a worker compute."""
     samples_of_epoch: Callable[[Configuration], float | None] = lambda config: None
@@ -291,10 +294,7 @@ def workload(name: str, file: str, options: Mapping[str, Option], **about: Any) 
     `options` come beside SHARED ones and replace those of the same name; `about`: further fields of Workload.
     """
     path = Path(file).resolve()
-    fields = [
-        (each, Any, field(default=declared.default, metadata={"option": declared}))
-        for each, declared in {**SHARED, **options}.items()
-    ]
+    fields = [(each, Any, declared(its)) for each, its in {**SHARED, **options}.items()]
     made = make_dataclass(
         f"{name.title()}Configuration", fields, bases=(Configuration,), frozen=True, kw_only=True, slots=True
     )
@@ -321,8 +321,27 @@ def load_workload(path: Path) -> Workload:
             spec.loader.exec_module(module)
         except Exception as error:  # of a file that somebody else wrote
             raise ConfigError(f"{path}: cannot be loaded as a workload: {type(error).__name__}: {error}") from None
-        found = getattr(module, "WORKLOAD", None)
-        if not isinstance(found, Workload):
-            raise ConfigError(f"{path}: declares no WORKLOAD; write WORKLOAD = horovod_study.workloads.workload(...)")
-        _LOADED[path] = found
+        _LOADED[path] = _declared_by(module, path)
     return _LOADED[path]
+
+
+def _declared_by(module: ModuleType, place: object) -> Workload:
+    found = getattr(module, "WORKLOAD", None)
+    if not isinstance(found, Workload):
+        raise ConfigError(f"{place}: declares no WORKLOAD; write WORKLOAD = horovod_study.workloads.workload(...)")
+    return found
+
+
+PACKAGED = "horovod_study.workload.options"
+"""Declares the package's own workload."""
+
+
+@cache
+def packaged() -> Workload:
+    """Return the package's own workload, that of studies that name none; it is loaded by name, others by their file."""
+    return _declared_by(import_module(PACKAGED), PACKAGED)
+
+
+def find_workload(name: str | None, *, beside: Path = Path()) -> Workload:
+    """Return the workload called `name`: a Python file in the folder `beside`, or the package's own (None)."""
+    return packaged() if name in (None, packaged().name) else load_workload(beside / str(name))

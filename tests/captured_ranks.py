@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from horovod_study.comm import Backend, detect, open_backend
-from horovod_study.config import RunConfig
 from horovod_study.measure.clock import LapClock
 from horovod_study.workload.graphs import CapturedStep, Resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.trainer import train_step
 
 BATCH, CURVES, STEPS = 4, 40, 6
 
 
-def look(backend: Backend, config: RunConfig, *, phases: bool) -> dict[str, Any]:
+def look(backend: Backend, config: StrainConfig, *, phases: bool) -> dict[str, Any]:
     """Train the same steps plain and captured; every rank has curves of its own."""
     device = torch.device("cpu")
     torch.manual_seed(7)
@@ -82,7 +82,7 @@ def look(backend: Backend, config: RunConfig, *, phases: bool) -> dict[str, Any]
 def main() -> None:
     """Look at both kinds of steps."""
     name, out = sys.argv[1:]
-    config = RunConfig(backend=name, cuda_graphs=True, batch=BATCH, lr=2e-3, optimizer="sgd")
+    config = StrainConfig(backend=name, cuda_graphs=True, batch=BATCH, lr=2e-3, optimizer="sgd")
     backend = open_backend(config, detect(os.environ))
     found = [look(backend, config, phases=phases) for phases in (False, True)]
     if backend.rank == 0:

@@ -1,6 +1,7 @@
 """A rank program: does a silent step average nothing, and a normal one after it as before? `BACKEND OUT WAY ...`
 
-A way is options of RunConfig as JSON. The ranks make different numbers of silent steps: a message would wait for ever.
+A way is options of StrainConfig as JSON. The ranks make different numbers of silent steps: a message would wait
+for ever.
 Rank 0 writes what it found, one line of JSON for each way.
 """
 
@@ -14,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from horovod_study.comm import Backend, detect, open_backend
-from horovod_study.config import RunConfig
 from horovod_study.workload.model import StressCNN
+from horovod_study.workload.options import StrainConfig
 
 SILENT_STEPS = {0: 2, 1: 5}
 
@@ -90,7 +91,7 @@ if __name__ == "__main__":
     name, out, *ways = sys.argv[1:]
     found = []
     for text in ways:
-        config = RunConfig(backend=name, dataset="400", steps=1, device="cpu", **json.loads(text))
+        config = StrainConfig(backend=name, dataset="400", steps=1, device="cpu", **json.loads(text))
         backend = open_backend(config, detect(os.environ))
         found.append(look(backend))
         # What is open serves the next way too: neither MPI nor a group of torch can be ended and begun again.

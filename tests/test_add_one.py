@@ -46,7 +46,7 @@ def cells(copy: Path, sweep: dict[str, object]) -> list[dict[str, object]]:
 
 def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> None:
     """The declaration alone makes it an option, a key, a column, and something that is swept, compared and tuned."""
-    config = copy / "config.py"
+    config = copy / "workload" / "options.py"
     text = config.read_text()
     place = "    lr_end: float | None = option(\n"
     assert text.count(place) == 1
@@ -66,7 +66,7 @@ def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> Non
     program = """
 import json
 from horovod_study.analysis.points import CHOICES
-from horovod_study.config import STRAIN
+from horovod_study.workload.options import STRAIN
 from horovod_study.report.figures.convergence import CHOICE_TITLES
 from horovod_study.roles import Role
 print(json.dumps(["momentum" in CHOICES, CHOICE_TITLES["momentum"], STRAIN.tuned["momentum"],
@@ -97,7 +97,7 @@ def test_a_backend_takes_its_declaration_and_its_code(copy: Path) -> None:
     assert (ran["backend"], ran["transport"]) == ("echo", "air")
     program = """
 from horovod_study.cluster.launch import launch_line
-from horovod_study.config import Placement, RunConfig, local_cell
+from horovod_study.config import local_cell
 from horovod_study.report.kit.style import runtime_label
 import os, sys
 from pathlib import Path

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from horovod_study.cluster.allocations import MARGIN, START_S, Allocation, allocate, time_limit_s
 from horovod_study.cluster.partitions import Partition
-from horovod_study.config import Cell, RunConfig
+from horovod_study.config import Cell
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.workload.options import StrainConfig
 
 ALPHA = Partition(name="alpha", scheduler="slurm", nodes=None, gpus_per_node=8, cores_per_node=48, cores_per_worker=6)
 
@@ -18,7 +19,7 @@ ALPHA = Partition(name="alpha", scheduler="slurm", nodes=None, gpus_per_node=8, 
 def make_study(**changes) -> StudyConfig:
     values = {
         "name": "s",
-        "run": RunConfig(study="s", partition="alpha", seconds=1),
+        "run": StrainConfig(study="s", partition="alpha", seconds=1),
         "workers": (1, 2, 8, 10),
         "runtimes": ("horovod/mpi", "ddp/nccl"),
         "repeats": 3,

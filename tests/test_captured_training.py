@@ -18,12 +18,13 @@ import pytest
 from conftest import LAUNCHERS, Launch
 
 from horovod_study import records, train
-from horovod_study.config import LAPS, RunConfig
+from horovod_study.config import LAPS
 from horovod_study.errors import ConfigError
 from horovod_study.records import read_run, read_steps
 from horovod_study.workload import trainer
 from horovod_study.workload.checkpoint import load_newest
 from horovod_study.workload.optimizer import REPLAY_ON_HOST
+from horovod_study.workload.options import StrainConfig
 
 # 450 training curves: 18 steps of 25 per epoch.
 SMALL = (
@@ -243,7 +244,7 @@ def test_steps_beside_the_training_are_captured_ones_and_leave_no_trace(
 )
 def test_what_does_not_go_together_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        RunConfig(**values)
+        StrainConfig(**values)
 
 
 def test_kernels_made_for_this_network_need_a_gpu(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from horovod_study import cli
 from horovod_study.cli import main
 from horovod_study.cli.old import OLD, renewed
 from horovod_study.cli.verbs import Result, Verb
-from horovod_study.config import OPTIONS
+from horovod_study.workload.options import STRAIN
 from horovod_study.workloads import HEADINGS
 
 VERBS = (
@@ -242,7 +242,7 @@ sys.exit(main(["fit", "-"]))
 
 
 def test_every_option_of_a_run_stands_under_one_heading() -> None:
-    assert {each.heading for each in OPTIONS.values()} == set(HEADINGS)
+    assert {each.heading for each in STRAIN.options.values()} == set(HEADINGS)
 
 
 def _verbs(verbs: tuple[Verb, ...]) -> Iterator[Verb]:

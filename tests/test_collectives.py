@@ -9,7 +9,6 @@ from horovod_study.comm import Backend, Launch
 from horovod_study.comm import raw as raw_transports
 from horovod_study.comm.raw import open_raw, open_runtime, why_missing
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, ConfigError
 from horovod_study.programs.collectives import (
     PERIOD,
@@ -25,6 +24,7 @@ from horovod_study.programs.collectives import (
     plan_from,
 )
 from horovod_study.programs.microbench import step_flops
+from horovod_study.workload.options import StrainConfig
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def serial(monkeypatch: pytest.MonkeyPatch) -> SerialBackend:
         raise BackendError("MPI is not started in the process of the tests")
 
     monkeypatch.setattr(raw_transports, "_mpi", no_mpi)
-    return SerialBackend(RunConfig(), Launch(launcher="none", rank=0, workers=1, backend="serial"))
+    return SerialBackend(StrainConfig(), Launch(launcher="none", rank=0, workers=1, backend="serial"))
 
 
 class Alone:

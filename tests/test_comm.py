@@ -19,9 +19,9 @@ from horovod_study.comm.launch import Launch, foreign_port, meeting_point, requi
 from horovod_study.comm.libmpi import loaded_library, own_library, require_connection, require_launchers_mpi
 from horovod_study.comm.ps import add_in_order, shares
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.workload.model import StressCNN
+from horovod_study.workload.options import StrainConfig
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_auto_becomes() -> None:
 
 def test_shipped_settings_are_set_and_recorded() -> None:
     environment: dict[str, str] = {}
-    effective = settings.apply("horovod/mpi", config=RunConfig(), environ=environment)
+    effective = settings.apply("horovod/mpi", config=StrainConfig(), environ=environment)
 
     assert environment == settings.SHIPPED["horovod/mpi"]
     assert effective["HOROVOD_CYCLE_TIME"] == {"value": environment["HOROVOD_CYCLE_TIME"], "source": "shipped"}
@@ -157,7 +157,7 @@ def test_shipped_settings_are_set_and_recorded() -> None:
 
 def test_the_user_wins_over_shipped_settings() -> None:
     environment = {"HOROVOD_CYCLE_TIME": "7"}
-    effective = settings.apply("horovod/mpi", config=RunConfig(), environ=environment)
+    effective = settings.apply("horovod/mpi", config=StrainConfig(), environ=environment)
 
     assert environment["HOROVOD_CYCLE_TIME"] == "7"
     assert effective["HOROVOD_CYCLE_TIME"] == {"value": "7", "source": "user"}
@@ -166,7 +166,7 @@ def test_the_user_wins_over_shipped_settings() -> None:
 def test_a_setting_the_build_does_not_know_is_not_claimed() -> None:
     environment: dict[str, str] = {}
     effective = settings.apply(
-        "horovod/mpi", config=RunConfig(), unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ=environment
+        "horovod/mpi", config=StrainConfig(), unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ=environment
     )
 
     assert "HOROVOD_IDLE_CYCLE_TIME" not in environment
@@ -175,7 +175,7 @@ def test_a_setting_the_build_does_not_know_is_not_claimed() -> None:
 
 def test_horovod_defaults_set_nothing() -> None:
     environment: dict[str, str] = {}
-    effective = settings.apply("horovod/mpi", config=RunConfig(horovod_defaults=True), environ=environment)
+    effective = settings.apply("horovod/mpi", config=StrainConfig(horovod_defaults=True), environ=environment)
 
     assert environment == {}
     assert {each["source"] for each in effective.values()} == {"library default"}
@@ -184,7 +184,9 @@ def test_horovod_defaults_set_nothing() -> None:
 
 def test_an_option_wins_over_the_environment_and_shipped_settings() -> None:
     environment = {"HOROVOD_CYCLE_TIME": "7"}
-    config = RunConfig(cycle_time_ms=0.5, fusion_mb=0.25, single_copy=True, hierarchical=False, yield_when_idle=False)
+    config = StrainConfig(
+        cycle_time_ms=0.5, fusion_mb=0.25, single_copy=True, hierarchical=False, yield_when_idle=False
+    )
     effective = settings.apply("horovod/mpi", config=config, environ=environment)
 
     asked = {name: each["value"] for name, each in effective.items() if each["source"] == "asked"}
@@ -209,22 +211,24 @@ def test_an_option_wins_over_the_environment_and_shipped_settings() -> None:
 )
 def test_an_option_without_effect_is_refused(runtime: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(BackendError, match=message):
-        settings.apply(runtime, config=RunConfig(**options), environ={})
+        settings.apply(runtime, config=StrainConfig(**options), environ={})
 
 
 def test_an_option_the_build_does_not_know_is_refused() -> None:
     with pytest.raises(BackendError, match="idle_cycle_time_ms was asked for, but the installed Horovod does not know"):
         settings.apply(
-            "horovod/mpi", config=RunConfig(idle_cycle_time_ms=5), unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ={}
+            "horovod/mpi", config=StrainConfig(idle_cycle_time_ms=5), unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ={}
         )
 
 
 def test_only_settings_that_matter_are_recorded() -> None:
-    assert set(settings.apply("mpi/mpi", config=RunConfig(), environ={})) == {
+    assert set(settings.apply("mpi/mpi", config=StrainConfig(), environ={})) == {
         "OMPI_MCA_mpi_yield_when_idle",
         "OMPI_MCA_btl_vader_single_copy_mechanism",
     }
-    assert not any(name.startswith("OMPI") for name in settings.apply("horovod/gloo", config=RunConfig(), environ={}))
+    assert not any(
+        name.startswith("OMPI") for name in settings.apply("horovod/gloo", config=StrainConfig(), environ={})
+    )
 
 
 def test_flat_gradients_are_the_gradients() -> None:
@@ -363,19 +367,21 @@ def test_a_server_adds_in_the_order_of_ranks(workers: int, seed: int) -> None:
 def test_the_reduction_fits_the_model(
     options: dict[str, str], workers: int, size: int, hooks_asked: bool, flat_because: str, value: str, source: str
 ) -> None:
-    chosen = choose_reduction(RunConfig(**options), workers, size, hooks_asked=hooks_asked, flat_because=flat_because)
+    chosen = choose_reduction(
+        StrainConfig(**options), workers, size, hooks_asked=hooks_asked, flat_because=flat_because
+    )
 
     assert chosen == (value, {"value": value, "source": source})
 
 
 def test_a_library_that_packs_by_itself_takes_hooks_for_any_model() -> None:
-    chosen = choose_reduction(RunConfig(), 2, 613_764, hooks_because="its buckets cost less")
+    chosen = choose_reduction(StrainConfig(), 2, 613_764, hooks_because="its buckets cost less")
 
     assert chosen == ("hooks", {"value": "hooks", "source": "chosen: its buckets cost less"})
 
 
 def test_captured_steps_have_one_flat_buffer_whatever_the_library_would_rather_have() -> None:
-    config = RunConfig(cuda_graphs=True)
+    config = StrainConfig(cuda_graphs=True)
     chosen = choose_reduction(config, 2, 100_000_000, hooks_because="its buckets cost less")
 
     assert chosen == ("flat", {"value": "flat", "source": "chosen: a CUDA graph captures no hooks"})
@@ -386,7 +392,7 @@ def test_captured_steps_have_one_flat_buffer_whatever_the_library_would_rather_h
 
 def test_packing_and_exchange_make_a_synchronisation() -> None:
     """Of a worker alone both do nothing; what others do is in their leaves, and seen with two ranks."""
-    backend = SerialBackend(RunConfig(), Launch(rank=0, workers=1, launcher="none", backend="serial"))
+    backend = SerialBackend(StrainConfig(), Launch(rank=0, workers=1, launcher="none", backend="serial"))
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.full((3,), 2.0)
     backend.pack_gradients()
@@ -581,13 +587,13 @@ def test_the_mpi_of_the_environment_itself(tmp_path: Path) -> None:
 
 
 def serial() -> SerialBackend:
-    return SerialBackend(RunConfig(), detect({}))
+    return SerialBackend(StrainConfig(), detect({}))
 
 
 def test_serial_refuses_several_workers() -> None:
     launch = Launch(launcher="mpirun", rank=0, workers=2, backend="horovod")
     with pytest.raises(BackendError, match="backend serial is one worker, but mpirun started 2; use --backend auto"):
-        SerialBackend(RunConfig(), launch)
+        SerialBackend(StrainConfig(), launch)
 
 
 class TwoRanks(SerialBackend):
@@ -596,7 +602,7 @@ class TwoRanks(SerialBackend):
     workers = 2
 
     def __init__(self, other: object) -> None:
-        super().__init__(RunConfig(), detect({}))
+        super().__init__(StrainConfig(), detect({}))
         self._other = other
 
     def gather(self, value: object) -> list[object]:

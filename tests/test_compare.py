@@ -17,7 +17,7 @@ from horovod_study import records
 from horovod_study.analysis.comparison import compare
 from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
-from horovod_study.config import COMMUNICATION, OPTIONS, STRAIN
+from horovod_study.config import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.roles import Role
 from horovod_study.studies.compare import (
@@ -30,6 +30,7 @@ from horovod_study.studies.compare import (
     schedule,
     worker_counts,
 )
+from horovod_study.workload.options import STRAIN
 
 # What the trainer would write is made here: a process that imports nothing starts ten times as fast.
 TRAINER = """
@@ -109,7 +110,7 @@ def finished_run(cell, folder: Path, name: str, act: str) -> None:
 
 
 def start(out: Path, told: dict[str, str] | None = None, *, a: str = "horovod/mpi", b: str = "mpi/mpi", **options):
-    arms, seconds = read_arms(a, b, options.pop("given", {"steps": "20"}))
+    arms, seconds = read_arms(a, b, options.pop("given", {"steps": "20"}), STRAIN)
     wanted = {"workers": (1,), "blocks": 2, **options}
     return run_compare(arms, out, command="again", seconds=seconds, launch=fake(told), cores=2, **wanted)
 
@@ -118,29 +119,31 @@ def start(out: Path, told: dict[str, str] | None = None, *, a: str = "horovod/mp
 
 
 def test_a_side_from_a_short_text() -> None:
-    arm = read_arm("B", "horovod/gloo,thread_priority=off, cycle-time-ms=0.2,hierarchical=off,fusion_mb=shipped", {})
+    arm = read_arm(
+        "B", "horovod/gloo,thread_priority=off, cycle-time-ms=0.2,hierarchical=off,fusion_mb=shipped", {}, STRAIN
+    )
 
     assert arm.runtime == "horovod/gloo"
     assert (arm.config.backend, arm.config.transport) == ("horovod", "gloo")
     assert (arm.config.thread_priority, arm.config.cycle_time_ms, arm.config.hierarchical) == ("off", 0.2, False)
     assert arm.config.fusion_mb is None
-    assert read_arm("A", "serial", {"batch": "50"}).config.batch == 50
-    assert read_arm("A", "mpi/mpi,batch=60", {"batch": "50"}).config.batch == 60, "the side's own word counts"
+    assert read_arm("A", "serial", {"batch": "50"}, STRAIN).config.batch == 50
+    assert read_arm("A", "mpi/mpi,batch=60", {"batch": "50"}, STRAIN).config.batch == 60, "the side's own word counts"
 
 
 def test_a_side_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("runtime: ddp/gloo\nbucket_mb: 5\nbatch: 30\nepochs: 7\nstudy: mine\n")
-    arm = read_arm("A", str(path), {"batch": "40"})
+    arm = read_arm("A", str(path), {"batch": "40"}, STRAIN)
 
     assert (arm.runtime, arm.config.bucket_mb, arm.config.batch) == ("ddp/gloo", 5.0, 40)
     path.write_text("backend: horovod\ntransport: gloo\n")
-    assert read_arm("A", str(path), {}).runtime == "horovod/gloo"
+    assert read_arm("A", str(path), {}, STRAIN).runtime == "horovod/gloo"
     path.write_text("backend: mpi\n")
-    assert read_arm("A", str(path), {}).runtime == "mpi/mpi", "mpi works over mpi only"
+    assert read_arm("A", str(path), {}, STRAIN).runtime == "mpi/mpi", "mpi works over mpi only"
     path.write_text("batch: 30\n")
     with pytest.raises(ConfigError, match=r"compare: A \(.*mine.yaml\): names no runtime; give it `runtime:`"):
-        read_arm("A", str(path), {})
+        read_arm("A", str(path), {}, STRAIN)
 
 
 def test_a_side_from_what_tune_wrote(tmp_path: Path) -> None:
@@ -148,15 +151,15 @@ def test_a_side_from_what_tune_wrote(tmp_path: Path) -> None:
     made_for = {"parameters": 153441, "widths": "15-38-197", "runtime": "horovod/mpi", "workers": 2}
     settings = {"backend": "horovod", "transport": "mpi", "cycle_time_ms": 0.2, "yield_when_idle": False}
     path.write_text(yaml.safe_dump({"for": made_for, "settings": settings}))
-    arm = read_arm("B", str(path), {"steps": "50"})
+    arm = read_arm("B", str(path), {"steps": "50"}, STRAIN)
 
     assert (arm.runtime, arm.config.cycle_time_ms, arm.config.yield_when_idle) == ("horovod/mpi", 0.2, False)
-    assert check_configs(read_arm("A", "horovod/mpi", {"steps": "50"}), arm) == {
+    assert check_configs(read_arm("A", "horovod/mpi", {"steps": "50"}, STRAIN), arm) == {
         "cycle_time_ms": (None, 0.2),
         "yield_when_idle": (None, False),
     }
     with pytest.raises(ConfigError, match="the settings are for widths 15-38-197, but the runs have 4-7-31"):
-        read_arm("B", str(path), {"widths": "4-7-31"})
+        read_arm("B", str(path), {"widths": "4-7-31"}, STRAIN)
 
 
 @pytest.mark.parametrize(
@@ -188,16 +191,16 @@ def test_a_side_from_what_tune_wrote(tmp_path: Path) -> None:
 )
 def test_a_side_that_cannot_be_read_is_one_line(text: str, given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_arm("A", text, given)
+        read_arm("A", text, given, STRAIN)
 
 
 def test_unequal_work_is_refused_with_the_name_and_both_values() -> None:
     with pytest.raises(
         ConfigError, match="not to do the same work: batch is 75 for A and 50 for B; give both the same"
     ):
-        check_configs(read_arm("A", "horovod/mpi", {}), read_arm("B", "horovod/mpi,batch=50", {}))
+        check_configs(read_arm("A", "horovod/mpi", {}, STRAIN), read_arm("B", "horovod/mpi,batch=50", {}, STRAIN))
     with pytest.raises(ConfigError, match="seed is 1 for A and 2 for B; give"):
-        check_configs(read_arm("A", "serial", {}), read_arm("B", "serial,seed=2", {}))
+        check_configs(read_arm("A", "serial", {}, STRAIN), read_arm("B", "serial,seed=2", {}, STRAIN))
 
 
 def test_every_option_is_either_work_or_the_way_it_is_done() -> None:
@@ -209,12 +212,14 @@ def test_every_option_is_either_work_or_the_way_it_is_done() -> None:
     told |= {"measure_sync", "measure_ablation", "profile", "profile_steps", "timeline_steps", "ranges"}
 
     may_differ = STRAIN.named(Role.MAY_DIFFER)
-    assert set(OPTIONS) == {*work, *told, *may_differ, "study", "partition", "repeat"}, "a new option must be sorted in"
+    assert set(STRAIN.options) == {*work, *told, *may_differ, "study", "partition", "repeat"}, (
+        "a new option must be sorted in"
+    )
     assert set(COMMUNICATION) <= set(may_differ)
 
 
 def test_a_against_a_says_so() -> None:
-    assert check_configs(read_arm("A", "mpi/mpi", {}), read_arm("B", "mpi/mpi", {})) == {}
+    assert check_configs(read_arm("A", "mpi/mpi", {}, STRAIN), read_arm("B", "mpi/mpi", {}, STRAIN)) == {}
     assert differs_lines({})[0].startswith("nothing differs: an A/A comparison")
     assert differs_lines({"reduction": ("auto", None), "x": (True, 3)})[1:] == [
         "  reduction  auto | shipped",
@@ -241,7 +246,7 @@ def test_the_order_is_balanced_random_and_continues() -> None:
 
 
 def test_default_worker_counts() -> None:
-    serial, mpi = read_arm("A", "serial", {}), read_arm("B", "mpi/mpi", {})
+    serial, mpi = read_arm("A", "serial", {}, STRAIN), read_arm("B", "mpi/mpi", {}, STRAIN)
 
     assert worker_counts((serial, mpi), None) == (1,)
     assert worker_counts((mpi, mpi), [2, 1, 2]) == (1, 2)

@@ -6,16 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.config import (
-    DEFAULT_EPOCHS,
-    OPTIONS,
-    Placement,
-    RunConfig,
-    run_config,
-)
+from horovod_study.config import Placement
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import INPUT_SCALINGS
+from horovod_study.workload.options import DEFAULT_EPOCHS, STRAIN, StrainConfig, strain_config
 
 TRAINING = Path(__file__).parent.parent / "experiments" / "training"
 
@@ -51,12 +46,12 @@ TRAINING = Path(__file__).parent.parent / "experiments" / "training"
 )
 def test_an_invalid_run_cannot_be_made(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_config(values, source="train")
+        strain_config(values, source="train")
 
 
 def test_without_a_budget_the_default_epochs() -> None:
-    assert RunConfig().epochs == DEFAULT_EPOCHS
-    assert RunConfig(seconds=3).epochs is None
+    assert StrainConfig().epochs == DEFAULT_EPOCHS
+    assert StrainConfig(seconds=3).epochs is None
 
 
 @given(
@@ -67,13 +62,13 @@ def test_without_a_budget_the_default_epochs() -> None:
     threads=st.integers(1, 64),
 )
 def test_plain_values_make_the_same_run_again(batch: int, lr: float, backend: str, steps: int, threads: int) -> None:
-    config = RunConfig(batch=batch, lr=lr, backend=backend, steps=steps, threads=threads)
+    config = StrainConfig(batch=batch, lr=lr, backend=backend, steps=steps, threads=threads)
 
-    assert run_config(config.to_dict()) == config
+    assert strain_config(config.to_dict()) == config
 
 
 def test_options_are_texts_and_yaml_values_are_typed() -> None:
-    assert run_config({"batch": "75", "lr": "1e-3", "steps": "10"}) == run_config(
+    assert strain_config({"batch": "75", "lr": "1e-3", "steps": "10"}) == strain_config(
         {"batch": 75, "lr": 0.001, "steps": 10}
     )
 
@@ -94,7 +89,7 @@ def test_options_are_texts_and_yaml_values_are_typed() -> None:
 def test_what_an_option_matters_to(name: str, runtimes: set[str]) -> None:
     every = ("serial", "horovod/mpi", "horovod/gloo", "horovod/nccl", "ddp/gloo", "mpi/mpi", "ps/mpi")
 
-    assert {runtime for runtime in every if OPTIONS[name].matters(runtime)} == runtimes
+    assert {runtime for runtime in every if STRAIN.options[name].matters(runtime)} == runtimes
 
 
 def test_a_missing_or_odd_yaml_file(tmp_path: Path) -> None:
@@ -114,10 +109,10 @@ def test_nodes_are_filled_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("path", sorted(TRAINING.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_shipped_training_configurations_are_valid(path: Path) -> None:
-    config = run_config(load_yaml(path), source=str(path))
+    config = strain_config(load_yaml(path), source=str(path))
 
     assert config.dataset == "1000000" and config.seconds is not None
 
 
 def test_the_scalings_on_offer_are_those_of_the_network() -> None:
-    assert set(OPTIONS["input_scaling"].choices or ()) == set(INPUT_SCALINGS)
+    assert set(STRAIN.options["input_scaling"].choices or ()) == set(INPUT_SCALINGS)

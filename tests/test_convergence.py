@@ -16,13 +16,13 @@ from horovod_study.analysis import convergence as learned
 from horovod_study.analysis.points import scaling_points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.cli import main
-from horovod_study.config import SWEEPABLE
 from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.report.figures import convergence as figures
 from horovod_study.report.kit.style import style
 from horovod_study.report.page import html, sentences
 from horovod_study.studies.study_file import load_study
 from horovod_study.text import numbers
+from horovod_study.workload.options import STRAIN
 
 FLOOR = 6.8e-5
 PLAIN_AND_MPI = (("serial", "none"), ("horovod", "mpi"))
@@ -408,7 +408,7 @@ def test_a_plain_worker_is_the_baseline_of_every_scaling_of_the_learning_rate():
 def test_every_option_that_a_study_can_sweep_separates_points():
     from horovod_study.analysis.points import CELL
 
-    assert set(SWEEPABLE) <= set(CELL)
+    assert set(STRAIN.sweepable) <= set(CELL)
 
 
 # ---------------------------------------------------------------------------------------------------- files

@@ -17,9 +17,9 @@ from rich.console import Console
 from horovod_study import records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
-from horovod_study.config import RunConfig
 from horovod_study.studies import runner
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.workload.options import StrainConfig
 
 SEED = 20
 
@@ -40,7 +40,7 @@ BEHAVIOUR = {0: "lingers", 1: "fails"}
 
 
 def make_study() -> StudyConfig:
-    run = RunConfig(study="tiny", seconds=1)
+    run = StrainConfig(study="tiny", seconds=1)
     return StudyConfig(name="tiny", run=run, workers=(1,), runtimes=("horovod/gloo",), baselines=(), repeats=2)
 
 

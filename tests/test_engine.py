@@ -9,12 +9,13 @@ from fake_trainer import fake_launch
 
 import horovod_study
 from horovod_study.cluster.process import marked_processes
-from horovod_study.config import Cell, RunConfig, local_cell
+from horovod_study.config import Cell, local_cell
 from horovod_study.errors import StudyError
 from horovod_study.records import read_run
 from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Running, Verdict
 from horovod_study.studies.engine import Lane, attempt, set_aside_unless_done, sweep, working_in
 from horovod_study.studies.interruption import Interruption
+from horovod_study.workload.options import StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
 ONE_PLACE = {
@@ -47,7 +48,7 @@ def test_only_one_place_starts_ranks_and_says_why_they_failed() -> None:
 
 
 def cell(repeat: int = 0) -> Cell:
-    return local_cell("serial", RunConfig(repeat=repeat, seconds=1).to_dict(), workers=1, source="test")
+    return local_cell("serial", StrainConfig(repeat=repeat, seconds=1).to_dict(), workers=1, source="test")
 
 
 def run_of(folder: Path, told: str = "done", **changes: object) -> CellRun:

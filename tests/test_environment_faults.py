@@ -19,12 +19,12 @@ from horovod_study.comm.launch import _LAUNCHERS, Launch, meeting_point, require
 from horovod_study.comm.libmpi import require_connection
 from horovod_study.comm.settings import apply
 from horovod_study.comm.settings_file import nodes_of
-from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.studies.job import main as job_main
 from horovod_study.studies.job import seconds_left
 from horovod_study.variables import decimal, whole_number, without_working_directory
 from horovod_study.workload.dataset import cache_directory
+from horovod_study.workload.options import StrainConfig
 
 PACKAGE = Path(horovod_study.__file__).parent
 ODD = ["x", "-1", "1e9", "1.5", "0x1", "1_0", "²", "9" * 5000, "\udcff", "1 2", "+1", "nan"]
@@ -178,12 +178,12 @@ def test_local_sizes_are_refused_by_name() -> None:
 )
 def test_settings_of_horovod_are_refused_by_name_and_empty_ones_are_not_set(name: str) -> None:
     with pytest.raises(BackendError, match=name):
-        apply("horovod/mpi", config=RunConfig(), environ={name: "abc"})
+        apply("horovod/mpi", config=StrainConfig(), environ={name: "abc"})
 
     environ = {name: ""}
     without: dict[str, str] = {}
-    assert apply("horovod/mpi", config=RunConfig(), environ=environ) == apply(
-        "horovod/mpi", config=RunConfig(), environ=without
+    assert apply("horovod/mpi", config=StrainConfig(), environ=environ) == apply(
+        "horovod/mpi", config=StrainConfig(), environ=without
     )
     assert environ == without
 

@@ -8,12 +8,12 @@ import torch
 
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.config import RunConfig
 from horovod_study.workload import dataset
 from horovod_study.workload.evaluation import compared_to_floor, evaluate, is_below_floor
 from horovod_study.workload.model import StressCNN
+from horovod_study.workload.options import StrainConfig
 
-BACKEND = SerialBackend(RunConfig(), Launch(rank=0, workers=1, launcher="none", backend="serial"))
+BACKEND = SerialBackend(StrainConfig(), Launch(rank=0, workers=1, launcher="none", backend="serial"))
 
 
 def test_it_is_the_mean_over_the_test_curves(tmp_path: Path) -> None:

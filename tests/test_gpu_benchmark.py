@@ -468,14 +468,14 @@ def test_a_results_file_gives_its_table_again(
 
 
 def test_every_way_is_one_that_the_trainer_can_be_asked_for(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovod_study.config import run_config
     from horovod_study.workload import kernels
     from horovod_study.workload.model import StressCNN
+    from horovod_study.workload.options import strain_config
 
     steps = importlib.import_module("gpu_steps")
     try:
         for options in steps.OURS.values():
-            run_config({"loader": "device", **options}, source="test")
+            strain_config({"loader": "device", **options}, source="test")
         named = {*gpu.REAL.step_ways, *gpu.REAL.epoch_ways, *gpu.DRY.step_ways, *gpu.DRY.epoch_ways}
         assert named <= {*steps.OURS, steps.PLAIN, steps.PLAIN_LOADER}
         assert sum(each.least_s for each in gpu.SECTIONS) < 400, "what is left of nine minutes behind the set-up"
@@ -485,7 +485,7 @@ def test_every_way_is_one_that_the_trainer_can_be_asked_for(gpu: ModuleType, mon
         given: list[dict[str, Any]] = []
         monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
         monkeypatch.setattr(steps, "CapturedStep", lambda config, **rest: given.append({"batch": config.batch, **rest}))
-        config = run_config({"batch": 75, "loader": "device"}, source="test")
+        config = strain_config({"batch": 75, "loader": "device"}, source="test")
         resident = SimpleNamespace(config=config, device=torch.device("cpu"), held=None)
         for name in ("fused, 8 warps", "fused"):
             steps.open_way(name, resident, SimpleNamespace(device="cpu"), steps.Tf32())

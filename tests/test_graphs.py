@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from horovod_study.comm.base import FlatGradients
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock, Unstamped
 from horovod_study.workload import graphs
@@ -28,6 +27,7 @@ from horovod_study.workload.kernels import BlockSizes, Sizes
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, learning_rate, make_optimizer, set_learning_rate
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.trainer import train_step
 
 CPU = torch.device("cpu")
@@ -122,7 +122,7 @@ class Twin(SerialBackend):
     name, transport, reduction, workers = "twin", "none", "flat", 2
 
     def __init__(self, model: StressCNN, *, capturable: bool = False) -> None:
-        super().__init__(RunConfig(), ALONE)
+        super().__init__(StrainConfig(), ALONE)
         self.flat: FlatGradients | None = FlatGradients(model.parameters(), workers=2)
         self.capturable = capturable
         self.exchanged = 0
@@ -149,7 +149,7 @@ class Training:
     """A small training, plain or captured, that starts the same whenever it is made."""
 
     def __init__(self, *, twin: bool = False, capturable: bool = False, **options: Any) -> None:
-        self.config = RunConfig(**{"batch": BATCH, "lr": 2e-3, "cuda_graphs": True, **options})
+        self.config = StrainConfig(**{"batch": BATCH, "lr": 2e-3, "cuda_graphs": True, **options})
         torch.manual_seed(3)
         self.curves, self.targets = torch.randn(CURVES, 3, 201), torch.randn(CURVES, 2)
         self.model = StressCNN(widths=WIDTHS)

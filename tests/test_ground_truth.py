@@ -18,11 +18,12 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm.base import LastGradient
-from horovod_study.config import ORDINARY_LAPS, RunConfig
+from horovod_study.config import ORDINARY_LAPS
 from horovod_study.measure.clock import LapClock, now, sleep
 from horovod_study.measure.recorder import Recorder
 from horovod_study.train import main
 from horovod_study.workload.optimizer import Arithmetic
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.trainer import train_step
 
 MS = 1e-3
@@ -170,7 +171,7 @@ def test_the_exposed_part_of_a_collective_is_what_is_recorded_as_sync(waits_in_b
     network, collective = Network(), Collective()
     backend = Backend(network, collective, waits_in_backward)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    arithmetic = Arithmetic(RunConfig(dataset="2000", epochs=1), torch.device("cpu"))
+    arithmetic = Arithmetic(StrainConfig(dataset="2000", epochs=1), torch.device("cpu"))
     writers = []
     seen: list[np.ndarray] = []  # rows of good steps: sync, backward, the whole operation, a naive timer
 

@@ -15,8 +15,8 @@ from make.properties import examples
 
 from horovod_study import api, cli, documents, records
 from horovod_study.analysis import timeline
-from horovod_study.config import OPTIONS
 from horovod_study.errors import RecordError, StudyError
+from horovod_study.workload.options import STRAIN
 
 FROZEN = Path(__file__).parent / "runs"
 hostile = settings(
@@ -142,7 +142,7 @@ def test_a_field_that_cannot_be_true_is_named(tmp_path: Path, place: tuple[str, 
         records.read_run(tmp_path)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", STRAIN.options)
 def test_every_option_that_was_asked_for_is_a_value_of_its_kind(tmp_path: Path, name: str) -> None:
     valid = json.loads((FROZEN / "schema-4" / "run.json").read_text())
     valid["requested"][name] = [[]]

@@ -18,12 +18,12 @@ import horovod_study
 from horovod_study import records
 from horovod_study.cluster import identity
 from horovod_study.cluster.partitions import Partition
-from horovod_study.config import RunConfig
 from horovod_study.errors import StudyError
 from horovod_study.runtimes import LIBRARIES
 from horovod_study.studies import grid
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.workload.options import StrainConfig
 
 PACKAGE = Path(horovod_study.__file__).parent
 
@@ -253,7 +253,7 @@ def test_changes_are_named():
 
 def test_a_study_stops_when_its_source_is_changed_under_it(tmp_path, monkeypatch):
     """Cells begun after the change would bear the name of the old code."""
-    config = RunConfig(study="tiny", seconds=1)
+    config = StrainConfig(study="tiny", seconds=1)
     study = StudyConfig(name="tiny", run=config, workers=(1,), repeats=2, identity={"local": identity.identify()})
     identities = iter(["old", "old", "old", "new"])
     monkeypatch.setattr(grid, "identify", lambda: next(identities))

@@ -36,7 +36,6 @@ from horovod_study.cluster.jobs import (
     write_note,
 )
 from horovod_study.cluster.partitions import Partition
-from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.records import read_run
 from horovod_study.studies import job as inside
@@ -44,6 +43,7 @@ from horovod_study.studies.job import JobSignals, main, run_here, run_job, secon
 from horovod_study.studies.ledger import note_attempt, read_ledger
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.submit import partition_values, study_values
+from horovod_study.workload.options import StrainConfig
 
 
 def job(name: str = "one", *, tasks: Sequence[Sequence[str]] = (("a", "b"),), **fields: object) -> Job:
@@ -310,7 +310,7 @@ def test_a_damaged_job_names_its_file_and_what_to_do(tmp_path: Path):
 
 def study_of(*, nodes: int = 1, **fields: object) -> StudyConfig:
     there = Partition(name="there", scheduler="slurm", nodes=None, cores_per_node=4, slurm_partition="main")
-    run = RunConfig(study="s", partition="there", steps=5)
+    run = StrainConfig(study="s", partition="there", steps=5)
     values = {"runtimes": ("horovod/mpi",), "workers": (nodes,), "workers_per_node": (1,), "repeats": 3}
     return StudyConfig(**{"name": "s", "run": run, "baselines": (), "partitions": {"there": there}, **values, **fields})
 

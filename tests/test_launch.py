@@ -17,9 +17,10 @@ from slurm_cluster import SlurmCluster
 from horovod_study.cluster.launch import MARKER, cell_environment, launch_line, program_line, refuse_oversubscription
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import PORTS, Site
-from horovod_study.config import Cell, Placement, RunConfig
+from horovod_study.config import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.runtimes import RUNTIMES
+from horovod_study.workload.options import StrainConfig
 
 PYTHON = Path("/opt/venv/bin/python")
 JOB = ["-m", "horovod_study.train", "--config", "/runs/cells/a b.yaml", "--out", "/runs/a b"]
@@ -28,7 +29,7 @@ JOB = ["-m", "horovod_study.train", "--config", "/runs/cells/a b.yaml", "--out",
 def cell(runtime: str, workers: int = 2) -> Cell:
     backend, _, transport = runtime.partition("/")
     return Cell(
-        config=RunConfig(backend=backend, transport=transport or "none", seconds=1),
+        config=StrainConfig(backend=backend, transport=transport or "none", seconds=1),
         runtime=runtime,
         placement=Placement(workers=workers, workers_per_node=workers),
     )
@@ -515,7 +516,7 @@ def test_ranks_in_a_real_job_are_where_they_should_be(slurm: SlurmCluster, tmp_p
 def started(runtime: str, tmp_path: Path, *, site: Site, environ: dict[str, str] | None = None):
     """Train a few steps on two ranks of this machine that mpirun starts, and return what came of it."""
     backend, _, transport = runtime.partition("/")
-    config = RunConfig(backend=backend, transport=transport, steps=3, dataset="400", batch=8, start_timeout_s=40)
+    config = StrainConfig(backend=backend, transport=transport, steps=3, dataset="400", batch=8, start_timeout_s=40)
     (tmp_path / "cell.yaml").write_text(json.dumps(config.to_dict()))
     made = launch_line(
         Cell(config=config, runtime=runtime, placement=Placement(workers=2, workers_per_node=2)),

@@ -21,11 +21,11 @@ from rich.console import Console
 
 from horovod_study import alive, lease
 from horovod_study.cluster import jobs
-from horovod_study.config import RunConfig
 from horovod_study.errors import StudyError
 from horovod_study.studies import grid
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.workload.options import StrainConfig
 
 RACERS, NAMES = 8, 50
 
@@ -283,7 +283,7 @@ def test_holder_in_a_job_is_gone_when_the_job_has_ended(tmp_path, ended, free):
 )
 def test_cell_of_a_job_that_was_killed_is_run_at_once(tmp_path, monkeypatch, state, outcome):
     """The job could not give back its claim, and was heard of a moment ago."""
-    study = StudyConfig(name="tiny", run=RunConfig(study="tiny", seconds=1), workers=(1,), baselines=(), repeats=1)
+    study = StudyConfig(name="tiny", run=StrainConfig(study="tiny", seconds=1), workers=(1,), baselines=(), repeats=1)
     cell = study.cells()[0]
     write_claim(tmp_path / lease.CLAIMS, cell.key, 1, someone(job="12_1"))
     of_job = {"study": "tiny", "partition": "local", "nodes": 1, "time_limit_s": 60.0, "written": "then"}

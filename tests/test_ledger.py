@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from horovod_study import lease, records
 from horovod_study.cluster import allocations, identity
-from horovod_study.config import STRAIN, RunConfig
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import ledger
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.study_file import STUDY_KEYS, StudyConfig, load_study, sweep_keys
+from horovod_study.workload.options import STRAIN, StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -29,7 +29,7 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 def make_study(**changes) -> StudyConfig:
     values = {
         "name": "tiny",
-        "run": RunConfig(study="tiny", seconds=1),
+        "run": StrainConfig(study="tiny", seconds=1),
         "workers": (1, 2),
         "runtimes": ("horovod/mpi", "horovod/gloo"),
         "repeats": 2,
@@ -576,7 +576,7 @@ def test_cell_that_is_none_and_cell_in_another_state_are_refused(tmp_path):
 
 def test_runs_of_other_code_are_told_from_those_of_an_edited_file(tmp_path, monkeypatch):
     directory = tmp_path / "tiny"
-    edited = make_study(run=RunConfig(study="tiny", seconds=2), identity={"local": identity.identify()})
+    edited = make_study(run=StrainConfig(study="tiny", seconds=2), identity={"local": identity.identify()})
     records.create_run(directory / edited.cells()[0].key, record(edited, edited.cells()[0]))
     old = make_study(identity={"local": "unremembered0"})
     before = make_study(repeats=1)

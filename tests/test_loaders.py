@@ -14,12 +14,12 @@ import psutil
 import pytest
 import torch
 
-from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, DataError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.workload import dataset as data
 from horovod_study.workload import loaders
 from horovod_study.workload.loaders import Loader, open_loader
+from horovod_study.workload.options import StrainConfig
 
 CPU = torch.device("cpu")
 IN_PROCESS = ("memory", "prefetch", "device", "dataloader")
@@ -37,7 +37,7 @@ def batches(dataset: data.Dataset, *, batch: int = 7, rank: int = 0, workers: in
 
 
 def opened(dataset: data.Dataset, loader: str, *, rank: int = 0, workers: int = 1, **options: object) -> Loader:
-    config = RunConfig(loader=loader, batch=7, **options)
+    config = StrainConfig(loader=loader, batch=7, **options)
     return open_loader(config, dataset, batches(dataset, rank=rank, workers=workers), CPU)
 
 
@@ -228,14 +228,14 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 import torch
-from horovod_study.config import RunConfig
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import open_loader
 
 if __name__ == "__main__":
     dataset = data.open_dataset(Path(sys.argv[1]))
     batches = data.Batches(dataset.train_size, batch=7, rank=0, workers=1, seed=5)
-    config = RunConfig(loader="dataloader", loader_processes=2, batch=7)
+    config = StrainConfig(loader="dataloader", loader_processes=2, batch=7)
     loader = open_loader(config, dataset, batches, torch.device("cpu"))
     count = 0
     for curves, targets in loader.epoch(0):

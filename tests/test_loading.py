@@ -11,7 +11,6 @@ import torch
 
 from horovod_study import cli
 from horovod_study.comm import detect, open_backend
-from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs import loading
@@ -20,6 +19,7 @@ from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import Batch, open_loader
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.trainer import train_step
 
 
@@ -160,7 +160,7 @@ def test_the_table_is_aligned_and_says_its_units() -> None:
 
 
 def test_the_step_is_the_trainers(dataset: data.Dataset) -> None:
-    config = RunConfig(batch=10, lr=1e-3)
+    config = StrainConfig(batch=10, lr=1e-3)
     batches = data.Batches(dataset.train_size, batch=10, rank=0, workers=1, seed=1)
     step = loading._Step(config, torch.device("cpu"))
     step.clock.start()
@@ -204,7 +204,7 @@ def test_loaders_are_compared(dataset: data.Dataset) -> None:
     threads = torch.get_num_threads()
     told: list[str] = []
     found = compare_loaders(
-        RunConfig(batch=10),
+        StrainConfig(batch=10),
         dataset,
         ["memory", "prefetch"],
         rounds=2,
@@ -234,7 +234,7 @@ def test_a_loader_is_closed_also_when_measuring_fails(dataset: data.Dataset) -> 
     closed = _Counting.closed
     with pytest.raises(StopIteration):
         compare_loaders(
-            RunConfig(batch=10), dataset, [], rounds=1, seconds=0.01, others={"empty": lambda: _Counting(0)}
+            StrainConfig(batch=10), dataset, [], rounds=1, seconds=0.01, others={"empty": lambda: _Counting(0)}
         )
 
     assert _Counting.closed == closed + 1
@@ -243,7 +243,7 @@ def test_a_loader_is_closed_also_when_measuring_fails(dataset: data.Dataset) -> 
 @pytest.mark.parametrize(("rounds", "seconds"), [(0, 1.0), (1, 0.0), (1, float("nan"))])
 def test_measuring_nothing_is_refused(dataset: data.Dataset, rounds: int, seconds: float) -> None:
     with pytest.raises(ConfigError, match="measure nothing; use at least one round and a time above 0"):
-        compare_loaders(RunConfig(batch=10), dataset, ["memory"], rounds=rounds, seconds=seconds)
+        compare_loaders(StrainConfig(batch=10), dataset, ["memory"], rounds=rounds, seconds=seconds)
 
 
 def test_a_comparison_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:

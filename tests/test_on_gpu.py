@@ -26,7 +26,6 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm import Backend, builds, detect, open_backend
-from horovod_study.config import RunConfig
 from horovod_study.measure import evidence
 from horovod_study.measure.clock import DeviceStamps, LapClock, Unstamped, now
 from horovod_study.measure.recorder import Recorder
@@ -40,6 +39,7 @@ from horovod_study.workload.graphs import CapturedStep, DeviceGraph
 from horovod_study.workload.loaders import Loader, feed, open_loader, resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer, set_learning_rate
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.trainer import train_step
 
 LIMIT_S = 60
@@ -52,7 +52,7 @@ pytestmark = [
 GPU = torch.device("cuda", 0)
 CURVES = 4000
 STEPS = 100
-CONFIG = RunConfig(
+CONFIG = StrainConfig(
     backend="serial", dataset=str(CURVES), batch=75, steps=STEPS, loader="device", input_scaling="standard", lr=1e-4
 )
 """Chosen so that rounding stays rounding: with raw input and the shipped rate, another order of summation alone moves
@@ -195,7 +195,7 @@ def test_a_captured_update_follows_its_rate(kind: str) -> None:
 class Training:
     """One worker's training, from the same start each time."""
 
-    config: RunConfig
+    config: StrainConfig
     model: nn.Module
     bare_model: StressCNN
     optimizer: torch.optim.Optimizer
@@ -582,7 +582,7 @@ def test_timer_modes_take_turns_on_captured_steps(curves: Path, tmp_path: Path) 
 def test_batches_arrive_on_the_gpu_as_they_are(curves: Path, loader: str, pin: bool) -> None:
     dataset = data.open_dataset(curves)
     batches = data.Batches(dataset.train_size, batch=75, rank=0, workers=1, seed=1)
-    own = open_loader(RunConfig(batch=75, loader=loader, pin_memory=pin), dataset, batches, GPU)
+    own = open_loader(StrainConfig(batch=75, loader=loader, pin_memory=pin), dataset, batches, GPU)
     for step, (rows, (found, targets)) in enumerate(zip(batches.epoch(0), own.epoch(0), strict=True)):
         found.mul_(1.0)  # as a step would: on the stream of the step, before the next batch is asked for
         if step % 8:

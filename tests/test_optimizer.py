@@ -9,7 +9,6 @@ import torch
 
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import (
@@ -20,6 +19,7 @@ from horovod_study.workload.optimizer import (
     replayed_on_host,
     set_learning_rate,
 )
+from horovod_study.workload.options import StrainConfig
 
 CPU = torch.device("cpu")
 ALONE = Launch(rank=0, workers=1, launcher="none", backend="serial")
@@ -37,7 +37,7 @@ ALONE = Launch(rank=0, workers=1, launcher="none", backend="serial")
 def test_the_optimiser_is_the_one_asked_for(
     values: dict[str, object], kind: type[torch.optim.Optimizer], text: str
 ) -> None:
-    config = RunConfig(lr=1e-3, lr_scaling="linear", **values)  # type: ignore[arg-type]
+    config = StrainConfig(lr=1e-3, lr_scaling="linear", **values)  # type: ignore[arg-type]
     optimizer, description = make_optimizer(config, StressCNN().parameters(), workers=4)
 
     assert (type(optimizer).__name__, description) == (kind.__name__, text)
@@ -49,7 +49,7 @@ def test_the_optimiser_is_the_one_asked_for(
 
 LEAN = """
 import copy, sys, torch
-from horovod_study.config import RunConfig
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.optimizer import make_optimizer
 
 kinds = {
@@ -72,7 +72,7 @@ for name, (kind, extra) in kinds.items():
     torch.manual_seed(1)
     model = torch.nn.Linear(5, 3)
     twin = copy.deepcopy(model)
-    config = RunConfig(optimizer=name, lr=1e-2, weight_decay=0.1)
+    config = StrainConfig(optimizer=name, lr=1e-2, weight_decay=0.1)
     pairs.append((updated(model, make_optimizer(config, model.parameters(), workers=1)[0]), kind, extra, twin))
 assert "torch._dynamo" not in sys.modules
 for ours, kind, extra, twin in pairs:
@@ -101,19 +101,19 @@ def test_updates_are_those_of_torch_without_its_compiler() -> None:
 )
 def test_what_cannot_work_on_a_cpu_says_so(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Arithmetic(RunConfig(**values), CPU)  # type: ignore[arg-type]
+        Arithmetic(StrainConfig(**values), CPU)  # type: ignore[arg-type]
 
 
 def test_compile_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    config = RunConfig(compile=True)
+    config = StrainConfig(compile=True)
 
     with pytest.raises(ConfigError, match="compile needs a C\\+\\+ compiler, and no-such-compiler is not on PATH"):
         accelerate(StressCNN(), config, CPU)
 
 
 def test_bf16_computes_in_bf16_and_keeps_parameters_in_float32() -> None:
-    config = RunConfig(precision="bf16")
+    config = StrainConfig(precision="bf16")
     arithmetic, model = Arithmetic(config, CPU), StressCNN()
     optimizer, _ = make_optimizer(config, model.parameters(), workers=1)
     with arithmetic.autocast():
@@ -128,7 +128,7 @@ def test_bf16_computes_in_bf16_and_keeps_parameters_in_float32() -> None:
 
 def test_an_overflow_skips_the_step_and_lowers_the_scale() -> None:
     """The loss scaling of fp16, with torch's scaler for the CPU: the rule is the same."""
-    config = RunConfig()
+    config = StrainConfig()
     arithmetic, model = Arithmetic(config, CPU), torch.nn.Linear(2, 1)
     arithmetic.scaler = torch.amp.GradScaler("cpu")
     optimizer, _ = make_optimizer(config, model.parameters(), workers=1)
@@ -148,7 +148,7 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale() -> None:
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_the_rate_is_read_and_changed_alike_with_graphs_and_without(graphs: bool) -> None:
-    optimizer, _ = make_optimizer(RunConfig(lr=1 / 3, cuda_graphs=graphs), StressCNN().parameters(), workers=1)
+    optimizer, _ = make_optimizer(StrainConfig(lr=1 / 3, cuda_graphs=graphs), StressCNN().parameters(), workers=1)
     held = optimizer.param_groups[0]["lr"]
     assert learning_rate(optimizer) == 1 / 3
     set_learning_rate(optimizer, 1 / 7)
@@ -173,7 +173,7 @@ def test_the_optimisers_state_is_saved_and_loaded_with_graphs_or_without(
         torch.manual_seed(1)
         model = torch.nn.Linear(2, 1)
         return model, make_optimizer(
-            RunConfig(optimizer=kind, lr=0.1, cuda_graphs=graphs), model.parameters(), workers=1
+            StrainConfig(optimizer=kind, lr=0.1, cuda_graphs=graphs), model.parameters(), workers=1
         )[0]
 
     def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -213,13 +213,13 @@ def test_updates_that_no_graph_can_hold_are_refused() -> None:
             r"cuda_graphs with precision fp16 needs the fused .* whether gradients overflowed, whi",
         ),
     ):
-        config = RunConfig(cuda_graphs=True, fused_optimizer=False, **values)  # type: ignore[arg-type]
+        config = StrainConfig(cuda_graphs=True, fused_optimizer=False, **values)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=message + r".*; leave fused_optimizer on, or leave cuda_graphs out"):
             make_optimizer(config, StressCNN().parameters(), workers=1)
 
 
 def test_captured_steps_run_on_a_cpu_only_where_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunConfig(cuda_graphs=True)
+    config = StrainConfig(cuda_graphs=True)
     for value in ("", "0", "yes"):
         monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", value)
         assert not replayed_on_host()

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study.cluster import pinning
-from horovod_study.config import Cell, Placement, RunConfig
+from horovod_study.config import Cell, Placement
+from horovod_study.workload.options import StrainConfig
 
 only_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot pin processes")
 
 
 def make_cell(workers: int, **options) -> Cell:
     placement = Placement(workers=workers, workers_per_node=workers)
-    return Cell(config=RunConfig(**options), runtime="horovod/mpi", placement=placement)
+    return Cell(config=StrainConfig(**options), runtime="horovod/mpi", placement=placement)
 
 
 def test_physical_cores_come_before_their_second_threads(tmp_path):

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.partitions import Partition
-from horovod_study.config import Cell, Placement, RunConfig
+from horovod_study.config import Cell, Placement
 from horovod_study.runtimes import LIBRARIES
 from horovod_study.studies.estimate import SAMPLES_GUESS_PER_S, rough_s
 from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import Plan, plan_study
 from horovod_study.studies.study_file import StudyBudget, StudyConfig, load_study
+from horovod_study.workload.options import StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ALPHA = Partition(name="alpha", scheduler="slurm", nodes=None, gpus_per_node=8, cores_per_node=48, cores_per_worker=6)
@@ -26,7 +27,7 @@ def make_study(*partitions: Partition, **changes) -> StudyConfig:
     chosen = partitions or (ALPHA,)
     values = {
         "name": "s",
-        "run": RunConfig(study="s", partition=chosen[0].name, seconds=10),
+        "run": StrainConfig(study="s", partition=chosen[0].name, seconds=10),
         "workers": (1, 8, 16),
         "runtimes": ("horovod/nccl",),
         "repeats": 2,
@@ -91,9 +92,9 @@ def test_what_is_done_is_not_planned_and_teaches() -> None:
 
 
 def test_cells_of_unknown_length_count_with_their_time_limit(tmp_path: Path) -> None:
-    file = make_study(run=RunConfig(study="s", partition="alpha", dataset=str(tmp_path), epochs=2), timeout_s=120)
-    steps = make_study(run=RunConfig(study="s", partition="alpha", steps=950, batch=100), repeats=1)
-    long = make_study(run=RunConfig(study="s", partition="alpha", epochs=10000), repeats=1, timeout_s=600)
+    file = make_study(run=StrainConfig(study="s", partition="alpha", dataset=str(tmp_path), epochs=2), timeout_s=120)
+    steps = make_study(run=StrainConfig(study="s", partition="alpha", steps=950, batch=100), repeats=1)
+    long = make_study(run=StrainConfig(study="s", partition="alpha", epochs=10000), repeats=1, timeout_s=600)
 
     plan = plan_of(file)
     assert (plan.unknown, plan.seconds) == (8, 8 * 120)
@@ -109,7 +110,7 @@ def test_a_rough_guess() -> None:
     def rough(workers: int = 2, **options) -> float | None:
         return rough_s(
             Cell(
-                config=RunConfig(**options),
+                config=StrainConfig(**options),
                 runtime="ddp/gloo",
                 placement=Placement(workers=workers, workers_per_node=workers),
             )

@@ -16,10 +16,11 @@ from make.scratch_job import TwinBackend, job
 
 from horovod_study import records
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.config import ORDINARY_LAPS, RunConfig
+from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import StudyError
 from horovod_study.measure import profiling
 from horovod_study.train import main
+from horovod_study.workload.options import StrainConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SMALL = ("--dataset", "400", "--batch", "20", "--steps", "12", "--warmup-steps", "3", "--json")
@@ -191,9 +192,9 @@ def test_an_error_of_the_step_is_not_swallowed(tmp_path: Path) -> None:
 
 
 def refusal(device: torch.device = CPU, **options: Any) -> str:
-    backend = options.pop("on", None) or SerialBackend(RunConfig(), _launch())
+    backend = options.pop("on", None) or SerialBackend(StrainConfig(), _launch())
     with pytest.raises(StudyError) as error:
-        profiling.require_possible(RunConfig(**options), backend, device)
+        profiling.require_possible(StrainConfig(**options), backend, device)
     text = str(error.value)
     assert "\n" not in text
     return text
@@ -223,7 +224,7 @@ def test_what_cannot_work_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
         "run: timeline_steps is 5, and the timeline is Horovod's own: backend serial has none; leave timeline_steps "
         "out, or use --backend horovod"
     )
-    alone = SerialBackend(RunConfig(), _launch())
+    alone = SerialBackend(StrainConfig(), _launch())
     alone.name = "horovod"
     assert refusal(timeline_steps=5, on=alone).startswith(
         "run: timeline_steps is 5, but one worker alone reduces nothing, and its timeline is empty; start two workers"
@@ -232,7 +233,7 @@ def test_what_cannot_work_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
 
 def test_under_nsys_it_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    profiling.require_possible(RunConfig(profile="nsys"), TwinBackend(lambda: None), GPU)
+    profiling.require_possible(StrainConfig(profile="nsys"), TwinBackend(lambda: None), GPU)
 
 
 def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +256,7 @@ def test_a_py_spy_that_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_py_spy_may_look_here() -> None:
-    profiling.require_possible(RunConfig(profile="pyspy"), TwinBackend(lambda: None), CPU)
+    profiling.require_possible(StrainConfig(profile="pyspy"), TwinBackend(lambda: None), CPU)
 
 
 def test_a_refusal_comes_before_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

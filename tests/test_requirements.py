@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study import records
-from horovod_study.config import COMMUNICATION, RunConfig
+from horovod_study.config import COMMUNICATION
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser, add_run_options, run_values
-from horovod_study.requirements import FACTS, PATHS, Requirement, asked_for, parse, unmet
+from horovod_study.requirements import PATHS, Requirement, asked_for, facts_of, parse, unmet
+from horovod_study.workload.options import STRAIN, StrainConfig
 
 
 def rank(**more: Any) -> dict[str, Any]:
@@ -45,21 +46,26 @@ def effective(**more: Any) -> dict[str, Any]:
     }
 
 
-def faults(text: str, config: RunConfig | None = None, **more: Any) -> list[str]:
-    asked = asked_for(config or RunConfig(), lr=4.7331e-4)
-    return unmet(parse(text), asked=asked, effective=effective(**more), environment={"mpi": "Open MPI 4.1.8"})
+def faults(text: str, config: StrainConfig | None = None, **more: Any) -> list[str]:
+    asked = asked_for(config or StrainConfig(), lr=4.7331e-4)
+    return unmet(
+        parse(text, STRAIN.options), asked=asked, effective=effective(**more), environment={"mpi": "Open MPI 4.1.8"}
+    )
 
 
 def test_texts_become_requirements() -> None:
-    assert parse("asked, path=shared-memory,ranks-per-host=2,hierarchical=off,cycle_time_ms=0.1") == (
+    assert parse("asked, path=shared-memory,ranks-per-host=2,hierarchical=off,cycle_time_ms=0.1", STRAIN.options) == (
         Requirement(name="asked", value=True, text="asked"),
         Requirement(name="path", value="shared-memory", text="path=shared-memory"),
         Requirement(name="ranks_per_host", value=2, text="ranks_per_host=2"),
         Requirement(name="hierarchical", value=False, text="hierarchical=off"),
         Requirement(name="cycle_time_ms", value=0.1, text="cycle_time_ms=0.1"),
     )
-    assert [each.value for each in parse("path=shared-memory,path=tcp:eth0")] == ["shared-memory", "tcp:eth0"]
-    assert len(parse("asked,asked,workers=2,workers=2.0")) == 3
+    assert [each.value for each in parse("path=shared-memory,path=tcp:eth0", STRAIN.options)] == [
+        "shared-memory",
+        "tcp:eth0",
+    ]
+    assert len(parse("asked,asked,workers=2,workers=2.0", STRAIN.options)) == 3
 
 
 @pytest.mark.parametrize(
@@ -90,13 +96,13 @@ def test_texts_become_requirements() -> None:
 )
 def test_what_cannot_be_required_is_refused_before_anything_starts(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^run: {message}"):
-        RunConfig(require=text)
+        StrainConfig(require=text)
 
 
-@given(st.sampled_from(sorted(FACTS)), st.text(max_size=8))
+@given(st.sampled_from(sorted(facts_of(STRAIN.options))), st.text(max_size=8))
 def test_any_text_is_a_requirement_or_one_line_that_says_why_not(name: str, value: str) -> None:
     try:
-        found = parse(f"{name}={value}")
+        found = parse(f"{name}={value}", STRAIN.options)
     except ConfigError as error:
         assert str(error).startswith("run: require")
     else:
@@ -104,7 +110,7 @@ def test_any_text_is_a_requirement_or_one_line_that_says_why_not(name: str, valu
 
 
 def test_every_way_of_talking_can_be_required() -> None:
-    assert set(COMMUNICATION) <= set(FACTS)
+    assert set(COMMUNICATION) <= set(facts_of(STRAIN.options))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,7 @@ def test_ways_are_told_apart_by_kind_and_name() -> None:
     for way in ("infiniband:mlx5_1", "roce", "tcp", "socket", "ofi"):
         assert len(faults(f"path={way}", **mixed)) == 1
     assert faults("path=socket,path=tcp:eth0", path=["tcp:eth0"]) == []
-    assert set(PATHS) == {way for way in PATHS if parse(f"path={way}")}
+    assert set(PATHS) == {way for way in PATHS if parse(f"path={way}", STRAIN.options)}
 
 
 def test_cores_of_other_hosts_are_no_company() -> None:
@@ -188,7 +194,7 @@ def test_a_gpu_is_known_by_its_name_too() -> None:
 
 
 def test_asked_is_whatever_was_asked_for() -> None:
-    config = RunConfig(backend="horovod", transport="gloo", cycle_time_ms=0.5, hierarchical=True, threads=2)
+    config = StrainConfig(backend="horovod", transport="gloo", cycle_time_ms=0.5, hierarchical=True, threads=2)
 
     assert [each.text for each in asked_for(config, lr=1e-3)] == [
         *("backend=horovod", "transport=gloo", "cycle_time_ms=0.5", "hierarchical=true", "threads=2", "lr=0.001"),
@@ -199,7 +205,7 @@ def test_asked_is_whatever_was_asked_for() -> None:
         "hierarchical=true is required, but hierarchical is false",
         "threads=2 is required, but threads is 1",
     ]
-    assert len(asked_for(RunConfig(), lr=1e-3)) == 2, "nothing but the threads and the rate, which every run has"
+    assert len(asked_for(StrainConfig(), lr=1e-3)) == 2, "nothing but the threads and the rate, which every run has"
 
 
 @pytest.mark.parametrize(

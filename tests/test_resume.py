@@ -22,11 +22,11 @@ from make.properties import examples
 
 from horovod_study import lease, records, train
 from horovod_study.comm.stop import StopRequest, Terminated
-from horovod_study.config import OPTIONS
 from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.records import checkpoint_paths, read_run
 from horovod_study.workload import resume, trainer
 from horovod_study.workload.checkpoint import load_newest
+from horovod_study.workload.options import STRAIN
 
 # 450 training curves: 18 steps per epoch, 36 in all, 5 of them before the timed window.
 SMALL = (
@@ -415,7 +415,7 @@ def test_another_run_is_refused(
 def test_equal_options_and_the_file_it_was_started_from_are_no_difference(finished: Path, tmp_path: Path) -> None:
     import yaml
 
-    requested = {name: value for name, value in read_run(finished).requested.items() if name in OPTIONS}
+    requested = {name: value for name, value in read_run(finished).requested.items() if name in STRAIN.options}
     (tmp_path / "cell.yaml").write_text(yaml.safe_dump(requested))
 
     assert train.main(["--resume", str(finished), "--config", str(tmp_path / "cell.yaml"), "--batch", "25"]) == 0

@@ -8,17 +8,18 @@ import pytest
 
 import horovod_study
 from horovod_study import records
-from horovod_study.config import COMMUNICATION, DISTINGUISHING, OPTIONS, QUIET, SWEEPABLE, RunConfig
+from horovod_study.config import COMMUNICATION
 from horovod_study.options import SET_BY_ATTRIBUTION, SET_BY_COMPARE, SET_BY_RANGE_TEST, SET_BY_TUNE
 from horovod_study.roles import Option, Role, named
 from horovod_study.runtimes import BACKENDS, RUNTIMES
+from horovod_study.workload.options import STRAIN, StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
 FEW = 2
 """So many names in one literal are no list yet."""
 
 OF_EVERY_RUN = {
-    *named(OPTIONS, Role.NAMING | Role.RUNTIME | Role.BUDGET),
+    *named(STRAIN.options, Role.NAMING | Role.RUNTIME | Role.BUDGET),
     *records.OF_EVERY_RUN,
     *("horovod_defaults", "seed", "device"),
 }
@@ -64,7 +65,7 @@ def literals(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
 
 def lists_of_options(source: str) -> list[tuple[int, str]]:
     """Return line and names of the literals in a module that hold more than FEW options."""
-    found = [(line, texts & set(OPTIONS) - OF_EVERY_RUN) for line, texts in literals(ast.parse(source))]
+    found = [(line, texts & set(STRAIN.options) - OF_EVERY_RUN) for line, texts in literals(ast.parse(source))]
     return [(line, " ".join(sorted(names))) for line, names in found if len(names) > FEW]
 
 
@@ -103,10 +104,7 @@ def test_a_list_would_be_seen(source: str) -> None:
 
 
 OF_STRAIN = {
-    "comm/": "a backend reads the options of communication",
-    "measure/profiling.py": "asks for the profilers that a run was asked for",
     "programs/": "benchmarks and proofs of the worked example",
-    "recording/recorder.py": "takes the options of measuring, which `train` has too",
     "cli/benchmarks.py": "a benchmark of the worked example",
     "studies/bench.py": "a benchmark of the worked example",
     "studies/range_run.py": "a range test of the worked example's schedule",
@@ -117,8 +115,8 @@ OF_STRAIN = {
 
 
 def test_nobody_else_knows_what_the_package_trains() -> None:
-    """Whoever has not this class has a `Configuration`, of which mypy lets nobody read but what every workload has."""
-    names = {"RunConfig", "run_config"}
+    """Whoever has not this class has a `Configuration` or `RunConfig`, and mypy lets nobody read an option of ours."""
+    names = {"StrainConfig", "strain_config"}
     knowing = {
         module
         for module in modules()
@@ -133,30 +131,30 @@ def test_nobody_else_knows_what_the_package_trains() -> None:
 
 def test_every_option_says_what_it_is_to_a_study() -> None:
     # `seed` is the one that repeats change.
-    assert [name for name, each in OPTIONS.items() if each.roles is Role.NONE] == ["seed"]
+    assert [name for name, each in STRAIN.options.items() if each.roles is Role.NONE] == ["seed"]
 
 
 def test_what_may_be_swept_makes_runs_different_experiments() -> None:
-    assert set(SWEEPABLE) <= set(DISTINGUISHING)
+    assert set(STRAIN.sweepable) <= set(STRAIN.distinguishing)
 
 
 def test_communication_options_work_over_some_runtime_and_mean_nothing_alone() -> None:
     for name in COMMUNICATION:
-        assert any(OPTIONS[name].matters(runtime) for runtime in RUNTIMES if runtime != "serial"), name
-        assert not OPTIONS[name].matters("serial"), name
-        assert Role.SEVERAL in OPTIONS[name].roles, name
+        assert any(STRAIN.options[name].matters(runtime) for runtime in RUNTIMES if runtime != "serial"), name
+        assert not STRAIN.options[name].matters("serial"), name
+        assert Role.SEVERAL in STRAIN.options[name].roles, name
 
 
 def test_values_that_options_name_are_valid_ones() -> None:
-    for each in OPTIONS.values():
+    for each in STRAIN.options.values():
         for value in each.tries:
             assert each.check("test", value) == value
-    assert RunConfig(**QUIET).to_dict() == {**RunConfig().to_dict(), **QUIET}
+    assert StrainConfig(**STRAIN.quiet).to_dict() == {**StrainConfig().to_dict(), **STRAIN.quiet}
 
 
 def test_the_library_and_its_transport_are_named_by_experiments_themselves() -> None:
     for names in (SET_BY_TUNE, SET_BY_RANGE_TEST, SET_BY_COMPARE, SET_BY_ATTRIBUTION):
-        assert set(named(OPTIONS, Role.RUNTIME | Role.PROBE)) <= set(names) <= set(OPTIONS)
+        assert set(named(STRAIN.options, Role.RUNTIME | Role.PROBE)) <= set(names) <= set(STRAIN.options)
         assert len(names) == len(set(names))
 
 
@@ -171,4 +169,4 @@ def test_a_value_is_named_for_readers() -> None:
 
 def test_backends_and_runtimes_are_named_alike() -> None:
     assert {runtime.partition("/")[0] for runtime in RUNTIMES} == set(BACKENDS)
-    assert SWEEPABLE[0] == "batch"  # the order in which a study crosses them decides the order of its cells
+    assert STRAIN.sweepable[0] == "batch"  # the order in which a study crosses them decides the order of its cells

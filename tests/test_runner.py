@@ -24,7 +24,7 @@ from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.process import marked_processes, stop_marked
 from horovod_study.cluster.reason import failure_reason
 from horovod_study.cluster.site import Site
-from horovod_study.config import Placement, RunConfig, run_config
+from horovod_study.config import Placement
 from horovod_study.documents import load_yaml
 from horovod_study.errors import StudyError
 from horovod_study.progress import duration
@@ -32,6 +32,7 @@ from horovod_study.studies import attempt, grid, ledger, runner
 from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyBudget, StudyConfig
+from horovod_study.workload.options import StrainConfig, strain_config
 
 COMMAND = "horovod-study run tiny.yaml"
 TESTS = Path(__file__).parent
@@ -42,7 +43,7 @@ slow = pytest.mark.slow
 def make_study(**changes) -> StudyConfig:
     values = {
         "name": "tiny",
-        "run": RunConfig(study="tiny", seconds=1),
+        "run": StrainConfig(study="tiny", seconds=1),
         "workers": (1, 2),
         "runtimes": ("horovod/mpi",),
         "repeats": 2,
@@ -131,7 +132,7 @@ def test_cell_file_repeats_the_cell(tmp_path):
     run(study, tmp_path)
 
     for cell in study.cells():
-        assert cell.config == run_config(load_yaml(tmp_path / "tiny" / "cells" / f"{cell.key}.yaml"))
+        assert cell.config == strain_config(load_yaml(tmp_path / "tiny" / "cells" / f"{cell.key}.yaml"))
         log = (tmp_path / "tiny" / "logs" / f"{cell.key}.log").read_text()
         assert f"--config {tmp_path}/tiny/cells/{cell.key}.yaml --out {tmp_path}/tiny/{cell.key}\n" in log
 
@@ -871,7 +872,7 @@ def test_over_budget_is_refused_without_a_terminal_unless_told_yes(tmp_path):
 
 
 def test_days_without_a_budget_are_asked_about(tmp_path):
-    study = make_study(repeats=1, run=RunConfig(study="tiny", seconds=86_400))
+    study = make_study(repeats=1, run=StrainConfig(study="tiny", seconds=86_400))
 
     with pytest.raises(StudyError, match=r"3 cells take 72 h, one after the other; give --yes"):
         run(study, tmp_path)
@@ -1026,7 +1027,7 @@ def test_time_left_is_a_guess_until_every_runtime_has_been_seen():
 
 
 def test_without_a_budget_in_seconds_nothing_is_known_before_the_first_cell():
-    plain, wrapped, _ = make_study(repeats=1, run=RunConfig(epochs=3)).cells()
+    plain, wrapped, _ = make_study(repeats=1, run=StrainConfig(epochs=3)).cells()
     estimate = Estimate()
 
     assert "time left unknown until a cell is done" == str(estimate.left([plain, wrapped]))

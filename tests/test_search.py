@@ -19,7 +19,6 @@ from optuna.trial import TrialState
 from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
-from horovod_study.config import RunConfig, run_config
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.records import epoch_rows, read_run
 from horovod_study.report.figures.search import read_table, write_search
@@ -27,6 +26,7 @@ from horovod_study.studies import engine
 from horovod_study.studies import search as searching
 from horovod_study.studies.search import importance_of, repeat_command, result_lines, run_search
 from horovod_study.studies.search_file import PARTS, Choice, Pruner, Range, budget_done, load_search, with_trials
+from horovod_study.workload.options import StrainConfig, strain_config
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = """
@@ -172,7 +172,7 @@ def test_the_shipped_search_can_be_read() -> None:
         (("batch: [10, 20]", "schedule: [constant, cosin]"), r"schedule is 'cosin' \(did you mean 'cosine'\?\)"),
         (("batch: [10, 20]", "schedule: [constant, range]"), "schedule: range is never valid: .* range needs lr_end"),
         (("batch: [10, 20]", "widths: {low: 1, high: 2}"), "widths is not a number and has no range; give a list"),
-        (("batch: [10, 20]", "widths: [1-2-3, 1-2]"), "widths: 1-2 is never valid: widths is '1-2'; it must be three"),
+        (("batch: [10, 20]", "widths: [1-2-3, 1-2]"), "space: widths is '1-2'; it must be three"),
         (("batch: [10, 20]", "epochs: [1, 2]"), "epochs must be the same in all trials, .*; put it under run"),
         (("batch: [10, 20]", "transport: [mpi]"), "transport cannot be searched over; it comes from runtime"),
         (
@@ -216,7 +216,7 @@ def test_values_that_fit_together_only_in_some_combinations_are_accepted(tmp_pat
     ],
 )
 def test_share_of_the_budget(budget: dict, row: dict, share: float) -> None:
-    assert budget_done(RunConfig(**budget), row) == share
+    assert budget_done(StrainConfig(**budget), row) == share
 
 
 # ------------------------------------------------------------------------------------------------------- real trials
@@ -255,7 +255,7 @@ def test_a_real_search_and_its_continuation(tmp_path: Path, capsys, monkeypatch:
     best = yaml.safe_load(Path("runs/tiny/best.yaml").read_text())
     assert best["study"] == "tiny-best"
     assert min(rows, key=lambda row: float(row["test_mse"]))["lr"] == repr(best["lr"])
-    assert run_config(best).widths in ("2-3-4", "3-4-5")
+    assert strain_config(best).widths in ("2-3-4", "3-4-5")
     assert main(["strain", "train", "--config", "runs/tiny/best.yaml", "--out", "again"]) == 0
     assert read_run(Path("again")).totals["test_mse"] == pytest.approx(facts["best"]["test_mse"], rel=1e-6)
 

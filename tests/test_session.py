@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from horovod_study import lease, records
-from horovod_study.config import OPTIONS
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import HostStamps, LapClock
 from horovod_study.recording import session as module
 from horovod_study.recording.session import RecordOptions, Session
 from horovod_study.roles import Role, named
+from horovod_study.workload.options import STRAIN
 
 CPU = torch.device("cpu")
 
@@ -155,7 +155,9 @@ def test_a_run_of_somebody_else_is_left_as_it_is(time: Seconds, tmp_path: Path) 
 
 
 def test_the_options_of_a_session_are_those_of_how_a_run_is_measured_and_filed() -> None:
-    assert {each.name for each in fields(RecordOptions)} == set(named(OPTIONS, Role.WINDOW | Role.CLOCK | Role.NAMING))
+    assert {each.name for each in fields(RecordOptions)} == set(
+        named(STRAIN.options, Role.WINDOW | Role.CLOCK | Role.NAMING)
+    )
 
 
 def test_a_total_that_one_rank_does_not_know_is_not_known(time: Seconds, tmp_path: Path) -> None:

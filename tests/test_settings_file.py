@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study import train
-from horovod_study.comm.settings_file import SettingsFile, nodes_of, read_settings, write_settings
-from horovod_study.config import OPTIONS, RunConfig
+from horovod_study.comm.settings_file import SettingsFile, allowed_settings, nodes_of, read_settings, write_settings
 from horovod_study.errors import ConfigError
 from horovod_study.records import read_run
+from horovod_study.workload.options import STRAIN, StrainConfig
 
 FOR: dict[str, Any] = {
     "parameters": 153_441,
@@ -37,7 +37,7 @@ def write(path: Path, made_for: dict[str, Any] | None = None, values: dict[str, 
 
 def require(settings: SettingsFile, **changes: Any) -> None:
     facts: dict[str, Any] = {"parameters": 153_441, "launcher": "mpirun", "launched": "horovod", "asked_backend": None}
-    config = changes.pop("config", RunConfig(**settings.values))
+    config = changes.pop("config", StrainConfig(**settings.values))
     settings.require_fit(config, **{**facts, **changes})
 
 
@@ -46,7 +46,7 @@ def require(settings: SettingsFile, **changes: Any) -> None:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "settings.yaml")
-    settings = read_settings(path)
+    settings = read_settings(path, STRAIN)
 
     assert path.read_text().startswith("# Found by a test.\n\nfor:\n  parameters: 153441\n  widths: 15-38-197\n")
     assert dict(settings.made_for) == FOR and dict(settings.values) == VALUES
@@ -73,14 +73,14 @@ def test_any_settings_come_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], cpu: str
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
-    settings = read_settings(write(path, {**FOR, "cpu_model": cpu}, {**VALUES, **values}))
+    settings = read_settings(write(path, {**FOR, "cpu_model": cpu}, {**VALUES, **values}), STRAIN)
 
     assert dict(settings.values) == {**VALUES, **values}
     assert settings.made_for["cpu_model"] == cpu
 
 
 def test_backend_and_transport_follow_from_the_runtime(tmp_path: Path) -> None:
-    settings = read_settings(write(tmp_path / "settings.yaml", None, {"cycle_time_ms": 1}))
+    settings = read_settings(write(tmp_path / "settings.yaml", None, {"cycle_time_ms": 1}), STRAIN)
 
     assert dict(settings.values) == {"cycle_time_ms": 1.0, "backend": "horovod", "transport": "mpi"}
 
@@ -114,7 +114,7 @@ def test_bad_files(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
-        read_settings(path)
+        read_settings(path, STRAIN)
 
     assert complaint in str(error.value) and str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
@@ -122,35 +122,35 @@ def test_bad_files(tmp_path: Path, text: str, complaint: str) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("settings.yaml: no such file")):
-        read_settings(tmp_path / "settings.yaml")
+        read_settings(tmp_path / "settings.yaml", STRAIN)
 
 
 # --------------------------------------------------------------------------------------------------------- the fit
 
 
 def test_the_run_it_was_made_for_fits(tmp_path: Path) -> None:
-    settings = read_settings(write(tmp_path / "settings.yaml"))
+    settings = read_settings(write(tmp_path / "settings.yaml"), STRAIN)
 
     require(settings)
     require(settings, launcher="srun")
     require(settings, launcher="none", launched="serial", asked_backend="horovod")
-    require(settings, config=RunConfig(**{**VALUES, "widths": "015-38-197", "batch": 9}))
+    require(settings, config=StrainConfig(**{**VALUES, "widths": "015-38-197", "batch": 9}))
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
         (
-            {"config": RunConfig(**{**VALUES, "widths": "30-38-197"}), "parameters": 160_000},
-            "are for a model of widths 15-38-197 with 153,441 parameters, this run trains 30-38-197 with 160,000; run "
-            "`horovod-study tune` with this model, or leave --settings out",
+            {"config": StrainConfig(**{**VALUES, "widths": "30-38-197"}), "parameters": 160_000},
+            "are for a model of widths 15-38-197 with 153,441 parameters, this run trains widths 30-38-197 with "
+            "160,000; run `horovod-study tune` with this model, or leave --settings out",
         ),
-        ({"parameters": 153_442}, "with 153,441 parameters, this run trains 15-38-197 with 153,442;"),
+        ({"parameters": 153_442}, "with 153,441 parameters, this run trains widths 15-38-197 with 153,442;"),
         (
-            {"config": RunConfig(backend="ddp", transport="gloo")},
+            {"config": StrainConfig(backend="ddp", transport="gloo")},
             "are for runtime horovod/mpi, this run asks for ddp/gloo; run `horovod-study tune --runtime ddp/gloo`",
         ),
-        ({"config": RunConfig(backend="horovod", transport="nccl")}, "this run asks for horovod/nccl"),
+        ({"config": StrainConfig(backend="horovod", transport="nccl")}, "this run asks for horovod/nccl"),
         (
             {"launcher": "torchrun", "launched": "ddp"},
             "but this run was started by torchrun; start it with `horovodrun --",
@@ -166,7 +166,7 @@ def test_the_run_it_was_made_for_fits(tmp_path: Path) -> None:
     ],
 )
 def test_another_model_or_runtime_is_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
-    settings = read_settings(write(tmp_path / "settings.yaml"))
+    settings = read_settings(write(tmp_path / "settings.yaml"), STRAIN)
     with pytest.raises(ConfigError) as error:
         require(settings, **changes)
 
@@ -174,7 +174,7 @@ def test_another_model_or_runtime_is_refused(tmp_path: Path, changes: dict[str, 
 
 
 def test_what_else_differs_is_one_warning(tmp_path: Path) -> None:
-    settings = read_settings(write(tmp_path / "settings.yaml"))
+    settings = read_settings(write(tmp_path / "settings.yaml"), STRAIN)
     same = {**FOR, "horovod": "0.28.1"}
     other = {**same, "batch": 32, "cpu_model": "Another CPU", "torch": None}
 
@@ -203,10 +203,9 @@ def test_hosts_are_counted_from_what_the_launcher_says() -> None:
     assert nodes_of({}, 1) == 1
 
 
-def test_every_allowed_setting_is_an_option_of_train() -> None:
-    from horovod_study.comm.settings_file import ALLOWED
-
-    assert set(ALLOWED) <= set(OPTIONS)
+def test_settings_are_those_of_how_workers_communicate_and_compute() -> None:
+    assert set(allowed_settings(STRAIN)) == {"backend", "transport", "threads", *STRAIN.communication}
+    assert set(STRAIN.tuned) <= set(allowed_settings(STRAIN))
 
 
 # --------------------------------------------------------------------------------------------------------- train
@@ -215,7 +214,10 @@ def test_every_allowed_setting_is_an_option_of_train() -> None:
 def test_train_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "settings.yaml")
     for options, complaint in (
-        (["--widths", "4-8-16"], "for a model of widths 15-38-197 with 153,441 parameters, this run trains 4-8-16"),
+        (
+            ["--widths", "4-8-16"],
+            "for a model of widths 15-38-197 with 153,441 parameters, this run trains widths 4-8-16",
+        ),
         ([], "this run was started by no launcher, as one worker; start it with `horovodrun --mpi -np 2 ...`"),
         (["--backend", "serial", "--transport", "none"], "are for runtime horovod/mpi, this run asks for serial/none"),
         (["--resume", str(tmp_path)], "train: --resume continues with the settings of its run; leave --settings out"),
@@ -242,7 +244,7 @@ def test_train_takes_the_settings_and_records_where_they_came_from(tmp_path: Pat
     assert record.requested["yield_when_idle"] is False and record.requested["single_copy"] is False
     assert record.effective["settings"]["OMPI_MCA_mpi_yield_when_idle"] == {"value": "0", "source": "asked"}
     applied = record.effective["settings_file"]
-    assert applied["path"] == str(path) and applied["sha256"] == read_settings(path).sha256
+    assert applied["path"] == str(path) and applied["sha256"] == read_settings(path, STRAIN).sha256
     assert applied["matches"]["batch"] is False and applied["matches"]["workers"] is True
     warnings = [line for line in done.stderr.splitlines() if "settings were found for" in line]
     assert len(warnings) == 1 and "batch 75 (here 10)" in warnings[0]
@@ -255,4 +257,4 @@ def test_another_model_is_refused_under_two_ranks(tmp_path: Path, launch: Any) -
 
     assert done.returncode == 2
     told = [line for line in done.stderr.splitlines() if "error: " in line]
-    assert len(told) == 1 and "this run trains 4-8-16" in told[0]
+    assert len(told) == 1 and "this run trains widths 4-8-16" in told[0]

@@ -22,17 +22,17 @@ from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.jobs import Note, read_job, read_jobs, write_note
 from horovod_study.cluster.partitions import Partition, find_partition
 from horovod_study.cluster.slurm import directives, script, slurm_time, submit_environment
-from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.submit import cancel_jobs, check_folder, partition_of, partition_values, submit_study
+from horovod_study.workload.options import StrainConfig
 
 GOLDEN = Path(__file__).parent / "golden"
 CLUSTER = find_partition("alpha")
 
 
 def study_on(partition: Partition, *, name: str = "nccl_vs_mpi", **fields: object) -> StudyConfig:
-    run = RunConfig(study=name, partition=partition.name, seconds=60, steps=None)
+    run = StrainConfig(study=name, partition=partition.name, seconds=60, steps=None)
     return StudyConfig(
         **{
             "name": name,

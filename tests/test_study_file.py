@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_study.cluster.partitions import find_partition
-from horovod_study.config import OPTIONS, Cell, Placement, RunConfig, misplaced
+from horovod_study.config import Cell, Placement, misplaced
 from horovod_study.errors import ConfigError
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.study_file import StudyBudget, StudyConfig, load_study
+from horovod_study.workload.options import STRAIN, StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -457,7 +458,7 @@ def test_workers_per_node_add_up(workers: int, most: int, layout: str) -> None:
 def test_a_run_placed_as_asked_is_not_misplaced(workers: int, most: int, layout: str) -> None:
     placement = Placement(workers=workers, workers_per_node=most, layout=layout)
     hosts = [f"n{node}" for node, count in enumerate(placement.per_node) for _ in range(count)]
-    config = RunConfig(placement=layout, workers_per_node=most)
+    config = StrainConfig(placement=layout, workers_per_node=most)
 
     assert misplaced(config, hosts) == ""
     if workers > 1:
@@ -500,7 +501,7 @@ def test_a_run_placed_as_asked_is_not_misplaced(workers: int, most: int, layout:
     ],
 )
 def test_a_run_placed_otherwise_says_what_it_found(options: dict, hosts: list[str], message: str) -> None:
-    assert misplaced(RunConfig(**options), hosts) == message
+    assert misplaced(StrainConfig(**options), hosts) == message
 
 
 @pytest.mark.horovod
@@ -537,7 +538,7 @@ def test_cells_are_unique_valid_and_have_their_baselines(
 ) -> None:
     study = StudyConfig(
         name="s",
-        run=RunConfig(study="s", partition="alpha", seconds=1),
+        run=StrainConfig(study="s", partition="alpha", seconds=1),
         workers=tuple(workers),
         runtimes=tuple(runtimes),
         varied={name: tuple(values) for name, values in varied.items()},
@@ -553,7 +554,7 @@ def test_cells_are_unique_valid_and_have_their_baselines(
     assert len({cell.key for cell in cells}) == len(cells) == len(names)
     assert len(cells) % repeats == 0
     for cell in cells:
-        assert cell.config == RunConfig(**cell.config.to_dict()), "made without all checks, and valid all the same"
+        assert cell.config == StrainConfig(**cell.config.to_dict()), "made without all checks, and valid all the same"
         assert cell.config.seed == 1 + cell.config.repeat
         assert cell.placement.workers == 1 or cell.runtime != "serial"
     alone = {(cell.runtime, cell.config.batch) for cell in cells if cell.placement.workers == 1}
@@ -565,7 +566,7 @@ def test_cells_are_unique_valid_and_have_their_baselines(
 
 
 def test_a_change_of_a_configuration_is_checked() -> None:
-    config = RunConfig(seconds=1, batch=10)
+    config = StrainConfig(seconds=1, batch=10)
 
     assert config.changed(batch=20) == replace(config, batch=20)
     with pytest.raises(ConfigError, match="run: batch is 0; it must be at least 1"):
@@ -577,11 +578,11 @@ def test_a_change_of_a_configuration_is_checked() -> None:
 
 
 def test_the_key_is_computed_once_and_does_not_depend_on_when() -> None:
-    cell = Cell(config=RunConfig(), runtime="serial", placement=Placement())
+    cell = Cell(config=StrainConfig(), runtime="serial", placement=Placement())
     key = cell.key
 
     assert cell.key is key
-    assert Cell(config=RunConfig(), runtime="serial", placement=Placement()) == cell
+    assert Cell(config=StrainConfig(), runtime="serial", placement=Placement()) == cell
     assert replace(cell, identity="abc").key != key
     assert replace(cell).key == key
 
@@ -629,9 +630,9 @@ def test_every_shipped_study_is_valid_and_in_the_readme() -> None:
 
 
 def test_all_options_of_a_run_may_be_changed() -> None:
-    config = RunConfig()
+    config = StrainConfig()
 
-    assert config.changed(**{name: getattr(config, name) for name in OPTIONS}) == config
+    assert config.changed(**{name: getattr(config, name) for name in STRAIN.options}) == config
 
 
 @pytest.mark.parametrize(

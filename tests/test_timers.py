@@ -14,7 +14,7 @@ from horovod_study import cli
 from horovod_study.analysis.stats import trimmed_mean
 from horovod_study.analysis.timers import interval, summary, timer_cost
 from horovod_study.comm import detect, open_backend
-from horovod_study.config import LAPS, RunConfig
+from horovod_study.config import LAPS
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs import timers
@@ -25,6 +25,7 @@ from horovod_study.report.kit.style import style
 from horovod_study.studies.timers import TimersRequest, measure_timers
 from horovod_study.workload import dataset as data
 from horovod_study.workload.graphs import RING, CapturedStep
+from horovod_study.workload.options import StrainConfig
 
 STEP_S = 2.5e-3
 
@@ -173,7 +174,7 @@ def measured(
     dataset: Path, folder: Path, computing: Mapping[str, Any] = MappingProxyType({}), **values: Any
 ) -> dict[str, Any]:
     plan = TimerPlan(**{"dataset": str(dataset), "seconds": 1.0, "rounds": 5, "steps_per_block": 2, **values})
-    config = RunConfig(backend="serial", batch=10, device="cpu", **computing)
+    config = StrainConfig(backend="serial", batch=10, device="cpu", **computing)
     threads = torch.get_num_threads()
     try:
         return measure(plan, config, open_backend(config, detect({})), folder)

@@ -18,7 +18,7 @@ from horovod_study.analysis.stats import Interval
 from horovod_study.cli import main
 from horovod_study.cluster.process import marked_processes
 from horovod_study.comm.settings_file import read_settings
-from horovod_study.config import Cell, RunConfig
+from horovod_study.config import Cell
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import RunRecord, read_run
 from horovod_study.report.figures.tune import caption, table, write_tune
@@ -47,6 +47,7 @@ from horovod_study.studies.tune import (
     space,
     tune_request,
 )
+from horovod_study.workload.options import STRAIN, StrainConfig
 
 RUNTIME = "horovod/mpi"
 
@@ -330,7 +331,7 @@ EFFECTIVE: dict[str, Any] = {
 
 def request(**changes: Any) -> TuneRequest:
     values: dict[str, Any] = {"runtimes": [RUNTIME], "workers": 2, "cores": 2, **changes}
-    return tune_request(None, values.pop("given", {}), **values)
+    return tune_request(None, values.pop("given", {}), workload=STRAIN, **values)
 
 
 def names(candidates: Sequence[Candidate]) -> list[str]:
@@ -338,7 +339,7 @@ def names(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def test_values_that_are_shipped_anyway_are_no_candidates() -> None:
-    found = shipped_values(EFFECTIVE)
+    found = shipped_values(EFFECTIVE, STRAIN)
     candidates, left_out = space(request(), RUNTIME, EFFECTIVE, cores=2)
 
     assert (found["cycle_time_ms"], found["yield_when_idle"], found["single_copy"]) == (0.05, True, False)
@@ -358,7 +359,7 @@ def test_captured_steps_are_tried_without_hooks_only() -> None:
     assert all(each.values.get("reduction") != "hooks" for each in candidates)
     assert names(candidates)[:2] == ["shipped settings", "library defaults"]
     assert "a CUDA graph captures no hooks" in left_out["groups"]
-    assert library_values("ddp/gloo", RunConfig(cuda_graphs=True)) == {"thread_priority": "off"}
+    assert library_values("ddp/gloo", StrainConfig(cuda_graphs=True)) == {"thread_priority": "off"}
 
 
 def test_knobs_of_hooks_bring_the_hooks_with_them() -> None:
@@ -398,20 +399,20 @@ def test_every_candidate_is_a_run_that_can_be_asked_for(runtime: str) -> None:
 
 
 def test_library_defaults_are_what_the_libraries_do_by_themselves() -> None:
-    assert library_values("horovod/mpi", RunConfig()) == {"reduction": "hooks", "horovod_defaults": True}
-    assert library_values("ddp/gloo", RunConfig()) == {
+    assert library_values("horovod/mpi", StrainConfig()) == {"reduction": "hooks", "horovod_defaults": True}
+    assert library_values("ddp/gloo", StrainConfig()) == {
         "reduction": "hooks",
         "broadcast_buffers": True,
         "bucket_view": False,
         "thread_priority": "off",
     }
-    assert library_values("mpi/mpi", RunConfig()) == {"horovod_defaults": True}
+    assert library_values("mpi/mpi", StrainConfig()) == {"horovod_defaults": True}
 
 
 def test_a_configuration_file_for_a_long_run_is_shortened(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("batch: 32\nepochs: 100\ncheckpoint_every: 10\nreduction: hooks\nlr: 1e-3\n")
-    config = tune_request(path, {"widths": "4-8-16"}, workers=2, cores=2).config
+    config = tune_request(path, {"widths": "4-8-16"}, workers=2, cores=2, workload=STRAIN).config
 
     assert (config.batch, config.lr, config.widths) == (32, 1e-3, "4-8-16")
     assert (config.seconds, config.epochs, config.checkpoint_every, config.reduction) == (2.0, None, None, "auto")
@@ -518,7 +519,7 @@ def tune(out: Path, trainer: FakeTrainer, **changes: Any) -> Any:
 def test_a_tune_ends_with_a_settings_file_that_train_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tune(tmp_path, FakeTrainer(SPEEDS, fails="groups=4"))
     told = capsys.readouterr().err.splitlines()
-    document, written = result.document, read_settings(tmp_path / "settings.yaml")
+    document, written = result.document, read_settings(tmp_path / "settings.yaml", STRAIN)
 
     assert result.exit_code == 0
     assert document["chosen"] == "cycle_time_ms=0.2 cache_capacity=0" and document["stop"] == "resolved"
@@ -755,7 +756,7 @@ def test_a_tune_of_real_launches(tmp_path: Path, capsys: pytest.CaptureFixture[s
     first = read_run(out / "runs" / "launch-0001")
     assert (first.status, first.effective["backend"], first.effective["workers"]) == ("done", "mpi", 2)
     assert first.requested["seconds"] == 0.3 and not list((out / "runs").rglob("*.pt"))
-    written = read_settings(out / "settings.yaml")
+    written = read_settings(out / "settings.yaml", STRAIN)
     assert written.runtime == "mpi/mpi" and written.made_for["parameters"] == 153_441
     assert (out / "tune.png").exists()
     short = ["--dataset", "4000", "--steps", "5", "--warmup-steps", "0", "--no-checkpoint-at-end", "--batch", "75"]
@@ -767,11 +768,11 @@ def test_a_tune_of_real_launches(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_run_config_is_what_a_request_starts_from() -> None:
-    assert request().config == RunConfig(seconds=2.0, study="tune", evaluate_every=1e6, checkpoint_at_end=False)
+    assert request().config == StrainConfig(seconds=2.0, study="tune", evaluate_every=1e6, checkpoint_at_end=False)
 
 
 def test_the_horovod_that_was_tuned_is_named_in_the_settings(tmp_path: Path) -> None:
     document = tune(tmp_path, FakeTrainer({}), minutes=0.5, given={"horovod_build": "nccl"}).document
 
     assert document["settings"]["horovod_build"] == "nccl"
-    assert read_settings(tmp_path / "settings.yaml").values["horovod_build"] == "nccl"
+    assert read_settings(tmp_path / "settings.yaml", STRAIN).values["horovod_build"] == "nccl"

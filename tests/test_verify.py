@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study.cli import main
-from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.programs import equality
 from horovod_study.programs.equality import BatchShares, _order_difference, _Weighted, distance, order_sha256
@@ -23,6 +22,7 @@ from horovod_study.report.equality import summary, text, write
 from horovod_study.studies import verify as verifying
 from horovod_study.studies.verify import BOUNDS, BREAKS, PARALLEL, Question, judge, shares, usable
 from horovod_study.workload.dataset import Batches
+from horovod_study.workload.options import StrainConfig
 
 NAMES = [f"{layer}.{part}" for layer in ("conv1", "conv2", "fc1", "fc2") for part in ("weight", "bias")]
 REFERENCE = {"order_sha256": "aa", "rates": [0.1, 0.1], "rounding": 2e-6}
@@ -68,7 +68,7 @@ def test_the_weighted_mean_of_uneven_shards_is_the_mean_of_the_batch() -> None:
     def gradient(rows: slice, weight: float) -> torch.Tensor:
         factor = torch.ones(3, dtype=torch.float64, requires_grad=True)
         loss = F.mse_loss((inputs[rows] * factor).tanh(), targets[rows])
-        _Weighted(RunConfig(), torch.device("cpu"), weight).backward(loss)
+        _Weighted(StrainConfig(), torch.device("cpu"), weight).backward(loss)
         assert factor.grad is not None
         return factor.grad
 
@@ -242,8 +242,8 @@ def test_runtimes_are_those_that_are_there() -> None:
 def test_the_sequential_run_has_the_rate_that_the_workers_should_have() -> None:
     question = Question(workers=(4,), lr_scaling="linear", cores=2)
 
-    assert {trial["lr"] for trial in question.trials(4)} == {RunConfig().lr}
-    assert {trial["lr"] for trial in question.sequential(4)} == {4 * RunConfig().lr}
+    assert {trial["lr"] for trial in question.trials(4)} == {StrainConfig().lr}
+    assert {trial["lr"] for trial in question.sequential(4)} == {4 * StrainConfig().lr}
     assert [one["reference"] for one in question.trials(4)] == [one["reference"] for one in question.sequential(4)]
     assert len({one["reference"] for count in (1, 2, 4) for one in question.trials(count)}) == 3 * 8 - 4
 
@@ -451,7 +451,7 @@ def test_more_workers_a_scaled_rate_and_a_second_epoch() -> None:
 
     assert [one["why"] for one in cases] == [""] * len(cases)
     lrs = {one["workers"]: one["lr"] for one in cases}
-    assert lrs == pytest.approx({count: count * RunConfig().lr for count in (1, 3, 4)})
+    assert lrs == pytest.approx({count: count * StrainConfig().lr for count in (1, 3, 4)})
     assert {(one["workers"], one["shards"], one["batch"]) for one in cases} == {
         (1, "even", 60),
         *((count, shards, batch) for count in (3, 4) for shards, batch in (("even", 60), ("uneven", 59))),

@@ -14,9 +14,9 @@ from rich.console import Console
 from test_ledger import FAILED, FakeBook, FakeJob, claim, make_study, put_claim, record
 
 from horovod_study import records
-from horovod_study.config import RunConfig
 from horovod_study.studies import ledger, watch
 from horovod_study.studies.watch import Getting
+from horovod_study.workload.options import StrainConfig
 
 RUNNING = {"status": "running", "totals": {}}
 
@@ -52,7 +52,7 @@ def shown(view, *, width: int = 120, height: int = 40) -> list[str]:
 @pytest.fixture
 def study():
     """Return a study of 12 cells of 1050 steps each."""
-    return make_study(run=RunConfig(study="tiny", steps=1000, warmup_steps=50), repeats=2, varied={"batch": (75,)})
+    return make_study(run=StrainConfig(study="tiny", steps=1000, warmup_steps=50), repeats=2, varied={"batch": (75,)})
 
 
 @pytest.fixture

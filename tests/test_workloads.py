@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from horovod_study.config import STRAIN, Cell, Placement, RunConfig, find_workload, local_cell
+from horovod_study.config import Cell, Placement, local_cell
 from horovod_study.errors import ConfigError
 from horovod_study.records import run_table
 from horovod_study.roles import Role
 from horovod_study.studies.study_file import load_study
-from horovod_study.workloads import SHARED, Configuration
+from horovod_study.workload.options import STRAIN, StrainConfig
+from horovod_study.workloads import SHARED, Configuration, find_workload
 
 TOY = Path(__file__).parent / "workloads" / "toy.py"
 STUDY = {
@@ -66,7 +67,7 @@ def test_cells_of_another_file_are_other_cells(folder: Path, tmp_path: Path) -> 
     (tmp_path / "other" / "toy.py").write_text(TOY.read_text() + "\n# changed\n")
     one, other = (find_workload("toy.py", beside=each) for each in (folder, tmp_path / "other"))
     keys = {local_cell("serial", {"batch": 8}, workers=1, source="test", workload=each).key for each in (one, other)}
-    own = Cell(config=RunConfig(backend="serial"), runtime="serial", placement=Placement())
+    own = Cell(config=StrainConfig(backend="serial"), runtime="serial", placement=Placement())
 
     assert len(keys) == 2
     assert own.key == "serial-1w-b75-r0-9a8a446dafa9"

@@ -27,12 +27,14 @@ from typing import Any
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.network import fits_of
-from horovod_study.config import OPTIONS, parse_widths
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, ConfigError, nearest
 from horovod_study.roles import Option, check_field
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
+from horovod_study.workloads import packaged
+
+OPTIONS = packaged().options
 
 WEIGHT_BYTES = 4
 INDEX_BYTES = 8  # of the places of the maxima that pooling keeps
@@ -302,7 +304,7 @@ def cnn(widths: str) -> LayeredModel:
     pooling) with the places of the maxima; the output of every ReLU; the reordered input of the first dense layer; the
     output and the targets of the loss.
     """
-    first, second, hidden = parse_widths(widths)
+    first, second, hidden = map(int, OPTIONS["widths"].check("advise", widths).split("-"))
     long1 = _POINTS - _KERNEL + 1
     short1 = long1 // _POOL
     long2 = short1 - _KERNEL + 1

@@ -31,8 +31,11 @@ from numpy.typing import NDArray
 from horovod_study.analysis import stats
 from horovod_study.analysis.rank_steps import ready_steps, settings_of
 from horovod_study.analysis.stats import Interval
-from horovod_study.config import COMMUNICATION, OPTIONS
+from horovod_study.config import COMMUNICATION
 from horovod_study.errors import AnalysisError
+from horovod_study.workloads import packaged
+
+OPTIONS = packaged().options
 
 Floats = NDArray[np.float64]
 

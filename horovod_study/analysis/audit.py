@@ -33,11 +33,14 @@ from horovod_study.analysis.points import ENVIRONMENT, baseline_place, measured,
 from horovod_study.analysis.rank_steps import where
 from horovod_study.analysis.stats import MIN_REPEATS, binomial_tail
 from horovod_study.analysis.study import Analysis
-from horovod_study.config import COMMUNICATION, LAPS, OPTIONS
+from horovod_study.config import COMMUNICATION, LAPS
 from horovod_study.documents import MAX_FIELD_CHARS
 from horovod_study.records import RecordedRun, RunRecord, RunSideFiles, max_over_ranks, mean_over_ranks, rows_lost
 from horovod_study.roles import Role, named
 from horovod_study.text.words import cut
+from horovod_study.workloads import packaged
+
+OPTIONS = packaged().options
 
 Floats = NDArray[np.float64]
 

@@ -38,9 +38,11 @@ from horovod_study.analysis.points import (
     worker_counts,
 )
 from horovod_study.analysis.synchronisation import batches_per_epoch, median, over_repeats
-from horovod_study.config import OPTIONS
 from horovod_study.errors import AnalysisError
 from horovod_study.roles import Role
+from horovod_study.workloads import packaged
+
+OPTIONS = packaged().options
 
 Floats = NDArray[np.float64]
 

@@ -26,10 +26,10 @@ from horovod_study.analysis.points import measured, scaling_points, with_series
 from horovod_study.analysis.prediction import predict
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.stragglers import Lateness
-from horovod_study.config import OPTIONS
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, finite
 from horovod_study.roles import Role
+from horovod_study.workloads import packaged
 
 WORTH = 0.02
 """A share of the step below this is not worth an advice."""
@@ -388,7 +388,7 @@ def _communication(cell: Cell, run: RecordedRun) -> Iterable[Help]:
             what=what, command=f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(run))}"
         )
         return
-    if effective.get("reduction") == "flat" and OPTIONS["reduction"].matters(runtime):
+    if effective.get("reduction") == "flat" and packaged().options["reduction"].matters(runtime):
         backward = cell.parts_s.get("backward")
         hidden = cost.value if backward is None else min(cost.value, backward)
         sides = (f"{runtime},reduction=flat", f"{runtime},reduction=hooks")
@@ -496,7 +496,7 @@ def _ours(run: RecordedRun) -> bool:
 def _work_of(run: RecordedRun) -> list[str]:
     """Return the options that say what a run trained, as far as they are not the usual ones."""
     words = []
-    for name, each in OPTIONS.items():
+    for name, each in packaged().options.items():
         value = run.record.requested.get(name, each.default)
         if not each.roles & _WORK or value in (each.default, None):
             continue

@@ -15,11 +15,14 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.laws.amdahl import karp_flatt
-from horovod_study.config import DISTINGUISHING, LAPS, OPTIONS, OWN_MODEL, parse_widths
+from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
 from horovod_study.roles import AS_SHIPPED, Role, named
 from horovod_study.runtimes import BACKENDS, TRANSPORTS
 from horovod_study.text.words import listed
+from horovod_study.workloads import packaged
+
+DISTINGUISHING, OPTIONS, OWN_MODEL = packaged().distinguishing, packaged().options, packaged().model
 
 _NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults", "model")
 
@@ -347,12 +350,11 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
     words = [batch, *named.get(precision, [precision])]
     for choice in told:
         value = family.settings[choice]
-        if choice == "kernels" and not family.settings["cuda_graphs"]:
-            continue  # there are others for CUDA graphs only
-        if choice == "capture_sync" and not value:
-            continue  # a plain worker has the setting of those that average outside
+        option = OPTIONS[choice]
+        if option.needs and not family.settings[option.needs]:
+            continue
         if f"{value}" != UNKNOWN and (choice not in _OF_SEVERAL or family.settings["backend"] != "serial"):
-            words.append(OPTIONS[choice].say(value))
+            words += [word for word in (option.say(value),) if word]
     return " ".join(words)
 
 
@@ -371,8 +373,8 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
     keys = {
         column: table[column].map(ranks[column]).fillna(99)
         if column in ranks
-        else table[column].map(lambda text: parse_widths(text) if text != UNKNOWN else (math.inf,))
-        if column == "widths"
+        else table[column].map(lambda text, parse=parse: parse(text) if text != UNKNOWN else (math.inf,))
+        if column in OPTIONS and (parse := OPTIONS[column].parse)
         else pd.to_numeric(table[column], errors="coerce")
         if column in _TEXTS or (column in CHOICES and (table[column].astype(object) == UNKNOWN).any())
         else table[column]
@@ -577,12 +579,13 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         and (kind == "plain" or other["horovod_defaults"] == cell["horovod_defaults"])
         and (kind == "plain" or other["reduction"] in (cell["reduction"], "none"))
     ]
+    placed = named(OPTIONS, Role.PLACEMENT)
     # Where there is a choice: the same settings first, then the one-worker run that had nothing to reduce.
     places.sort(
         key=lambda place: (
-            *(cells[place][name] != cell[name] for name in named(OPTIONS, Role.PLACEMENT)),
+            *(cells[place][name] != cell[name] for name in placed),
             cells[place]["horovod_defaults"] != cell["horovod_defaults"],
-            cells[place]["lr_scaling"] != cell["lr_scaling"],
+            *(cells[place][name] != cell[name] for name in _FREE_OF_ONE if name not in placed),
             cells[place]["reduction"] != cell["reduction"],
         )
     )

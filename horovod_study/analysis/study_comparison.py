@@ -28,11 +28,13 @@ from numpy.typing import NDArray
 from horovod_study.analysis import stats
 from horovod_study.analysis.points import CELL, ENVIRONMENT, KNOBS, baseline_place, measured
 from horovod_study.analysis.study import Analysis
-from horovod_study.config import DISTINGUISHING, OPTIONS
 from horovod_study.errors import AnalysisError, ConfigError, nearest
 from horovod_study.records import finite
 from horovod_study.roles import Role
 from horovod_study.runtimes import BACKENDS, TRANSPORTS
+from horovod_study.workloads import packaged
+
+DISTINGUISHING, OPTIONS = packaged().distinguishing, packaged().options
 
 Floats = NDArray[np.float64]
 

@@ -96,13 +96,13 @@ def loading_arguments(parser: Parser) -> None:
 
 def loading(options: argparse.Namespace) -> int:
     """Compare the loaders: loading alone, training on one cached batch, both together, and what bounds a run."""
-    from horovod_study.config import RunConfig
     from horovod_study.programs.loading import compare_loaders, save
     from horovod_study.progress import Line
     from horovod_study.workload import dataset
+    from horovod_study.workload.options import StrainConfig
 
     configs = [
-        RunConfig(batch=batch, device=options.device, threads=options.threads, pin_memory=options.pin_memory)
+        StrainConfig(batch=batch, device=options.device, threads=options.threads, pin_memory=options.pin_memory)
         for batch in options.batch
     ]
     with curve_progress() as on_progress:

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from horovod_study.cli.verbs import Result, Verb
-from horovod_study.config import find_workload
 from horovod_study.options import SET_BY_COMPARE, SET_BY_TUNE, Parser, add_run_options, run_values
+from horovod_study.workloads import find_workload
 
 
 def tune_arguments(parser: Parser) -> None:

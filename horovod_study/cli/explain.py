@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from horovod_study.cli.verbs import Result, Verb, add_figure_arguments, figure_look, readable_runs, runs_folder
-from horovod_study.config import OPTIONS
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser, add_run_options, run_values
+from horovod_study.workloads import packaged
 
 
 def explain_arguments(parser: Parser) -> None:
@@ -35,7 +35,7 @@ def explain_arguments(parser: Parser) -> None:
     )
     measuring.add_argument("--workers", type=int, metavar="N", help="workers (default: one per core)")
     measuring.add_argument("--rounds", type=int, metavar="N", help="how often all is run (default 5)")
-    add_run_options(parser, hidden=OPTIONS)
+    add_run_options(parser, hidden=packaged().options)
     parser.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
 
 
@@ -67,7 +67,7 @@ def _page(options: argparse.Namespace) -> Result:
 
 _TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "max_residual": ("account",),
-    **dict.fromkeys(("runtime", "workers", "rounds", *OPTIONS), ("measure",)),
+    **dict.fromkeys(("runtime", "workers", "rounds", *packaged().options), ("measure",)),
 }
 """Options that only these parts take."""
 

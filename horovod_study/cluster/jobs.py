@@ -26,12 +26,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import STRAIN, Cell, Placement
+from horovod_study.config import Cell, Placement
 from horovod_study.documents import read_json, shown
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import utc_now
-from horovod_study.workloads import Workload, load_workload
+from horovod_study.workloads import Workload, load_workload, packaged
 
 JOBS = ".jobs"
 JOB_FILE = "job.json"
@@ -143,7 +143,7 @@ def workload_values(workload: Workload) -> dict[str, Any]:
 
 def workload_of(values: Mapping[str, Any]) -> Workload:
     """Return the workload of a cell or a study that was written down."""
-    return load_workload(Path(values["workload"])) if "workload" in values else STRAIN
+    return load_workload(Path(values["workload"])) if "workload" in values else packaged()
 
 
 def cell_of(values: Mapping[str, Any]) -> Cell:

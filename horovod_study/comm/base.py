@@ -243,7 +243,7 @@ def choose_reduction(
     """
     if workers == 1:
         return "none", {"value": "none", "source": "one worker averages nothing"}
-    if config.cuda_graphs:
+    if config.captured:
         flat_because = "a CUDA graph captures no hooks"
         if hooks_asked:
             raise BackendError(

@@ -162,7 +162,7 @@ class HorovodBackend:
         if next(model.parameters()).is_cuda:
             self._require_own_gpu()
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        no_hooks = "Horovod's hooks do not go with the loss scaling of fp16" if self._config.precision == "fp16" else ""
+        no_hooks = "Horovod's hooks do not go with the loss scaling of fp16" if self._config.loss_scaled else ""
         self.reduction, self.settings["reduction"] = choose_reduction(
             self._config,
             self.workers,

@@ -23,22 +23,28 @@ from typing import Any
 
 import yaml
 
-from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig, parse_widths
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import not_written, write_file
-from horovod_study.roles import Option, Role, check_field, named
+from horovod_study.roles import Option, Role
 from horovod_study.runtimes import CARRIED, RUNTIMES
 from horovod_study.variables import whole_number
-
-ALLOWED = (*named(OPTIONS, Role.RUNTIME), "threads", *COMMUNICATION)
-"""Keys of `settings`: how workers communicate, with how many threads they compute, nothing about what is learned."""
+from horovod_study.workloads import Configuration, Workload
 
 _WHOLE = ("parameters", "batch", "workers", "nodes")
-_TEXTS = ("widths", "runtime", "cpu_model", "package", "torch", "horovod", "mpi")
-FOR_KEYS = ("parameters", "widths", "batch", "workers", "nodes", "runtime", *_TEXTS[2:])
-_NEEDED = ("parameters", "widths", "runtime")
+_HERE = ("cpu_model", "package", "torch", "horovod", "mpi")
 _NAMES = {"cpu_model": "processor", "package": "horovod_study", "mpi": "MPI", "horovod": "Horovod", "torch": "PyTorch"}
+
+
+def allowed_settings(workload: Workload) -> tuple[str, ...]:
+    """Return the keys of `settings`: how workers communicate and compute, and nothing about what is learned."""
+    tuned = (name for name in workload.tuned if name not in workload.communication)
+    return (*workload.named(Role.RUNTIME), *tuned, *workload.communication)
+
+
+def for_keys(workload: Workload) -> tuple[str, ...]:
+    """Return the keys of `for`: the shape of the model as its workload says it, how it is run, and where."""
+    return ("parameters", *workload.named(Role.MODEL), "batch", "workers", "nodes", "runtime", *_HERE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +53,8 @@ class SettingsFile:
 
     path: Path
     sha256: str
-    made_for: Mapping[str, Any]  # FOR_KEYS; parameters, widths and runtime are always there
-    values: Mapping[str, Any]  # ALLOWED
+    made_for: Mapping[str, Any]  # for_keys; parameters, the shape of the model and runtime are always there
+    values: Mapping[str, Any]  # allowed_settings
 
     @property
     def runtime(self) -> str:
@@ -56,19 +62,20 @@ class SettingsFile:
         return str(self.made_for["runtime"])
 
     def require_fit(
-        self, config: RunConfig, *, parameters: int, launcher: str, launched: str, asked_backend: str | None
+        self, config: Configuration, *, parameters: int, launcher: str, launched: str, asked_backend: str | None
     ) -> None:
         """Raise ConfigError in one line when the run is of another model, or communicates in another way.
 
         `config` has the settings in it already. `launcher` and `launched` (a backend) are what `comm.detect` says,
         `asked_backend` what the user asked for beside the file.
         """
-        widths = self.made_for["widths"]
-        if parse_widths(widths) != parse_widths(config.widths) or self.made_for["parameters"] != parameters:
+        if self.misfits(config) or self.made_for["parameters"] != parameters:
+            shape = self.shape(config.workload)
+            own = ", ".join(f"{name} {getattr(config, name)}" for name in shape)
             raise ConfigError(
-                f"{self.path}: the settings are for a model of widths {widths} with {self.made_for['parameters']:,} "
-                f"parameters, this run trains {config.widths} with {parameters:,}; run `horovod-study tune` with this "
-                "model, or leave --settings out"
+                f"{self.path}: the settings are for a model of {', '.join(f'{each} {shape[each]}' for each in shape)} "
+                f"with {self.made_for['parameters']:,} parameters, this run trains {own} with {parameters:,}; run "
+                "`horovod-study tune` with this model, or leave --settings out"
             )
         backend, _, transport = self.runtime.partition("/")
         runs = launched if config.backend == "auto" else config.backend
@@ -86,11 +93,21 @@ class SettingsFile:
                 f"with `{start} {self.made_for.get('workers') or 'N'} ...`, or leave --settings out"
             )
 
+    def shape(self, workload: Workload) -> dict[str, Any]:
+        """Return the options that say of which shape the model was that was tuned."""
+        return {name: self.made_for[name] for name in workload.named(Role.MODEL)}
+
+    def misfits(self, config: Configuration) -> list[str]:
+        """Return the options in which the model of a run has another shape."""
+        options = config.workload.options
+        tuned = self.shape(config.workload).items()
+        return [name for name, value in tuned if not options[name].same(value, getattr(config, name))]
+
     def matches(self, facts: Mapping[str, Any]) -> dict[str, bool]:
         """Return for each fact of the file that is known of the run whether the two are equal."""
         return {
             name: self.made_for[name] == facts[name]
-            for name in FOR_KEYS
+            for name in self.made_for
             if self.made_for.get(name) is not None and facts.get(name) is not None
         }
 
@@ -107,8 +124,11 @@ class SettingsFile:
         return {"path": str(self.path.absolute()), "sha256": self.sha256, "matches": self.matches(facts)}
 
 
-def read_settings(path: Path) -> SettingsFile:
-    """Read a settings file; what is missing, unknown or not allowed is a ConfigError naming it."""
+def read_settings(path: Path, workload: Workload) -> SettingsFile:
+    """Read a settings file for runs of `workload`; what is missing, unknown or not allowed is a ConfigError naming it.
+
+    Facts and settings are in the order of the file.
+    """
     content = load_yaml(path)
     for key in content:
         if key not in ("for", "settings"):
@@ -116,13 +136,16 @@ def read_settings(path: Path) -> SettingsFile:
                 f"{path}: unknown key {key!r}{nearest(str(key), ('for', 'settings'))}; a settings file has the keys "
                 "for and settings, and is written by `horovod-study tune`"
             )
-    made_for, values = _section(path, content, "for", FOR_KEYS), _section(path, content, "settings", ALLOWED)
-    for name in _NEEDED:
+    allowed_for, allowed = for_keys(workload), allowed_settings(workload)
+    made_for, values = (
+        _section(path, content, key, names, workload) for key, names in (("for", allowed_for), ("settings", allowed))
+    )
+    for name in ("parameters", *workload.named(Role.MODEL), "runtime"):
         if made_for.get(name) is None:
             raise ConfigError(f"{path}: for: {name} is missing; it says what the settings are for")
     for name, value in made_for.items():
-        allowed = Option(kind=int, low=1) if name in _WHOLE else Option()
-        made_for[name] = check_field(f"{path}: for", name, value, allowed, optional=True)
+        each = Option(name=name, kind=int, low=1) if name in _WHOLE else workload.options.get(name, Option(name=name))
+        made_for[name] = None if value is None else each.check(f"{path}: for", value)
     runtime = made_for["runtime"]
     tunable = [each for each in RUNTIMES if each != "serial"]
     if runtime not in tunable:
@@ -130,15 +153,11 @@ def read_settings(path: Path) -> SettingsFile:
             f"{path}: for: runtime {runtime!r} is not known{nearest(str(runtime), RUNTIMES)}; "
             f"allowed: {', '.join(tunable)}"
         )
-    try:
-        parse_widths(made_for["widths"])
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("run:", f"{path}: for:", 1)) from None
     backend, _, transport = runtime.partition("/")
     for name, value in values.items():
-        each = OPTIONS[name]
+        each = workload.options[name]
         values[name] = each.check(f"{path}: settings", value)
-        if name in COMMUNICATION and values[name] != each.default and not OPTIONS[name].matters(runtime):
+        if name in workload.communication and values[name] != each.default and not each.matters(runtime):
             raise ConfigError(f"{path}: settings: {name} has no effect on {runtime}; leave it out")
     for name, needed in (("backend", backend), ("transport", transport)):
         if values.setdefault(name, needed) != needed:
@@ -149,7 +168,9 @@ def read_settings(path: Path) -> SettingsFile:
     return SettingsFile(path=path, sha256=digest, made_for=made_for, values=values)
 
 
-def _section(path: Path, content: Mapping[str, Any], key: str, allowed: Sequence[str]) -> dict[str, Any]:
+def _section(
+    path: Path, content: Mapping[str, Any], key: str, allowed: Sequence[str], workload: Workload
+) -> dict[str, Any]:
     section = content.get(key)
     if not isinstance(section, dict):
         raise ConfigError(
@@ -157,7 +178,7 @@ def _section(path: Path, content: Mapping[str, Any], key: str, allowed: Sequence
         )
     for name in section:
         if name not in allowed:
-            known = name in OPTIONS
+            known = name in workload.options
             why = "is not a communication setting" if known else f"is not known{nearest(str(name), allowed)}"
             raise ConfigError(f"{path}: {key}: {name!r} {why}; allowed: {', '.join(allowed)}")
     return dict(section)
@@ -166,8 +187,8 @@ def _section(path: Path, content: Mapping[str, Any], key: str, allowed: Sequence
 def write_settings(
     path: Path, *, made_for: Mapping[str, Any], values: Mapping[str, Any], comments: Sequence[str]
 ) -> None:
-    """Write a settings file, the comments above it; the old one is replaced completely."""
-    body = {"for": {name: made_for[name] for name in FOR_KEYS if made_for.get(name) is not None}}
+    """Write a settings file, the comments above it; the old one is replaced completely. Facts may be None."""
+    body = {"for": {name: value for name, value in made_for.items() if value is not None}}
     text = "".join(f"# {line}".rstrip() + "\n" for line in comments)
     text += "\n" + yaml.safe_dump(body, sort_keys=False, width=1000)
     text += "\n" + yaml.safe_dump({"settings": dict(values)}, sort_keys=False, width=1000)

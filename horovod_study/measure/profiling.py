@@ -89,10 +89,6 @@ def require_possible(config: RunConfig, backend: Backend, device: torch.device) 
             raise BackendError(f"profile nsys was asked for, but nsys did not start this process; start it as: {_NSYS}")
     if config.profile == "pyspy":
         _require_spy()
-    if config.profile == "sync-points" and config.compile:
-        raise ConfigError(
-            "run: profile sync-points looks at each operation, and compiled ones are not seen; leave compile out"
-        )
 
 
 def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_step_s: float) -> list[str]:

@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from horovod_study.comm import Backend, detect, fail_together, open_backend
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing
-from horovod_study.config import RunConfig, parse_widths, run_config
 from horovod_study.errors import BackendError, ConfigError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
@@ -48,6 +47,7 @@ from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+from horovod_study.workload.options import StrainConfig, parse_widths, strain_config
 
 ELEMENT_BYTES = 4
 PERIOD = 1021
@@ -375,7 +375,7 @@ def measure_step(plan: CollectivePlan, backend: Backend, *, rounds: int, seconds
     round the mean step of the slowest rank; "launches": what a step gives to the GPU of rank 0, None where that is not
     known.
     """
-    config = RunConfig(widths=plan.widths, batch=plan.batch)
+    config = StrainConfig(widths=plan.widths, batch=plan.batch)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(1)
     model = StressCNN(widths=parse_widths(plan.widths)).to(device)
@@ -553,7 +553,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     launch = detect(os.environ)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        plan, config = plan_from(content["plan"]), run_config(content["config"], source="bench")
+        plan, config = plan_from(content["plan"]), strain_config(content["config"], source="bench")
         backend = open_backend(config, launch)
         last = now() - 1.0
 

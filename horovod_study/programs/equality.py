@@ -32,7 +32,6 @@ from torch import nn
 from horovod_study.comm import Backend, Launch, builds, detect, fail_together, open_backend
 from horovod_study.comm.base import LastGradient, Optimizer
 from horovod_study.comm.watchdog import StartWatchdog
-from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import LapClock
@@ -44,6 +43,7 @@ from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.trainer import train_step
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -93,7 +93,7 @@ class _Weighted(Arithmetic):
     each counts as its share.
     """
 
-    def __init__(self, config: RunConfig, device: torch.device, weight: float) -> None:
+    def __init__(self, config: StrainConfig, device: torch.device, weight: float) -> None:
         super().__init__(config, device)
         self._weight = weight
 
@@ -367,9 +367,9 @@ def _order_difference(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> str
 # ---------------------------------------------------------------------------------------------------- both of them
 
 
-def _config(job: Mapping[str, Any], reduction: str) -> RunConfig:
+def _config(job: Mapping[str, Any], reduction: str) -> StrainConfig:
     backend, _, transport = job["runtime"].partition("/")
-    return RunConfig(
+    return StrainConfig(
         dataset=job["dataset"],
         backend=backend,
         transport=transport or "none",
@@ -382,7 +382,7 @@ def _config(job: Mapping[str, Any], reduction: str) -> RunConfig:
 
 
 def _train(
-    job: Mapping[str, Any], trial: EqualityRun, config: RunConfig, backend: Backend, dataset: data.Dataset
+    job: Mapping[str, Any], trial: EqualityRun, config: StrainConfig, backend: Backend, dataset: data.Dataset
 ) -> _Trained:
     """Train `trial` for S steps with the trainer's own step and return what this rank saw.
 

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 
 from horovod_study.comm import detect, open_backend
-from horovod_study.config import LOADERS, RunConfig, parse_widths
 from horovod_study.errors import ConfigError, RecordError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.measure import environment
@@ -30,6 +29,7 @@ from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.loaders import Batch, Loader, open_loader
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.workload.options import LOADERS, StrainConfig, parse_widths
 
 WARMUP_STEPS = 10
 WORTH = 0.05
@@ -195,7 +195,7 @@ def loader_options(name: str) -> dict[str, Any]:
 
 
 def compare_loaders(
-    config: RunConfig,
+    config: StrainConfig,
     dataset: data.Dataset,
     names: Sequence[str],
     *,
@@ -225,7 +225,7 @@ def compare_loaders(
 
 
 def _compare(
-    config: RunConfig,
+    config: StrainConfig,
     dataset: data.Dataset,
     names: Sequence[str],
     *,
@@ -268,7 +268,7 @@ def _compare(
 
 
 def _opener(
-    config: RunConfig, dataset: data.Dataset, batches: data.Batches, device: torch.device
+    config: StrainConfig, dataset: data.Dataset, batches: data.Batches, device: torch.device
 ) -> Callable[[], Loader]:
     return lambda: open_loader(config, dataset, batches, device)
 
@@ -276,7 +276,7 @@ def _opener(
 class _Step:
     """The trainer's step without its recording; `trainer.train_step` is the original, a test compares their losses."""
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
+    def __init__(self, config: StrainConfig, device: torch.device) -> None:
         torch.manual_seed(config.seed)
         self.arithmetic = Arithmetic(replace(config, pin_memory=False), device)
         model = StressCNN(

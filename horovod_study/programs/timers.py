@@ -40,7 +40,7 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm import Backend, detect, fail_together, open_backend
-from horovod_study.config import ORDINARY_LAPS, TIMER_MODES, RunConfig, parse_widths, run_config
+from horovod_study.config import ORDINARY_LAPS, TIMER_MODES
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import LapClock, now, open_clock, sleep, utc_now
@@ -53,6 +53,7 @@ from horovod_study.workload.graphs import RING, CapturedStep
 from horovod_study.workload.loaders import Loader, feed, open_loader, resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.workload.options import StrainConfig, parse_widths, strain_config
 from horovod_study.workload.trainer import train_step
 
 CONTROL = "control"
@@ -131,7 +132,11 @@ class _Variant:
 
 
 def measure(
-    plan: TimerPlan, config: RunConfig, backend: Backend, folder: Path, on_progress: Callable[[str], None] | None = None
+    plan: TimerPlan,
+    config: StrainConfig,
+    backend: Backend,
+    folder: Path,
+    on_progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Return what was measured on all ranks; collective, and the same on all of them.
 
@@ -237,7 +242,7 @@ def _slowest(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[f
     return {name: [max(values) for values in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
 
 
-def _device(config: RunConfig, backend: Backend) -> torch.device:
+def _device(config: StrainConfig, backend: Backend) -> torch.device:
     if config.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     hosts = backend.gather(os.uname().nodename)
@@ -275,7 +280,7 @@ class _ModelSteps:
     """The trainer's step on one model, in blocks."""
 
     def __init__(
-        self, config: RunConfig, backend: Backend, device: torch.device, loader: Loader, steps_per_epoch: int
+        self, config: StrainConfig, backend: Backend, device: torch.device, loader: Loader, steps_per_epoch: int
     ) -> None:
         self._backend, self._device = backend, device
         torch.manual_seed(config.seed)
@@ -358,7 +363,7 @@ class _ModelSteps:
 
 
 def _open_variants(
-    names: Sequence[str], config: RunConfig, backend: Backend, device: torch.device, steps: _ModelSteps, folder: Path
+    names: Sequence[str], config: StrainConfig, backend: Backend, device: torch.device, steps: _ModelSteps, folder: Path
 ) -> dict[str, _Variant]:
     """Return the ways by name; those with a recorder write into folders of their own."""
     around: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -467,7 +472,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     launch = detect(os.environ)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        plan, config = TimerPlan(**content["plan"]), run_config(content["config"], source="bench timers")
+        plan, config = TimerPlan(**content["plan"]), strain_config(content["config"], source="bench timers")
         backend = open_backend(config, launch)
         last = now() - 1.0
 

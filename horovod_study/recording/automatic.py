@@ -273,7 +273,6 @@ class Watcher:
         from horovod_study.comm.attached import attach
         from horovod_study.comm.meeting import Meeting
         from horovod_study.comm.observed import Observed
-        from horovod_study.config import run_config
         from horovod_study.recording.recorder import Recording
         from horovod_study.recording.session import RecordOptions
 
@@ -289,7 +288,7 @@ class Watcher:
             model,
             optimizer,
             out=Path(self._asked["out"]),
-            options=RecordOptions.of(run_config(self._asked["options"], source="record")),
+            options=RecordOptions.read(self._asked["options"], source="record"),
             batch=self._asked["batch"],
             model_name=self._asked["model_name"] or (Path(sys.argv[0]).name if isinstance(model, Parameters) else None),
             own=self._asked["own"],

@@ -30,7 +30,7 @@ from torch import nn
 
 from horovod_study.comm import fail_together, require_parity
 from horovod_study.comm.attached import Attached, WaitNotice, attach, bare
-from horovod_study.config import LAPS, run_config
+from horovod_study.config import LAPS
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_stamp
@@ -78,7 +78,7 @@ def recorder(
     runs may differ, numbers and texts: runs are repeats of each other only where these are equal. The other options
     are those of `horovod-study strain train`. Raises StudyError for an option that is not valid.
     """
-    config = run_config(
+    measured = RecordOptions.read(
         {
             "warmup_steps": warmup_steps,
             "steady": steady,
@@ -96,7 +96,7 @@ def recorder(
         model,
         optimizer,
         out=None if out is None else Path(out),
-        options=RecordOptions.of(config),
+        options=measured,
         batch=batch,
         model_name=model_name,
         forward_hooks=forward_hooks,

@@ -29,13 +29,15 @@ from horovod_study.comm import fail_together
 from horovod_study.comm.base import Peers
 from horovod_study.comm.liveness import Liveness, LostPeer
 from horovod_study.comm.stop import Stopped, Terminated
-from horovod_study.config import ORDINARY_LAPS
+from horovod_study.config import OPTIONS, ORDINARY_LAPS
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.progress import say
+from horovod_study.roles import Role, named
+from horovod_study.workloads import workload
 
 LOAD_S = 0.2
 """Other programs are looked at for at least so long where several workers start."""
@@ -58,6 +60,10 @@ class Workers(Peers, Protocol):
         """Return when every rank has come here."""
 
 
+SCRIPT = workload("script", __file__, {name: OPTIONS[name] for name in named(OPTIONS, Role.WINDOW | Role.CLOCK)})
+"""Anybody's training: it has options of how it is measured and filed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordOptions:
     """How a run is measured and filed; the options of these names of `train` and `recorder`."""
@@ -75,6 +81,11 @@ class RecordOptions:
     def of(cls, values: object) -> Self:
         """Return the options that an object holds as attributes."""
         return cls(**{each.name: getattr(values, each.name) for each in fields(cls)})
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], *, source: str) -> Self:
+        """Return the options that a script gave; ConfigError, which names `source`, for one that is not valid."""
+        return cls.of(SCRIPT.configure(values, source=source))
 
 
 class Session:

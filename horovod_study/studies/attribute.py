@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.process import GRACE_S
-from horovod_study.config import COMMUNICATION, OPTIONS, QUIET, STRAIN, Cell, available_cores, local_cell
+from horovod_study.config import COMMUNICATION, Cell, available_cores, local_cell
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_ATTRIBUTION
@@ -27,7 +27,9 @@ from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
 from horovod_study.studies.engine import Lane, set_aside_unless_done, sweep, working_in
 from horovod_study.studies.interruption import Interruption
-from horovod_study.workloads import Configuration
+from horovod_study.workloads import Configuration, packaged
+
+OPTIONS, QUIET = packaged().options, packaged().quiet
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
 STEPS = 1000
@@ -81,7 +83,7 @@ def plan(
         )
     if rounds < 1:
         raise ConfigError(f"explain --measure: --rounds is {rounds}; it must be at least 1")
-    base = STRAIN.configure(
+    base = packaged().configure(
         {
             **({} if "steps" in given else {"steps": STEPS}),
             **given,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from horovod_study.config import RunConfig, available_cores, run_config
+from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import sleep
@@ -27,6 +27,7 @@ from horovod_study.progress import Line
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.ranks import run_ranks
+from horovod_study.workload.options import StrainConfig, strain_config
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch
@@ -208,7 +209,9 @@ def _run(
     job: BenchJob, plan: Mapping[str, Any], folder: Path, workers: int, on_progress: Callable[[str], None]
 ) -> dict[str, Any]:
     backend, _, transport = job.runtime.partition("/")
-    config = run_config({"backend": backend, "transport": transport, "batch": plan["batch"], "widths": plan["widths"]})
+    config = strain_config(
+        {"backend": backend, "transport": transport, "batch": plan["batch"], "widths": plan["widths"]}
+    )
     path = folder / "plan.json"
     content = {"plan": {**plan, "transports": job.transports, "runtime": job.itself}, "config": config.to_dict()}
     try:
@@ -263,7 +266,7 @@ def bench_document(
             raise ConfigError(
                 f"bench: --workers is {workers}, but {launch.launcher} started {count}; leave --workers out"
             )
-        RunConfig(batch=batch, widths=widths)  # for its complaints
+        StrainConfig(batch=batch, widths=widths)  # for its complaints
         model = model_facts(widths, batch)
         chosen = message_sizes(
             sizes, min_bytes=min_bytes, max_bytes=max_bytes, factor=factor, workers=count, model=model
@@ -320,7 +323,7 @@ def _measure_here(
     from horovod_study.comm import open_backend
     from horovod_study.programs.collectives import measure, plan_from
 
-    config = RunConfig(batch=plan["batch"], widths=plan["widths"])
+    config = StrainConfig(batch=plan["batch"], widths=plan["widths"])
     if runtimes:
         fitting = _LAUNCHED_BY.get(launch.launcher, ("horovod/mpi", "horovod/nccl", "mpi/mpi"))
         if len(runtimes) > 1 or runtimes[0] not in fitting:
@@ -329,7 +332,7 @@ def _measure_here(
                 f"measure one of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
             )
         name, _, transport = runtimes[0].partition("/")
-        config = run_config({**config.to_dict(), "backend": name, "transport": transport})
+        config = strain_config({**config.to_dict(), "backend": name, "transport": transport})
     backend = open_backend(config, launch)
     fields = {"transports": RAW if transports is None else tuple(transports), "runtime": True}
     found = measure(plan_from({**plan, **fields, "insist": transports is not None}), backend, on_progress=on_progress)

@@ -26,7 +26,7 @@ import numpy as np
 
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.comm.settings_file import read_settings
-from horovod_study.config import STRAIN, Cell, Placement, available_cores
+from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import write_file
@@ -151,7 +151,7 @@ def _workers(count: int) -> str:
 # ------------------------------------------------------------------------------------------------------------ the arms
 
 
-def read_arms(a: str, b: str, given: Mapping[str, Any], workload: Workload = STRAIN) -> tuple[tuple[Side, Side], float]:
+def read_arms(a: str, b: str, given: Mapping[str, Any], workload: Workload) -> tuple[tuple[Side, Side], float]:
     """Return both sides from their texts and the options of the command line, and the seconds of a run."""
     common = dict(given)
     given_s = common.pop("seconds", SECONDS)
@@ -159,7 +159,7 @@ def read_arms(a: str, b: str, given: Mapping[str, Any], workload: Workload = STR
     return (read_arm("A", a, common, workload), read_arm("B", b, common, workload)), float(seconds)
 
 
-def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Workload = STRAIN) -> Side:
+def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Workload) -> Side:
     """Return one side: a YAML file of options, a settings file of `tune`, or RUNTIME[,option=value...].
 
     `common`: options of the command line. They replace those of a file, and are replaced by those of a short text.
@@ -171,7 +171,7 @@ def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Worklo
         if name in SET_BY_COMPARE:
             raise ConfigError(f"compare: --{name.replace('_', '-')} has no place in a comparison; {_instead(name)}")
     if is_file:
-        runtime, own = _from_file(source, Path(text))
+        runtime, own = _from_file(source, Path(text), workload)
         values = {**own, **common}
     else:
         runtime, own = _from_text(source, text, workload)
@@ -183,12 +183,12 @@ def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Worklo
         # The text of a side is not YAML: an unknown name in it is an option.
         raise ConfigError(str(error).replace("unknown key", "unknown option", 1)) from None
     if is_file and "settings" in load_yaml(Path(text)):
-        widths = read_settings(Path(text)).made_for["widths"]
-        trained = config.to_dict().get("widths")
-        if widths != trained:
+        found = read_settings(Path(text), workload)
+        for name in found.misfits(config):
+            value = found.made_for[name]
             raise ConfigError(
-                f"{source} ({text}): the settings are for widths {widths}, but the runs have {trained}; give "
-                f"--widths {widths}, or tune this model"
+                f"{source} ({text}): the settings are for {name} {value}, but the runs have {getattr(config, name)}; "
+                f"give --{name.replace('_', '-')} {value}, or tune this model"
             )
     return Side(letter=letter, text=text, runtime=runtime, config=config)
 
@@ -235,10 +235,10 @@ def _value(workload: Workload, name: str, word: str) -> Any:
     return word
 
 
-def _from_file(source: str, path: Path) -> tuple[str, dict[str, Any]]:
+def _from_file(source: str, path: Path, workload: Workload) -> tuple[str, dict[str, Any]]:
     content = load_yaml(path)
     if "settings" in content:
-        found = read_settings(path)
+        found = read_settings(path, workload)
         return found.runtime, {name: value for name, value in found.values.items() if name not in SET_BY_COMPARE}
     source = f"{source} ({path})"
     runtime, values = content.get("runtime") or _pair(content), dict(content)
@@ -319,7 +319,7 @@ def schedule(workers: Sequence[int], blocks: int, seed: int) -> list[Turn]:
 # ------------------------------------------------------------------------------------------------------------- parity
 
 
-def parity_facts(record: RunRecord, workload: Workload = STRAIN) -> dict[str, Any]:
+def parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
     """Return what two runs of one worker count must have in common, from the record of what really happened."""
     effective, requested, totals = record.effective, record.requested, record.totals
     learned = workload.named(Role.LEARNING)
@@ -333,7 +333,7 @@ def parity_facts(record: RunRecord, workload: Workload = STRAIN) -> dict[str, An
         "workers": effective.get("workers"),
         "nodes": effective.get("nodes"),
         "precision": effective.get("precision"),
-        **{name: requested.get(name) for name in (*learned, "data_seed") if name not in applied},
+        **{name: requested.get(name) for name in (*learned, *workload.named(Role.DATA)) if name not in applied},
         "training curves": effective.get("train_samples"),
         # All that were made: where the timed window begins in them is found for each run by itself.
         "steps": None if totals.get("steps") is None else totals["steps"] + totals.get("excluded_steps", 0),
@@ -346,9 +346,11 @@ def parity_facts(record: RunRecord, workload: Workload = STRAIN) -> dict[str, An
     }
 
 
-def require_same_work(one: tuple[str, RunRecord], other: tuple[str, RunRecord], *, but: Sequence[str] = ()) -> None:
+def require_same_work(
+    workload: Workload, one: tuple[str, RunRecord], other: tuple[str, RunRecord], *, but: Sequence[str] = ()
+) -> None:
     """Raise StudyError naming the first fact, not in `but`, in which two named runs of one worker count differ."""
-    facts, others = parity_facts(one[1]), parity_facts(other[1])
+    facts, others = (parity_facts(record, workload) for _, record in (one, other))
     for name, value in facts.items():
         if name not in but and value != others[name]:
             raise StudyError(
@@ -569,7 +571,7 @@ class _Pairs:
                 raise StudyError(f"compare: {arm.name} fails with {_workers(workers)}: {problem}")
             records.append((f"{letter} ({_workers(workers)})", record))
             rates.append(record.totals["samples_per_s"] / (arm.config.batch * workers))
-        require_same_work(*records, but=("steps",))  # before hours are spent
+        require_same_work(self._workload, *records, but=("steps",))  # before hours are spent
         self.steps[workers] = max(MIN_STEPS, 10 * round(self._seconds * math.sqrt(rates[0] * rates[1]) / 10))
         say(
             f"{_workers(workers)}: {self.steps[workers]:,} steps per run, from {rates[0]:,.0f} (A) and "
@@ -615,7 +617,7 @@ class _Pairs:
         names = {letter: f"{letter} in block {turn.block} ({_workers(turn.workers)})" for letter in LETTERS}
         reference = self._first.setdefault(turn.workers, (names["A"], records["A"]))
         for letter in LETTERS:
-            require_same_work(reference, (names[letter], records[letter]))
+            require_same_work(self._workload, reference, (names[letter], records[letter]))
         self.differs.update(effective_differences(records["A"], records["B"]))
         self.finished.append(
             {

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.cluster.process import GRACE_S
-from horovod_study.config import BUDGETS, OPTIONS, QUIET, RunConfig, available_cores, local_cell, run_config
+from horovod_study.config import available_cores, local_cell
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.options import SET_BY_RANGE_TEST
@@ -23,13 +23,14 @@ from horovod_study.roles import Role
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import CellRun, Launcher, Running, local_launch
 from horovod_study.studies.engine import attempt, set_aside_unless_done, working_in
+from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor
 
 STEPS = 1000
 _FEWEST_STEPS = 50  # what the analysis can read
 
 
-def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, high: float) -> RunConfig:
+def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, high: float) -> StrainConfig:
     """Return the run of a range test from `low` to `high`: the options of a file, then those of the command line.
 
     Of a file for a long run its length, its rate and its schedule are left out; a length on the command line (steps or
@@ -42,20 +43,20 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
                 "lr_end": "use --low and --high",
                 "seconds": "use --steps or --epochs",
             }
-            use = "use --runtime" if OPTIONS[name].roles & Role.RUNTIME else instead.get(name, "leave it out")
+            use = "use --runtime" if STRAIN.options[name].roles & Role.RUNTIME else instead.get(name, "leave it out")
             raise ConfigError(f"lr-range: --{name.replace('_', '-')} has no place in a range test; {use}")
     if not (math.isfinite(low) and math.isfinite(high) and 0 < low < high):
         raise ConfigError(f"lr-range: --low is {low:g} and --high is {high:g}; it must be 0 < low < high")
     file = load_yaml(path) if path else {}
-    kept = {name: value for name, value in file.items() if name not in (*SET_BY_RANGE_TEST, *BUDGETS)}
+    kept = {name: value for name, value in file.items() if name not in (*SET_BY_RANGE_TEST, *STRAIN.budgets)}
     values = {
         "study": "lr-range",
         **kept,
         **({} if {"steps", "epochs"} & set(given) else {"steps": STEPS}),
         **given,
-        **QUIET,
+        **STRAIN.quiet,
     }
-    config = run_config(values, source=str(path) if path else "lr-range")
+    config = strain_config(values, source=str(path) if path else "lr-range")
     config = config.changed(schedule="range", lr=low, lr_end=high, warmup_steps=0)
     if config.steps is not None and config.steps < _FEWEST_STEPS:
         raise ConfigError(f"lr-range: --steps is {config.steps}; a range test needs at least {_FEWEST_STEPS}")
@@ -63,7 +64,7 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
 
 
 def run_range(
-    config: RunConfig,
+    config: StrainConfig,
     out: Path,
     *,
     workers: int = 1,

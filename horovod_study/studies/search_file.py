@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.yaml_keys import known, limits, mapping, number, one_of
-from horovod_study.config import OPTIONS, STRAIN, Cell, local_cell
+from horovod_study.config import Cell, local_cell
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 from horovod_study.roles import Role, check_field, named
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.workloads import Configuration
+from horovod_study.workloads import Configuration, packaged
+
+OPTIONS = packaged().options
 
 TOP_KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
 RANGE_KEYS = ("low", "high", "log", "step")
@@ -139,7 +141,7 @@ def load_search(path: Path) -> SearchConfig:
     for name in fixed:
         if name in _ELSEWHERE:
             raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {_ELSEWHERE[name]}")
-    run = STRAIN.configure(
+    run = packaged().configure(
         {**fixed, "study": content["search"], "partition": content.get("partition", "local")}, source=f"{source}: run"
     )
     if not varied:

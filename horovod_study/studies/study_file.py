@@ -13,12 +13,12 @@ from typing import Any
 
 from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine, with_account
 from horovod_study.cluster.yaml_keys import known, limits, listed, mapping, number, one_of
-from horovod_study.config import Cell, Placement, available_cores, find_workload
+from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 from horovod_study.roles import Role, check_field
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
-from horovod_study.workloads import Configuration, Workload
+from horovod_study.workloads import Configuration, Workload, find_workload
 
 STUDY_KEYS = (
     *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),

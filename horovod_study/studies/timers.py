@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import RunConfig, available_cores, run_config
+from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, RecordError, nearest
 from horovod_study.files import not_written, write_file
 from horovod_study.programs.answer import ROWS
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.ranks import run_ranks
+from horovod_study.workload.options import StrainConfig, strain_config
 
 RANK_PROGRAM = "horovod_study.programs.timers"
 _SILENT_PROFILER = {"KINETO_LOG_LEVEL": "99"}
@@ -41,7 +42,7 @@ class TimersRequest:
         names = ("seconds", "rounds", "steps_per_block", "beside", "seed")
         return {"dataset": str(self.dataset.absolute()), **{name: getattr(self, name) for name in names}}
 
-    def configs(self) -> list[tuple[str, int, RunConfig]]:
+    def configs(self) -> list[tuple[str, int, StrainConfig]]:
         """Return runtime, workers and configuration of each launch; ConfigError for what cannot be measured here."""
         cores = available_cores()
         for count in self.workers:
@@ -61,7 +62,7 @@ class TimersRequest:
             backend, _, transport = runtime.partition("/")
             for batch in self.batches:
                 values = {**self.options, "backend": backend, "transport": transport or "auto", "batch": batch}
-                found.append((runtime, count, run_config(values, source="bench timers")))
+                found.append((runtime, count, strain_config(values, source="bench timers")))
         return found
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from horovod_study.analysis.stats import Interval
 from horovod_study.comm.settings_file import write_settings
-from horovod_study.config import STRAIN, Cell, available_cores, local_cell
+from horovod_study.config import Cell, available_cores, local_cell
 from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
@@ -32,7 +32,7 @@ from horovod_study.measure.clock import utc_now
 from horovod_study.options import SET_BY_TUNE
 from horovod_study.progress import Line, duration, say
 from horovod_study.records import RunRecord
-from horovod_study.roles import Option, check_field
+from horovod_study.roles import Option, Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import engine
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
@@ -105,7 +105,7 @@ def tune_request(
     knobs: Sequence[str] = (),
     values: Sequence[str] = (),
     cores: int | None = None,
-    workload: Workload = STRAIN,
+    workload: Workload,
 ) -> TuneRequest:
     """Return the request that options make; `given` are options of the run, `values` texts such as groups=1,2.
 
@@ -287,7 +287,7 @@ def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in options and options[name].matters(runtime)}
 
 
-def shipped_values(effective: Mapping[str, Any], workload: Workload = STRAIN) -> dict[str, Any]:
+def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
     """Return knob -> value that a run with shipped settings really used; None: its library does not know the knob.
 
     A knob that the record says nothing about is missing, or has the default of its option.
@@ -752,7 +752,7 @@ def result_of(
         },
         "for": {
             "parameters": effective.get("parameters"),
-            "widths": asked.get("widths"),
+            **{name: asked.get(name) for name in request.config.workload.named(Role.MODEL)},
             "batch": request.config.batch,
             "workers": request.workers,
             "nodes": effective.get("nodes", 1),

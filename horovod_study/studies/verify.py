@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import RunConfig, available_cores
+from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.files import write_file
 from horovod_study.progress import say
@@ -31,6 +31,7 @@ from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.ranks import run_ranks
 from horovod_study.workload import dataset as data
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.schedule import scaled_lr
 
 BOUNDS = {"float32": 1e-6, "float64": 1e-14}
@@ -119,7 +120,7 @@ class Question:
 
     def trials(self, workers: int, device: str = "cpu") -> list[dict[str, Any]]:
         """Return what is trained with so many workers: each with its sequential counterpart's rate and file."""
-        base = RunConfig(lr_scaling=self.lr_scaling)
+        base = StrainConfig(lr_scaling=self.lr_scaling)
         rate = scaled_lr(base, workers)
         trials = []
         for dtype in BOUNDS:
@@ -140,7 +141,7 @@ class Question:
 
     def sequential(self, workers: int, device: str = "cpu") -> list[dict[str, Any]]:
         """Return the counterparts of `trials`: whole batches at the rate that `workers` workers should have."""
-        rate = scaled_lr(RunConfig(lr_scaling=self.lr_scaling), workers)
+        rate = scaled_lr(StrainConfig(lr_scaling=self.lr_scaling), workers)
         return [{**trial, "shards": "even", "lr": rate} for trial in self.trials(workers, device)]
 
 
@@ -197,7 +198,7 @@ def verify(question: Question, out: Path | None = None, *, on_progress: Callable
 
 
 def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable[[str], None]) -> Verification:
-    dataset = data.open_dataset(data.ensure(question.dataset, seed=RunConfig().data_seed, processes=question.cores))
+    dataset = data.open_dataset(data.ensure(question.dataset, seed=StrainConfig().data_seed, processes=question.cores))
     batches = [trial["batch"] for count in question.workers for trial in question.trials(count)]
     data.Batches(dataset.train_size, batch=max(batches), rank=0, workers=1, seed=question.seed)  # for its complaint
     job = {

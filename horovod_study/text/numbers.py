@@ -59,6 +59,14 @@ def _digits(value: float, digits: int = DIGITS) -> int:
     return significant(value, digits if abs(value) < 1000 else DIGITS_OF_THOUSANDS)
 
 
+def short_rate(value: float) -> str:
+    """Return 4.7331e-4 for 0.00047331, and 0.05 as it is."""
+    if not 0 < value < 0.01:
+        return f"{value:g}"
+    digits, _, power = f"{value:e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
+
+
 def quoted(value: float | None, low: float | None, high: float | None) -> str:
     """Return `1.70 [1.66, 1.75]`; the number alone where there is no interval, empty where there is no number."""
     if value is None or not known(value):

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import Backend, fail_together
-from horovod_study.config import RunConfig, parse_widths
 from horovod_study.documents import open_file
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import result_folder, write_file
@@ -37,6 +36,7 @@ from horovod_study.progress import say
 from horovod_study.records import CHECKPOINTS, StepWriter, checkpoint_paths, checkpoint_step
 from horovod_study.workload import material
 from horovod_study.workload.model import StressCNN
+from horovod_study.workload.options import StrainConfig, parse_widths
 
 SCHEMA = 1
 KEEP = 2
@@ -54,7 +54,7 @@ class Checkpoint:
     model: Mapping[str, torch.Tensor]  # state of the network, by parameter name
     optimizer: Mapping[str, Any]  # state of the optimiser, as PyTorch gives it
     progress: Mapping[str, Any]  # state of the loop: window so far, last evaluation, cost of checkpoints, ...
-    config: Mapping[str, Any]  # the fields of RunConfig, as in run.json
+    config: Mapping[str, Any]  # the fields of StrainConfig, as in run.json
     target_bounds: tuple[tuple[float, float], ...]  # (P, 2): lowest and highest G0 in MPa, and a
     input_scaling: str
     widths: str
@@ -230,7 +230,7 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
 class Keeper:
     """Writes the checkpoints of one run and counts what they cost; what it does is done by all ranks together."""
 
-    def __init__(self, config: RunConfig, directory: Path, backend: Backend, bounds: NDArray[np.float64]) -> None:
+    def __init__(self, config: StrainConfig, directory: Path, backend: Backend, bounds: NDArray[np.float64]) -> None:
         self._config, self._directory, self._backend = config, directory, backend
         self._bounds = tuple((float(low), float(high)) for low, high in bounds)
         self.step = -1  # at which the newest was written by this process

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from horovod_study.comm import Backend
-from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock
 from horovod_study.workload.kernels import BlockSizes, FusedNetwork
@@ -31,6 +30,7 @@ from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, set_learning_rate
 from horovod_study.workload.optimizer import replayed_on_host as replayed_on_host
+from horovod_study.workload.options import StrainConfig
 
 RING = 4096
 """So many steps later the place of a step's loss is written again."""
@@ -100,7 +100,7 @@ class CapturedStep:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: StrainConfig,
         *,
         model: nn.Module,
         bare_model: StressCNN,

@@ -14,7 +14,7 @@ import torch
 
 from horovod_study.comm import Backend, fail_together, nccl_log, require_parity
 from horovod_study.comm.liveness import Liveness
-from horovod_study.config import RunConfig, misplaced, parse_widths
+from horovod_study.config import misplaced
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.measure import evidence, profiling, traffic
 from horovod_study.measure.clock import now
@@ -26,6 +26,7 @@ from horovod_study.workload import dataset as data
 from horovod_study.workload.material import CHANNELS, POINTS
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, learning_rate, make_optimizer
+from horovod_study.workload.options import StrainConfig, parse_widths
 from horovod_study.workload.schedule import last_step
 
 EXPLODED = 1000.0
@@ -35,7 +36,7 @@ EXPLODED = 1000.0
 class TrainingJob:
     """What is trained, on this rank: the data set, the network and what updates it, the same on every rank."""
 
-    def __init__(self, config: RunConfig, backend: Backend, session: Session, liveness: Liveness) -> None:
+    def __init__(self, config: StrainConfig, backend: Backend, session: Session, liveness: Liveness) -> None:
         """Make it. Collective. Raises StudyError, on all ranks, for what cannot be trained as it was asked for."""
         self.config, self.backend = config, backend
         if wrong := misplaced(config, session.hosts):  # all ranks know all hosts, so all of them end here
@@ -194,7 +195,7 @@ def _averaging(job: TrainingJob) -> Callable[[], None]:
     return average
 
 
-def _device(config: RunConfig, *, local_rank: int) -> torch.device:
+def _device(config: StrainConfig, *, local_rank: int) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise BackendError("device cuda was asked for, but PyTorch sees no GPU; use --device cpu or auto")
     if config.device == "cpu" or not torch.cuda.is_available():
@@ -204,14 +205,14 @@ def _device(config: RunConfig, *, local_rank: int) -> torch.device:
     return device
 
 
-def _graphs(config: RunConfig, device: torch.device) -> str:
+def _graphs(config: StrainConfig, device: torch.device) -> str:
     """Return what becomes of the step, for the record."""
     if not config.cuda_graphs:
         return "no"
     return "captured" if device.type == "cuda" else "replayed on the host"
 
 
-def _timer_mode_of_graphs(config: RunConfig) -> dict[str, Any]:
+def _timer_mode_of_graphs(config: StrainConfig) -> dict[str, Any]:
     """Return how steps in CUDA graphs are really timed, for the record; nothing where steps are no graphs."""
     if not config.cuda_graphs or config.timer_mode == "off":
         return {}
@@ -223,7 +224,7 @@ def _timer_mode_of_graphs(config: RunConfig) -> dict[str, Any]:
     return {"timer_mode": {"value": config.timer_mode, "note": note}}
 
 
-def _ensure_dataset(config: RunConfig, *, threads: int) -> None:
+def _ensure_dataset(config: StrainConfig, *, threads: int) -> None:
     """Generate a data set that was named by its size and is not there yet, and say so."""
     if data.is_cached(config.dataset, seed=config.data_seed):
         return

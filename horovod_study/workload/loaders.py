@@ -27,11 +27,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError, DataError
 from horovod_study.workload import dataset as data
 from horovod_study.workload import room
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
+from horovod_study.workload.options import StrainConfig
 
 if TYPE_CHECKING:
     from horovod_study.workload.graphs import CapturedStep
@@ -69,7 +69,7 @@ class Loader(Protocol):
         ...
 
 
-def open_loader(config: RunConfig, dataset: data.Dataset, batches: data.Batches, device: torch.device) -> Loader:
+def open_loader(config: StrainConfig, dataset: data.Dataset, batches: data.Batches, device: torch.device) -> Loader:
     """Return the loader that `config` names.
 
     Raises ConfigError for page-locked memory without a GPU, DataError if the training set does not fit the device.
@@ -325,7 +325,9 @@ class _Items:
 
     note = ""
 
-    def __init__(self, config: RunConfig, dataset: data.Dataset, batches: data.Batches, device: torch.device) -> None:
+    def __init__(
+        self, config: StrainConfig, dataset: data.Dataset, batches: data.Batches, device: torch.device
+    ) -> None:
         self._batches, self._device, self._order = batches, device, _Order()
         several: dict[str, Any] = {}
         if config.loader_processes:

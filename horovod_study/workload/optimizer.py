@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from horovod_study.comm import Backend
-from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.schedule import scaled_lr
 
 SGD_MOMENTUM = 0.9
@@ -25,7 +25,7 @@ def replayed_on_host() -> bool:
 
 
 def make_optimizer(
-    config: RunConfig, parameters: Iterable[nn.Parameter], *, workers: int
+    config: StrainConfig, parameters: Iterable[nn.Parameter], *, workers: int
 ) -> tuple[torch.optim.Optimizer, str]:
     """Return the optimiser at the rate scaled for `workers`, and its description for the record.
 
@@ -108,7 +108,7 @@ class _DeviceRate:
             self.value = value
 
 
-def _require_capturable(config: RunConfig) -> None:
+def _require_capturable(config: StrainConfig) -> None:
     """Raise ConfigError for an update in which torch reads something on the host."""
     if config.fused_optimizer:
         return
@@ -160,7 +160,7 @@ class Arithmetic:
     gradients overflow are skipped and the scale is lowered (torch.amp.GradScaler).
     """
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
+    def __init__(self, config: StrainConfig, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         for name, asked, why in (
             ("precision tf32", config.precision == "tf32", "TF32 is a mode of NVIDIA GPUs"),
@@ -201,7 +201,7 @@ class Arithmetic:
             self.scaler.update()
 
 
-def accelerate(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
+def accelerate(model: nn.Module, config: StrainConfig, device: torch.device) -> nn.Module:
     """Return what is called in place of `model` in training: the same, or compiled; the parameters are its own.
 
     Raises ConfigError where that cannot work.

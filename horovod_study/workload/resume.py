@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study import records
-from horovod_study.config import BUDGETS, OPTIONS, RunConfig, run_config
 from horovod_study.errors import BackendError, ConfigError, RecordError
+from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 
 SILENT_S = 600.0
 """A run on another host that has written nothing for so long is taken for dead: that host cannot be asked."""
@@ -25,7 +25,7 @@ class Resumption:
 
     directory: Path
     record: records.RunRecord
-    config: RunConfig
+    config: StrainConfig
     finished: str = ""  # why nothing is left to do; "" when there is
 
 
@@ -42,8 +42,8 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
             f"{directory}: the run has {before} workers, this launch has {workers}: its global batches would be other "
             f"ones, and it would not be the same run; start {before} workers, or a new run with another --out"
         )
-    recorded = run_config(
-        {name: value for name, value in record.requested.items() if name in OPTIONS},
+    recorded = strain_config(
+        {name: value for name, value in record.requested.items() if name in STRAIN.options},
         source=str(directory / records.MANIFEST),
     )
     config, extended = _merged(directory, recorded, given)
@@ -51,7 +51,7 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
     if record.status == "done" and record.totals.get("target_reached"):
         finished = f"it reached its target, a test MSE of {config.target_mse:g}"
     elif record.status == "done" and not extended:
-        budget = next(name for name in BUDGETS if getattr(config, name) is not None)
+        budget = next(name for name in STRAIN.budgets if getattr(config, name) is not None)
         finished = f"its {getattr(config, budget):g} {budget} are trained; a larger --{budget} trains on"
     return Resumption(directory=directory, record=record, config=config, finished=finished)
 
@@ -70,18 +70,18 @@ def _require_ended(directory: Path, record: records.RunRecord) -> None:
         )
 
 
-def _merged(directory: Path, recorded: RunConfig, given: Mapping[str, Any]) -> tuple[RunConfig, bool]:
+def _merged(directory: Path, recorded: StrainConfig, given: Mapping[str, Any]) -> tuple[StrainConfig, bool]:
     """Return the configuration to continue with, and whether its budget is larger than the recorded one."""
-    budget = next(name for name in BUDGETS if getattr(recorded, name) is not None)
-    for name in BUDGETS:
+    budget = next(name for name in STRAIN.budgets if getattr(recorded, name) is not None)
+    for name in STRAIN.budgets:
         if name != budget and given.get(name) is not None:
             raise ConfigError(
                 f"--resume {directory}: {name} is given, but the run was started with {budget} "
                 f"{getattr(recorded, budget):g}; extend that budget with --{budget}"
             )
-    asked = {name: value for name, value in given.items() if name not in BUDGETS or value is not None}
-    config = run_config({**recorded.to_dict(), **asked}, source=f"--resume {directory}")
-    for name in OPTIONS:
+    asked = {name: value for name, value in given.items() if name not in STRAIN.budgets or value is not None}
+    config = strain_config({**recorded.to_dict(), **asked}, source=f"--resume {directory}")
+    for name in STRAIN.options:
         old, new = getattr(recorded, name), getattr(config, name)
         if old == new or (name == budget and new > old):
             continue
@@ -121,7 +121,7 @@ def notes(resumption: Resumption, environment: Mapping[str, Any], effective: Map
         follows = f"schedule {config.schedule} follows the clock, the run continues but not bit for bit"
         ends = "each step is that of the uninterrupted run bit for bit, but which one is the last follows the clock"
         found.append(f"note: the budget is in seconds: {follows if config.schedule != 'constant' else ends}")
-    budget = next(name for name in BUDGETS if getattr(config, name) is not None)
+    budget = next(name for name in STRAIN.budgets if getattr(config, name) is not None)
     extended = getattr(config, budget) != record.requested.get(budget)
     if extended and config.schedule != "constant":
         found.append(

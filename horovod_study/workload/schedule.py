@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from horovod_study.config import RunConfig
 from horovod_study.errors import ConfigError
+from horovod_study.workload.options import StrainConfig
 
 STEP_DECAY = 0.1
 STEP_EVERY = 1 / 3
@@ -15,13 +15,13 @@ ONE_CYCLE_END = 1e-4 / 25
 """Schedule `one-cycle`: share of the run in which the rate rises, first and last rate as parts of the largest."""
 
 
-def scaled_lr(config: RunConfig, workers: int) -> float:
+def scaled_lr(config: StrainConfig, workers: int) -> float:
     """Return the base rate after scaling by the number of workers: times 1, sqrt(N) or N."""
     factor = {"none": 1.0, "sqrt": math.sqrt(workers), "linear": float(workers)}[config.lr_scaling]
     return config.lr * factor
 
 
-def lr_factor(config: RunConfig, step: int, progress: float) -> float:
+def lr_factor(config: StrainConfig, step: int, progress: float) -> float:
     """Return what the scaled rate is multiplied with at `step` (from 0), `progress` (0..1) through the run.
 
     Warm-up rises linearly over lr_warmup_steps (Goyal et al., 2017); then
@@ -37,7 +37,7 @@ def lr_factor(config: RunConfig, step: int, progress: float) -> float:
     return warmup * _shape(config, min(max(progress, 0.0), 1.0))
 
 
-def _shape(config: RunConfig, progress: float) -> float:
+def _shape(config: StrainConfig, progress: float) -> float:
     if config.schedule == "cosine":
         return _half_cosine(1.0, 0.0, progress)
     if config.schedule == "step":
@@ -56,7 +56,7 @@ def _half_cosine(first: float, last: float, progress: float) -> float:
     return last + (first - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def last_step(config: RunConfig, per_epoch: int) -> float:
+def last_step(config: StrainConfig, per_epoch: int) -> float:
     """Return the number of steps to make, warm-up included; infinite for a budget of seconds.
 
     Raises ConfigError where the warm-up leaves nothing to measure.
@@ -72,7 +72,7 @@ def last_step(config: RunConfig, per_epoch: int) -> float:
     return math.inf if config.steps is None else config.warmup_steps + config.steps
 
 
-def next_evaluation(config: RunConfig, step: int, per_epoch: int) -> int:
+def next_evaluation(config: StrainConfig, step: int, per_epoch: int) -> int:
     """Return the first evaluation after `step`: the multiples of evaluate_every epochs, rounded up to whole steps."""
     length = config.evaluate_every * per_epoch
     return max(step + 1, math.ceil((math.floor(step / length) + 1) * length - 1e-9))
@@ -85,7 +85,7 @@ class Budget:
     on and the mean step until then, carried on from there.
     """
 
-    def __init__(self, config: RunConfig, last_step: float) -> None:
+    def __init__(self, config: StrainConfig, last_step: float) -> None:
         self._seconds, self._warmup_steps, self._last_step = config.seconds, config.warmup_steps, last_step
         self._agreed_step, self._agreed_s, self._step_s = 0, 0.0, 0.0
 

@@ -19,7 +19,7 @@ from horovod_study.comm import Backend, Launch, fail_together, nccl_log, open_ba
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.comm.stop import Stopped, StopRequest, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
-from horovod_study.config import ORDINARY_LAPS, RunConfig
+from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.measure import ablation, environment, profiling, synchronisation, timeline
 from horovod_study.measure.clock import LapClock, now, utc_stamp
@@ -39,6 +39,7 @@ from horovod_study.workload.optimizer import (
     learning_rate,
     set_learning_rate,
 )
+from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.resume import Resumption, notes, require_same_run
 from horovod_study.workload.schedule import Budget, lr_factor, next_evaluation, scaled_lr
 from horovod_study.workload.summary import printed
@@ -48,7 +49,7 @@ _STOP_S = 1e300
 
 
 def run(
-    config: RunConfig,
+    config: StrainConfig,
     *,
     out: Path | None,
     launch: Launch,
@@ -456,7 +457,7 @@ _LAST_EVALUATION = ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s",
 # ------------------------------------------------------------------------------------------ parts of the above
 
 
-def _require_same_options(config: RunConfig, backend: Backend, *, resumed: bool) -> None:
+def _require_same_options(config: StrainConfig, backend: Backend, *, resumed: bool) -> None:
     own = ("threads", "start_timeout_s")  # each rank may have its own
     require_parity(
         backend,
@@ -469,12 +470,12 @@ def _require_same_options(config: RunConfig, backend: Backend, *, resumed: bool)
     )
 
 
-def _require(config: RunConfig, effective: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _require(config: StrainConfig, effective: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Raise BackendError, on all ranks, if the run is not what `--require` asks for."""
     if config.require is None:
         return
     unmet = requirements.unmet(
-        requirements.parse(config.require),
+        requirements.parse(config.require, config.workload.options),
         asked=requirements.asked_for(config, lr=scaled_lr(config, effective["workers"])),
         effective=effective,
         environment=found,
@@ -498,19 +499,19 @@ def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint
     return found
 
 
-def _captured_line(captured: CapturedStep, config: RunConfig, device: torch.device) -> str:
+def _captured_line(captured: CapturedStep, config: StrainConfig, device: torch.device) -> str:
     graphs = len(set(captured.laps) - {"data", "sync"})
     what = f"{graphs} {'CUDA ' if device.type == 'cuda' else ''}graph{'s' * (graphs > 1)}"
     where = "" if device.type == "cuda" else ", replayed on the host"
     return f"the step is captured in {what}{where}: {config.kernels} kernels"
 
 
-def _default_out(config: RunConfig, backend: Backend) -> Path:
+def _default_out(config: StrainConfig, backend: Backend) -> Path:
     runtime = backend.name if backend.transport == "none" else f"{backend.name}-{backend.transport}"
     return Path("runs") / config.study / f"{utc_stamp()}-{runtime}-{backend.workers}w-b{config.batch}-{os.getpid()}"
 
 
-def _steps_between_checks(backend: Backend, rows: Recorder, config: RunConfig) -> int:
+def _steps_between_checks(backend: Backend, rows: Recorder, config: StrainConfig) -> int:
     """Return how many steps make about a quarter of a second, the same number on all ranks."""
     step_s = backend.maximum(0.0 if math.isnan(rows.recent_step_s) else rows.recent_step_s)
     limit = config.seconds / 8 if config.seconds else math.inf

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from horovod_study import energy, records
-from horovod_study.config import LAPS, RunConfig
+from horovod_study.config import LAPS
 from horovod_study.measure import system
+from horovod_study.workload.options import StrainConfig
 from make.rank_rows import rows_of
 
 GRADIENT_BYTES = 613_764
@@ -544,7 +545,7 @@ def _record(
     backend, transport = way
     parallel = backend != "serial"
     gpu, hosts = known.site.gpu, _hosts(known)
-    requested = RunConfig(
+    requested = StrainConfig(
         dataset=str(DATA),
         backend=backend,
         transport=transport if parallel else "auto",

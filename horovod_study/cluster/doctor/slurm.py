@@ -7,7 +7,8 @@ from horovod_study.cluster.allocations import Allocation
 from horovod_study.cluster.doctor.finding import Area, Here, ProgramResult, count, shortened
 from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.slurm import directives
-from horovod_study.config import STRAIN, Cell, Placement
+from horovod_study.config import Cell, Placement
+from horovod_study.workloads import packaged
 
 _PROGRAMS = ("sinfo", "squeue", "sbatch", "srun", "scancel")
 _NODE = "%n|%c|%m|%G|%T|%l|%a|%P"
@@ -207,7 +208,7 @@ class Slurm:
         """Ask Slurm whether it would take a job, without giving it one."""
         workers = wanted.slots_per_node
         placement = Placement(partition=wanted.name, workers=workers, workers_per_node=workers)
-        cell = Cell(config=STRAIN.configuration(), runtime="serial", placement=placement)
+        cell = Cell(config=packaged().configuration(), runtime="serial", placement=placement)
         limit_s = wanted.time_limit_s or _ASKED_S
         node = Allocation(partition=wanted.name, nodes=1, tasks=((cell,),), seconds=limit_s, time_limit_s=limit_s)
         options = directives(node, wanted, name="horovod-study-doctor")  # what the jobs of a study ask for

@@ -20,7 +20,6 @@ from matplotlib.transforms import ScaledTranslation
 
 from horovod_study.analysis.points import CHOICES
 from horovod_study.analysis.study import Analysis
-from horovod_study.config import OPTIONS, short_rate
 from horovod_study.errors import RecordError
 from horovod_study.files import not_written, write_file
 from horovod_study.report.kit.drawing import FORMATS, Drawing
@@ -42,7 +41,10 @@ from horovod_study.report.kit.style import (
     text_in,
     to_bytes,
 )
-from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
+from horovod_study.text.numbers import THIN, prefixed, rounded, scientific, short_rate
+from horovod_study.workloads import packaged
+
+OPTIONS = packaged().options
 
 MAX_LINES = 8
 """Lines of one panel that can be distinguished; with more, every setting gets a row of its own."""

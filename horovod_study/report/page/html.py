@@ -28,7 +28,6 @@ from horovod_study import __version__
 from horovod_study.analysis.breakdown import shown
 from horovod_study.analysis.laws import LAWS, law_label
 from horovod_study.analysis.study import Analysis
-from horovod_study.config import OPTIONS, short_rate
 from horovod_study.errors import RecordError
 from horovod_study.files import csv_of, not_written, write_file
 from horovod_study.report.figures import boundary, forecast, resources, synchronisation
@@ -48,11 +47,15 @@ from horovod_study.text.numbers import (
     percent,
     rounded,
     scientific,
+    short_rate,
     signed,
     with_interval,
 )
 from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of
 from horovod_study.text.words import listed, plural
+from horovod_study.workloads import packaged
+
+OPTIONS = packaged().options
 
 PAIRED = ("speedup", "efficiency")
 """The two plots side by side under the headline."""

@@ -1,0 +1,399 @@
+"""The options of the worked example: what its network, its data, its training and its computing may be."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from horovod_study.config import DEVICE, RunConfig
+from horovod_study.errors import ConfigError
+from horovod_study.roles import AS_SHIPPED, Role, declared, option
+from horovod_study.text.numbers import short_rate
+from horovod_study.workloads import COMPUTING, LEARNED, LENGTH, Configuration, Workload, shared
+
+KERNELS = ("torch", "fused")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+LOADERS = ("memory", "prefetch", "device", "dataloader")
+DEFAULT_EPOCHS = 10
+
+
+def parse_widths(text: str) -> tuple[int, int, int]:
+    """Return the widths meant by `15-38-197`: channels of the two convolutions, units of the hidden layer."""
+    parts = text.split("-")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 65536 for part in parts):
+        raise ConfigError(
+            "it must be three whole numbers from 1 to 65536 such as 15-38-197: "
+            "channels of the two convolutions and units of the hidden layer"
+        )
+    first, second, hidden = (int(part) for part in parts)
+    return first, second, hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training(Configuration):
+    """What is trained, and how it is computed: a base of its own, so that these fields come first."""
+
+    __slots__ = ()
+
+    # What is learned, and how.
+    batch: int = option(
+        75,
+        "curves per worker and step",
+        kind=int,
+        low=1,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        title="Batch per worker",
+    )
+    widths: str = option(
+        "15-38-197",
+        "channels of the two convolutions and units of the hidden layer; 15-38-197 has 153,441 parameters",
+        metavar="C-C-H",
+        parse=parse_widths,
+        heading=LEARNED,
+        roles=Role.MODEL | Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words="widths {}",
+        title="Widths of the network",
+        short_title="widths",
+    )
+    dataset: str = option(
+        "100000",
+        "directory of a data set, or a number of curves to generate once and keep",
+        metavar="PATH|SIZE",
+        heading="data",
+        roles=Role.DATA,
+    )
+    data_seed: int = option(1, "seed of a generated data set", kind=int, low=0, heading="data", roles=Role.DATA)
+    input_scaling: str = option(
+        "none",
+        "fixed divides strain by 0.25 and stress by 120 MPa first, standard makes their means 0 and deviations 1; none "
+        "trains on physical units, as the original did",
+        choices=("none", "fixed", "standard"),
+        heading="data",
+        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words=lambda value: "raw inputs" if value == "none" else f"{value} input scaling",
+        title="Input scaling",
+        short_title="input scaling",
+    )
+    optimizer: str = option(
+        "adam",
+        "update rule; sgd has Nesterov momentum 0.9",
+        choices=("adam", "adamw", "sgd"),
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
+        words="{}",
+        title="Optimiser",
+        short_title="optimiser",
+    )
+    weight_decay: float = option(
+        0.0,
+        "decay of the weights: added to the gradient, decoupled from it with adamw",
+        kind=float,
+        low=0,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.CELL,
+        words="weight decay {:g}",
+        title="Weight decay",
+        short_title="weight decay",
+    )
+    lr: float = option(
+        4.7331e-4,
+        "learning rate of one worker",
+        kind=float,
+        above=0,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
+        words=lambda value: f"lr {short_rate(value)}",
+        title="Learning rate of one worker",
+        short_title="learning rate",
+    )
+    lr_scaling: str = option(
+        "none",
+        "how the learning rate grows with the workers",
+        choices=("none", "linear", "sqrt"),
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.SEVERAL,
+        words=lambda value: "unscaled lr" if value == "none" else f"{value} lr scaling",
+        title="Learning rate against workers",
+        short_title="learning-rate scaling",
+    )
+    lr_warmup_steps: int = option(
+        0,
+        "steps of linear learning-rate warm-up",
+        kind=int,
+        low=0,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
+        words="lr warm-up {:g}",
+        title="Steps of learning-rate warm-up",
+        short_title="warm-up steps of the learning rate",
+    )
+    schedule: str = option(
+        "constant",
+        "learning rate over the run; range rises from the rate to its end and is for finding a rate",
+        choices=("constant", "cosine", "step", "one-cycle", "range"),
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words="{} schedule",
+        title="Schedule",
+        short_title="schedule",
+    )
+    lr_end: float | None = option(
+        None,
+        "last learning rate of schedule range, and of no other",
+        kind=float,
+        above=0,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.RATE,
+    )
+    seed: int = shared("seed")
+    # Computing.
+    device: str = declared(DEVICE)
+    precision: str = option(
+        "fp32",
+        "arithmetic of forward and backward; tf32 and fp16 (with loss scaling) need a GPU",
+        choices=PRECISIONS,
+        heading=COMPUTING,
+        roles=Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        title="Precision",
+    )
+    memory_format: str = option(
+        "channels-last",
+        "layout of the activations: two-dimensional convolutions on channels-last, or one-dimensional ones",
+        choices=("channels-last", "contiguous"),
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words="{}",
+        short_title="layout",
+    )
+    fused_optimizer: bool = option(
+        True,
+        "update all parameters in one operation",
+        kind=bool,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: f"{'' if value else 'un'}fused optimizer",
+    )
+    compile: bool = option(
+        False,
+        "compile forward and backward with torch.compile",
+        kind=bool,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: "compiled" if value else "not compiled",
+    )
+    cuda_graphs: bool = option(
+        False,
+        "replay whole steps as CUDA graphs, from the gathering of the batch to the update; needs a GPU",
+        kind=bool,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: f"{'' if value else 'no '}CUDA graphs",
+    )
+    kernels: str = option(
+        "torch",
+        "who computes forward and backward: PyTorch, or kernels made for this network (fused; needs cuda_graphs)",
+        choices=KERNELS,
+        heading=COMPUTING,
+        needs="cuda_graphs",
+        roles=Role.COMPUTING | Role.CELL,
+        words="{} kernels",
+    )
+    capture_sync: bool = option(
+        False,
+        "ddp over NCCL: the average of the gradients goes into the CUDA graph of the step, where it has no time of its "
+        "own; needs cuda_graphs",
+        kind=bool,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | Role.CELL | Role.SEVERAL,
+        words=lambda value: "average inside the graph" if value else "",
+    )
+    loader: str = option(
+        "memory",
+        "whole batches gathered from shared memory, the same one batch ahead in a thread (prefetch), from a copy of "
+        "the whole set on the device, or by torch's DataLoader",
+        choices=LOADERS,
+        heading="data",
+        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        words="loader {}",
+        short_title="loader",
+    )
+    loader_processes: int = option(
+        0,
+        "processes of loader dataloader; 0 loads in the trainer",
+        kind=int,
+        low=0,
+        heading="data",
+        roles=Role.COMPUTING | Role.CELL,
+        words="{:g} loader processes",
+    )
+    pin_memory: bool = option(
+        False,
+        "copy batches to the GPU from page-locked memory",
+        kind=bool,
+        heading="data",
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: f"{'' if value else 'un'}pinned memory",
+    )
+    persistent_processes: bool = option(
+        True,
+        "keep the processes of loader dataloader from one epoch to the next",
+        kind=bool,
+        heading="data",
+        roles=Role.COMPUTING | Role.CELL,
+        words=lambda value: f"{'' if value else 'no '}persistent processes",
+    )
+    threads: int = shared("threads")
+    # How long, and what happens on the way.
+    epochs: int | None = shared("epochs")
+    seconds: float | None = shared("seconds")
+    steps: int | None = shared("steps")
+    target_mse: float | None = option(
+        None,
+        "stop at the first evaluation whose test MSE is at most this",
+        kind=float,
+        above=0,
+        heading=LENGTH,
+        roles=Role.COURSE,
+        quiet=None,
+    )
+    warmup_steps: int = shared("warmup_steps")
+    evaluate_every: float = option(
+        1.0,
+        "epochs between two evaluations on the test set; 0.5 is twice an epoch",
+        kind=float,
+        above=0,
+        heading=LENGTH,
+        roles=Role.COURSE,
+        quiet=1e6,  # at the end only
+    )
+    checkpoint_every: int | None = option(
+        None,
+        "write a checkpoint every so many steps; the newest two are kept",
+        kind=int,
+        low=1,
+        heading=LENGTH,
+        roles=Role.COURSE | Role.SWEEPABLE | Role.CELL,
+        quiet=None,
+        words=lambda value: "no checkpoints on the way" if value == AS_SHIPPED else f"checkpoint every {value} steps",
+    )
+    checkpoint_at_end: bool = option(
+        True,
+        "write a checkpoint when the run ends or is stopped by a signal",
+        kind=bool,
+        heading=LENGTH,
+        roles=Role.COURSE,
+        quiet=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrainConfig(RunConfig, _Training):
+    """One training run as it was asked for; what it became (such as a scaled learning rate) is recorded separately."""
+
+    @property
+    def captured(self) -> bool:
+        return self.cuda_graphs
+
+    @property
+    def loss_scaled(self) -> bool:
+        return self.precision == "fp16"
+
+    def check_together(self) -> None:
+        """Raise ConfigError for values that are right each and do not fit together."""
+        RunConfig.check_together(self)  # no super(): the class is made again for its slots
+        if all(getattr(self, name) is None for name in self.workload.budgets):
+            object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
+        if (self.lr_end is not None) != (self.schedule == "range"):
+            raise ConfigError(
+                f"run: schedule is {self.schedule!r} and lr_end is {self.lr_end}; schedule range needs lr_end, and "
+                "no other schedule has one"
+            )
+        if self.schedule == "range" and self.seconds is not None:
+            raise ConfigError("run: schedule range counts steps; give steps or epochs instead of seconds")
+        if self.loader != "dataloader" and self.loader_processes:
+            raise ConfigError(
+                f"run: loader {self.loader} has no processes, but loader_processes is {self.loader_processes}; "
+                "use loader dataloader, or leave loader_processes out"
+            )
+        self._check_graphs()
+        if self.profile == "sync-points" and self.compile:
+            raise ConfigError(
+                "run: profile sync-points looks at each operation, and compiled ones are not seen; leave compile out"
+            )
+
+    def _check_graphs(self) -> None:
+        """Raise ConfigError for what cannot be captured in CUDA graphs, or needs them."""
+        if not self.cuda_graphs:
+            for name, asked in (("kernels fused", self.kernels == "fused"), ("capture_sync", self.capture_sync)):
+                if asked:
+                    raise ConfigError(f"run: {name} needs cuda_graphs; add cuda_graphs, or leave {name} out")
+            return
+        if self.reduction == "hooks":
+            raise ConfigError(
+                "run: reduction is 'hooks', and a CUDA graph captures no hooks; leave reduction out (one flat buffer "
+                "is averaged between the graphs), or leave cuda_graphs out"
+            )
+        if self.kernels == "fused":
+            if self.precision == "fp16":
+                raise ConfigError(
+                    "run: kernels fused computes in fp32, tf32 and bf16, but precision is 'fp16'; use precision bf16, "
+                    "or kernels torch"
+                )
+            if self.compile:
+                raise ConfigError(
+                    "run: kernels fused leaves torch.compile nothing to compile; leave compile out, or use kernels "
+                    "torch"
+                )
+        if self.capture_sync:
+            if self.backend not in ("auto", "ddp") or self.transport not in ("auto", "nccl"):
+                raise ConfigError(
+                    f"run: capture_sync needs backend ddp over nccl, whose all-reduce a CUDA graph can hold, but "
+                    f"backend is {self.backend!r} and transport {self.transport!r}; use backend ddp and transport "
+                    "nccl, or leave capture_sync out"
+                )
+            if self.timer_mode == "strict":
+                raise ConfigError(
+                    "run: timer_mode strict looks between the phases of a step, and capture_sync leaves nothing "
+                    "between them; use timer_mode light, or leave capture_sync out"
+                )
+            if self.measure_ablation:
+                raise ConfigError(
+                    "run: measure_ablation makes steps that average nothing, and with capture_sync the average is in "
+                    "the graph of every step; leave one of the two out"
+                )
+
+
+def _command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
+    return ("-m", "horovod_study.train", "--config", str(config), "--resume" if resume else "--out", str(directory))
+
+
+def _samples_of_epoch(config: Configuration) -> float | None:
+    size = cast(StrainConfig, config).dataset
+    return 0.75 * int(size) if size.isdigit() else None
+
+
+WORKLOAD = STRAIN = Workload(
+    name="strain",
+    configuration=StrainConfig,
+    command=_command,
+    resumable=True,
+    samples="curves",
+    model="StressCNN",
+    threads_of=lambda config: config.threads + cast(StrainConfig, config).loader_processes,
+    samples_of_epoch=_samples_of_epoch,
+    small={
+        "dataset": "400",
+        "batch": 16,
+        "warmup_steps": 0,
+        "steady": "declared",
+        "system_interval_s": 0.0,
+        "start_timeout_s": 60.0,
+    },
+)
+"""The package's own training, and the workload of studies that name none."""
+
+
+def strain_config(values: Mapping[str, Any], *, source: str = "run") -> StrainConfig:
+    """Make a StrainConfig from option or YAML values; an unknown name is refused with the nearest known one."""
+    return cast(StrainConfig, STRAIN.configure(values, source=source))
