@@ -47,6 +47,18 @@ def test_only_one_place_starts_ranks_and_says_why_they_failed() -> None:
     assert found == ONE_PLACE
 
 
+def test_only_one_place_knows_the_exit_codes_of_signals() -> None:
+    codes = {
+        (path.relative_to(ROOT).as_posix(), node.value)
+        for part in ("studies", "cli")
+        for path in (ROOT / part).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in (128, 129, 130, 143)
+    }
+
+    assert codes == {("studies/interruption.py", 128), ("cli/__init__.py", 128)}
+
+
 def cell(repeat: int = 0) -> Cell:
     return local_cell("serial", StrainConfig(repeat=repeat, seconds=1).to_dict(), workers=1, source="test")
 

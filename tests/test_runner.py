@@ -366,7 +366,7 @@ def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, numbe
     process.send_signal(number)
     output, _ = process.communicate(timeout=20)
 
-    assert 130 == process.returncode, output
+    assert 128 + number == process.returncode, output
     expected = [
         "study tiny: 1 of 3 cells done (1 incomplete, 1 missing)",
         f"interrupted in {allocations.cell_name(study, second)}; continue with: {COMMAND}",
@@ -491,7 +491,7 @@ def test_second_signal_gives_no_grace(tmp_path, number):
     process.send_signal(number)
     process.communicate(timeout=20)
 
-    assert 130 == process.returncode
+    assert 128 + number == process.returncode
     assert [] == marked_processes(str(tmp_path / "tiny"))
 
 

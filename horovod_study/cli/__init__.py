@@ -98,8 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     except KeyboardInterrupt:
+        from horovod_study.studies.interruption import exit_code
+
         print("interrupted", file=sys.stderr)
-        return 130
+        return exit_code()
     except OSError as error:
         return limits.refused(error)
 

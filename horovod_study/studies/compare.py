@@ -37,7 +37,7 @@ from horovod_study.roles import Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
 from horovod_study.studies.engine import Lane, set_aside, sweep, working_in
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut
 from horovod_study.workloads import SHARED, Configuration, Workload
@@ -95,8 +95,8 @@ class CompareResult:
 
     @property
     def exit_code(self) -> int:
-        """0 when every block has both its runs, 130 after Ctrl-C, else 1."""
-        return 130 if self.interrupted else 1 if self.dropped else 0
+        """0 when every block has both its runs, 130 after Ctrl-C, 143 after SIGTERM, else 1."""
+        return exit_code() if self.interrupted else 1 if self.dropped else 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -6,6 +6,12 @@ from types import FrameType, TracebackType
 from typing import Self
 
 INTERRUPTED = "interrupted"
+_last: list[int] = [signal.SIGINT]
+
+
+def exit_code() -> int:
+    """Return what a program ends with that was told to stop: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
+    return 128 + _last[-1]
 
 
 class Interruption:
@@ -30,6 +36,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        _last[:] = [number]
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True

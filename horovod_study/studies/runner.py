@@ -30,7 +30,7 @@ from horovod_study.progress import duration
 from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, require_launchers
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.grid import CellPlaces, Grid, ask_to_end, record_in
-from horovod_study.studies.interruption import INTERRUPTED, Interruption
+from horovod_study.studies.interruption import INTERRUPTED, Interruption, exit_code
 from horovod_study.studies.ledger import (
     BY_ITSELF,
     ON_RETRY,
@@ -91,10 +91,10 @@ class StudyResult:
     def exit_code(self) -> int:
         """0 when all cells are done, or wait in a batch system, or only the plan was wanted; 1 when some are not.
 
-        130 after Ctrl-C.
+        130 after Ctrl-C, 143 after SIGTERM.
         """
         if self.interrupted:
-            return 130
+            return exit_code()
         counted = ("done", "queued", "running") if self.submitted else ("done",)
         well = sum(self.ledger.count(state) for state in counted)
         return 0 if self.planned_only or well == len(self.ledger.entries) else 1

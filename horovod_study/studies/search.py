@@ -56,7 +56,7 @@ from horovod_study.studies.attempt import (
     require_launchers,
 )
 from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.search_file import PARTS, Choice, SearchConfig, budget_done
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut
@@ -129,9 +129,9 @@ class SearchResult:
 
     @property
     def exit_code(self) -> int:
-        """0 when all wanted trials have ended and at least one well, 130 after Ctrl-C, else 1."""
+        """0 when all wanted trials have ended and at least one well, 130 after Ctrl-C, 143 after SIGTERM, else 1."""
         if self.interrupted:
-            return 130
+            return exit_code()
         return 0 if self.best is not None and self.ended >= self.search.trials else 1
 
     def command(self, row: TrialRow) -> str:

@@ -37,7 +37,7 @@ from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import engine
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
 from horovod_study.studies.engine import Lane, working_in
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.racing import (
     FIRST_BLOCKS,
     Book,
@@ -469,8 +469,8 @@ class TuneResult:
 
     @property
     def exit_code(self) -> int:
-        """0, also when nothing was resolved; 130 after Ctrl-C."""
-        return 130 if self.interrupted else 0
+        """0, also when nothing was resolved; 130 after Ctrl-C, 143 after SIGTERM."""
+        return exit_code() if self.interrupted else 0
 
 
 def run_tune(
