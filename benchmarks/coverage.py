@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.fitting import ScalingFit, fit_quantity, fit_series
+from horovod_study.analysis.fit.fitting import ScalingFit, fit_quantity, fit_series
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
 from horovod_study.analysis.laws.law import Law, places
 

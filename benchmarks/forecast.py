@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.fitting import fit_series
+from horovod_study.analysis.fit.fitting import fit_series
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.prediction import predict
 from horovod_study.errors import AnalysisError

@@ -19,7 +19,7 @@ from horovod_study import records
 from horovod_study.analysis import exchange
 from horovod_study.analysis.accounting import Accounting, account, account_runs
 from horovod_study.analysis.advice import bench_of
-from horovod_study.analysis.fitting import SeriesFit, fit_series
+from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.analysis.network import restored
 from horovod_study.analysis.points_file import parse_points
 from horovod_study.analysis.prediction import Prediction

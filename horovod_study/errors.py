@@ -13,6 +13,7 @@ Everything else is a bug and traces back.
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class StudyError(Exception):
@@ -43,3 +44,20 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean ...?)' for the closest of `allowed`, or '' when nothing is close."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def require_known(
+    what: str, value: Any, allowed: Iterable[str], *, error: type[StudyError] = ConfigError, also: str = ""
+) -> None:
+    """Raise `error` for a value that is not one of `allowed`, with the nearest that is; `also` is allowed, in words."""
+    names = tuple(allowed)
+    if value not in names:
+        raise error(f"{what} {value!r} is not known{nearest(str(value), names)}; allowed: {', '.join(names)}{also}")
+
+
+def require_keys(source: str, keys: Iterable[Any], allowed: Iterable[str]) -> None:
+    """Raise ConfigError for a key of a document, of which messages say `source`, that is not one of `allowed`."""
+    names = tuple(allowed)
+    for key in keys:
+        if key not in names:
+            raise ConfigError(f"{source}: unknown key {key!r}{nearest(str(key), names)}; allowed: {', '.join(names)}")

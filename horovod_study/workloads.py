@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from horovod_study.documents import read_bytes
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, require_keys
 from horovod_study.roles import Option, Role, declared, named, options_of
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, TRANSPORTS
 
@@ -276,12 +276,7 @@ class Workload:
 
     def configure(self, values: Mapping[str, Any], *, source: str = "run") -> Configuration:
         """Make a configuration of option or YAML values; an unknown name is refused with the nearest known one."""
-        for name in values:
-            if name not in self.options:
-                raise ConfigError(
-                    f"{source}: unknown key {name!r}{nearest(str(name), self.options)}; allowed: "
-                    f"{', '.join(self.options)}"
-                )
+        require_keys(source, values, self.options)
         try:
             return self.configuration(**values)
         except ConfigError as error:

@@ -17,7 +17,7 @@ from make.synthetic_study import write_study
 from horovod_study import records
 from horovod_study.analysis import audit
 from horovod_study.analysis.accounting import RunAccount, account, account_run
-from horovod_study.analysis.audit import AuditFinding, Study, lint, recount
+from horovod_study.analysis.audit import Fault, Study, lint, recount
 from horovod_study.analysis.points import scaling_points, with_series
 from horovod_study.analysis.study import CURVE_COLUMNS, SCHEMA, Analysis
 from horovod_study.cli import main
@@ -78,7 +78,7 @@ def _looked_at(run: records.RecordedRun) -> tuple[audit.Recount, RunAccount]:
     return _SEEN[key]
 
 
-def findings_of(runs: Path) -> list[AuditFinding]:
+def findings_of(runs: Path) -> list[Fault]:
     return lint(study_of(runs))
 
 
@@ -840,7 +840,7 @@ def test_a_hostile_source_is_one_line(tmp_path: Path, content: str) -> None:
 
 
 def test_a_terminal_is_not_steered_by_names() -> None:
-    finding = AuditFinding(name="other-load", text="x\x1b[2J", series="a\x07b", runs=("r\n1",))
+    finding = Fault(name="other-load", text="x\x1b[2J", series="a\x07b", runs=("r\n1",))
     told = check.lines(check.PageCheck(directory="d", runs=1, findings=(finding,)))
 
     assert not any(letter in line for line in told for letter in "\x1b\x07")

@@ -374,7 +374,7 @@ def test_import_as_json_and_its_refusals(tmp_path: Path, capsys: pytest.CaptureF
         (["--strain-unit", "mpa"], "--strain-unit 'mpa' is no unit of strain"),
         (["--on-nonmonotonic", "fix"], "allowed: error drop sort"),
         (["--delimiter", "x"], "--delimiter 'x': allowed are"),
-        (["--decimal", "x"], "--decimal 'x' is not known; allowed: . ,"),
+        (["--decimal", "x"], "--decimal 'x' is not known; allowed: ., ,"),
     ):
         assert main([*words, *more]) == 2
         err = capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_study.analysis.fitting import fit, fit_quantity, fit_series
+from horovod_study.analysis.fit.fitting import fit, fit_quantity, fit_series
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import places
 from horovod_study.errors import AnalysisError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.analysis.fitting import fit
+from horovod_study.analysis.fit.fitting import fit
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
 from horovod_study.analysis.laws.amdahl import amdahl_limit, karp_flatt
 from horovod_study.analysis.laws.law import knee, places

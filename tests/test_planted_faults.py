@@ -31,7 +31,7 @@ from test_audit import PAIR, SERIAL, edit, findings_of, retotal, rewrite
 
 from horovod_study import cli, records
 from horovod_study.analysis import audit
-from horovod_study.analysis.audit import RULES, AuditFinding, Study, recount, same_text
+from horovod_study.analysis.audit import RULES, Fault, Study, recount, same_text
 from horovod_study.analysis.points import with_series
 from horovod_study.analysis.study import DOCUMENTS, TABLES
 from horovod_study.cli import main
@@ -142,7 +142,7 @@ def checked(made: Made, runs: Path, *allow: str) -> check.PageCheck:
     return check.check(directory, made.study, made.evaluations, source, runs=states, allow=allow)
 
 
-def errors(found: check.PageCheck) -> list[AuditFinding]:
+def errors(found: check.PageCheck) -> list[Fault]:
     assert not any(each.severity == "error" for each in found.accepted)
     return [each for each in found.findings if each.severity == "error"]
 
@@ -151,7 +151,7 @@ def errors(found: check.PageCheck) -> list[AuditFinding]:
 
 TEXTS = st.sampled_from(["points.csv", "runs.csv"])
 FINDINGS = st.builds(
-    AuditFinding,
+    Fault,
     name=st.sampled_from(sorted(RULES)),
     text=st.sampled_from(["a", "b"]),
     where=TEXTS,
@@ -163,7 +163,7 @@ FINDINGS = st.builds(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(found=st.lists(FINDINGS, max_size=12), allow=st.sets(st.sampled_from(sorted(RULES))))
-def test_no_finding_and_no_allowance_hides_an_error(found: list[AuditFinding], allow: set[str], made: Made) -> None:
+def test_no_finding_and_no_allowance_hides_an_error(found: list[Fault], allow: set[str], made: Made) -> None:
     """Whatever is found together, and even if the name of an error is allowed: every error is told and counts."""
     study = copy.copy(made.study)
     with pytest.MonkeyPatch.context() as patch:

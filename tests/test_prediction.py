@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_study.analysis.fitting import fit_series
+from horovod_study.analysis.fit.fitting import fit_series
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.points_file import parse_points
 from horovod_study.analysis.prediction import predict

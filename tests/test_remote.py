@@ -205,7 +205,7 @@ def test_processes_on_the_other_host_are_ended_over_ssh(two_hosts: TwoHosts, tmp
         try:
             done = two_hosts.run("node1", [sys.executable, "-c", ask, marker, "20"], check=True)
 
-            assert "Stopped(found=1, unreached={})" == done.stdout.strip()
+            assert "StoppedProcesses(found=1, unreached={})" == done.stdout.strip()
             assert theirs.wait(10) != 0 and other.poll() is None
         finally:
             other.kill()

@@ -587,7 +587,7 @@ def test_a_described_network_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"intr": {}}, r"n.yaml: key 'intr' is not known \(did you mean 'int"),
+        ({"intr": {}}, r"n.yaml: unknown key 'intr' \(did you mean 'int"),
         ({"inter": None}, "n.yaml: inter must be {alpha_us"),
         ({"inter": {"alpha_us": 1}}, "n.yaml: inter must be {alpha_us"),
         ({"inter": {"alpha_us": "1 us", "gb_per_s": 1}}, "n.yaml: inter: alpha_us is '1 us'; allowed: a number"),
@@ -597,7 +597,7 @@ def test_a_described_network_is_read() -> None:
         ({"workers_per_node": True}, "workers_per_node is True"),
         ({"levels": {"nodes": 3}}, "levels must be a list"),
         ({"levels": [3]}, "n.yaml: level 1 must be {nodes"),
-        ({"levels": [{"nodes": 1, "over": 2}]}, "n.yaml: level 1: key 'over' is not known"),
+        ({"levels": [{"nodes": 1, "over": 2}]}, "n.yaml: level 1: unknown key 'over'"),
     ],
 )
 def test_a_network_that_is_wrong_is_one_line(change: dict[str, Any], message: str) -> None:

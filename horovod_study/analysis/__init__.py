@@ -9,8 +9,8 @@
     transports.py   two runtimes, compared by pairs of runs
     batch_size.py   overhead and epoch time against the batch, and its knee
     cycle.py        how much of the waiting is Horovod's cycle
-    laws.py         scaling laws as values: linear, Amdahl, Gustafson, USL
-    fitting.py      points -> fitted laws with 95 % intervals, the law selected, and every reason to doubt it
+    laws/           scaling laws as values, a file each: linear, Amdahl, Gustafson, USL ...
+    fit/            points -> fitted laws with 95 % intervals, the law selected, and every reason to doubt it
     prediction.py   points -> forecasts for other worker counts, from a weighted combination of laws
     holdout.py      those forecasts scored: the largest counts hidden, errors and coverage of each law
     recommendation.py  points -> recommended worker counts: knee, deadline, budget, time to target

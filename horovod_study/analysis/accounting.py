@@ -34,7 +34,7 @@ from horovod_study.analysis.attribution import (
     parts_of,
 )
 from horovod_study.analysis.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
-from horovod_study.analysis.points import CELL, LAP_COLUMNS, measured, with_series, worker_counts
+from horovod_study.analysis.points import CELL, LAP_COLUMNS, cells_of, measured, with_series, worker_counts
 from horovod_study.analysis.rank_steps import common_steps, where
 from horovod_study.analysis.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile, profile_rows
 from horovod_study.analysis.stats import Interval
@@ -340,8 +340,8 @@ def _shares(share: Floats, step: NDArray[np.int64], rank: int, means: Mapping[st
 
 def _over_ranks(shares: list[Floats | None], ranks: Sequence[RankAccount], means: Floats) -> Shares | None:
     """Return what the residual is of the steps of all ranks; takes the arrays out of `shares` as it goes."""
-    on_progress = [rank.residual for rank in ranks if rank.residual is not None]
-    if not on_progress or math.isnan(means[-2]):
+    residuals = [rank.residual for rank in ranks if rank.residual is not None]
+    if not residuals or math.isnan(means[-2]):
         return None
     every = np.empty(sum(len(share) for share in shares if share is not None))
     end = 0
@@ -351,7 +351,7 @@ def _over_ranks(shares: list[Floats | None], ranks: Sequence[RankAccount], means
             every[end : end + len(share)] = share
             end += len(share)
     median, p99 = _quantiles(every)
-    worst = max(on_progress, key=lambda each: abs(each.worst))
+    worst = max(residuals, key=lambda each: abs(each.worst))
     return replace(worst, mean=float(means[-2] / means[-1]), median=median, p99=p99)
 
 
@@ -382,12 +382,12 @@ def _notes(
     """Yield what is incomplete about a run; `ends`: rank -> last recorded step."""
     if run.state != "done" or incomplete:
         because = f" ({run.record.reason})" if run.record.reason else ""
-        on_progress = [
+        ends_at = [
             f"{_ranks([rank for rank in ends if ends[rank] == last])} at step {last:,}" for last in _falling(ends)
         ]
         state = {"done": "is done", "incomplete": "ended without saying how (killed)", "running": "still runs"}
         which = [f"{_ranks([rank])} {why}" for rank, why in run.missing.items()]
-        words = [*([f"its rows end: {', '.join(on_progress)}"] if on_progress else []), *which]
+        words = [*([f"its rows end: {', '.join(ends_at)}"] if ends_at else []), *which]
         yield f"the run {state.get(run.state, run.state)}{because}; {'; '.join(words)}"
     lost = rows_lost(run.record)
     if lost:
@@ -594,27 +594,22 @@ def account(table: pd.DataFrame, runs: Iterable[RunAccount], *, views: bool = Tr
         values = [math.nan if run.why_not and part != "step" else run.parts_s[part] for run in placed]
         named[column] = np.array(values, dtype=np.float64)
     known = named["step_s"] > 0
-    groups = named[known].groupby(["series", *CELL], dropna=False, sort=False)
     done = (named["status"] == "done") & known
-    finished = pd.Series({row: bool(done[rows.index].any()) for _, rows in groups for row in rows.index}, dtype=bool)
+    cell = [named.loc[known, name] for name in ("series", *CELL)]
+    finished = done[known].groupby(cell, dropna=False).transform("any")
     counted = known & (done | ~finished.reindex(named.index, fill_value=True))
     cells = split(named[counted])
-    on_progress = []
-    for _, rows in named[counted].groupby(["series", *CELL], dropna=False, sort=False):
+    several = []
+    for rows in cells_of(named[counted]):
         first = rows.iloc[0]
         if views and first["workers"] > 1:
-            on_progress.append(
-                _views(
-                    [accounts[name] for name in rows["run"]],
-                    series=str(first["series"]),
-                    nodes=float(first["nodes"]),
-                )
-            )
+            own = [accounts[name] for name in rows["run"]]
+            several.append(_views(own, series=str(first["series"]), nodes=float(first["nodes"])))
     return Accounting(
         runs=tuple(placed),
         series=dict(zip(named["run"], named["series"], strict=True)),
         cells=cells,
-        views=tuple(on_progress),
+        views=tuple(several),
         doubts=tuple(_doubts(placed, named, counted)),
     )
 

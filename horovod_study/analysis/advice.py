@@ -28,7 +28,7 @@ from typing import Any
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.network import fits_of
 from horovod_study.documents import parse_json
-from horovod_study.errors import AnalysisError, ConfigError, nearest
+from horovod_study.errors import AnalysisError, ConfigError, nearest, require_keys
 from horovod_study.roles import Option, check_field
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -360,7 +360,7 @@ def layered_model(content: Mapping[str, Any], *, source: str) -> LayeredModel:
     `indices`, `pairs` (see Layer), and `times` for so many equal layers in a row. Raises ConfigError naming file, layer
     and key.
     """
-    _known(source, content, _MODEL_KEYS)
+    require_keys(source, content, _MODEL_KEYS)
     layers = content.get("layers")
     if not isinstance(layers, list) or not layers:
         raise ConfigError(f"{source}: layers must be a list of layers with name, parameters, activations and flop")
@@ -369,7 +369,7 @@ def layered_model(content: Mapping[str, Any], *, source: str) -> LayeredModel:
         where = f"{source}: layer {number}"
         if not isinstance(entry, dict):
             raise ConfigError(f"{where}: must hold `key: value` lines, not {entry!r}")
-        _known(where, entry, _LAYER_KEYS)
+        require_keys(where, entry, _LAYER_KEYS)
         for key in ("parameters", "activations", "flop"):
             if key not in entry:
                 raise ConfigError(f"{where}: {key} is missing; a layer has name, parameters, activations and flop")
@@ -390,14 +390,6 @@ def layered_model(content: Mapping[str, Any], *, source: str) -> LayeredModel:
     if not model.parameters or not model.flop:
         raise ConfigError(f"{source}: the layers have no {'FLOP' if model.parameters else 'parameters'}; correct them")
     return model
-
-
-def _known(source: str, content: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    for key in content:
-        if key not in allowed:
-            raise ConfigError(
-                f"{source}: unknown key {key!r}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}"
-            )
 
 
 def _whole(source: str, key: str, value: Any, *, low: int = 0) -> int:

@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -239,7 +240,7 @@ RULES: Mapping[str, Rule] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AuditFinding:
+class Fault:
     """One fault, with the cell and the runs that it is in."""
 
     name: str  # of RULES
@@ -272,7 +273,7 @@ class Recount:
     """What the raw rows of one run say of its record."""
 
     run: str
-    findings: tuple[AuditFinding, ...] = ()
+    findings: tuple[Fault, ...] = ()
     totals: int = 0  # compared
     rows: int = 0
     digest: str = ""  # of the step times; empty where there are none
@@ -326,12 +327,11 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
         row_gaps += [*_window(run, ranks, beside), *_ends(ranks)]
     row_gaps += [text for rank in ranks for text in rank.clock]
     found += [
-        AuditFinding(name="steps-do-not-tile", text=text, where=f"{run.name}/steps", column="step_s")
-        for text in row_gaps
+        Fault(name="steps-do-not-tile", text=text, where=f"{run.name}/steps", column="step_s") for text in row_gaps
     ]
     if ranks and ranks[0].steps and min(rank.excluded for rank in ranks) == 0:
         text = "no step was left out before the timed window: the very first one is in it"
-        found.append(AuditFinding(name="warm-up-in-window", text=text, column="samples_per_s_median"))
+        found.append(Fault(name="warm-up-in-window", text=text, column="samples_per_s_median"))
     found += _others(run, ranks, beside)
     return Recount(
         run=run.name,
@@ -731,11 +731,11 @@ def _equal(a: float, b: float, tolerance: float) -> bool:
     return a == b or abs(a - b) <= tolerance * max(abs(a), abs(b))
 
 
-def _differs(run: str, name: str, kept: Any, again: Any) -> AuditFinding:
+def _differs(run: str, name: str, kept: Any, again: Any) -> Fault:
     file, _, column = name.rpartition(": ")
     path, _, row = file.partition(" ")
     text = f"{column} is {_told(kept)}; the raw rows give {_told(again)}"
-    return AuditFinding(
+    return Fault(
         name="total-differs",
         text=text,
         where=f"{run}/{path or 'run.json'}",
@@ -760,7 +760,7 @@ _LIKE = (*named(OPTIONS, Role.APPLIED), "workers")
 """Options that the record shows as they were applied, under their own names; `auto` leaves the choice to the run."""
 
 
-def _asked(record: RunRecord) -> list[AuditFinding]:
+def _asked(record: RunRecord) -> list[Fault]:
     """Return where what ran is not what was asked for, of all that is read back from live objects."""
     asked, ran = record.requested, record.effective
     workers = ran.get("workers")
@@ -810,9 +810,7 @@ def _asked(record: RunRecord) -> list[AuditFinding]:
             continue
         text = f"{name}: asked for {_told(wanted)}, ran with {_told(got)}"
         column = name.split(" of ")[0]
-        found.append(
-            AuditFinding(name="logged-unlike-applied", text=text, where="runs.csv", column=column, again=_told(got))
-        )
+        found.append(Fault(name="logged-unlike-applied", text=text, where="runs.csv", column=column, again=_told(got)))
     found += _settings(ran, ranks)
     # What holds for all ranks is told once.
     return list({each.column: each for each in reversed(found)}.values())[::-1]
@@ -826,7 +824,7 @@ _SETTINGS = {
 """What a setting is called where the ranks say what the loaded library has, and how many of its units are one."""
 
 
-def _settings(ran: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterable[AuditFinding]:
+def _settings(ran: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterable[Fault]:
     """Yield settings of the library that are not what its ranks read back from it."""
     for name, (option, unit) in _SETTINGS.items():
         each = (ran.get("settings") or {}).get(name)
@@ -837,12 +835,10 @@ def _settings(ran: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Ite
         for got in sorted(one for one in told if isinstance(one, int | float)):
             if not _equal(float(text) * unit, float(got), ROWS_TOLERANCE):
                 words = f"{name} is {text}, and a rank has {option} {_told(got)}"
-                yield AuditFinding(
-                    name="logged-unlike-applied", text=words, where="runs.csv", column=option, again=_told(got)
-                )
+                yield Fault(name="logged-unlike-applied", text=words, where="runs.csv", column=option, again=_told(got))
 
 
-def _dated(run: RecordedRun) -> Iterable[AuditFinding]:
+def _dated(run: RecordedRun) -> Iterable[Fault]:
     """Yield dates of a run that contradict each other, or the time that it trained."""
     record, attempts = run.record, _attempts(run.record)
     pairs = [("started", attempts[0]), ("finished", attempts[-1])] if attempts else []
@@ -857,7 +853,7 @@ def _dated(run: RecordedRun) -> Iterable[AuditFinding]:
     took_s = (end - begin).total_seconds()
     if not wall_s - 2 <= took_s <= wall_s + MAX_START_S:  # dates are whole seconds
         text = f"it took {took_s:,.0f} s from started to finished, and trained for {wall_s:,.0f} s"
-        yield AuditFinding(name="total-differs", text=text, where=f"{run.name}/run.json", column="started")
+        yield Fault(name="total-differs", text=text, where=f"{run.name}/run.json", column="started")
 
 
 def _date(text: str | None) -> datetime | None:
@@ -868,7 +864,7 @@ def _date(text: str | None) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _unsampled(run: RecordedRun, beside: RunSideFiles) -> Iterable[AuditFinding]:
+def _unsampled(run: RecordedRun, beside: RunSideFiles) -> Iterable[Fault]:
     """Yield the hosts whose samples are not there, though the record tells how many there were."""
     for host, told in ((run.record.totals.get("system") or {}).get("hosts") or {}).items():
         if host not in beside.system and isinstance(told, Mapping) and told.get("samples"):
@@ -876,7 +872,7 @@ def _unsampled(run: RecordedRun, beside: RunSideFiles) -> Iterable[AuditFinding]
             yield _differs(run.name, column, told["samples"], beside.why_no_system or None)
 
 
-def _crowded(record: RunRecord) -> list[AuditFinding]:
+def _crowded(record: RunRecord) -> list[Fault]:
     """Return whether the workers of a host have more threads than cores to run on."""
     ran = record.effective
     hosts: dict[str, list[Mapping[str, Any]]] = {}
@@ -888,19 +884,19 @@ def _crowded(record: RunRecord) -> list[AuditFinding]:
         threads = sum(each["threads"] for each in ranks)
         if threads > len(cores) and len(ranks) > 1:
             text = f"{len(ranks)} workers with {threads} threads together on {len(cores)} cores of {host}"
-            return [AuditFinding(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
+            return [Fault(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
     cores_there = record.environment.get("cores")
     workers, nodes = ran.get("workers"), ran.get("nodes") or 1
     if not hosts and isinstance(cores_there, int) and isinstance(workers, int) and workers / nodes > cores_there:
         text = f"{workers / nodes:g} workers a node, which has {cores_there} cores"
-        return [AuditFinding(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
+        return [Fault(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
     if ran.get("shared_cores") is True:
         text = "the run recorded that its workers share cores"
-        return [AuditFinding(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
+        return [Fault(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
     return []
 
 
-def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> list[AuditFinding]:
+def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> list[Fault]:
     """Return what other programs used of the hosts: in the window where that was sampled, else at the start."""
     begins = [rank.first_s for rank in ranks if math.isfinite(rank.first_s)]
     ends = [rank.last_s for rank in ranks if math.isfinite(rank.last_s)]
@@ -922,7 +918,7 @@ def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> l
         if host not in seen and busy and there and cores + min(threads, len(there)) > len(there):
             many = f"the {len(there)} cores" if len(there) > 1 else "the one core"
             found.append(f"{host}: other programs used {cores:g} of {many} of its workers when the run began")
-    return [AuditFinding(name="other-load", text=text, column="samples_per_s_median") for text in found]
+    return [Fault(name="other-load", text=text, column="samples_per_s_median") for text in found]
 
 
 # ------------------------------------------------------------------------------------------------------- the study
@@ -941,7 +937,7 @@ class Study:
     set_aside: Mapping[str, RunRecord] = field(default_factory=dict)  # finished runs below .attempts
 
 
-def lint(study: Study) -> list[AuditFinding]:
+def lint(study: Study) -> list[Fault]:
     """Return the faults of a study that its numbers do not show, in the order of RULES and of the points."""
     found = [
         *(each for one in study.recounts for each in one.findings),
@@ -961,7 +957,7 @@ def lint(study: Study) -> list[AuditFinding]:
     return in_order(placed(found, study.runs), study.analysis)
 
 
-def placed(findings: Iterable[AuditFinding], runs: pd.DataFrame) -> list[AuditFinding]:
+def placed(findings: Iterable[Fault], runs: pd.DataFrame) -> list[Fault]:
     """Return findings with series and worker count filled in where they name a run of the table only."""
     rows = runs.drop_duplicates("run").set_index("run")
     done = []
@@ -974,7 +970,7 @@ def placed(findings: Iterable[AuditFinding], runs: pd.DataFrame) -> list[AuditFi
     return done
 
 
-def in_order(findings: Iterable[AuditFinding], analysis: Analysis) -> list[AuditFinding]:
+def in_order(findings: Iterable[Fault], analysis: Analysis) -> list[Fault]:
     """Return findings without twins, ordered by kind, then as the points are."""
     names = {name: place for place, name in enumerate(RULES)}
     series = {name: place for place, name in enumerate(dict.fromkeys(analysis.points["series"]))}
@@ -1006,18 +1002,18 @@ def _runs_of(study: Study, row: Mapping[Any, Any], *, finished: bool = False) ->
     return tuple(runs.loc[mine, "run"])
 
 
-def _unclosed(study: Study) -> Iterable[AuditFinding]:
+def _unclosed(study: Study) -> Iterable[Fault]:
     """Yield the runs whose laps do not add up, or whose ranks end apart."""
     for run in study.accounting.runs:
         if run.state != "done":
             continue
         if run.open_rank is not None:
-            yield AuditFinding(
+            yield Fault(
                 name="steps-do-not-tile", text=open_words(run), where="accounting.csv", column="gap_s", runs=(run.run,)
             )
 
 
-def _points(study: Study) -> Iterable[AuditFinding]:
+def _points(study: Study) -> Iterable[Fault]:
     """Yield what the points say of themselves: missing, mixed, few repeats, no baseline."""
     baseline = study.analysis.provenance["baseline"]
     for row in study.analysis.points.to_dict("records"):
@@ -1025,26 +1021,26 @@ def _points(study: Study) -> Iterable[AuditFinding]:
         if row["missing"]:
             text = f"no run gave a result: {row['reasons'] or 'no run was made'}"
             column = "samples_per_s_median"
-            yield AuditFinding(name="missing-cell", text=text, column=column, runs=_runs_of(study, row), **cell)
+            yield Fault(name="missing-cell", text=text, column=column, runs=_runs_of(study, row), **cell)
             continue
         runs = _runs_of(study, row, finished=True)
         if row["mode"] == "mixed":
             text = "both the local and the global batch change with the workers"
-            yield AuditFinding(name="mixed-scaling", text=text, column="mode", runs=runs, **cell)
+            yield Fault(name="mixed-scaling", text=text, column="mode", runs=runs, **cell)
         if row["repeats"] < MIN_REPEATS:
             told = f", {row['failed']:.0f} failed" if row["failed"] else ""
             text = f"{row['repeats']:.0f} of at least {MIN_REPEATS} repeats finished{told}"
-            yield AuditFinding(name="few-repeats", text=text, column="repeats", runs=runs, **cell)
+            yield Fault(name="few-repeats", text=text, column="repeats", runs=runs, **cell)
         elif not math.isfinite(row["samples_per_s_ci95_low"]):
             text = "three or more repeats and no interval"
-            yield AuditFinding(name="intervals-missing", text=text, column="samples_per_s_ci95_low", runs=runs, **cell)
+            yield Fault(name="intervals-missing", text=text, column="samples_per_s_ci95_low", runs=runs, **cell)
         base = row[f"base_{baseline}_samples_per_s"]
         if row["backend"] != "serial" and row["mode"] != "mixed" and not math.isfinite(base):
             text = f"no {baseline} baseline: one worker with batch {row['ref_batch']:.0f} on {row['partition']}"
-            yield AuditFinding(name="missing-baseline", text=text, column=f"speedup_{baseline}", runs=runs, **cell)
+            yield Fault(name="missing-baseline", text=text, column=f"speedup_{baseline}", runs=runs, **cell)
 
 
-def _holes(study: Study) -> Iterable[AuditFinding]:
+def _holes(study: Study) -> Iterable[Fault]:
     """Yield the worker counts that a series lacks between two of its own and that another one of its plot has, and the
     cells that were planned and never finished."""
     points = study.analysis.points
@@ -1055,7 +1051,7 @@ def _holes(study: Study) -> Iterable[AuditFinding]:
             have = set(own["workers"])
             for count in sorted(counts - have):
                 if min(have) < count < max(have):
-                    yield AuditFinding(
+                    yield Fault(
                         name="missing-cell",
                         text=f"other series have a point of {worker_counts([count])}, and this one has none",
                         series=str(series),
@@ -1066,10 +1062,10 @@ def _holes(study: Study) -> Iterable[AuditFinding]:
     for name in study.planned:
         if name not in there:
             text = "the cell was planned and has no run"
-            yield AuditFinding(name="missing-cell", text=text, column="samples_per_s_median", runs=(name,))
+            yield Fault(name="missing-cell", text=text, column="samples_per_s_median", runs=(name,))
 
 
-def _repeats(study: Study) -> Iterable[AuditFinding]:
+def _repeats(study: Study) -> Iterable[Fault]:
     """Yield cells whose repeats are not numbered through, and finished runs that were replaced by another one."""
     for row in study.analysis.points.to_dict("records"):
         names = _runs_of(study, row)
@@ -1078,13 +1074,13 @@ def _repeats(study: Study) -> Iterable[AuditFinding]:
         gaps = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
         if gaps:
             text = f"repeat {_listed(gaps)} of {max(numbers) + 1} not there: the others may have been chosen"
-            yield AuditFinding(name="repeat-missing", text=text, column="repeats", runs=names, **_cell(row))
+            yield Fault(name="repeat-missing", text=text, column="repeats", runs=names, **_cell(row))
     for name, record in study.set_aside.items():
         twin = next((run for run, each in study.records.items() if each.key == record.key), None)
         if twin is not None:
             speed = record.totals.get("samples_per_s")
             text = f"{name} finished with {_told(speed)} samples/s and does not count"
-            yield AuditFinding(name="run-set-aside", text=text, column="samples_per_s_median", runs=(twin,))
+            yield Fault(name="run-set-aside", text=text, column="samples_per_s_median", runs=(twin,))
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -1096,7 +1092,7 @@ _KIND = ("cpu_model", "cores", "device")
 _DATA = ("dataset_digest", "test_samples")
 
 
-def _baselines(study: Study) -> Iterable[AuditFinding]:
+def _baselines(study: Study) -> Iterable[Fault]:
     """Yield points whose one-worker runs had other data or another kind of machine, and plots with two baselines."""
     points: list[Any] = study.analysis.points.to_dict("records")
     kind = study.analysis.provenance["baseline"]
@@ -1113,12 +1109,8 @@ def _baselines(study: Study) -> Iterable[AuditFinding]:
             here, there = (_values(study, runs, name) for runs in (ours, theirs))
             if here and there and here.isdisjoint(there):
                 text = f"{name} is {_several(here)}, and {_several(there)} in its baseline ({points[base]['series']})"
-                yield AuditFinding(
-                    name="unequal-baselines",
-                    text=text,
-                    column=f"speedup_{kind}",
-                    runs=(*ours, *theirs),
-                    **_cell(row),
+                yield Fault(
+                    name="unequal-baselines", text=text, column=f"speedup_{kind}", runs=(*ours, *theirs), **_cell(row)
                 )
                 break
     for (_, setting), found in bases.items():
@@ -1131,7 +1123,7 @@ def _baselines(study: Study) -> Iterable[AuditFinding]:
                         f"{points[usual]['series']}"
                     )
                     runs = _runs_of(study, points[place], finished=True)
-                    yield AuditFinding(
+                    yield Fault(
                         name="unequal-baselines",
                         text=text,
                         column=f"base_{kind}_samples_per_s",
@@ -1155,7 +1147,7 @@ def _several(values: set[str]) -> str:
     return " and ".join(sorted(values))
 
 
-def _twins(study: Study) -> Iterable[AuditFinding]:
+def _twins(study: Study) -> Iterable[Fault]:
     """Yield runs whose steps took the very same times, to the last bit: nothing ever takes the same time twice."""
     first: dict[tuple[str, int], str] = {}
     for each in study.recounts:
@@ -1164,12 +1156,10 @@ def _twins(study: Study) -> Iterable[AuditFinding]:
         other = first.setdefault((each.digest, each.rows), each.run)
         if other != each.run:
             text = f"the step times of {each.run} are those of {other}, to the last digit"
-            yield AuditFinding(
-                name="duplicated-run", text=text, where="runs.csv", column="step_s", runs=(each.run, other)
-            )
+            yield Fault(name="duplicated-run", text=text, where="runs.csv", column="step_s", runs=(each.run, other))
 
 
-def _alike(study: Study) -> Iterable[AuditFinding]:
+def _alike(study: Study) -> Iterable[Fault]:
     """Yield runs whose steps change in the very order of another one's, each by its factor: a scaled copy."""
     lengths: dict[int, list[Recount]] = {}
     for each in study.recounts:
@@ -1185,7 +1175,7 @@ def _alike(study: Study) -> Iterable[AuditFinding]:
             if one.digest != other.digest:
                 factor = float(np.median(other.sketch / one.sketch))
                 text = f"the step times of {other.run} are those of {one.run}, times {factor:.6g}"
-                yield AuditFinding(
+                yield Fault(
                     name="duplicated-run", text=text, where="runs.csv", column="step_s", runs=(other.run, one.run)
                 )
 
@@ -1197,7 +1187,7 @@ _REPEATED = (
 _PLACES = ("horovod_path", "mpi_library")
 
 
-def _unlike_repeats(study: Study) -> Iterable[AuditFinding]:
+def _unlike_repeats(study: Study) -> Iterable[Fault]:
     """Yield runs that were asked for with the same words as others and ran with something else; and those whose
     parameters began elsewhere than those of another run of their seed."""
     done = set(study.runs.loc[measured(study.runs), "run"])
@@ -1222,15 +1212,21 @@ def _unlike_repeats(study: Study) -> Iterable[AuditFinding]:
             of = f"{seed} {ran.get('widths')} {ran.get('parameters')} {record.environment.get('torch')}"
             asked.setdefault(("initial_parameter_sha256", of), {})[name] = f"{begin}"
     for (column, _), values in asked.items():
-        counts = pd.Series(values, dtype=object).value_counts()
-        if len(counts) > 1:
-            usual = min(counts[counts == counts.max()].index)
-            odd = tuple(name for name, value in values.items() if value != usual)
-            text = f"{column} is {values[odd[0]]}, and {usual} in {counts[usual]} of the runs that were asked for alike"
-            yield AuditFinding(name="logged-unlike-applied", text=text, where="runs.csv", column=column, runs=odd)
+        usual = _most_frequent(values.values())
+        odd = tuple(name for name, value in values.items() if value != usual)
+        if odd:
+            most = len(values) - len(odd)
+            text = f"{column} is {values[odd[0]]}, and {usual} in {most} of the runs that were asked for alike"
+            yield Fault(name="logged-unlike-applied", text=text, where="runs.csv", column=column, runs=odd)
 
 
-def _machines(study: Study) -> Iterable[AuditFinding]:
+def _most_frequent(values: Iterable[str]) -> str | None:
+    """Return the most frequent of texts, of several the first by the alphabet; None without any."""
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], value), default=None)
+
+
+def _machines(study: Study) -> Iterable[Fault]:
     """Yield series whose finished runs come from different machines or versions."""
     good = study.runs[measured(study.runs)]
     for series, rows in good.groupby("series", sort=False):
@@ -1239,12 +1235,11 @@ def _machines(study: Study) -> Iterable[AuditFinding]:
                 continue
             known = rows[rows[name].notna() & (rows[name].astype(str) != "")]
             values = known[name].astype(str)
-            counts = values.value_counts()
-            if len(counts) > 1:
-                usual = min(counts[counts == counts.max()].index)
-                odd = known[values != usual]
+            usual = _most_frequent(values)
+            odd = known[values != usual]
+            if len(odd):
                 text = f"{name} is {usual} in most runs, and {_several(set(values) - {usual})} in {len(odd)}"
-                yield AuditFinding(
+                yield Fault(
                     name="versions-differ",
                     text=text,
                     where="runs.csv",
@@ -1254,33 +1249,32 @@ def _machines(study: Study) -> Iterable[AuditFinding]:
                 )
 
 
-def _data_sets(study: Study) -> Iterable[AuditFinding]:
+def _data_sets(study: Study) -> Iterable[Fault]:
     """Yield series whose runs were trained on different data, and runs whose epochs are not equally long."""
     good = study.runs[measured(study.runs)]
     for series, rows in good.groupby("series", sort=False):
         digests = {run: _values(study, [run], "dataset_digest") for run in rows["run"]}
-        known = pd.Series({run: _several(values) for run, values in digests.items() if values}, dtype=object)
-        counts = known.value_counts()
-        if len(counts) > 1:
-            usual = min(counts[counts == counts.max()].index)
-            odd = known[known != usual]
-            text = f"the data set of most runs is {usual}, of {len(odd)} it is {_several(set(odd))}"
-            yield AuditFinding(
+        known = {run: _several(values) for run, values in digests.items() if values}
+        usual = _most_frequent(known.values())
+        odd = {run: value for run, value in known.items() if value != usual}
+        if odd:
+            text = f"the data set of most runs is {usual}, of {len(odd)} it is {_several(set(odd.values()))}"
+            yield Fault(
                 name="data-set-changed",
                 text=text,
                 where="runs.csv",
                 series=str(series),
                 column="train_samples",
-                runs=tuple(odd.index),
+                runs=tuple(odd),
             )
     for each in study.recounts:
         if each.epochs:
-            yield AuditFinding(
+            yield Fault(
                 name="data-set-changed", text=each.epochs, where="evaluations.csv", column="steps", runs=(each.run,)
             )
 
 
-def _warm_up(study: Study) -> Iterable[AuditFinding]:
+def _warm_up(study: Study) -> Iterable[Fault]:
     """Yield points in whose runs the first steps of the window are the slowest.
 
     The window of each run is cut into B equal parts, and the median step of each is taken. In a steady run each part is
@@ -1302,9 +1296,7 @@ def _warm_up(study: Study) -> Iterable[AuditFinding]:
                 f"by {100 * level:.0f} %, which fewer than 1 of {1 / max(chance, 1e-6):,.0f} steady points show"
             )
             names = tuple(runs[place].run for place in slow)
-            yield AuditFinding(
-                name="warm-up-in-window", text=text, column="samples_per_s_median", runs=names, **_cell(row)
-            )
+            yield Fault(name="warm-up-in-window", text=text, column="samples_per_s_median", runs=names, **_cell(row))
 
 
 def _slow_begin(runs: Sequence[Mapping[int, tuple[bool, float]]]) -> tuple[float, int, list[int]] | None:
@@ -1322,7 +1314,7 @@ def _slow_begin(runs: Sequence[Mapping[int, tuple[bool, float]]]) -> tuple[float
     return told
 
 
-def _extrapolated(analysis: Analysis) -> Iterable[AuditFinding]:
+def _extrapolated(analysis: Analysis) -> Iterable[Fault]:
     """Yield rows of the laws that are beyond the measured worker counts without being marked."""
     points = analysis.points[~analysis.points["missing"].astype(bool)]
     ends = points.groupby("series")["workers"].agg(["min", "max"])
@@ -1332,7 +1324,7 @@ def _extrapolated(analysis: Analysis) -> Iterable[AuditFinding]:
         last = table["series"].map(ends["max"]).astype(float)
         bare = table[(table["workers"].astype(float) > last) & ~table["extrapolated"].astype(bool)]
         for row in bare.drop_duplicates("series").to_dict("records"):
-            yield AuditFinding(
+            yield Fault(
                 name="extrapolation-unmarked",
                 text=f"{row['workers']:g} workers are beyond the measured ones and not marked",
                 where=f"{name}.csv",
@@ -1360,9 +1352,7 @@ def rows_of(text: str) -> list[list[str]]:
         csv.field_size_limit(before)
 
 
-def compare_tables(
-    where: str, kept: str, again: str, tolerance: float = TEXT_TOLERANCE
-) -> tuple[list[AuditFinding], int]:
+def compare_tables(where: str, kept: str, again: str, tolerance: float = TEXT_TOLERANCE) -> tuple[list[Fault], int]:
     """Compare a table of a study with the one made again, both as CSV text: findings, and how many cells agree.
 
     A cell is the same where its text is, or where both are numbers that differ by at most the part `tolerance`. Rows
@@ -1374,15 +1364,15 @@ def compare_tables(
     try:
         old, new = rows_of(kept), rows_of(again)
     except csv.Error as error:
-        return [AuditFinding(name="file-missing", text=f"is not a table ({error})", where=where)], 0
+        return [Fault(name="file-missing", text=f"is not a table ({error})", where=where)], 0
     if not old or not new:
-        return ([] if old == new else [AuditFinding(name="file-missing", text="is empty", where=where)]), 0
+        return ([] if old == new else [Fault(name="file-missing", text="is empty", where=where)]), 0
     found = []
     heads = old[0], new[0]
     for name in [name for name in heads[1] if name not in heads[0]]:
-        found.append(AuditFinding(name="cell-differs", text="the column is not there", where=where, column=name))
+        found.append(Fault(name="cell-differs", text="the column is not there", where=where, column=name))
     for name in [name for name in heads[0] if name not in heads[1]]:
-        found.append(AuditFinding(name="cell-differs", text="is not a column of this table", where=where, column=name))
+        found.append(Fault(name="cell-differs", text="is not a column of this table", where=where, column=name))
     shared = [name for name in heads[1] if name in heads[0]]
     places = [(name, heads[0].index(name), heads[1].index(name)) for name in shared]
     compared = 0
@@ -1444,16 +1434,16 @@ def _count(text: str) -> int | None:
         return None
 
 
-def _row_finding(where: str, head: Sequence[str], ours: list[str] | None, theirs: list[str] | None) -> AuditFinding:
+def _row_finding(where: str, head: Sequence[str], ours: list[str] | None, theirs: list[str] | None) -> Fault:
     row = theirs if ours is None else ours
     assert row is not None
     text = "the row is not there" if ours is None else "no run gives this row"
-    return AuditFinding(name="cell-differs", text=text, where=where, **_named(head, row))
+    return Fault(name="cell-differs", text=text, where=where, **_named(head, row))
 
 
 def _cell_finding(
     where: str, head: Sequence[str], row: Sequence[str], column: str, kept: str, again: str, tolerance: float
-) -> AuditFinding:
+) -> Fault:
     """Return what is wrong with one cell, under the name of the fault that it looks like."""
     values = dict(zip(head, row, strict=False))
     stem = column.removesuffix("_median")
@@ -1465,7 +1455,7 @@ def _cell_finding(
         name, text = "extrapolation-unmarked", f"is {_quoted(kept)}; this row is beyond what was measured"
     elif not kept and again and column.endswith((*_INTERVALS, "low", "high")):
         name, text = "intervals-missing", f"is empty; the repeats give {again}"
-    return AuditFinding(name=name, text=text, where=where, column=column, kept=kept, again=again, **_named(head, row))
+    return Fault(name=name, text=text, where=where, column=column, kept=kept, again=again, **_named(head, row))
 
 
 def _is_mark(text: str) -> bool:
@@ -1494,11 +1484,9 @@ def same_text(one: str, other: str, tolerance: float = TEXT_TOLERANCE) -> bool:
     )
 
 
-def compare_documents(
-    where: str, kept: Any, again: Any, tolerance: float = TEXT_TOLERANCE
-) -> tuple[list[AuditFinding], int]:
+def compare_documents(where: str, kept: Any, again: Any, tolerance: float = TEXT_TOLERANCE) -> tuple[list[Fault], int]:
     """Compare a JSON document of a study with the one made again: findings, and how many values were compared."""
-    found: list[AuditFinding] = []
+    found: list[Fault] = []
     compared = 0
 
     def look(path: str, ours: Any, theirs: Any, series: str) -> None:
@@ -1513,19 +1501,19 @@ def compare_documents(
                     look(place, ours[name], theirs[name], series)
                 else:
                     text = "is not there" if name in theirs else "is nothing that the runs give"
-                    found.append(AuditFinding(name="cell-differs", text=text, where=where, column=place, series=series))
+                    found.append(Fault(name="cell-differs", text=text, where=where, column=place, series=series))
         elif isinstance(ours, list) and isinstance(theirs, list):
             for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
                 look(f"{path}[{number}]", a, b, series)
             if len(ours) != len(theirs):
                 text = f"has {len(ours)} entries; the runs give {len(theirs)}"
-                found.append(AuditFinding(name="cell-differs", text=text, where=where, column=path, series=series))
+                found.append(Fault(name="cell-differs", text=text, where=where, column=path, series=series))
         else:
             compared += 1
             if not _agree(ours, theirs, tolerance):
                 text = f"is {_short(ours)}; the runs give {_short(theirs)}"
                 found.append(
-                    AuditFinding(
+                    Fault(
                         name="cell-differs",
                         text=text,
                         where=where,

@@ -12,7 +12,7 @@ and all of it in the second. The form with the lower AICc is taken.
 
 Both are fitted by least squares of relative residuals of the step, N B / X, in closed form. Letters: R runs, K distinct
 batches, P parameters, D draws. Intervals: bootstrap over runs within each batch, m - 1 of m, percentiles on logarithms
-stretched by t/z as in fitting.py; where a batch has fewer than three runs, or the forms miss the means by more than the
+stretched by t/z as in fit/; where a batch has fewer than three runs, or the forms miss the means by more than the
 runs scatter, Student's t of the residuals instead, and `interval` says so.
 
 A knee is given where it is among the batches measured and its interval is narrower than they are; else what bounds

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from horovod_study.analysis import stats
 from horovod_study.analysis.points import (
     CAPTURED,
-    CELL,
     LAP_COLUMNS,
     baseline_place,
+    cells_of,
     measured,
+    whole_numbers,
     with_series,
     worker_counts,
 )
@@ -72,7 +73,7 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
     compute has rows only where one of the runs knows it.
     """
     cells: list[dict[str, Any]] = []
-    for _, cell in table.groupby(["series", *CELL], dropna=False, sort=False):
+    for cell in cells_of(table):
         timed = cell[cell["step_s"].astype(float) > 0]
         if not timed.empty:
             first = {f"{name}": value for name, value in cell.iloc[0].items()}
@@ -89,10 +90,7 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
         *(f"{name}_{kind}{end}" for kind in BASES for name, end in _INTERVAL),
     ]
     frame = pd.DataFrame(rows, columns=columns)
-    for column in ("batch", "workers", "nodes"):
-        if len(frame) and (frame[column] % 1 == 0).all():
-            frame[column] = frame[column].astype("int64")
-    return frame
+    return whole_numbers(frame, ("batch", "workers", "nodes"))
 
 
 _INTERVAL = (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))

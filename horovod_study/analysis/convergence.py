@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.points import (
-    CELL,
     CHOICES,
     baseline_place,
+    cells_of,
     measured,
+    whole_numbers,
     with_series,
     worker_counts,
 )
@@ -166,11 +167,8 @@ def nothing() -> Convergence:
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    frame = pd.DataFrame(list(rows), columns=list(columns))
-    for column in ("workers", "nodes", "batch", "global_batch", "train_samples"):
-        if column in columns and len(frame) and (frame[column] % 1 == 0).all():
-            frame[column] = frame[column].astype("int64")
-    return frame
+    whole = [name for name in ("workers", "nodes", "batch", "global_batch", "train_samples") if name in columns]
+    return whole_numbers(pd.DataFrame(list(rows), columns=list(columns)), whole)
 
 
 def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> list[_CellRuns]:
@@ -181,7 +179,7 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
     table = table.assign(**{name: _column(table, name) for name in ("floor_mse", "energy_per_sample_j")})
     by_run = dict(list(evaluations.groupby("run", sort=False)))
     cells = []
-    for _, rows in table.groupby(["series", *CELL], dropna=False, sort=False):
+    for rows in cells_of(table):
         known = [(row, by_run[row["run"]]) for row in rows.to_dict("records") if row["run"] in by_run]
         if known:
             floors = {row["floor_mse"] for row, _ in known if math.isfinite(row["floor_mse"])}

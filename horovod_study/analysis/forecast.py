@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import holdout
-from horovod_study.analysis.fitting import SeriesFit
+from horovod_study.analysis.fit.fitting import SeriesFit
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.prediction import Prediction, predict
 from horovod_study.analysis.recommendation import knots, recommend

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.fitting import check_points, fit, off_counts
+from horovod_study.analysis.fit.fitting import fit
+from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Array, Law
 from horovod_study.analysis.prediction import predict
@@ -179,10 +180,9 @@ def score(
     if unknown:
         raise AnalysisError(f"there is no law {unknown[0]!r}; the laws are {', '.join(LAWS)}")
     chosen = [LAWS[name] for name in (LAWS if laws is None else laws)]
-    names = points["series"].astype(str) if "series" in points else pd.Series("", index=points.index)
     return {
-        str(name): _score_series(str(name), rows, hide, rolling, workers_per_node, bench, chosen)
-        for name, rows in points.groupby(names.to_numpy(), sort=True)
+        name: _score_series(name, rows, hide, rolling, workers_per_node, bench, chosen)
+        for name, rows in by_series(points)
     }
 
 

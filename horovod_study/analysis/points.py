@@ -6,7 +6,7 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -412,7 +412,7 @@ def scaling_points(runs: pd.DataFrame, accounting: pd.DataFrame | None = None) -
     step rows say of the ranks, OF_RANKS; without it, and where a repeat does not know it, these are NaN.
     """
     table = _with_ranks(with_series(runs), accounting)
-    rows = [_point(cell) for _, cell in table.groupby(["series", *CELL], dropna=False, sort=False)]
+    rows = [_point(cell) for cell in cells_of(table)]
     values = {place: _throughputs(row) for place, row in enumerate(rows)}
     for place, row in enumerate(rows):
         for kind in ("plain", "wrapped"):
@@ -427,21 +427,19 @@ def scaling_points(runs: pd.DataFrame, accounting: pd.DataFrame | None = None) -
     foreign = points["model"] != OWN_MODEL
     if foreign.any():
         points["horovod_defaults"] = points["horovod_defaults"].astype(object).mask(foreign, UNKNOWN)
-    whole = [
-        "batch",
-        "train_samples",
-        "global_batch",
-        "workers",
-        "nodes",
-        "repeats",
-        "failed",
-        "ref_batch",
-        "ref_train_samples",
-    ]
-    for column in whole:
-        if (points[column] % 1 == 0).all():
-            points[column] = points[column].astype("int64")
-    return points
+    counts = ("batch", "train_samples", "global_batch", "workers", "nodes", "repeats", "failed")
+    return whole_numbers(points, (*counts, "ref_batch", "ref_train_samples"))
+
+
+def whole_numbers(table: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
+    """Return the table with those of `columns` as integers that hold nothing else."""
+    whole = [name for name in columns if len(table) and (table[name] % 1 == 0).all()]
+    return table.astype(dict.fromkeys(whole, "int64"))
+
+
+def cells_of(table: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the rows of each cell of a run table with series, in the order in which they come."""
+    return [rows for _, rows in table.groupby(["series", *CELL], dropna=False, sort=False)]
 
 
 def _with_ranks(runs: pd.DataFrame, accounting: pd.DataFrame | None) -> pd.DataFrame:

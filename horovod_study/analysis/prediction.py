@@ -32,11 +32,11 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.advice import network_of
-from horovod_study.analysis.fitting import check_points, off_counts
+from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
+from horovod_study.analysis.fit.trends import Mixture, bench_trend, fit_trend, mix, sync_trends, trends
 from horovod_study.analysis.laws.law import MAX_WORKERS, Array, Trend
 from horovod_study.analysis.laws.power import TREND as POWER
 from horovod_study.analysis.stats import normal_deviation
-from horovod_study.analysis.trends import Mixture, bench_trend, fit_trend, mix, sync_trends, trends
 from horovod_study.errors import AnalysisError
 
 MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
@@ -106,10 +106,9 @@ def predict(
     if workers_per_node is not None and workers_per_node < 1:
         raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1 worker")
     network = None if bench is None else _network(bench)
-    names = points["series"].astype(str) if "series" in points else pd.Series("", index=points.index)
     return {
-        str(name): _predict_series(str(name), rows, [int(count) for count in workers], workers_per_node, network)
-        for name, rows in points.groupby(names.to_numpy(), sort=True)
+        name: _predict_series(name, rows, [int(count) for count in workers], workers_per_node, network)
+        for name, rows in by_series(points)
     }
 
 

@@ -38,7 +38,8 @@ import pandas as pd
 from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fitting import SeriesFit, check_points, fit
+from horovod_study.analysis.fit.fitting import SeriesFit, fit
+from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import MAX_WORKERS, Array
 from horovod_study.analysis.prediction import Prediction, predict
@@ -173,12 +174,9 @@ def recommend(
     """
     check_points(points)
     questions = questions or Questions()
-    names = points["series"].astype(str) if "series" in points else pd.Series("", index=points.index)
     return {
-        str(name): _series(
-            str(name), rows, questions, workers_per_node, bench, (fits or {}).get(str(name)), draws, seed
-        )
-        for name, rows in points.groupby(names.to_numpy(), sort=True)
+        name: _series(name, rows, questions, workers_per_node, bench, (fits or {}).get(name), draws, seed)
+        for name, rows in by_series(points)
     }
 
 

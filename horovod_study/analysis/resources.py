@@ -18,8 +18,16 @@ from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.boundary import fewest_nodes
-from horovod_study.analysis.fitting import QuantityFit, fit_quantity
-from horovod_study.analysis.points import CELL, baseline_place, measured, with_series, worker_counts
+from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
+from horovod_study.analysis.points import (
+    CELL,
+    baseline_place,
+    cells_of,
+    measured,
+    whole_numbers,
+    with_series,
+    worker_counts,
+)
 from horovod_study.errors import AnalysisError
 
 Floats = NDArray[np.float64]
@@ -88,16 +96,11 @@ def resources(runs: pd.DataFrame) -> pd.DataFrame:
     of different kinds of devices have no median. Ratios are over the plain one-worker cell, where it was measured and
     its energy is of the same kinds of devices.
     """
-    rows = [
-        _row(cell) for _, cell in _completed(runs).groupby(["series", *CELL], dropna=False, sort=False) if len(cell)
-    ]
+    rows = [_row(cell) for cell in cells_of(_completed(runs)) if len(cell)]
     for row in rows:
         row.update(_against(row, rows))
-    table = pd.DataFrame(rows, columns=list(RESOURCE_COLUMNS))
-    for column in ("workers", "nodes", "batch", "global_batch", "train_samples"):
-        if len(table) and (table[column] % 1 == 0).all():
-            table[column] = table[column].astype("int64")
-    return table
+    whole = ("workers", "nodes", "batch", "global_batch", "train_samples")
+    return whole_numbers(pd.DataFrame(rows, columns=list(RESOURCE_COLUMNS)), whole)
 
 
 def _completed(runs: pd.DataFrame) -> pd.DataFrame:

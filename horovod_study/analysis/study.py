@@ -26,7 +26,7 @@ from horovod_study.analysis import (
 )
 from horovod_study.analysis import breakdown as laps
 from horovod_study.analysis import points as scaling
-from horovod_study.analysis.fitting import SeriesFit, fit_series
+from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.errors import AnalysisError
 
 SCHEMA = 1

@@ -21,7 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from horovod_study.analysis import boundary, breakdown, stats
-from horovod_study.analysis.fitting import QuantityFit, ScalingFit, fit_quantity
+from horovod_study.analysis.fit.fitting import QuantityFit, ScalingFit, fit_quantity
 from horovod_study.analysis.points import measured, with_series, worker_counts
 
 Floats = NDArray[np.float64]

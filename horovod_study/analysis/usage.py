@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.points import CELL, measured, with_series
+from horovod_study.analysis.points import cells_of, measured, whole_numbers, with_series
 
 QUANTITIES = {
     "gpu_percent": "mean over the GPUs",
@@ -37,12 +37,9 @@ def usage(runs: pd.DataFrame) -> pd.DataFrame:
     """Return USAGE_COLUMNS of the finished runs of a run table (records.run_table); NaN where no run knows a value."""
     table = with_series(runs)
     table = table[measured(table)]
-    rows = [_row(cell) for _, cell in table.groupby(["series", *CELL], dropna=False, sort=False)]
+    rows = [_row(cell) for cell in cells_of(table)]
     frame = pd.DataFrame(rows, columns=list(USAGE_COLUMNS))
-    for column in ("workers", "nodes", "batch"):
-        if len(frame) and (frame[column] % 1 == 0).all():
-            frame[column] = frame[column].astype("int64")
-    return frame
+    return whole_numbers(frame, ("workers", "nodes", "batch"))
 
 
 def _row(cell: pd.DataFrame) -> dict[str, Any]:
@@ -87,7 +84,7 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     table = table[measured(table) & table["run"].isin(profiles["run"])]
     courses = {str(run): _course(own) for run, own in profiles.groupby("run", sort=False)}
     frames = []
-    for _, cell in table.groupby(["series", *CELL], dropna=False, sort=False):
+    for cell in cells_of(table):
         first = cell.iloc[0]
         found = np.stack([courses[name] for name in cell["run"]])  # (R, SLICES, 1 + quantities)
         known = np.isfinite(found)

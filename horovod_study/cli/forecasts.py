@@ -27,7 +27,7 @@ def fit_arguments(parser: Parser) -> None:
 
 def fit(options: argparse.Namespace) -> int:
     """Fit scaling laws to anybody's points."""
-    from horovod_study.analysis.fitting import fit_series
+    from horovod_study.analysis.fit.fitting import fit_series
     from horovod_study.analysis.points_file import parse_points
 
     points = parse_points(read_input(options.points), source=str(options.points))

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.yaml_keys import known, limits, mapping, one_of
+from horovod_study.cluster.yaml_keys import limits, mapping, one_of
 from horovod_study.config import available_cores
 from horovod_study.documents import load_yaml
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, nearest, require_keys
 from horovod_study.roles import Option, check_field
 
 SCHEDULERS = ("local", "ssh", "slurm")
@@ -179,7 +179,7 @@ def _other_braces(text: str) -> bool:
 def load_partition(path: Path) -> Partition:
     """Read a partition's file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
-    known(source, content, KEYS)
+    require_keys(source, content, KEYS)
     values = {name: value for name, value in content.items() if name not in ("environment", "hosts", "modules")}
     values.setdefault("name", path.stem)
     if content.get("scheduler", "local") == "local":
@@ -226,7 +226,7 @@ def _environment(source: str, value: Any) -> tuple[dict[str, str], dict[str, str
     for name, entry in mapping(source, "environment", value).items():
         where = f"{source}: environment"
         if isinstance(entry, dict):
-            known(f"{where}: {name}", entry, ("value", "because"))
+            require_keys(f"{where}: {name}", entry, ("value", "because"))
             if "value" not in entry:
                 raise ConfigError(f"{where}: {name}: key 'value' is missing; write {{value: ..., because: ...}}")
             if "because" in entry:
@@ -257,7 +257,7 @@ def _hosts(source: str, value: Any, slots: int) -> tuple[Host, ...]:
     hosts = []
     for each in value:
         if isinstance(each, dict):
-            known(f"{source}: hosts", each, ("name", "slots"))
+            require_keys(f"{source}: hosts", each, ("name", "slots"))
             name, count = each.get("name"), each.get("slots", slots)
         else:
             name, colon, count = str(each).partition(":")

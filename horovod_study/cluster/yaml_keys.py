@@ -6,28 +6,14 @@ Study files, search files and partitions are checked with these. `source` is wha
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, require_known
 from horovod_study.roles import Option, check_field
-
-
-def known(source: str, keys: Iterable[Any], allowed: Iterable[str]) -> None:
-    """Raise ConfigError, with the nearest key that exists, for one that is not `allowed`."""
-    allowed = tuple(allowed)
-    for key in keys:
-        if key not in allowed:
-            raise ConfigError(
-                f"{source}: unknown key {key!r}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}"
-            )
 
 
 def one_of(source: str, what: str, value: Any, allowed: Iterable[str]) -> str:
     """Return `value` as a text, or raise ConfigError with the nearest text that is allowed."""
-    allowed, text = tuple(allowed), str(value)
-    if text not in allowed:
-        raise ConfigError(
-            f"{source}: {what} {text!r} is not known{nearest(text, allowed)}; allowed: {', '.join(allowed)}"
-        )
-    return text
+    require_known(f"{source}: {what}", str(value), allowed)
+    return str(value)
 
 
 def mapping(source: str, key: str, value: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from horovod_study.comm.base import Backend, fail_together
 from horovod_study.comm.launch import detect
-from horovod_study.errors import BackendError, nearest
+from horovod_study.errors import BackendError, require_known
 
 TRANSPORTS = ("mpi", "gloo", "nccl")
 TIMEOUT_S = 300.0
@@ -66,10 +66,7 @@ def open_raw(transport: str, backend: Backend) -> Raw:
 
     Raises BackendError, on every rank, when the transport is not there or not known.
     """
-    if transport not in TRANSPORTS:
-        raise BackendError(
-            f"transport {transport!r} is not known{nearest(transport, TRANSPORTS)}; allowed: {', '.join(TRANSPORTS)}"
-        )
+    require_known("transport", transport, TRANSPORTS, error=BackendError)
     missing = why_missing(backend)
     if transport in missing:
         have = [name for name in TRANSPORTS if name not in missing]

@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from horovod_study.documents import load_yaml
-from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.errors import ConfigError, StudyError, nearest, require_known
 from horovod_study.files import not_written, write_file
 from horovod_study.roles import Option, Role
 from horovod_study.runtimes import CARRIED, RUNTIMES
@@ -148,11 +148,7 @@ def read_settings(path: Path, workload: Workload) -> SettingsFile:
         made_for[name] = None if value is None else each.check(f"{path}: for", value)
     runtime = made_for["runtime"]
     tunable = [each for each in RUNTIMES if each != "serial"]
-    if runtime not in tunable:
-        raise ConfigError(
-            f"{path}: for: runtime {runtime!r} is not known{nearest(str(runtime), RUNTIMES)}; "
-            f"allowed: {', '.join(tunable)}"
-        )
+    require_known(f"{path}: for: runtime", runtime, tunable)
     backend, _, transport = runtime.partition("/")
     for name, value in values.items():
         each = workload.options[name]

@@ -17,7 +17,7 @@ from typing import Any
 
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import COMMUNICATION, Cell, available_cores, local_cell
-from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
 from horovod_study.measure.clock import now
 from horovod_study.options import SET_BY_ATTRIBUTION
 from horovod_study.progress import Line, say
@@ -69,12 +69,7 @@ def plan(
     """
     _refuse_options(given)
     for runtime in runtimes:
-        if runtime not in RUNTIMES or runtime == "serial":
-            allowed = [name for name in RUNTIMES if name != "serial"]
-            raise ConfigError(
-                f"explain --measure: --runtime {runtime!r} is not known{nearest(runtime, allowed)}; "
-                f"allowed: {', '.join(allowed)}"
-            )
+        require_known("explain --measure: --runtime", runtime, [name for name in RUNTIMES if name != "serial"])
     if not 2 <= workers <= cores:
         raise ConfigError(
             f"explain --measure: --workers is {workers}; it must be 2 to {cores}, the cores that this machine offers"

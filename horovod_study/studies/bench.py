@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.errors import ConfigError, RecordError, StudyError, nearest, require_known
 from horovod_study.files import not_written, write_file
 from horovod_study.measure.clock import sleep
 from horovod_study.programs.answer import leave
@@ -107,10 +107,7 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
     Raises ConfigError for a name that is not known, with the nearest one that is.
     """
     for name in transports or ():
-        if name not in RAW:
-            raise ConfigError(
-                f"bench: --transport {name!r} is not known{nearest(name, RAW)}; allowed: {', '.join(RAW)}"
-            )
+        require_known("bench: --transport", name, RAW)
     for name in runtimes or ():
         if name not in MEASURABLE:
             known = " has no all-reduce of its own" if name in RUNTIMES else f" is not known{nearest(name, MEASURABLE)}"

@@ -28,7 +28,7 @@ from horovod_study.cluster.process import GRACE_S
 from horovod_study.comm.settings_file import read_settings
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml, read_json
-from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
 from horovod_study.files import write_file
 from horovod_study.options import SET_BY_COMPARE
 from horovod_study.progress import Line, duration, say
@@ -263,11 +263,7 @@ def _pair(values: Mapping[str, Any]) -> str:
 
 
 def _runtime(source: str, runtime: Any) -> str:
-    if runtime not in RUNTIMES:
-        raise ConfigError(
-            f"{source}: runtime {runtime!r} is not known{nearest(str(runtime), RUNTIMES)}; "
-            f"allowed: {', '.join(RUNTIMES)}, or a YAML file"
-        )
+    require_known(f"{source}: runtime", runtime, RUNTIMES, also=", or a YAML file")
     return str(runtime)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import available_cores, local_cell
 from horovod_study.documents import load_yaml
-from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
 from horovod_study.options import SET_BY_RANGE_TEST
 from horovod_study.progress import Line, say
 from horovod_study.records import RunRecord, read_steps, step_ranks
@@ -79,10 +79,7 @@ def run_range(
     A run that ended because its loss was no number any more is a result and not a failure.
     """
     runtime = runtime or ("serial" if workers == 1 else "horovod/mpi")
-    if runtime not in RUNTIMES:
-        raise ConfigError(
-            f"lr-range: --runtime {runtime!r} is not known{nearest(runtime, RUNTIMES)}; allowed: {', '.join(RUNTIMES)}"
-        )
+    require_known("lr-range: --runtime", runtime, RUNTIMES)
     if workers < 1 or (workers > 1 and runtime == "serial"):
         raise ConfigError(
             f"lr-range: --workers is {workers} and --runtime {runtime}; serial has one worker, the others at least one"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.yaml_keys import known, limits, mapping, number, one_of
+from horovod_study.cluster.yaml_keys import limits, mapping, number, one_of
 from horovod_study.config import Cell, local_cell
 from horovod_study.documents import load_yaml
-from horovod_study.errors import ConfigError
+from horovod_study.errors import ConfigError, require_keys
 from horovod_study.roles import Role, check_field, named
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.workloads import Configuration, packaged
@@ -133,7 +133,7 @@ class SearchConfig:
 def load_search(path: Path) -> SearchConfig:
     """Read a search file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
-    known(source, content, TOP_KEYS)
+    require_keys(source, content, TOP_KEYS)
     for key in ("search", "run", "space"):
         if key not in content:
             raise ConfigError(f"{source}: key {key!r} is missing; a search needs search, run and space")
@@ -175,7 +175,7 @@ def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> 
         raise ConfigError(
             f"{where}: {name} must be the same in all trials, or their results could not be compared; put it under run"
         )
-    known(where, [name], allowed)
+    require_keys(where, [name], allowed)
     if name in fixed:
         raise ConfigError(f"{source}: {name} is both fixed under run and varied under space; give it once")
     if isinstance(value, list):
@@ -191,7 +191,7 @@ def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> 
             f"{where}: {name} is {value!r}; it must be a list of values such as [64, 128], or a range such as "
             "{low: 1e-4, high: 1e-2, log: true}; a single value belongs under run"
         )
-    known(f"{where}: {name}", value, RANGE_KEYS)
+    require_keys(f"{where}: {name}", value, RANGE_KEYS)
     if kind not in (int, float):
         raise ConfigError(f"{where}: {name} is not a number and has no range; give a list of values")
     for key in ("low", "high"):
@@ -228,7 +228,7 @@ def _pruner(source: str, content: Mapping[str, Any]) -> Pruner:
     options = {"kind": value} if isinstance(value, str) else mapping(source, "pruner", value)
     kind = one_of(where, "kind", options.get("kind", "median"), PRUNERS)
     own = {"median": ("startup_trials", "warmup"), "hyperband": ("warmup", "reduction_factor"), "none": ()}[kind]
-    known(f"{where} {kind}", options, ("kind", *own))
+    require_keys(f"{where} {kind}", options, ("kind", *own))
     usual = Pruner()
     warmup = number(where, options, "warmup", usual.warmup, float, 0)
     if not 0 <= warmup < 1:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine, with_account
-from horovod_study.cluster.yaml_keys import known, limits, listed, mapping, number, one_of
+from horovod_study.cluster.yaml_keys import limits, listed, mapping, number, one_of
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml
-from horovod_study.errors import ConfigError
+from horovod_study.errors import ConfigError, require_keys
 from horovod_study.roles import Role, check_field
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
 from horovod_study.workloads import Configuration, Workload, find_workload
@@ -325,14 +325,14 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     of another environment, are other cells.
     """
     content, source = load_yaml(path), str(path)
-    known(source, content, STUDY_KEYS)
+    require_keys(source, content, STUDY_KEYS)
     for key in ("study", "run", "sweep"):
         if key not in content:
             raise ConfigError(f"{source}: key {key!r} is missing; a study needs study, run and sweep")
     run_values = dict(mapping(source, "run", content["run"]))
     sweep = dict(mapping(source, "sweep", content["sweep"]))
     workload = _workload(source, content, path)
-    known(f"{source}: sweep", sweep, sweep_keys(workload))
+    require_keys(f"{source}: sweep", sweep, sweep_keys(workload))
     partitions = _partitions(source, content, path)
     fixed_together = None
     if "global_batch" in run_values:
@@ -505,7 +505,8 @@ def _zipped(source: str, workload: Workload, value: Any) -> tuple[tuple[Mapping[
             raise ConfigError(
                 f"{where} must hold lists that go together, such as {{workers: [1, 2], batch: [150, 75]}}"
             )
-        known(where, each, tuple(key for key in sweep_keys(workload) if key not in ("zip", "backend", "transport")))
+        zipped = [key for key in sweep_keys(workload) if key not in ("zip", "backend", "transport")]
+        require_keys(where, each, zipped)
         for name, values in each.items():
             if not isinstance(values, list) or not values:
                 raise ConfigError(f"{where}: {name} is {values!r}; it must be a list, as long as the others")
@@ -526,7 +527,7 @@ def _targets(source: str, content: Mapping[str, Any]) -> tuple[float, ...]:
 
 def _budget(source: str, value: Any) -> StudyBudget:
     given = mapping(source, "budget", value)
-    known(f"{source}: budget", given, BUDGET_KEYS)
+    require_keys(f"{source}: budget", given, BUDGET_KEYS)
     return StudyBudget(
         **{
             name: check_field(f"{source}: budget", name, each, limits(float, above=0), optional=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, RecordError, nearest
+from horovod_study.errors import ConfigError, RecordError, require_known
 from horovod_study.files import not_written, write_file
 from horovod_study.programs.answer import ROWS
 from horovod_study.runtimes import RUNTIMES
@@ -51,11 +51,7 @@ class TimersRequest:
                     f"bench timers: --workers {count} on {cores} core{'s' * (cores > 1)} would measure how cores are "
                     f"shared; use 1 to {cores}"
                 )
-        if self.over not in RUNTIMES or self.over == "serial":
-            raise ConfigError(
-                f"bench timers: --over {self.over!r} is not known{nearest(self.over, RUNTIMES)}; allowed: "
-                f"{', '.join(name for name in RUNTIMES if name != 'serial')}"
-            )
+        require_known("bench timers: --over", self.over, [name for name in RUNTIMES if name != "serial"])
         found = []
         for count in self.workers:
             runtime = self.over if count > 1 else "serial"

@@ -26,7 +26,7 @@ from horovod_study.analysis.stats import Interval
 from horovod_study.comm.settings_file import write_settings
 from horovod_study.config import Cell, available_cores, local_cell
 from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
-from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.errors import ConfigError, StudyError, nearest, require_known
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.measure.clock import utc_now
 from horovod_study.options import SET_BY_TUNE
@@ -191,9 +191,7 @@ def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
 
 
 def _require_knob(name: str, workload: Workload) -> None:
-    if name not in workload.tuned:
-        allowed = ", ".join(workload.tuned)
-        raise ConfigError(f"tune: knob {name!r} is not known{nearest(name, workload.tuned)}; allowed: {allowed}")
+    require_known("tune: knob", name, workload.tuned)
 
 
 def _require_effect(name: str, runtimes: Sequence[str], workload: Workload) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.errors import ConfigError, StudyError, require_known
 from horovod_study.files import write_file
 from horovod_study.progress import say
 from horovod_study.runtimes import RUNTIMES
@@ -89,11 +89,7 @@ class Question:
             ("break", (self.broken,) if self.broken is not None else None, BREAKS),
         ):
             for value in values or ():
-                if value not in allowed:
-                    raise ConfigError(
-                        f"verify: --{option} {value!r} is not known{nearest(value, allowed)}; "
-                        f"allowed: {', '.join(allowed)}"
-                    )
+                require_known(f"verify: --{option}", value, allowed)
             if values is not None and not values:
                 raise ConfigError(f"verify: --{option} is empty; allowed: {', '.join(allowed)}")
         for option, number, lowest in (

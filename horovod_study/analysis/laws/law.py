@@ -73,7 +73,7 @@ def places(workers: ArrayLike, nodes: ArrayLike | None = None, *, per_node: Arra
 class Trend:
     """How forecasts continue a law: per-worker throughput r = X/N with a free scale, costs not below zero.
 
-    `of` says in what it is a sum of costs f_i(N), with factors c_i that are fitted (`analysis.trends`):
+    `of` says in what it is a sum of costs f_i(N), with factors c_i that are fitted (`analysis.fit.trends`):
 
         time    1/r = a + sum of c_i f_i(N), the step time of weak scaling, or N times that of strong scaling
         rate    r = a + c f(N)

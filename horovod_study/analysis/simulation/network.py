@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from horovod_study.analysis.costs import Link, Value, moved_share, ring_messages, rounds
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, require_keys, require_known
 
 MAX_PER_NODE = 10_000_000
 """Workers on a node, servers, nodes below a switch."""
@@ -212,11 +212,7 @@ def costs(network: Network, algorithm: str, n: int) -> tuple[Cost, ...]:
 
     Raises ConfigError for an algorithm that is not known.
     """
-    if algorithm not in CHOICES:
-        raise ConfigError(
-            f"simulate: algorithm {algorithm!r} is not known{nearest(algorithm, CHOICES)}; allowed: "
-            f"{', '.join(CHOICES)}"
-        )
+    require_known("simulate: algorithm", algorithm, CHOICES)
     if n == 1:
         return (NOTHING,)
     return tuple(ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
@@ -254,7 +250,7 @@ _KEYS = ("description", "source", "workers_per_node", "intra", "inter", "levels"
 
 def network_from(content: Mapping[str, Any], *, source: str) -> Network:
     """Return the network that a YAML file describes, see docs/simulate.md; ConfigError names the key that is wrong."""
-    _known(source, content, _KEYS)
+    require_keys(source, content, _KEYS)
     for key in ("inter", "workers_per_node"):
         if key not in content:
             raise ConfigError(
@@ -279,7 +275,7 @@ def _level(source: str, place: int, content: Any) -> Level:
     where = f"{source}: level {place}"
     if not isinstance(content, dict) or "nodes" not in content:
         raise ConfigError(f"{where} must be {{nodes, latency_us, oversubscription}}, with the nodes below one switch")
-    _known(where, content, _LEVEL_KEYS)
+    require_keys(where, content, _LEVEL_KEYS)
     return Level(
         nodes=_whole(where, "nodes", content["nodes"]),
         latency_s=_number(where, "latency_us", content.get("latency_us", 0.0)) / 1e6,
@@ -293,14 +289,6 @@ def _link(source: str, key: str, content: Any) -> Link:
     alpha = _number(f"{source}: {key}", "alpha_us", content["alpha_us"])
     rate = _number(f"{source}: {key}", "gb_per_s", content["gb_per_s"], lowest=1 / LARGEST)
     return Link(alpha_s=alpha / 1e6, bytes_per_s=rate * 1e9)
-
-
-def _known(source: str, content: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    for key in content:
-        if key not in allowed:
-            raise ConfigError(
-                f"{source}: key {key!r} is not known{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}"
-            )
 
 
 def _number(source: str, key: str, value: Any, *, lowest: float = 0.0) -> float:

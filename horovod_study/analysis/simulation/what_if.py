@@ -7,7 +7,7 @@ from dataclasses import replace
 from horovod_study.analysis.simulation.network import CHOICES, Network
 from horovod_study.analysis.simulation.scaling import Scenario
 from horovod_study.analysis.simulation.step import Compute
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, require_known
 
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 """Bytes of a gradient on the network; scenarios are of float32."""
@@ -36,10 +36,7 @@ def _changed(scenario: Scenario, word: str, text: str) -> Scenario:
     key, equals, value = word.partition("=")
     if not equals or not value:
         raise ConfigError(f"--what-if {text}: {word!r} must be KEY=VALUE, for instance bandwidth=2x or cycle=0")
-    if key not in CHANGES:
-        raise ConfigError(
-            f"--what-if {text}: {key!r} is not known{nearest(key, CHANGES)}; allowed: {', '.join(CHANGES)}"
-        )
+    require_known(f"--what-if {text}:", key, CHANGES)
     return CHANGES[key](scenario, value, f"--what-if {word}")
 
 
@@ -157,15 +154,11 @@ def _slow_node(scenario: Scenario, value: str, where: str) -> Scenario:
 
 
 def _gradients(scenario: Scenario, value: str, where: str) -> Scenario:
-    if value in ELEMENT_BYTES:
-        factor = ELEMENT_BYTES[value] / ELEMENT_BYTES["fp32"]
-    elif value.lower().endswith("x"):
+    if value.lower().endswith("x"):
         factor = _factor(value, where)
     else:
-        raise ConfigError(
-            f"{where}: {value!r} is not known{nearest(value, ELEMENT_BYTES)}; allowed: {', '.join(ELEMENT_BYTES)}, or "
-            "a factor such as 0.1x"
-        )
+        require_known(f"{where}:", value, ELEMENT_BYTES, also=", or a factor such as 0.1x")
+        factor = ELEMENT_BYTES[value] / ELEMENT_BYTES["fp32"]
     note = (
         "fewer bytes of gradients: the time to convert or compress them is not in it",
         *scenario.doubts,
@@ -174,8 +167,7 @@ def _gradients(scenario: Scenario, value: str, where: str) -> Scenario:
 
 
 def _algorithm(scenario: Scenario, value: str, where: str) -> Scenario:
-    if value not in CHOICES:
-        raise ConfigError(f"{where}: {value!r} is not known{nearest(value, CHOICES)}; allowed: {', '.join(CHOICES)}")
+    require_known(f"{where}:", value, CHOICES)
     return replace(scenario, algorithm=value)
 
 

@@ -23,7 +23,7 @@ import pandas as pd
 
 from horovod_study import records
 from horovod_study.analysis import audit
-from horovod_study.analysis.audit import RULES, AuditFinding, Study, versions
+from horovod_study.analysis.audit import RULES, Fault, Study, versions
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.documents import parse_json, read_bytes, read_text, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
@@ -143,8 +143,8 @@ class PageCheck:
 
     directory: str
     runs: int
-    findings: tuple[AuditFinding, ...]
-    accepted: tuple[AuditFinding, ...] = ()  # told of, but not counted: --allow
+    findings: tuple[Fault, ...]
+    accepted: tuple[Fault, ...] = ()  # told of, but not counted: --allow
     compared: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what could not be compared, and how closely the rest was
     not_covered: tuple[tuple[str, str], ...] = ()  # what this check cannot find, and why
@@ -215,7 +215,7 @@ def check(
     new = sorted(set(runs) - set(kept)) if kept is not None else []
     found = [
         *(_left_out(name, runs[name]) for name in new),
-        *(AuditFinding(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone),
+        *(Fault(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone),
         *_changed(source, study.records),
     ]
     compared = {
@@ -262,10 +262,10 @@ def check(
     )
 
 
-def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord]) -> Iterable[AuditFinding]:
+def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord]) -> Iterable[Fault]:
     """Yield what is not what the analysis read, what report wrote down, or what the runs wrote: by their digests."""
     if not source.get("whole", True):
-        yield AuditFinding(name="source-changed", text="its digest is that of another text", where=records.SOURCE)
+        yield Fault(name="source-changed", text="its digest is that of another text", where=records.SOURCE)
     analysed = source.get("run_files") or {}
     for name in dict.fromkeys([*analysed, *recorded]):
         directory = source["runs"] / name
@@ -283,11 +283,11 @@ def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord
         if name in recorded:
             wrong = records.unlike_written(recorded[name], there) | wrong
         for file, text in wrong.items():
-            yield AuditFinding(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
+            yield Fault(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
 
 
-def _left_out(name: str, state: str) -> AuditFinding:
-    return AuditFinding(
+def _left_out(name: str, state: str) -> Fault:
+    return Fault(
         name="run-left-out", text=f"is {state} and is not in the tables", where="runs.csv", column="run", runs=(name,)
     )
 
@@ -373,14 +373,14 @@ def _kept(directory: Path) -> Analysis | None:
         return None
 
 
-def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tuple[list[AuditFinding], int]:
+def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tuple[list[Fault], int]:
     """Compare the tables and documents of the analysis."""
-    found: list[AuditFinding] = []
+    found: list[Fault] = []
     cells = 0
     for name, again in texts.items():
         kept, why = _read(directory / name)
         if kept is None:
-            found.append(AuditFinding(name="file-missing", text=why, where=name))
+            found.append(Fault(name="file-missing", text=why, where=name))
             continue
         if name.endswith(".csv"):
             made, count = audit.compare_tables(name, kept, again, tolerance)
@@ -389,7 +389,7 @@ def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tupl
                 document = parse_json(kept, source=name, again="")
             except RecordError as error:
                 text = f"{error}".removeprefix(f"{name}: ").removesuffix("; ")
-                found.append(AuditFinding(name="file-missing", text=text, where=name))
+                found.append(Fault(name="file-missing", text=text, where=name))
                 continue
             made, count = audit.compare_documents(name, document, parse_json(again, source=name, again=""), tolerance)
         found += made
@@ -399,14 +399,14 @@ def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tupl
 
 def _drawn(
     directory: Path, analysis: Analysis, source: Mapping[str, Any], tolerance: float, notes: list[str]
-) -> tuple[list[AuditFinding], dict[str, int]]:
+) -> tuple[list[Fault], dict[str, int]]:
     """Compare the data and the captions of the figures, the tables for print, and the pictures."""
     reported = source.get("report") or {}
     folders = [name for name in ("figures", "tables") if (directory / name).is_dir()]
-    found: list[AuditFinding] = []
+    found: list[Fault] = []
     for name in sorted({"figures", "tables"} - set(folders)):
         if reported:
-            found.append(AuditFinding(name="file-missing", text="is not there", where=f"{name}/"))
+            found.append(Fault(name="file-missing", text="is not there", where=f"{name}/"))
         else:
             notes.append(f"{name}/ is not there; horovod-study report {directory} makes it")
     look = _look(reported)
@@ -416,7 +416,7 @@ def _drawn(
     for name, text in expected.items():
         kept, why = _read(directory / name)
         if kept is None:
-            found.append(AuditFinding(name="file-missing", text=why, where=name))
+            found.append(Fault(name="file-missing", text=why, where=name))
         elif name.endswith(".csv"):
             found += audit.compare_tables(name, kept, text, tolerance)[0]
         else:
@@ -433,7 +433,7 @@ def _drawn(
             name = path.relative_to(directory).as_posix()
             if path.is_file() and name not in known and not path.name.startswith("."):
                 text = "belongs to no figure or table of this analysis"
-                found.append(AuditFinding(name="file-left-over", text=text, where=name))
+                found.append(Fault(name="file-left-over", text=text, where=name))
     return found, done
 
 
@@ -461,14 +461,14 @@ def _made(
     return expected, pictures
 
 
-def _picture(directory: Path, name: str, kept: str | None, again: str | None) -> tuple[list[AuditFinding], int]:
+def _picture(directory: Path, name: str, kept: str | None, again: str | None) -> tuple[list[Fault], int]:
     """Compare one picture with the digest that report kept of it, and with that of the one drawn again."""
     try:
         content = read_bytes(directory / name, again="")
     except RecordError:
         content = b""
     if not content:
-        return [AuditFinding(name="file-missing", text="is not there", where=name)], 0
+        return [Fault(name="file-missing", text="is not there", where=name)], 0
     digest = records.digest_of(content)
     if kept is not None and digest != kept:
         text = "was changed after it was drawn"
@@ -476,10 +476,10 @@ def _picture(directory: Path, name: str, kept: str | None, again: str | None) ->
         text = "is not the picture that the runs give, though source.json says so"
     else:
         return [], int(kept is not None or again is not None)
-    return [AuditFinding(name="picture-changed", text=text, where=name)], 1
+    return [Fault(name="picture-changed", text=text, where=name)], 1
 
 
-def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[AuditFinding]:
+def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[Fault]:
     """Compare a text line by line; a row of a LaTeX or Markdown table names its first cells."""
     if kept == again:
         return []
@@ -491,7 +491,7 @@ def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[
             text = (
                 f"the line {_short(theirs or '')} is not there" if ours is None else f"unexpected line {_short(ours)}"
             )
-            found.append(AuditFinding(name="cell-differs", text=text, where=where, kept=ours, again=theirs))
+            found.append(Fault(name="cell-differs", text=text, where=where, kept=ours, again=theirs))
             continue
         cells = [[each.strip() for each in line.split(between)] if between else [line] for line in (ours, theirs)]
         if len(cells[1]) > 2 and not heads:
@@ -505,14 +505,12 @@ def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[
                     row = ", ".join(each for each in cells[1][:3] if each)
                     text = f"is {a or 'empty'}; the runs give {b or 'nothing'}"
                     found.append(
-                        AuditFinding(
-                            name="cell-differs", text=text, where=where, column=column, row=row, kept=a, again=b
-                        )
+                        Fault(name="cell-differs", text=text, where=where, column=column, row=row, kept=a, again=b)
                     )
         else:
             a, b = _around(ours, theirs)
             text = f"says {a!r}; the runs give {b!r}"
-            found.append(AuditFinding(name="cell-differs", text=text, where=where, kept=a, again=b))
+            found.append(Fault(name="cell-differs", text=text, where=where, kept=a, again=b))
     return found
 
 
@@ -561,19 +559,19 @@ def _page(
     source: Mapping[str, Any],
     tolerance: float,
     notes: list[str],
-) -> tuple[list[AuditFinding], int]:
+) -> tuple[list[Fault], int]:
     """Compare report.html by what a reader sees of it: headings, sentences, cells, and what pointing at a mark says."""
     path = directory / "report.html"
     kept, why = _read(path)
     if kept is None:
         if path.exists() or source.get("report"):
-            return [AuditFinding(name="file-missing", text=why, where=path.name)], 0
+            return [Fault(name="file-missing", text=why, where=path.name)], 0
         notes.append(f"{path.name} is not there; horovod-study report {directory} makes it")
         return [], 0
     try:
         again = render(analysis, against=against(analysis))
     except RecordError as error:  # the study that it was compared with is not there any more
-        return [AuditFinding(name="file-missing", text=f"cannot be compared ({error})", where=path.name)], 0
+        return [Fault(name="file-missing", text=f"cannot be compared ({error})", where=path.name)], 0
     parts = page_parts(again)
     if kept == again:
         return [], len(parts)
@@ -591,7 +589,7 @@ def _page(
             one, other = _around(a, b)
             text = f"says {one!r}; the runs give {other!r}"
         found.append(
-            AuditFinding(
+            Fault(
                 name="cell-differs",
                 text=text,
                 where=path.name,
@@ -607,7 +605,7 @@ def _page(
         and _same_libraries(source)
     ):
         text = "its texts and tables are right, its drawings or styles are not those that report makes"
-        found.append(AuditFinding(name="picture-changed", text=text, where=path.name))
+        found.append(Fault(name="picture-changed", text=text, where=path.name))
     return found, len(parts)
 
 
@@ -778,33 +776,31 @@ def lines(found: PageCheck) -> list[str]:
         *([f"{done['print_tables']} tables for print"] if done.get("print_tables") else []),
         *([f"a page of {done['page']:,} texts"] if done.get("page") else []),
     ]
-    on_progress = _wrap(f"{found.directory}: {', '.join(what)} compared with the raw rows.")
+    shown = _wrap(f"{found.directory}: {', '.join(what)} compared with the raw rows.")
     for title, findings in (("", found.findings), ("accepted: ", found.accepted)):
         for name in dict.fromkeys(each.name for each in findings):
             same = [each for each in findings if each.name == name]
             rule = RULES[name]
-            on_progress += ["", *_wrap(f"{title}{rule.severity} {name}: {rule.title} ({len(same):,})")]
+            shown += ["", *_wrap(f"{title}{rule.severity} {name}: {rule.title} ({len(same):,})")]
             for each in same[:SHOWN]:
-                on_progress += _wrap(_line(each), indent="  ")
+                shown += _wrap(_line(each), indent="  ")
             if len(same) > SHOWN:
-                on_progress += _wrap(
-                    f"and {len(same) - SHOWN:,} more{_spread(same[SHOWN:])}; --json lists all", indent="  "
-                )
-            on_progress += _wrap(f"-> {rule.remedy}", indent="  ")
-    on_progress.append("")
-    on_progress += [line for note in found.notes for line in _wrap(f"note: {note}")]
-    on_progress += [line for what, why in found.not_covered for line in _wrap(f"not covered: {what} ({why})")]
+                shown += _wrap(f"and {len(same) - SHOWN:,} more{_spread(same[SHOWN:])}; --json lists all", indent="  ")
+            shown += _wrap(f"-> {rule.remedy}", indent="  ")
+    shown.append("")
+    shown += [line for note in found.notes for line in _wrap(f"note: {note}")]
+    shown += [line for what, why in found.not_covered for line in _wrap(f"not covered: {what} ({why})")]
     errors = sum(each.severity == "error" for each in found.findings)
     doubts = len(found.findings) - errors
     if found.findings:
         counts = [plural(count, word) for count, word in ((errors, "error"), (doubts, "doubt")) if count]
-        on_progress += _wrap(f"{plural(len(found.findings), 'finding')} ({', '.join(counts)}): the check failed.")
+        shown += _wrap(f"{plural(len(found.findings), 'finding')} ({', '.join(counts)}): the check failed.")
     else:
-        on_progress += _wrap("0 findings: every number that was compared is what the raw rows give.")
-    return on_progress
+        shown += _wrap("0 findings: every number that was compared is what the raw rows give.")
+    return shown
 
 
-def _line(each: AuditFinding) -> str:
+def _line(each: Fault) -> str:
     """Return one finding: where, which cell, what, which runs."""
     cell = [
         each.series,
@@ -819,7 +815,7 @@ def _line(each: AuditFinding) -> str:
     return f"{printable(each.where)}{column}{f' ({place})' if place else ''}: {printable(each.text)}{runs}"
 
 
-def _spread(findings: Sequence[AuditFinding]) -> str:
+def _spread(findings: Sequence[Fault]) -> str:
     files = list(dict.fromkeys(each.where for each in findings))
     return f" in {', '.join(files[:4])}{' and others' if len(files) > 4 else ''}"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_study.errors import DataError, nearest
+from horovod_study.errors import DataError, require_known
 from horovod_study.workload.curves import units
 
 LAYOUTS = ("auto", "long", "folder", "wide", "machine", "npz", "npy", "parquet")
@@ -43,11 +43,11 @@ class ReadOptions:
     targets: Path | None = None
 
     def __post_init__(self) -> None:
-        _one_of("--layout", self.layout, LAYOUTS)
-        _one_of("--on-nonmonotonic", self.on_nonmonotonic, ON_NONMONOTONIC)
-        _one_of("--reduce", self.reduce, REDUCE)
+        require_known("--layout", self.layout, LAYOUTS, error=DataError)
+        require_known("--on-nonmonotonic", self.on_nonmonotonic, ON_NONMONOTONIC, error=DataError)
+        require_known("--reduce", self.reduce, REDUCE, error=DataError)
         if self.decimal is not None:
-            _one_of("--decimal", self.decimal, (".", ","))
+            require_known("--decimal", self.decimal, (".", ","), error=DataError)
         if self.delimiter is not None:
             delimiter = DELIMITERS.get(self.delimiter, self.delimiter)
             if delimiter not in DELIMITERS.values():
@@ -65,11 +65,6 @@ class ReadOptions:
         plain = ReadOptions()
         values = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) != getattr(plain, name)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise DataError(f"{option} {value!r} is not known{nearest(value, allowed)}; allowed: {' '.join(allowed)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,669 @@
+"""Points in, fitted laws with honest intervals out.
+
+Letters: R rows (observations), K distinct places (a worker count on a number of nodes), k parameters of a law,
+B sets of means fitted at once (series, bootstrap replicates, or series with a worker count left out).
+
+The estimate is plain least squares of the law on all rows of speedup against workers, inside the law's bounds:
+in closed form for laws that are linear in their parameters, otherwise by Levenberg-Marquardt from several starts.
+Series of the same places are solved together.
+
+The 95 % interval depends on what was measured, and `interval_method` says which way was gone:
+
+- **Repeats** (at least three runs at every worker count): bootstrap over runs.
+  Runs are drawn again within each worker count, m - 1 out of m, which gives the right variance where drawing m out of m
+  gives one that is too small by (m - 1)/m (McCarthy and Snowden 1985), and each replicate is fitted again.
+  The percentiles are then stretched by t/z, with the degrees of freedom that the repeats leave for the parameter in
+  question (Satterthwaite 1946): five repeats know their own variance badly, and most of what a slope depends on
+  are the five runs at the largest worker count.
+- **One run per point**: Student t with the residuals of the fit, through the Jacobian.
+  Whether the noise is constant or proportional to the speedup is decided by likelihood; for constant noise and a
+  linear law this is the textbook interval of ordinary least squares.
+
+Where the speedup was divided by runs of the same series, their noise moves all points together.
+Both ways take that into account.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from horovod_study.analysis.fit.intervals import Noise, baseline_noise, profiles, reach_of, stretched
+from horovod_study.analysis.fit.least_squares import Solved, distinct_places, solve
+from horovod_study.analysis.fit.rows import (
+    Sample,
+    by_series,
+    check_points,
+    one_count,
+    point_doubts,
+    sample_of,
+    shortened,
+)
+from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
+from horovod_study.analysis.laws.law import Array, Law, Places, best_counts, columns, knee, places
+from horovod_study.errors import AnalysisError
+from horovod_study.text.words import listed
+
+_NOT_IDENTIFIABLE = "not identifiable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingFit:
+    """One law fitted to one series; call it with worker counts (and nodes, where known), shape (N,) -> (N,)."""
+
+    law: Law  # in the form that was fitted
+    params: Mapping[str, float]
+    ci95: Mapping[str, tuple[float, float]]
+    workers: tuple[int, int]  # smallest and largest count fitted
+    points: int  # rows fitted
+    rmse: float  # of speedup (or of the quantity), over all rows
+    aicc: float | None  # None where there are too few rows for it
+    loo_median: float | None  # median over worker counts of the relative error of each, fitted without it
+    loo_rms: float | None  # root mean square of the same
+    doubts: tuple[str, ...]
+    interval_method: str
+    why_not: str = ""  # why the law does not apply to the scaling mode; empty where it does
+    _per_node: float | None = field(default=None, repr=False)  # workers of the fullest node fitted
+    _noise: "Noise" = field(repr=False, compare=False)
+    _draws: Array | None = field(default=None, repr=False, compare=False)  # bootstrap replicates (B, k)
+
+    def __call__(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Array:
+        """Speedup at worker counts `n`; without `nodes`, nodes are filled as the fullest one fitted was."""
+        counts = np.asarray(n, dtype=np.float64)
+        values = self.law.at(self._places(counts.ravel(), nodes), self._values)
+        return np.array(values, dtype=np.float64).reshape(counts.shape)
+
+    def predict(self, workers: ArrayLike) -> Array:
+        """Speedup at `workers` of shape (N,), (N, 1), or (N, 2) with the nodes in the second column, as (N,)."""
+        return self(*columns(workers))
+
+    def efficiency(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Array:
+        """Speedup over workers at worker counts `n`, shape as `n`."""
+        return np.asarray(self(n, nodes) / np.asarray(n, dtype=np.float64), dtype=np.float64)
+
+    def interval(self, n: ArrayLike, nodes: ArrayLike | None = None) -> tuple[Array, Array]:
+        """95 % band of the curve at worker counts `n`: (low, high), shapes as `n`; never below zero."""
+        counts = np.asarray(n, dtype=np.float64)
+        where = self._places(counts.ravel(), nodes)
+        values = np.array(self.law.at(where, self._values))
+        reach, stretch = self._noise.reach(self.law.gradient(where, self._values))
+        if self._draws is None:
+            low, high = values - reach, values + reach
+        else:
+            low, high = stretched(values, self.law.at(where, self._draws), stretch)
+        low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)
+        return low.reshape(counts.shape), high.reshape(counts.shape)
+
+    def extrapolates(self, n: float) -> bool:
+        """Whether `n` is outside the worker counts that were fitted."""
+        return not self.workers[0] <= n <= self.workers[1]
+
+    @property
+    def applies(self) -> bool:
+        """Whether the law is about the scaling mode of the points; `why_not` says what stands against it."""
+        return not self.why_not
+
+    @property
+    def identifiable(self) -> bool:
+        """Whether the points determine all parameters; `doubts` says what stands against it."""
+        return not any(doubt.startswith(_NOT_IDENTIFIABLE) for doubt in self.doubts)
+
+    @property
+    def peak(self) -> float:
+        """Worker count with the highest speedup of this law; inf when it keeps rising, NaN where nodes decide."""
+        return float(self.law.peak(**self.params))
+
+    @property
+    def limit(self) -> float:
+        """Speedup that this law never exceeds; inf when there is no such bound, NaN where nodes decide."""
+        return float(self.law.limit(**self.params))
+
+    @property
+    def knee(self) -> float:
+        """Worker count with the best speedup times efficiency; inf when more workers always improve it."""
+        return knee(self.law, self.params, per_node=self._per_node)
+
+    @property
+    def peak_ci95(self) -> tuple[float, float] | None:
+        """95 % interval of `peak`, inf where it is open; None where it is not known."""
+        return None if math.isnan(self.peak) else self._spread_of(1)
+
+    @property
+    def knee_ci95(self) -> tuple[float, float] | None:
+        """95 % interval of `knee`, inf where it is open; None where it is not known."""
+        return self._spread_of(2)
+
+    def _spread_of(self, power: int) -> tuple[float, float] | None:
+        """Where the peak (1) or knee (2) of 250 parameter vectors is that are as likely as the interval says."""
+        if not self.identifiable:
+            return None
+        values, total = self._values, self._noise.covariance.sum(axis=0)
+        _, stretch = self._noise.reach(np.eye(len(values)))
+        if self._draws is None:
+            if not np.isfinite(total).all():
+                return None
+            generator = np.random.default_rng(0)
+            drawn = generator.multivariate_normal(values, total, 250, method="svd")
+        else:
+            drawn = self._draws[:: len(self._draws) // 250]
+        lower, upper = (np.array(side) for side in zip(*self.law.bounds, strict=True))
+        drawn = np.clip(values + (drawn - values) * stretch, lower, upper)
+        where = best_counts(self.law, drawn, power=power, per_node=self._per_node)
+        low, high = np.quantile(where, [0.025, 0.975], method="closest_observation")
+        own = self.peak if power == 1 else self.knee
+        return min(float(low), own), max(float(high), own)
+
+    def bottleneck(self, n: float | None = None) -> str | None:
+        """What costs most at `n` (the largest fitted count): "contention", "communication" or "none"; else None.
+
+        usl says "contention" or "coherency", its word for communication of all with all. amdahl and gustafson know
+        serial work only ("contention"), ring, tree and overlap communication; the others claim nothing about causes.
+        """
+        return self.law.bottleneck(self.workers[1] if n is None else n, **self.params)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: parameters with intervals, how good the fit is and what speaks against it; null if not known."""
+        return {
+            "formula": self.law.formula,
+            "params": {name: _finite(value) for name, value in self.params.items()},
+            "ci95": {name: [_finite(low), _finite(high)] for name, (low, high) in self.ci95.items()},
+            "rmse": _finite(self.rmse),
+            "aicc": _finite(self.aicc),
+            "loo_error": _finite(self.loo_median),
+            "loo_error_rms": _finite(self.loo_rms),
+            "applies": self.applies,
+            "why_not": self.why_not or None,
+            "identifiable": self.identifiable,
+            "doubts": list(self.doubts),
+            "interval_method": self.interval_method,
+        }
+
+    @property
+    def _values(self) -> Array:
+        return np.array(list(self.params.values()))
+
+    def _places(self, n: Array, nodes: ArrayLike | None) -> Places:
+        if not self.law.by_nodes:
+            return Places(n, np.ones_like(n), n)
+        if nodes is None:
+            return places(n, per_node=self._per_node)
+        return places(n, np.asarray(nodes, dtype=np.float64).ravel())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesFit:
+    """All laws fitted to one series, the one selected, and every reason to doubt them."""
+
+    name: str
+    baseline: str  # what the speedup is relative to, in words
+    base_samples_per_s: float  # throughput of one worker of that baseline
+    mode: str  # "strong", "weak", "mixed" or "unknown", from the recorded batch sizes
+    assumed: str | None  # what the laws took for granted because nothing was recorded about it
+    fits: Mapping[str, ScalingFit]
+    selected: str | None
+    doubts: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON of one series as the command line prints it."""
+        return {
+            "baseline": self.baseline,
+            "base_samples_per_s": _finite(self.base_samples_per_s),
+            "mode": self.mode,
+            "assumed": self.assumed,
+            "laws": {
+                name: {
+                    **fitted.to_dict(),
+                    "peak": _finite(fitted.peak),
+                    "peak_ci95": _ends(fitted.peak_ci95) if name == self.selected else None,
+                    "knee": _finite(fitted.knee),
+                    "knee_ci95": _ends(fitted.knee_ci95) if name == self.selected else None,
+                    "limit": _finite(fitted.limit),
+                    "bottleneck": fitted.bottleneck(),
+                }
+                for name, fitted in self.fits.items()
+            },
+            "selected": self.selected,
+            "doubts": list(self.doubts),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantityFit:
+    """Laws fitted to any positive quantity y(N): the one selected, and every reason to doubt them."""
+
+    fits: Mapping[str, ScalingFit]
+    selected: str | None
+    doubts: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, in the form of one series of `fit --json`."""
+        return {
+            "laws": {name: fitted.to_dict() for name, fitted in self.fits.items()},
+            "selected": self.selected,
+            "doubts": list(self.doubts),
+        }
+
+
+def fit(
+    law: Law,
+    workers: ArrayLike,
+    speedup: ArrayLike,
+    *,
+    nodes: ArrayLike | None = None,
+    per_node: ArrayLike | None = None,
+    runs: Sequence[Any] | ArrayLike | None = None,
+    scaled_by: int | None = None,
+    seed: int = 0,
+) -> ScalingFit:
+    """Fit `law` to rows of (workers (R,), speedup (R,)); every row is one observation.
+
+    `workers` may be a column (R, 1), or a table (R, 2) with the nodes second. `nodes` and `per_node` (workers that fill
+    a node) say where the rows were measured, for laws with constants of their own across nodes. `runs` labels the rows
+    of one run (default: every row is a run of its own); the bootstrap draws whole runs. `scaled_by` is the worker count
+    whose median throughput the speedups were divided by, when that baseline comes from these rows: its noise then
+    belongs to the intervals.
+    A law with more parameters than distinct worker counts is fitted in its `reduced` form where it has one.
+
+    Raises AnalysisError when the rows are not numbers above zero, or too few to determine the parameters.
+    """
+    n, own_nodes = columns(workers)
+    sample = sample_of(n, speedup, own_nodes if nodes is None else nodes, per_node, runs, scaled_by, seed)
+    solved = solve(law, [sample])[0]
+    if isinstance(solved, str):
+        raise AnalysisError(solved)
+    return _fit(solved, sample)
+
+
+def fit_quantity(
+    workers: ArrayLike,
+    values: ArrayLike,
+    *,
+    nodes: ArrayLike | None = None,
+    runs: Sequence[Any] | ArrayLike | None = None,
+    laws: Sequence[str] = tuple(QUANTITY_LAWS),
+    seed: int = 0,
+) -> QuantityFit:
+    """Fit the laws of `QUANTITY_LAWS` to rows of a positive quantity: workers (R,), values (R,) in any unit.
+
+    `nodes` and `runs` are as for `fit`; `laws` are the names of those to fit.
+    With one distinct worker count there are no fits, and a doubt that says so.
+    Raises AnalysisError when the rows are not numbers above zero.
+    """
+    sample = sample_of(workers, values, nodes, None, runs, None, seed, kind="no value to fit a law to")
+    if len(np.unique(sample.where.workers)) == 1:
+        return QuantityFit(fits={}, selected=None, doubts=(one_count(sample.where.workers[0]),))
+    doubts, fits = [], {}
+    for law in (QUANTITY_LAWS[name] for name in laws):
+        solved = solve(law, [sample])[0]
+        if isinstance(solved, str):
+            doubts.append(f"{law.name} is not fitted: {solved}")
+        else:
+            fits[law.name] = _fit(solved, sample)
+    selected, why = _select(fits)
+    return QuantityFit(fits=fits, selected=selected, doubts=(*doubts, *_law_doubts(fits, selected), *why))
+
+
+def fit_series(
+    points: pd.DataFrame,
+    *,
+    baseline_samples_per_s: float | Mapping[str, float] | None = None,
+    laws: Sequence[str] = tuple(LAWS),
+    seed: int = 0,
+) -> dict[str, SeriesFit]:
+    """Fit all `laws` to every series of `points`, in the order of their names ("" without a `series` column).
+
+    Columns: workers, samples_per_s (samples/s of all workers); optional series, batch_size (per worker), nodes,
+    workers_per_node, and train_samples (size of the data set; a fixed one gives Amdahl's law its meaning for epochs).
+    Rows of one worker count are its repeats; `points.attrs["doubts"]` (see points_file) joins the doubts.
+    Speedup is throughput over `baseline_samples_per_s` (one number, or one per series name);
+    without it, over the median throughput at the smallest worker count divided by that count.
+
+    Raises AnalysisError for rows that are not positive numbers, for a series without its baseline, and for a single
+    series with one distinct worker count. Among several series, such a one is returned without fits and says why.
+    """
+    check_points(points)
+    of_file = tuple(points.attrs.get("doubts", ()))
+    # Sorted, so that neither sums nor drawn runs depend on the order of the rows.
+    keys = [key for key in ("nodes", "samples_per_s", "batch_size") if key in points]
+    frames = dict(by_series(points.sort_values(["workers", *keys], kind="stable", ignore_index=True)))
+    asked = {
+        name: _ask(name, rows, _baseline_of(name, baseline_samples_per_s), seed, of_file, alone=len(frames) == 1)
+        for name, rows in frames.items()
+    }
+    fitted = {name: one for name, one in asked.items() if one.sample is not None}
+    solved: dict[str, list[Solved | str]] = {name: [] for name in fitted}
+    for law in (LAWS[name] for name in laws):
+        for strong in (True, False):
+            names_of = [name for name, one in fitted.items() if (one.mode == "strong") == strong]
+            samples = [fitted[name].sample for name in names_of]
+            found = solve(law.for_mode("strong" if strong else "weak"), [each for each in samples if each is not None])
+            for name, one_solved in zip(names_of, found, strict=True):
+                solved[name].append(one_solved)
+    noise: dict[str, float] = {}
+    needs_profile: list[tuple[str, str]] = []
+    asked_of: list[tuple[Solved, Sample, float]] = []
+    for name, one in fitted.items():
+        good = [each for each in solved[name] if not isinstance(each, str)]
+        if one.sample is not None:
+            noise[name] = baseline_noise(good, one.sample)
+            bent = [each for each in good if each.law.needs_profile]
+            needs_profile += [(name, each.law.name) for each in bent]
+            asked_of += [(each, one.sample, noise[name]) for each in bent]
+    ends = dict(zip(needs_profile, profiles(asked_of), strict=True))
+    return {
+        name: _answer(name, one, laws, solved.get(name, []), noise.get(name, math.inf), ends)
+        for name, one in asked.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One series before its laws are fitted."""
+
+    base: float
+    baseline: str
+    mode: str
+    assumed: str | None
+    why_not: Mapping[str, str]  # laws that do not apply
+    doubts: Sequence[str]
+    sample: "Sample | None"  # None with one distinct worker count
+
+
+def _ask(
+    name: str, rows: pd.DataFrame, baseline: float | None, seed: int, of_file: Sequence[str], *, alone: bool
+) -> _Asked:
+    n = rows["workers"].to_numpy(dtype=np.float64)
+    x = rows["samples_per_s"].to_numpy(dtype=np.float64)
+    nodes, per_node = _nodes(rows)
+    smallest = int(n[0])
+    if baseline is None:
+        first = n == smallest if nodes is None else (n == smallest) & (nodes == nodes[n == smallest].min())
+        base = float(np.median(x[first])) / smallest
+        text = f"median of {smallest} worker{'s' * (smallest > 1)} of this series"
+        if smallest > 1:
+            text += f", divided by {smallest}"
+        scaled_by: int | None = smallest
+    else:
+        base, text, scaled_by = baseline, f"{baseline:g} samples/s (given)", None
+    mode, why_not, assumed, mode_doubts = _mode(rows)
+    doubts = [*of_file, *point_doubts(n, x, base), *mode_doubts]
+    if baseline is None and smallest > 1:
+        doubts.append(
+            f"no 1-worker point: amdahl and gustafson take {smallest} workers as perfectly scaled; "
+            "give the baseline to have their s"
+        )
+    sample = None
+    if n[0] == n[-1]:
+        message = one_count(smallest)
+        if alone:
+            raise AnalysisError(message if not name else f"series {_brief(name)}: {message}")
+        doubts.append(message)
+    else:
+        sample = sample_of(n, x / base, nodes, per_node, None, scaled_by, seed)
+    return _Asked(base=base, baseline=text, mode=mode, assumed=assumed, why_not=why_not, doubts=doubts, sample=sample)
+
+
+def _answer(
+    name: str,
+    asked: _Asked,
+    laws: Sequence[str],
+    solved: Sequence["Solved | str"],
+    noise: float,
+    ends: Mapping[tuple[str, str], tuple[Array, Array]],
+) -> SeriesFit:
+    """Add intervals and doubts to the solved laws of one series, and select one."""
+    doubts = list(asked.doubts)
+    fits: dict[str, ScalingFit] = {}
+    if asked.sample is not None:
+        for law, each in zip(laws, solved, strict=True):
+            if isinstance(each, str):
+                doubts.append(f"{law} is not fitted: {each}")
+        good = [each for each in solved if not isinstance(each, str)]
+        fits = {
+            each.law.name: _fit(
+                each,
+                asked.sample,
+                noise,
+                why_not=asked.why_not.get(each.law.name, ""),
+                ends=ends.get((name, each.law.name)),
+            )
+            for each in good
+        }
+    selected, why = _select({law: fitted for law, fitted in fits.items() if fitted.applies})
+    doubts += _law_doubts(fits, selected)
+    doubts += [f"{law} does not apply to {asked.mode} scaling: {f.why_not}" for law, f in fits.items() if f.why_not]
+    return SeriesFit(
+        name=name,
+        baseline=asked.baseline,
+        base_samples_per_s=asked.base,
+        mode=asked.mode,
+        assumed=asked.assumed,
+        fits=fits,
+        selected=selected,
+        doubts=tuple(doubts + why),
+    )
+
+
+def _law_doubts(fits: Mapping[str, ScalingFit], selected: str | None) -> list[str]:
+    """All doubts of the law selected; of the others, that and why they are not identifiable, one line each."""
+    doubts = []
+    for law, fitted in fits.items():
+        if law == selected:
+            doubts += [f"{law}: {doubt}" for doubt in fitted.doubts]
+        elif fitted.applies:
+            doubts += [f"{law}: {doubt}" for doubt in fitted.doubts if doubt.startswith(_NOT_IDENTIFIABLE)][:1]
+    return doubts
+
+
+def _nodes(rows: pd.DataFrame) -> tuple[Array | None, Array | None]:
+    """Nodes and workers per full node of every row; None where that is not known for all of them."""
+    n = rows["workers"].to_numpy(dtype=np.float64)
+    unknown = np.full(len(n), np.nan)
+    nodes = rows["nodes"].to_numpy(dtype=np.float64) if "nodes" in rows else unknown
+    per_node = rows["workers_per_node"].to_numpy(dtype=np.float64) if "workers_per_node" in rows else unknown
+    nodes = np.where(np.isnan(nodes), np.ceil(n / per_node), nodes)
+    if np.isnan(nodes).any() or nodes.max() <= 1:
+        return None, None
+    return nodes, None if np.isnan(per_node).any() else per_node
+
+
+def _select(fits: Mapping[str, ScalingFit]) -> tuple[str | None, list[str]]:
+    """The law with the fewest parameters within 2 AICc units of the best one; and a doubt where that is no contest.
+
+    Two units is the difference below which a model has as much support as the best (Burnham and Anderson 2002).
+    A law of costs stands back as long as the points show none of them, or do not determine its parameters: USL bends
+    to any noise of a straight line.
+    """
+    if "constant" in fits and "linear" in fits:
+        low, high = fits["linear"].ci95["slope"]
+        if low > 0 or high < 0:
+            # With few points AICc knows the laws of one parameter only, however badly they fit.
+            fits = {name: fitted for name, fitted in fits.items() if name != "constant"}
+    shown = {
+        name: fitted
+        for name, fitted in fits.items()
+        if not fitted.law.costs or (fitted.identifiable and any(fitted.ci95[cost][0] > 0 for cost in fitted.law.costs))
+    }
+    fits = shown or fits
+    if not fits:
+        return None, []
+    scored = {name: f.aicc for name, f in fits.items() if f.aicc is not None}
+    if not scored:
+        fewest = min(len(f.params) for f in fits.values())
+        name = min((f.rmse, i, law) for i, (law, f) in enumerate(fits.items()) if len(f.params) == fewest)[2]
+        return name, [f"too few points to compare laws: {name} is the closest of those with the fewest parameters"]
+    best = min(scored.values())
+    close = [(len(fits[name].params), aicc, i, name) for i, (name, aicc) in enumerate(scored.items())]
+    return min(entry for entry in close if entry[1] <= best + 2)[3], []
+
+
+def _mode(rows: pd.DataFrame) -> tuple[str, dict[str, str], str | None, list[str]]:
+    """Scaling mode, the laws that do not apply with the reason, what was assumed, and doubts.
+
+    The batch per worker says it: constant is weak, a constant total is strong.
+    """
+    if "batch_size" not in rows or rows["batch_size"].isna().any():
+        return "unknown", {}, "fixed work per worker (weak scaling): batch sizes are not recorded", []
+    batch = rows["batch_size"].to_numpy(dtype=np.float64)
+    total = batch * rows["workers"].to_numpy(dtype=np.float64)
+    if np.ptp(batch) == 0:
+        if "train_samples" in rows and rows["train_samples"].notna().all() and rows["train_samples"].nunique() == 1:
+            # Over a fixed data set epochs scale strongly while steps scale weakly, with the same points.
+            return "weak", {}, None, []
+        why = f"{batch[0]:g} samples per worker make the work of a step grow with the workers"
+        return "weak", _refused("weak", why), None, []
+    if np.ptp(total) <= 0.01 * total.max():
+        return "strong", _refused("strong", f"{np.median(total):g} samples in all workers are fixed work"), None, []
+    doubt = f"batch sizes differ ({shortened(np.unique(batch))}): neither strong nor weak scaling"
+    return "mixed", _refused("mixed", "neither the batch per worker nor its total is fixed"), None, [doubt]
+
+
+def _refused(mode: str, why: str) -> dict[str, str]:
+    """The laws whose parameters mean something else in this scaling mode, each with the reason."""
+    return {law.name: why + (law.misread if mode != "mixed" else "") for law in LAWS.values() if mode not in law.modes}
+
+
+def _baseline_of(name: str, given: float | Mapping[str, float] | None) -> float | None:
+    if isinstance(given, Mapping):
+        if name not in given:
+            raise AnalysisError(f"series {_brief(name)} has no baseline: give one for each of the series, in samples/s")
+        given = given[name]
+    if given is None:
+        return None
+    if not 1e-9 <= given <= 1e15:
+        raise AnalysisError(
+            f"baseline {given!r} is not a throughput: give samples/s of one worker, above 0 and at most 1e15"
+        )
+    return float(given)
+
+
+def _fit(
+    solved: Solved,
+    sample: Sample,
+    base_noise: float = math.inf,
+    *,
+    why_not: str = "",
+    ends: tuple[Array, Array] | None = None,
+) -> ScalingFit:
+    """Add the intervals; `base_noise` limits the noise of one baseline run, in units of speedup.
+
+    `ends` are the intervals of a profiled law where they have been found before.
+    """
+    law, values, draws = solved.law, solved.values, solved.draws
+    jacobian = law.gradient(sample.where, values)
+    noise, method, reach, stretch = reach_of(solved, sample, base_noise, jacobian)
+    if law.needs_profile:
+        low, high = profiles([(solved, sample, base_noise)])[0] if ends is None else ends
+        method = f"profile of least squares, its width by {'the spread of the runs' if draws is not None else method}"
+    elif draws is None:
+        low, high = values - reach, values + reach
+    else:
+        low, high = stretched(values, draws, stretch)
+        # Percentiles do not hold where a parameter meets its bound (Andrews 2000), neither its own nor those of others
+        # that make up for it: there the linear theory has a say, too.
+        bounds = np.array(law.bounds)
+        if np.mean(np.any((draws <= bounds[:, 0]) | (draws >= bounds[:, 1]), axis=1)) > 0.025:
+            low, high = np.minimum(low, values - reach), np.maximum(high, values + reach)
+    ci95 = {
+        name: (max(float(low[i]), law.bounds[i][0]), min(float(high[i]), law.bounds[i][1]))
+        for i, name in enumerate(law.parameters)
+    }
+    total = len(sample.speedup)
+    errors = solved.left_out
+    return ScalingFit(
+        law=law,
+        params=dict(zip(law.parameters, values.tolist(), strict=True)),
+        ci95=ci95,
+        workers=(int(sample.where.workers[0]), int(sample.where.workers[-1])),
+        points=total,
+        rmse=math.sqrt(solved.error / total),
+        aicc=solved.aicc,
+        loo_median=None if errors is None else float(np.median(np.abs(errors))),
+        loo_rms=None if errors is None else float(np.sqrt(np.mean(errors**2))),
+        doubts=tuple(_fit_doubts(law, sample, values, ci95)),
+        interval_method=method,
+        why_not=why_not,
+        _per_node=float(sample.where.fullest.max()) if sample.where.several_nodes else None,
+        _noise=noise,
+        _draws=draws,
+    )
+
+
+def _fit_doubts(law: Law, sample: Sample, values: Array, ci95: Mapping[str, tuple[float, float]]) -> list[str]:
+    doubts = []
+    distinct = distinct_places(law, sample.where)
+    if distinct <= len(values) + 1:
+        what = "places" if law.by_nodes else "worker counts"
+        doubts.append(
+            f"{_NOT_IDENTIFIABLE}: {distinct} distinct {what} for {len(values)} parameter{'s' * (len(values) > 1)} "
+            f"({listed(law.parameters)}); measure at least {len(values) + 2}"
+        )
+    if LAWS.get(law.name, law).multi_node is not None and not law.by_nodes and sample.where.several_nodes:
+        doubts.append("one pair of constants for links inside and across nodes: too few places for two")
+    blind = [name for name in law.parameters if not math.isfinite(ci95[name][1] - ci95[name][0])]
+    if len(blind) == len(values):
+        doubts.append("nothing is known about its uncertainty: no point is left over to see the noise in")
+        return doubts
+    for i, (name, (lowest, highest)) in enumerate(zip(law.parameters, law.bounds, strict=True)):
+        low, high = ci95[name]
+        if name in blind:
+            doubts.append(f"{_NOT_IDENTIFIABLE}: {name} has no effect at these worker counts")
+            continue
+        if values[i] in (lowest, highest) and high > low:
+            end = high if values[i] == lowest else low
+            doubts.append(
+                f"{_NOT_IDENTIFIABLE}: {name} is at its bound {values[i]:g}; the other end of its interval is {end:.3g}"
+            )
+        elif _spans(law, sample.where, values, i, low, high):
+            doubts.append(f"{_NOT_IDENTIFIABLE}: the interval of {name} ({low:.3g} to {high:.3g}) spans its range")
+        elif math.isfinite(lowest) and low <= lowest and high > low:
+            doubts.append(f"{name} cannot be distinguished from {lowest:g} (interval {low:.3g} to {high:.3g})")
+    return doubts
+
+
+def _spans(law: Law, where: Places, values: Array, i: int, low: float, high: float) -> bool:
+    """Whether the interval of parameter `i` holds nearly all that it could be.
+
+    That is its range; for a cost without an upper bound, all between nothing and as much as the work itself.
+    """
+    name, (lowest, highest) = law.parameters[i], law.bounds[i]
+    if name == law.hiding:
+        # 1/g, between all after each other and all at once, is what an exponent is about.
+        return 1 / low - 1 / high >= 0.9 * (1 / lowest - 1 / highest)
+    if math.isfinite(highest - lowest):
+        return high - low >= 0.9 * (highest - lowest)
+    if name not in law.costs:
+        return False
+    if name in law.range_at:
+        return high - low >= 0.9 * law.range_at[name](float(where.workers[-1]))
+    if low > lowest:
+        return False
+    # A cost that hides would look like none: what counts is how much it could be.
+    nothing = np.array(
+        [
+            0.0 if other in law.costs else 1.0 if other == law.hiding else values[j]
+            for j, other in enumerate(law.parameters)
+        ]
+    )
+    only = np.where(np.arange(len(values)) == i, high, nothing)
+    without, alone = law.at(where, nothing), law.at(where, only)
+    if law.linear:
+        return bool(np.max(alone - without) >= 0.9 * np.max(law.at(where, values)))
+    return bool(np.any(without >= 1.9 * alone))
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _ends(interval: tuple[float, float] | None) -> list[float | None] | None:
+    return None if interval is None or math.isinf(interval[0]) else [_finite(end) for end in interval]
+
+
+def _brief(name: str) -> str:
+    """A name as part of a message of one line, control characters made visible."""
+    return repr(name if len(name) <= 60 else name[:57] + "...")

@@ -1,0 +1,275 @@
+"""How well the parameters of a solved law are known: their noise, from repeats or from residuals, and profiles.
+
+`fit` says which way is gone when. Letters: R rows, K distinct places, k parameters, B replicates, C contrasts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.fit.least_squares import EXACT, TOGETHER, Solved, influence_of, refit
+from horovod_study.analysis.fit.rows import Sample
+from horovod_study.analysis.laws.law import Array
+
+_CLEARLY = 2.0  # in log likelihood
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Covariance of the parameters as a sum over independent sources of noise, each with its degrees of freedom."""
+
+    covariance: Array  # (sources, k, k); inf where nothing is known
+    freedom: Array  # (sources,)
+
+    def reach(self, contrasts: Array) -> tuple[Array, Array]:
+        """Half width of the 95 % interval of linear contrasts (C, k) of the parameters, and its t/z; shapes (C,)."""
+        nothing = np.full(len(contrasts), np.inf)
+        if not np.isfinite(self.covariance).all():
+            return nothing, np.ones(len(contrasts))
+        with np.errstate(over="ignore", invalid="ignore"):
+            parts = np.maximum(np.einsum("ck,skl,cl->cs", contrasts, self.covariance, contrasts), 0.0)
+            variance = parts.sum(axis=1)
+        known = np.isfinite(variance)
+        # Satterthwaite: the sum of variances that are each known with their own degrees of freedom.
+        share = np.divide(
+            parts, variance[:, np.newaxis], out=np.zeros_like(parts), where=known[:, np.newaxis] & (parts > 0)
+        )
+        blur = np.sum(share**2 / self.freedom, axis=1)
+        degrees = np.divide(1.0, blur, out=np.full(len(contrasts), np.inf), where=blur > 0)
+        t = stats.t_quantile(0.975, np.maximum(degrees, 1.0))
+        return np.where(known, t * np.sqrt(np.where(known, variance, 0.0)), nothing), t / stats.Z95
+
+
+def reach_of(solved: Solved, sample: Sample, base_noise: float, jacobian: Array) -> tuple["Noise", str, Array, Array]:
+    """Noise of the parameters, how it was found, half of their linear 95 % intervals (k,), and t/z (k,)."""
+    if solved.draws is None:
+        noise, method = _from_residuals(solved, sample, jacobian, base_noise)
+    else:
+        noise = _from_repeats(sample, jacobian)
+        method = "bootstrap over runs within each worker count, stretched by Student t for few repeats"
+    reach, stretch = noise.reach(np.eye(len(solved.values)))
+    # Where a parameter has no effect at all the points say nothing about it.
+    return noise, method, np.where(np.any(jacobian != 0, axis=0), reach, np.inf), stretch
+
+
+def _from_repeats(sample: Sample, jacobian: Array) -> Noise:
+    """Noise of the parameters from the spread of the runs at each place, one source each; jacobian is (K, k)."""
+    influence, variance = influence_of(jacobian, sample.rows), sample.run_variance
+    freedom = np.array(sample.runs) - 1.0
+    if sample.base is not None:
+        by_base = influence @ sample.means / sample.where.workers[sample.base]
+        influence[:, sample.base] -= by_base
+        # What a median has beyond the mean of the same normal runs is independent of that mean.
+        beyond = _median_over_mean(sample.runs[sample.base]) - 1
+        influence = np.column_stack([influence, by_base])
+        variance = np.append(variance, beyond * variance[sample.base])
+        freedom = np.append(freedom, freedom[sample.base])
+    sources = influence * np.sqrt(variance)
+    return Noise(covariance=np.einsum("ks,ls->skl", sources, sources), freedom=freedom)
+
+
+def _median_over_mean(runs: int) -> float:
+    """Variance of the median of normal runs over that of their mean; from order statistics (Sarhan, Greenberg 1962)."""
+    return {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.473}.get(runs, math.pi / 2)
+
+
+def _from_residuals(solved: Solved, sample: Sample, jacobian: Array, base_noise: float) -> tuple[Noise, str]:
+    """Noise of the parameters from the residuals of the fit, and how it was found.
+
+    The misfit of a wrong law is no noise of the baseline: `base_noise` is an upper limit for the latter.
+    """
+    k = len(solved.values)
+    spread = _residual_spread(solved, sample)
+    if spread is None:
+        nothing = np.full((1, k, k), np.inf)
+        return Noise(covariance=nothing, freedom=np.ones(1)), "none: no point is left over to see the noise in"
+    at_base = _baseline_rows(sample)
+    moves = influence_of(jacobian[sample.place], np.ones(len(sample.place)))
+    if at_base.any():
+        # A baseline run moves its own point and, the other way, all points.
+        moves = moves - np.outer(moves @ sample.speedup, at_base / (at_base.sum() * sample.speedup[at_base].mean()))
+    size = np.where(at_base, np.minimum(spread.of_base, base_noise), spread.size)
+    parts = [(moves * size)[:, at_base == which] for which in (False, True)]
+    with np.errstate(over="ignore"):  # a parameter that hardly moves the curve may be anything
+        covariance = np.stack([part @ part.T for part in parts])
+    return (
+        Noise(covariance=covariance, freedom=np.full(2, float(spread.freedom))),
+        f"Student t from the residuals, noise {spread.model} (too few repeats for a bootstrap over runs)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """Noise of single rows, from residuals."""
+
+    model: str
+    size: Array  # (R,) standard deviations of the speedups
+    of_base: Array  # (R,) the same, as it counts for the baseline
+    freedom: int
+
+
+def _residual_spread(solved: Solved, sample: Sample) -> _Spread | None:
+    """Noise of the rows: proportional to the speedup, unless constant noise is clearly likelier; None without a rest.
+
+    Residuals are taken orthogonal to what the parameters and the common scale of all points can do,
+    which leaves sigma^2 with as many degrees of freedom as directions remain (restricted likelihood).
+    """
+    s = sample.speedup
+    curve = solved.law.at(sample.where, solved.values)[sample.place]
+    slopes = solved.law.gradient(sample.where, solved.values)[sample.place]
+    if sample.base is not None:
+        slopes = np.column_stack([slopes, curve])
+    size = np.linalg.norm(slopes, axis=0)
+    slopes = slopes / np.where(size > 0, size, 1.0)
+    fits = []
+    for model, unit in (("proportional to the speedup", np.maximum(curve, 1e-3 * s)), ("constant", np.ones_like(s))):
+        basis, strength, _ = np.linalg.svd(slopes / unit[:, np.newaxis], full_matrices=False)
+        rank = int(np.sum(strength > 1e-7 * strength[0]))
+        freedom = len(s) - rank
+        if freedom == 0:
+            return None
+        rest = (s - curve) / unit
+        rest = rest - basis[:, :rank] @ (basis[:, :rank].T @ rest)
+        variance = float(rest @ rest) / freedom
+        floor = (EXACT * float(s.max())) ** 2
+        likelihood = -0.5 * freedom * math.log(max(variance, floor)) - float(
+            np.sum(np.log(unit)) + np.sum(np.log(strength[:rank]))
+        )
+        fits.append(
+            (
+                likelihood,
+                _Spread(
+                    model=model, size=unit * math.sqrt(variance), of_base=unit * math.sqrt(variance), freedom=freedom
+                ),
+            )
+        )
+    (proportional, relative), (constant, absolute) = fits
+    if constant > proportional + _CLEARLY:
+        return absolute
+    if proportional > constant + _CLEARLY:
+        return relative
+    # Undecided, both count. A baseline run is another matter: as noisy as the largest point it would swamp all others.
+    return replace(
+        relative, model="proportional to the speedup or constant", size=np.maximum(relative.size, absolute.size)
+    )
+
+
+def _baseline_rows(sample: Sample) -> NDArray[np.bool_]:
+    return np.asarray(sample.place == (-1 if sample.base is None else sample.base))
+
+
+def baseline_noise(solved: Sequence[Solved], sample: Sample) -> float:
+    """Noise of one baseline run in units of speedup, as the law with the best AICc leaves it; inf when none says."""
+    scored = [each for each in solved if each.aicc is not None]
+    at_base = _baseline_rows(sample)
+    if not scored or not at_base.any():
+        return math.inf
+    spread = _residual_spread(min(scored, key=lambda each: each.aicc or 0.0), sample)
+    return math.inf if spread is None else float(spread.of_base[at_base].max())
+
+
+def stretched(values: Array, drawn: Array, stretch: Array) -> tuple[Array, Array]:
+    """Percentile interval of replicates (B, C) around `values` (C,), widened by `stretch` (C,)."""
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    return (
+        np.minimum(values, values + (low - values) * stretch),
+        np.maximum(values, values + (high - values) * stretch),
+    )
+
+
+def profiles(asked: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Array, Array]]:
+    """Ends (k,), (k,) of the intervals of each solved law with its sample and baseline noise; alike ones together."""
+    found = [(np.empty(0), np.empty(0))] * len(asked)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, (solved, sample, _) in enumerate(asked):
+        alike.setdefault((id(solved.law), *sample.where.workers), []).append(i)
+    for members in alike.values():
+        for begin in range(0, len(members), TOGETHER):
+            some = members[begin : begin + TOGETHER]
+            for i, ends in zip(some, _profiled([asked[i] for i in some]), strict=True):
+                found[i] = ends
+    return found
+
+
+def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Array, Array]]:
+    """Ends of the intervals by the profile of least squares (Venzon and Moolgavkar 1988), of one law and its places.
+
+    A parameter is moved away from its estimate, all others are fitted again, and the interval ends where the sum of
+    squares has risen by what half of the linear interval costs in the linear theory. For a law that is nearly linear
+    that is the linear interval; where parameters make up for each other it follows the valley.
+    """
+    law, where = alike[0][0].law, alike[0][1].where
+    k = len(law.bounds)
+    columns = [_profile_columns(*each) for each in alike]
+    own, rise, first, along, values, means, rows = (np.concatenate(each) for each in zip(*columns, strict=True))
+    which, sign = np.tile(np.arange(k), 2 * len(alike)), np.tile(np.repeat([-1.0, 1.0], k), len(alike))
+    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    edge = np.where(sign < 0, lower[which], upper[which])
+    least = np.sum(rows * (means - law.at(where, values)) ** 2, axis=1)
+
+    inner, below = own.copy(), -np.sqrt(rise)  # inside of the end, and how far the root of the rise is from its goal
+    outer, above = np.clip(own + sign * first, lower[which], upper[which]), np.full(len(own), np.nan)
+    # Guesses of the others: as they were at the inner point, there plus their own slopes, and at the outer point.
+    at_inner, at_outer = values.copy(), values.copy()
+    ends, last = np.where((own == edge) & np.isfinite(rise), edge, np.nan), np.zeros(len(own))
+    ends = np.where(np.isfinite(rise), ends, sign * np.inf)
+    for _ in range(60):
+        todo = np.isnan(ends)
+        if not todo.any():
+            break
+        # Outwards until the goal is passed, then the secant, slowed down where one side stays (Illinois).
+        with np.errstate(invalid="ignore"):
+            tried = np.where(np.isnan(above), outer, inner + (outer - inner) * below / (below - above))
+        held = np.arange(k) == which[:, np.newaxis]
+        bounds = (np.where(held, tried[:, np.newaxis], lower), np.where(held, tried[:, np.newaxis], upper))
+        guesses = [at_inner, at_inner + along * (tried - inner)[:, np.newaxis], at_outer]
+        starts = np.concatenate([np.clip(each, *bounds)[todo] for each in guesses])
+        weight, targets = np.tile(rows[todo], (3, 1)), np.tile(means[todo], (3, 1))
+        held_at = (np.tile(bounds[0][todo], (3, 1)), np.tile(bounds[1][todo], (3, 1)))
+        found = refit(law, where, weight, targets, starts, bounds=held_at, tolerance=1e-5)
+        error = np.sum(weight * (targets - law.at(where, found)) ** 2, axis=1).reshape(3, -1)
+        best, column = np.argmin(error, axis=0), np.arange(error.shape[1])
+        solved, off = np.full(values.shape, np.nan), np.full(len(own), np.nan)
+        solved[todo] = found.reshape(3, -1, k)[best, column]
+        off[todo] = np.sqrt(np.maximum(error[best, column] - least[todo], 0.0)) - np.sqrt(rise[todo])
+        passed, short = todo & (off >= 0), todo & (off < 0)
+        searching = np.isnan(above)
+        ends = np.where(short & searching & (tried == edge), edge, ends)
+        ends = np.where(short & searching & (np.abs(tried - own) > 1e6 * first), sign * np.inf, ends)
+        close = (np.abs(off) < 0.01 * np.sqrt(rise)) | (np.abs(outer - inner) < 1e-6 * np.abs(outer - own))
+        ends = np.where(todo & ~searching & close, tried, ends)
+        below = np.where(passed & (last > 0), below / 2, np.where(short, off, below))
+        above = np.where(short & (last < 0), above / 2, np.where(passed, off, above))
+        outer = np.where(passed, tried, np.where(short & searching, own + 2 * (tried - own), outer))
+        outer = np.clip(outer, lower[which], upper[which])
+        inner = np.where(short, tried, inner)
+        at_inner = np.where(short[:, np.newaxis], solved, at_inner)
+        at_outer = np.where(passed[:, np.newaxis], solved, at_outer)
+        last = np.where(searching, 0.0, np.where(passed, 1.0, -1.0))
+    ends = np.where(np.isnan(ends), outer, ends).reshape(-1, 2, k)
+    return [(low, high) for low, high in ends]
+
+
+def _profile_columns(solved: Solved, sample: Sample, base_noise: float) -> tuple[Array, ...]:
+    """Both ends of all k parameters as 2k columns: estimates, goal of the rise, first reach, slopes of the others
+    (2k, k), all values (2k, k), means and rows (2k, K)."""
+    values, k = solved.values, len(solved.values)
+    jacobian = solved.law.gradient(sample.where, values)
+    reach = reach_of(solved, sample, base_noise, jacobian)[2]
+    influence = influence_of(jacobian, sample.rows)
+    with np.errstate(all="ignore"):  # where a parameter hardly moves the curve, its influence overflows
+        spread = influence / sample.rows @ influence.T
+        rise = reach**2 / np.diag(spread)
+        along = spread / np.diag(spread)[:, np.newaxis]
+    # Without an effect at the estimate a parameter may have one elsewhere.
+    known = rise[np.isfinite(rise)]
+    rise = np.where(np.isfinite(rise), rise, known.max() if len(known) else np.inf)
+    first = np.where(np.isfinite(reach) & (reach > 0), reach, np.maximum(np.abs(values), 0.1))
+    along = np.where(np.isfinite(along), along, 0.0)
+    whole = (np.tile(each, (2 * k, 1)) for each in (values, sample.means, sample.rows))
+    return np.tile(values, 2), np.tile(rise, 2), np.tile(first, 2), np.tile(along, (2, 1)), *whole

@@ -1,0 +1,334 @@
+"""Least squares of a law on the rows of series, inside the law's bounds; of series of the same places, together.
+
+In closed form for laws that are linear in their parameters, otherwise by Levenberg-Marquardt from several starts.
+Letters: K distinct places, k parameters of a law, B sets of means fitted at once (series, bootstrap replicates, or
+series with a worker count left out).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.analysis.fit.rows import Sample, one_count, shortened
+from horovod_study.analysis.laws.law import Array, Law, Places, no_less_than_zero
+from horovod_study.text.words import listed
+
+TOGETHER = 20  # series whose replicates are fitted in one go
+_CLOSE = 1e-4  # last step of a replicate as a share of the largest speedup; what is left after it is far smaller
+EXACT = 1e-10  # residuals below this share of the largest speedup are rounding, not misfit
+_SCALES = frozenset({"gamma", "scale", "level", "base"})  # parameters that say how much, not how it scales
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """A law with the parameters of least squares, before the question of how well they are known."""
+
+    law: Law
+    values: Array  # (k,)
+    error: float  # sum of squares over all rows
+    aicc: float | None
+    left_out: Array | None  # (worker counts,) relative error of each, fitted without it; None with too few
+    draws: Array | None  # (B, k) bootstrap replicates; None with too few repeats
+
+
+def solve(law: Law, samples: Sequence[Sample]) -> list[Solved | str]:
+    """Least squares of `law` on every sample, or why it cannot be; samples of the same places are solved at once."""
+    found: list[Solved | str] = [""] * len(samples)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, sample in enumerate(samples):
+        where = sample.where
+        alike.setdefault((*where.workers, *where.nodes, *where.fullest), []).append(i)
+    for members in alike.values():
+        where = samples[members[0]].where
+        counts = np.unique(where.workers)
+        form = _form(law, where)
+        if form is None:
+            reason = _undetermined(law, counts)
+            for i in members:
+                found[i] = reason
+            continue
+        # Together as many as keep the work of one call within a few million numbers.
+        chunk = max(1, 200_000 // len(where) ** 2)
+        for begin in range(0, len(members), chunk):
+            some = members[begin : begin + chunk]
+            for i, solved in zip(some, _solve_alike(form, [samples[i] for i in some]), strict=True):
+                found[i] = solved
+    return found
+
+
+def _undetermined(law: Law, counts: Array) -> str:
+    if len(counts) < 2:
+        return one_count(counts[0])
+    while law.reduced is not None:
+        law = law.reduced
+    return f"{shortened(counts)} workers do not determine {listed(law.parameters)}: measure more worker counts"
+
+
+def _form(law: Law, where: Places) -> Law | None:
+    """The form of a law with as many parameters as the places can determine; None if they cannot determine any."""
+    if len(np.unique(where.workers)) < 2:
+        return None
+    several = where.several_nodes and bool(np.any(where.fullest > 1))
+    form: Law | None = law.multi_node if several and law.multi_node is not None else law
+    while form is not None:
+        if form.reduced is None or (distinct_places(form, where) > len(form.parameters) and _determined(form, where)):
+            break
+        form = form.reduced
+    return form if form is not None and _determined(form, where) else None
+
+
+def distinct_places(law: Law, where: Places) -> int:
+    """How many different places the law can see."""
+    return len(where) if law.by_nodes else len(np.unique(where.workers))
+
+
+def _determined(law: Law, where: Places) -> bool:
+    """Whether the places leave no combination of the parameters open, where all of them have an effect."""
+    probe = np.array(
+        [
+            0.5 if (low, high) == (0.0, 1.0) else 0.1 if low == 0.0 and name not in _SCALES else max(1.0, 2.0 * low)
+            for name, (low, high) in zip(law.parameters, law.bounds, strict=True)
+        ]
+    )
+    jacobian = law.gradient(where, probe)
+    scale = np.linalg.norm(jacobian, axis=0)
+    return bool(np.linalg.matrix_rank(jacobian / np.where(scale > 0, scale, 1), tol=1e-9) == len(probe))
+
+
+def _solve_alike(law: Law, samples: Sequence[Sample]) -> list[Solved]:
+    """Solve samples that share their places (K,): one set of means (B, K) each."""
+    where = samples[0].where
+    weight = np.stack([sample.rows for sample in samples])
+    means = np.stack([sample.means for sample in samples])
+    values = _estimate(law, where, weight, means)
+    misfit = np.sum(weight * (means - law.at(where, values)) ** 2, axis=1)
+    left_out = _left_out(law, where, weight, means, values)
+    draws = _replicates(law, samples, values)
+    return [
+        Solved(
+            law=law,
+            values=values[i],
+            error=sample.within + float(misfit[i]),
+            aicc=_aicc(sample.within + float(misfit[i]), sample, len(values[i])),
+            left_out=None if left_out is None else left_out[i],
+            draws=draws[i],
+        )
+        for i, sample in enumerate(samples)
+    ]
+
+
+def _replicates(law: Law, samples: Sequence[Sample], values: Array) -> list[Array | None]:
+    """The law fitted to the bootstrap means of every sample that has them, (B, k) each; values are (samples, k)."""
+    found: list[Array | None] = [None] * len(samples)
+    repeated = [(i, sample.drawn) for i, sample in enumerate(samples) if sample.drawn is not None]
+    where, bounds = samples[0].where, np.array(law.bounds).T
+    for begin in range(0, len(repeated), TOGETHER):
+        some = repeated[begin : begin + TOGETHER]
+        starts, weights = [], []
+        for i, drawn in some:
+            # From the linear theory it is a step or two to each replicate.
+            influence = influence_of(law.gradient(where, values[i]), samples[i].rows)
+            starts.append(np.clip(values[i] + (drawn - samples[i].means) @ influence.T, *bounds))
+            weights.append(np.broadcast_to(samples[i].rows, drawn.shape))
+        targets = np.concatenate([drawn for _, drawn in some])
+        weight, start = np.concatenate(weights), np.concatenate(starts)
+        if law.linear and len(law.bounds) == 1:
+            fitted = _closed(law, where, weight, targets)
+        else:
+            fitted = refit(law, where, weight, targets, start, tolerance=_CLOSE, steps=40)
+        for (i, _), draws in zip(some, np.split(fitted, len(some)), strict=True):
+            found[i] = draws.copy()
+    return found
+
+
+def _left_out(law: Law, where: Places, weight: Array, means: Array, values: Array) -> Array | None:
+    """Relative error of every distinct worker count, fitted without it: (B, counts); None where that leaves too few."""
+    counts, group = np.unique(where.workers, return_inverse=True)
+    for i in range(len(counts)):
+        rest = _some(where, np.flatnonzero(group != i))
+        enough = distinct_places(law, rest) >= len(law.parameters) and len(np.unique(rest.workers)) > 1
+        if not (enough and _determined(law, rest)):
+            return None
+    sets, number = len(means), len(counts)
+    without = np.repeat(weight[:, np.newaxis], number, axis=1) * (group != np.arange(number)[:, np.newaxis])
+    targets = np.repeat(means, number, axis=0)
+    start = np.repeat(values, number, axis=0)
+    without = without.reshape(sets * number, -1)
+    found = (
+        _closed(law, where, without, targets)
+        if law.linear
+        else refit(law, where, without, targets, start, tolerance=1e-6, steps=20)
+    )
+    apart = ((law.at(where, found) - targets) / targets).reshape(sets, number, -1)
+    # A worker count on several numbers of nodes is left out as a whole; its error is the mean over those places.
+    return np.stack([apart[:, i, group == i].mean(axis=1) for i in range(number)], axis=1)
+
+
+def _some(where: Places, keep: NDArray[np.intp]) -> Places:
+    return Places(where.workers[keep], where.nodes[keep], where.fullest[keep])
+
+
+def _estimate(law: Law, where: Places, weight: Array, means: Array) -> Array:
+    """Least squares on all rows: means (B, K) with weights (B, K) -> (B, k). Means have the same minimum as rows."""
+    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    if law.linear:
+        return _snapped(law, where, means, _closed(law, where, weight, means))
+    starts = [np.clip(np.array(law.starts(where, each)), lower, upper) for each in means]
+    number = max(len(each) for each in starts)
+    tried = np.stack([np.concatenate([each, np.repeat(each[:1], number - len(each), axis=0)]) for each in starts])
+    sets = len(means)
+    found = refit(
+        law,
+        where,
+        np.repeat(weight, number, axis=0),
+        np.repeat(means, number, axis=0),
+        tried.reshape(sets * number, -1),
+        tolerance=1e-13,
+    ).reshape(sets, number, -1)
+    misfit = np.sum(weight[:, np.newaxis] * (law.at(where, found) - means[:, np.newaxis]) ** 2, axis=2)
+    misfit = np.where(np.isfinite(misfit), misfit, np.inf)
+    best = np.argmax(misfit <= misfit.min(axis=1, keepdims=True) * (1 + 1e-9), axis=1)
+    return _snapped(law, where, means, found[np.arange(sets), best])
+
+
+def _closed(law: Law, where: Places, weight: Array, means: Array) -> Array:
+    """Least squares of a law that is linear in its parameters: means (B, K), weights (B, K) -> (B, k)."""
+    zero = np.zeros(len(law.parameters))
+    slopes, rest = law.gradient(where, zero), means - law.at(where, zero)
+    root = np.sqrt(weight)
+    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    if len(zero) == 1:
+        # Clipping one parameter is exact: the sum of squares is a parabola.
+        best = np.sum(weight * slopes[:, 0] * rest, axis=1) / np.sum(weight * slopes[:, 0] ** 2, axis=1)
+        return np.asarray(np.clip(best, lower[0], upper[0]))[:, np.newaxis]
+    found = np.empty((len(means), len(zero)))
+    for i in range(len(means)):
+        rows = slopes * root[i, :, np.newaxis]
+        if math.isinf(lower[0]):
+            found[i] = np.linalg.lstsq(rows, rest[i] * root[i])[0]
+        else:
+            found[i] = no_less_than_zero(rows, rest[i] * root[i])
+    return found
+
+
+def _snapped(law: Law, where: Places, means: Array, values: Array) -> Array:
+    """Values (B, k) that differ from a bound or from zero by rounding only, put there."""
+    curve = law.at(where, values)
+    close = 1e-13 * np.max(means, axis=1)
+    for i, (lowest, highest) in enumerate(law.bounds):
+        for target in (0.0, lowest, highest):
+            if math.isfinite(target) and lowest <= target <= highest:
+                moved = values.copy()
+                moved[:, i] = target
+                near = np.max(np.abs(law.at(where, moved) - curve), axis=1) < close
+                values = np.where(near[:, np.newaxis], moved, values)
+    return values
+
+
+def refit(
+    law: Law,
+    where: Places,
+    weight: Array,
+    targets: Array,
+    start: Array,
+    *,
+    bounds: tuple[Array, Array] | None = None,
+    tolerance: float,
+    steps: int = 60,
+) -> Array:
+    """Bounded least squares for many sets of means at once: targets (B, K), start (B, k) or (k,) -> parameters (B, k).
+
+    Levenberg-Marquardt with an active set: a parameter that sits on a bound and wants to leave the allowed range is
+    held there for the step. `weight` is (K,) or (B, K); `tolerance` is the last step's effect on the curve, relative
+    to the largest target; `bounds` (k,) or (B, k) each take the place of those of the law.
+    """
+    shape = (len(targets), len(law.bounds))
+    low, high = zip(*law.bounds, strict=True) if bounds is None else bounds
+    # Inside, sets are the last axis: the long one.
+    lower, upper, found = (np.broadcast_to(np.asarray(each, float), shape).T.copy() for each in (low, high, start))
+    targets, weight = targets.T, np.broadcast_to(weight, targets.shape).T
+    # The sets still moving, with their place in `found`.
+    place, values = np.arange(shape[0]), found.copy()
+    damping = np.full(shape[0], 0.0 if law.linear else 1e-6)
+    close = tolerance * np.max(targets, axis=0)
+    with np.errstate(all="ignore"):  # steps may overflow on points that no law of this kind could have made
+        curve, slopes = law.with_slopes(where, values)
+        cost = np.sum(weight * (targets - curve) ** 2, axis=0)
+        cost = np.where(np.isfinite(cost), cost, np.inf)
+        for _ in range(steps):
+            step, size = _damped_step(weight, targets - curve, slopes, values, lower, upper, damping)
+            candidates = np.clip(values + step, lower, upper)
+            reached_curve, reached_slopes = law.with_slopes(where, candidates)
+            reached = np.sum(weight * (targets - reached_curve) ** 2, axis=0)
+            better = reached <= cost
+            moving = np.max(np.abs(candidates - values) * size, axis=0) > close
+            values = np.where(better, candidates, values)
+            found[:, place] = values
+            if not moving.any():
+                break
+            if not better.all():
+                reached_curve = np.where(better, reached_curve, curve)
+                reached_slopes = np.where(better, reached_slopes, slopes)
+            curve, slopes = reached_curve, reached_slopes
+            cost = np.where(better, reached, cost)
+            damping = np.where(better, damping / 10, np.maximum(damping, 1e-8) * 10)
+            if moving.all():
+                continue
+            place, cost, damping, close = place[moving], cost[moving], damping[moving], close[moving]
+            values, lower, upper = values[:, moving], lower[:, moving], upper[:, moving]
+            targets, weight, curve = targets[:, moving], weight[:, moving], curve[:, moving]
+            slopes = slopes[..., moving]
+    return found.T
+
+
+def _damped_step(
+    weight: Array, rest: Array, slopes: Array, values: Array, lower: Array, upper: Array, damping: Array
+) -> tuple[Array, Array]:
+    """One step (k, B) towards the least squares of `rest` (K, B), and the size (k, B) of the weighted slopes."""
+    weighted = slopes * weight
+    descent = np.sum(weighted * rest, axis=1)
+    size = np.sqrt(np.sum(weighted * slopes, axis=1))
+    size = np.where(size > 0, size, 1.0)  # columns scaled to one: parameters may differ by many orders
+    free = ~(((values <= lower) & (descent < 0)) | ((values >= upper) & (descent > 0)))
+    scaled = np.where(free, 1 / size, 0.0)
+    k = len(values)
+    # Gauss elimination for all sets at once; the matrix is symmetric, positive and of unit diagonal: no pivots needed.
+    rows = [[np.sum(weighted[i] * slopes[j], axis=0) * scaled[i] * scaled[j] for j in range(i, k)] for i in range(k)]
+    right = [descent[i] * scaled[i] for i in range(k)]
+    for i in range(k):
+        rows[i][0] = np.maximum(rows[i][0] + ~free[i] + damping + 1e-15, 1e-15)
+        for j in range(i + 1, k):
+            share = rows[i][j - i] / rows[i][0]
+            right[j] = right[j] - share * right[i]
+            for m in range(j, k):
+                rows[j][m - j] = rows[j][m - j] - share * rows[i][m - i]
+    step: list[Array] = [np.empty(0)] * k
+    for i in reversed(range(k)):
+        step[i] = (right[i] - sum(rows[i][m - i] * step[m] for m in range(i + 1, k))) / rows[i][0]
+    moved = np.stack(step) * scaled
+    return np.where(np.isfinite(moved), moved, 0.0), size
+
+
+def influence_of(jacobian: Array, weight: Array) -> Array:
+    """d parameters / d points, (k, points): the weighted pseudo-inverse of the Jacobian (points, k)."""
+    root = np.sqrt(weight)
+    scale = np.linalg.norm(jacobian * root[:, np.newaxis], axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    inverse = np.linalg.pinv(jacobian * root[:, np.newaxis] / scale)
+    return np.asarray(inverse * root / scale[:, np.newaxis], dtype=np.float64)
+
+
+def _aicc(error: float, sample: Sample, parameters: int) -> float | None:
+    """Akaike's criterion for least squares with the small-sample term (Hurvich and Tsai 1989).
+
+    n log(RSS / n) + 2 K + 2 K (K + 1) / (n - K - 1), K counting the noise as a parameter.
+    """
+    n, k = len(sample.place), parameters + 1
+    if n - k - 1 <= 0:
+        return None
+    variance = max(error / n, (EXACT * float(sample.speedup.max())) ** 2)
+    return n * math.log(variance) + 2 * k + 2 * k * (k + 1) / (n - k - 1)

@@ -1,0 +1,213 @@
+"""Rows of points, checked and gathered: one series as the least squares want it, and doubts about the rows alone.
+
+Letters: R rows (observations), K distinct places (a worker count on a number of nodes), B bootstrap replicates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.laws.law import Array, Places, places
+from horovod_study.errors import AnalysisError
+from horovod_study.text.words import listed
+
+REPLICATES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Rows of one series in the form that all laws share: per place and per run."""
+
+    speedup: Array  # (R,)
+    place: NDArray[np.intp]  # (R,) index of the place
+    where: Places  # K distinct places
+    rows: Array  # (K,) rows per place
+    means: Array  # (K,) mean speedup
+    within: float  # sum of squares of the rows around their means
+    runs: tuple[int, ...]  # (K,) runs per place
+    run_variance: Array  # (K,) variance of the mean over runs; NaN with one run
+    base: int | None  # place that the speedups were divided by
+    drawn: Array | None  # (B, K) bootstrap means, rescaled by their own baseline
+
+
+def sample_of(
+    workers: ArrayLike,
+    speedup: ArrayLike,
+    nodes: ArrayLike | None,
+    per_node: ArrayLike | None,
+    runs: Sequence[Any] | ArrayLike | None,
+    scaled_by: int | None,
+    seed: int,
+    kind: str = "no throughput: leave out runs without a value above 0",
+) -> Sample:
+    n, s = np.asarray(workers, dtype=np.float64).ravel(), np.asarray(speedup, dtype=np.float64).ravel()
+    if n.shape != s.shape or n.size == 0:
+        raise AnalysisError(f"{n.size} worker counts and {s.size} speedups: give one speedup per worker count")
+    _check_numbers(n, s, kind)
+    labels = np.arange(n.size) if runs is None else pd.factorize(np.asarray(runs), sort=True)[0]
+    if labels.shape != n.shape:
+        raise AnalysisError(f"{n.size} rows but {labels.size} run labels: give one label per row")
+    if scaled_by is not None and not np.any(n == scaled_by):
+        raise AnalysisError(f"speedups cannot be scaled by {scaled_by} workers: no row has that worker count")
+    where = places(n, nodes, per_node=per_node)
+    keys = (where.fullest, where.nodes, n)
+    order = np.lexsort((s, *keys) if runs is None else (s, labels, *keys))
+    s, labels = s[order], labels[order]
+    layout = np.stack([where.workers, where.nodes, where.fullest], axis=1)[order]
+
+    new = np.concatenate([[True], np.any(layout[1:] != layout[:-1], axis=1)])
+    first = np.flatnonzero(new)
+    rows = np.diff(np.append(first, n.size))
+    per_run = []  # per place: (sum of speedups, rows) of each run
+    for start, size in zip(first, rows, strict=True):
+        of_run = np.unique(labels[start : start + size], return_inverse=True)[1]
+        per_run.append(
+            (np.bincount(of_run, s[start : start + size]).astype(np.float64), np.bincount(of_run).astype(np.float64))
+        )
+    means = np.array([sums.sum() / size.sum() for sums, size in per_run])
+    variance = [stats.variance_of_mean(sums / size) if len(sums) > 1 else np.nan for sums, size in per_run]
+    numbers = tuple(len(sums) for sums, _ in per_run)
+    counts = layout[first, 0]
+    base = None if scaled_by is None else int(np.flatnonzero(counts == scaled_by)[0])
+    return Sample(
+        speedup=s,
+        place=np.cumsum(new) - 1,
+        where=Places(counts, layout[first, 1], layout[first, 2]),
+        rows=rows.astype(np.float64),
+        means=means,
+        within=float(np.sum((s - np.repeat(means, rows)) ** 2)),
+        runs=numbers,
+        run_variance=np.array(variance),
+        base=base,
+        drawn=_draw(per_run, base, seed) if min(numbers) >= 3 and len(first) > 1 else None,
+    )
+
+
+def _draw(per_run: list[tuple[Array, Array]], base: int | None, seed: int) -> Array:
+    """Bootstrap means (B, K): m - 1 of the m runs of each place, drawn with replacement."""
+    generator = np.random.default_rng(seed)
+    drawn = np.empty((REPLICATES, len(per_run)))
+    scale = np.ones(REPLICATES)
+    for i, (sums, size) in enumerate(per_run):
+        pick = generator.integers(len(sums), size=(REPLICATES, len(sums) - 1))
+        drawn[:, i] = sums[pick].sum(axis=1) / size[pick].sum(axis=1)
+        if i == base:
+            middle = float(np.median(sums / size))
+            scale = np.median((sums / size)[pick], axis=1) / middle
+    return drawn / scale[:, np.newaxis]
+
+
+def by_series(points: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return the name and the rows of every series, in the order of names; "" without a `series` column."""
+    names = points["series"].astype(str) if "series" in points else pd.Series("", index=points.index)
+    return [(str(name), rows) for name, rows in points.groupby(names.to_numpy(), sort=True)]
+
+
+def check_points(points: pd.DataFrame) -> None:
+    """Raise AnalysisError unless there are rows with worker counts of at least 1 and throughputs above 0."""
+    missing = [column for column in ("workers", "samples_per_s") if column not in points]
+    if missing:
+        raise AnalysisError(f"points without column {missing[0]!r}: needed are 'workers' and 'samples_per_s'")
+    if points.empty:
+        raise AnalysisError("there are no points to fit: at least 2 distinct worker counts are needed")
+    _check_numbers(points["workers"].to_numpy(dtype=np.float64), points["samples_per_s"].to_numpy(dtype=np.float64))
+
+
+def _check_numbers(n: Array, value: Array, kind: str = "no throughput: leave out runs without a value above 0") -> None:
+    wrong = ~(np.isfinite(n) & (n >= 1))
+    if wrong.any():
+        raise AnalysisError(f"{n[wrong][0]:g} workers: every point needs a worker count of at least 1")
+    wrong = ~(np.isfinite(value) & (value > 0))
+    if wrong.any():
+        at, bad = n[wrong][0], value[wrong][0]
+        raise AnalysisError(f"{bad:g} at {at:g} workers is {kind}")
+
+
+def one_count(count: float) -> str:
+    return f"all points have {count:g} workers: measure at least 2 distinct worker counts (4 to distinguish laws)"
+
+
+def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_s: float) -> list[str]:
+    """Reasons, in words, to doubt the points of one series before any law is fitted to them; shapes (R,), (R,)."""
+    n = np.asarray(workers, dtype=np.float64)
+    x = np.asarray(samples_per_s, dtype=np.float64)
+    doubts = []
+    counts, group = np.unique(n, return_inverse=True)
+    repeats = np.bincount(group)
+    medians = np.array([np.median(x[group == i]) for i in range(len(counts))])
+
+    few = counts[repeats < 3]
+    if len(few):
+        which = "every worker count" if len(few) == len(counts) else f"{shortened(few)} workers"
+        doubts.append(f"fewer than 3 repeats at {which}: the spread between runs is not known there")
+    if len(counts) < 4:
+        doubts.append(f"only {len(counts)} distinct worker counts ({shortened(counts)}): laws cannot be separated")
+
+    off = off_counts(n, x)
+    if off:
+        doubts.append(
+            f"throughput at {shortened(off)} workers is more than 30 times off the other points: mixed units?"
+        )
+    spread = [
+        (count, np.std(x[group == i], ddof=1) / np.mean(x[group == i]))
+        for i, count in enumerate(counts)
+        if repeats[i] > 1 and count not in off
+    ]
+    wide = [(count, share) for count, share in spread if share > 0.10]
+    if wide:
+        worst = max(share for _, share in wide)
+        doubts.append(
+            f"runs at {shortened([count for count, _ in wide])} workers differ by up to {worst:.0%} "
+            "(standard deviation over mean): add repeats or look for a disturbance"
+        )
+    # One per cent of grace: a run that ties with the ideal line is not a finding.
+    above = [count for count, x_n in zip(counts, medians, strict=True) if x_n > 1.01 * count * base_samples_per_s]
+    above = [count for count in above if count not in off]
+    if above:
+        doubts.append(
+            f"super-linear: more than N times the baseline at {shortened(above)} workers "
+            "(a slow baseline, a cache effect, or less work per step)"
+        )
+    return doubts
+
+
+def off_counts(workers: ArrayLike, samples_per_s: ArrayLike) -> list[float]:
+    """Worker counts with a throughput that contradicts the other points 30-fold or more; shapes (R,), (R,)."""
+    n, x = np.asarray(workers, dtype=np.float64), np.asarray(samples_per_s, dtype=np.float64)
+    counts, group = np.unique(n, return_inverse=True)
+    medians = np.array([np.median(x[group == i]) for i in range(len(counts))])
+    apart = (x > 30 * medians[group]) | (x < medians[group] / 30)
+    return sorted(_far_off(counts, medians) | set(n[apart].tolist()))
+
+
+def _far_off(counts: Array, medians: Array) -> set[float]:
+    """Worker counts whose throughput contradicts the others: 30 times super-linear, or a fall to a thirtieth.
+
+    The one in most contradictions is named first, and the rest judged without it; of two equally guilty, both.
+    """
+    off: set[float] = set()
+    n, x = counts, medians
+    while len(n) > 1:
+        ratio = x[:, np.newaxis] / x  # [i, j]: i over j
+        more = n[:, np.newaxis] > n
+        clash = more & ((ratio > 30 * n[:, np.newaxis] / n) | (ratio < 1 / 30))
+        conflicts = clash.sum(axis=0) + clash.sum(axis=1)
+        if not conflicts.any():
+            return off
+        worst = conflicts == conflicts.max()
+        off |= set(n[worst].tolist())
+        n, x = n[~worst], x[~worst]
+    return off
+
+
+def shortened(values: Sequence[float] | Array) -> str:
+    """'1, 2 and 4': at most six, then how many more."""
+    texts = [f"{value:g}" for value in values]
+    if len(texts) > 6:
+        texts = [*texts[:5], f"{len(texts) - 5} more"]
+    return listed(texts)
