@@ -372,7 +372,7 @@ def test_import_as_json_and_its_refusals(tmp_path: Path, capsys: pytest.CaptureF
         ([], "exists already; choose another --out, or remove it first"),
         (["--layout", "wid"], "--layout 'wid' is not known (did you mean 'wide'?)"),
         (["--strain-unit", "mpa"], "--strain-unit 'mpa' is no unit of strain"),
-        (["--on-nonmonotonic", "fix"], "allowed: error drop sort"),
+        (["--on-nonmonotonic", "fix"], "allowed: error, drop, sort"),
         (["--delimiter", "x"], "--delimiter 'x': allowed are"),
         (["--decimal", "x"], "--decimal 'x' is not known; allowed: ., ,"),
     ):

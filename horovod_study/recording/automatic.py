@@ -290,7 +290,8 @@ class Watcher:
             out=Path(self._asked["out"]),
             options=RecordOptions.read(self._asked["options"], source="record"),
             batch=self._asked["batch"],
-            model_name=self._asked["model_name"] or (Path(sys.argv[0]).name if isinstance(model, Parameters) else None),
+            model_name=self._asked["model_name"]
+            or (Path(sys.argv[0]).name if isinstance(model, LooseParameters) else None),
             own=self._asked["own"],
             peers=replace(peers, all_values=self._meeting.all_values, waits_seen=self._observed is not None),
             beside=pairs[1:],
@@ -360,7 +361,7 @@ class Watcher:
 
     def _model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module:
         wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        return model_of(wanted) or Parameters(each for group in optimizer.param_groups for each in group["params"])
+        return model_of(wanted) or LooseParameters(each for group in optimizer.param_groups for each in group["params"])
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -405,7 +406,7 @@ class Watcher:
             stream.write(json.dumps([what, why]) + "\n")
 
 
-class Parameters(nn.Module):
+class LooseParameters(nn.Module):
     """Parameters that are in no module."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -449,7 +450,7 @@ def _with_gradients() -> nn.Module:
         for each in module._parameters.values()
         if each is not None and each.grad is not None
     }
-    return model_of(wanted) or Parameters(())
+    return model_of(wanted) or LooseParameters(())
 
 
 def samples_of(batch: Any) -> int:

@@ -23,11 +23,11 @@ class AfterTorch:
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = Loader(spec.loader)  # type: ignore[no-untyped-call,assignment]
+            spec.loader = RecordingLoader(spec.loader)  # type: ignore[no-untyped-call,assignment]
         return spec
 
 
-class Loader:
+class RecordingLoader:
     """A loader like another one, that installs the recorder behind it."""
 
     def __init__(self, loader):  # type: ignore[no-untyped-def]
