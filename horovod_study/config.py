@@ -336,11 +336,6 @@ class RunConfig(Configuration):
     repeat: int = shared("repeat")
 
     @property
-    def captured(self) -> bool:
-        """Whether steps are replayed as CUDA graphs, which hold no hooks."""
-        return False
-
-    @property
     def loss_scaled(self) -> bool:
         """Whether the loss is scaled, so that steps may be skipped."""
         return False

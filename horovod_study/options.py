@@ -76,8 +76,9 @@ SET_BY_TUNE = (
 """Options of a run that have no place where its communication is tuned."""
 
 SET_BY_RANGE_TEST = (
-    *(name for name in named(OPTIONS, Role.RUNTIME | Role.RATE | Role.PROBE) if name != "lr_scaling"),
-    *("target_mse", "seconds"),
+    *named(OPTIONS, Role.RUNTIME | Role.PROBE | Role.TARGET),
+    *(name for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SEVERAL),
+    "seconds",
 )
 """Options of a run that have no place in a learning-rate range test."""
 

@@ -34,6 +34,7 @@ class Role(Flag):
     RATE = auto()  # the learning rate over a run, which no step takes longer for
     BUDGET = auto()  # how long a run is; it has one of these
     COURSE = auto()  # what happens on the way: evaluations, checkpoints, an early end
+    TARGET = auto()  # ends a run that has learned enough
     NAMING = auto()  # which run of which study it is
     SWEEPABLE = auto()  # a study may vary it
     CELL = auto()  # runs that differ in it are different experiments, never repeats of each other

@@ -169,6 +169,11 @@ class Configuration:
             object.__setattr__(self, name, each.check("run", getattr(self, name)))
         self.check_together()
 
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replayed as CUDA graphs, which hold no hooks."""
+        return False
+
     def check_together(self) -> None:
         """Raise ConfigError for values that are right each and do not fit together."""
         given = [name for name in self.workload.budgets if getattr(self, name) is not None]
@@ -219,6 +224,8 @@ class Workload:
     """Returns how many threads and processes of a worker compute."""
     samples_of_epoch: Callable[[Configuration], float | None] = lambda config: None
     """Returns the samples of all workers in one pass over the data, as far as that is known beforehand."""
+    rate_of: Callable[[Mapping[str, Any], int], float | None] = lambda requested, workers: None
+    """Returns the learning rate that so many workers have, by the options that a record says were asked for."""
     small: Mapping[str, Any] | None = None
     """Values that make the options' defaults a run of seconds, to try whether workers can communicate; None: the
     options of the cell itself do, for a few steps."""

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 import horovod_study
-from horovod_study import records
+from horovod_study import config, records
 from horovod_study.config import COMMUNICATION
 from horovod_study.options import SET_BY_ATTRIBUTION, SET_BY_COMPARE, SET_BY_RANGE_TEST, SET_BY_TUNE
 from horovod_study.roles import Option, Role, named
 from horovod_study.runtimes import BACKENDS, RUNTIMES
 from horovod_study.workload.options import STRAIN, StrainConfig
+from horovod_study.workloads import SHARED
 
 ROOT = Path(horovod_study.__file__).parent
 FEW = 2
@@ -103,30 +104,78 @@ def test_a_list_would_be_seen(source: str) -> None:
     assert lists_of_options(source) == [(1, "kernels threads widths")]
 
 
+STRAIN_ONLY = set(STRAIN.options) - set(SHARED) - set(config.OPTIONS)
+"""Options that no other workload has: those of how a run communicates, is measured and placed are of any."""
+
+OF_ANY_RECORD = {
+    **dict.fromkeys(("lr", "optimizer", "precision"), "facts that the recorder finds of anybody's training"),
+    "target_mse": "a column of tables: what `test_mse` of a record was to reach",
+}
+"""Names that the package gives to what a run directory or a table holds, whatever was trained; and why."""
+
 OF_STRAIN = {
+    "cli/benchmarks.py": "benchmarks of the worked example",
+    "cli/strain.py": "verbs of the worked example",
     "programs/": "benchmarks and proofs of the worked example",
-    "cli/benchmarks.py": "a benchmark of the worked example",
     "studies/bench.py": "a benchmark of the worked example",
     "studies/range_run.py": "a range test of the worked example's schedule",
     "studies/timers.py": "a benchmark of the worked example",
     "studies/verify.py": "the proof, by the worked example, that averaging is right",
 }
-"""Where the configuration of the package's own training is still known by name, and why."""
+"""Programs and experiments of the package's own training, which know it by name, and why."""
+
+NAMED = {
+    ("analysis/advice.py", "widths"): "counts the layers of the worked example",
+    ("analysis/audit.py", "checkpoint_every"): "knows when the package's own trainer does not train",
+    ("analysis/breakdown.py", "cuda_graphs"): "says why a captured step has no data lap",
+    ("analysis/convergence.py", "schedule"): "a rate that depends on the length of the run",
+    ("analysis/inspection.py", "checkpoint_every"): "knows when the package's own trainer does not train",
+    ("analysis/inspection.py", "evaluate_every"): "knows when the package's own trainer does not train",
+    ("recording/recorder.py", "dataset"): "an attribute of PyTorch's DataLoader",
+}
+"""(module, option) that is still named elsewhere, and why."""
 
 
-def test_nobody_else_knows_what_the_package_trains() -> None:
-    """Whoever has not this class has a `Configuration` or `RunConfig`, and mypy lets nobody read an option of ours."""
-    names = {"StrainConfig", "strain_config"}
-    knowing = {
-        module
-        for module in modules()
-        if not module.startswith(OWN)
-        for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and names & {alias.name for alias in node.names}
+def imports_of(tree: ast.AST) -> set[str]:
+    """Return the names that a module imports from others."""
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return {alias.name for node in found for alias in node.names}
+
+
+def options_named(tree: ast.AST) -> set[str]:
+    """Return the strain-only options that a module names: as a text, or as an attribute of a configuration."""
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    of_configurations = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and "config" in ast.unparse(node.value).rpartition(".")[2]
     }
+    return (texts - set(OF_ANY_RECORD) | of_configurations) & STRAIN_ONLY
 
-    assert [module for module in sorted(knowing) if not module.startswith(tuple(OF_STRAIN))] == []
+
+def test_nobody_else_names_an_option_of_the_worked_example() -> None:
+    """Nor do mypy and the imports let anybody: elsewhere a configuration is a `Configuration` or a `RunConfig`."""
+    named_at: set[tuple[str, str]] = set()
+    knowing = set()
+    for module in modules():
+        tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
+        own = module.startswith(("workload/", "train.py"))
+        if not own and ({"StrainConfig", "strain_config"} & imports_of(tree) or options_named(tree)):
+            knowing.add(module)
+        if not own and not module.startswith(tuple(OF_STRAIN)):
+            assert not {"StrainConfig", "strain_config", "STRAIN"} & imports_of(tree), module
+            named_at |= {(module, name) for name in options_named(tree)}
+
+    assert set(NAMED) == named_at
     assert [place for place in OF_STRAIN if not any(module.startswith(place) for module in knowing)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['row["kernels"]', "config.widths", "cell.config.lr", 'NAMES = ("dataset",)', "self._config.precision"],
+)
+def test_a_named_option_would_be_seen(source: str) -> None:
+    assert len(options_named(ast.parse(source))) == 1
 
 
 def test_every_option_says_what_it_is_to_a_study() -> None:

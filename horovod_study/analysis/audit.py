@@ -784,13 +784,8 @@ def _asked(record: RunRecord) -> list[Fault]:
     if isinstance(ran.get("batch"), int) and isinstance(workers, int) and ran.get("global_batch") is not None:
         if ran.get("model") is None:  # batches of another script are medians of what its steps had
             pairs.append(("global_batch", ran["batch"] * workers, ran["global_batch"]))
-    growth = {"none": 1.0, "linear": float(workers or 1), "sqrt": math.sqrt(workers or 1)}.get(
-        asked.get("lr_scaling", "none")
-    )
-    rate = None
-    if isinstance(asked.get("lr"), int | float) and growth is not None and ran.get("model") is None:
-        rate = asked["lr"] * growth
-        pairs.append(("lr", rate, ran.get("lr")))
+    rate = packaged().rate_of(asked, workers or 1) if ran.get("model") is None else None
+    pairs.append(("lr", rate, ran.get("lr")))
     ranks = [each for each in ran.get("ranks") or () if isinstance(each, Mapping)]
     if ranks and isinstance(workers, int):
         pairs.append(("workers", workers, len(ranks)))
@@ -1209,7 +1204,8 @@ def _unlike_repeats(study: Study) -> Iterable[Fault]:
                 asked.setdefault((column, words), {})[name] = f"{value}"
         begin = ran.get("initial_parameter_sha256")
         if begin and ran.get("model") is None and seed is not None:
-            of = f"{seed} {ran.get('widths')} {ran.get('parameters')} {record.environment.get('torch')}"
+            shape = " ".join(f"{ran.get(each)}" for each in named(OPTIONS, Role.MODEL))
+            of = f"{seed} {shape} {ran.get('parameters')} {record.environment.get('torch')}"
             asked.setdefault(("initial_parameter_sha256", of), {})[name] = f"{begin}"
     for (column, _), values in asked.items():
         usual = _most_frequent(values.values())

@@ -6,6 +6,8 @@ from pathlib import Path
 from horovod_study.cli.verbs import Verb
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
+from horovod_study.roles import Role, named
+from horovod_study.workloads import packaged
 
 WARMUP_STEPS = 10
 """Fewer than of our own training: scripts of others may be short, and the rest of the warm-up is found."""
@@ -49,6 +51,7 @@ def record(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise ConfigError("record: no command; write `horovod-study record -- python train.py`")
+    measured = named(packaged().options, Role.WINDOW | Role.CLOCK | Role.NAMING)
     own = {}
     for text in options.option:
         name, equals, value = text.partition("=")
@@ -58,15 +61,7 @@ def record(options: argparse.Namespace) -> int:
     return recorded.record(
         command,
         options.out or Path("runs") / options.study / f"{utc_stamp()}-{Path(command[0]).name}",
-        {
-            "warmup_steps": options.warmup_steps,
-            "timer_mode": options.timer_mode,
-            "system_interval_s": options.system_interval_s,
-            "disk_full": "go-on",
-            "study": options.study,
-            "partition": options.partition,
-            "repeat": options.repeat,
-        },
+        {**{name: value for name, value in vars(options).items() if name in measured}, "disk_full": "go-on"},
         batch=options.batch,
         model_name=options.model_name,
         own=own,

@@ -31,7 +31,10 @@ _ELSEWHERE = {
     "partition": "the top of the file",
     "repeat": "nothing: a search tries each combination once",
 }
-_SAME_FOR_ALL = (*named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD), "target_mse", "lr_end")
+_SAME_FOR_ALL = (
+    *named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD | Role.TARGET),
+    *(name for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE),
+)
 _COMBINATIONS = 1000  # of choices that are tried for a valid one
 
 

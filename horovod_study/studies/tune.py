@@ -277,8 +277,8 @@ def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
 
     Captured steps average one flat buffer whatever the library would do: a CUDA graph holds no hooks.
     """
-    given, options = config.to_dict(), config.workload.options
-    hooks = runtime.startswith(("horovod/", "ddp/")) and not given.get("cuda_graphs")
+    options = config.workload.options
+    hooks = runtime.startswith(("horovod/", "ddp/")) and not config.captured
     values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off"}
     if hooks:
         values |= {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False}

@@ -1,6 +1,7 @@
 """The options of the worked example: what its network, its data, its training and its computing may be."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,8 @@ KERNELS = ("torch", "fused")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LOADERS = ("memory", "prefetch", "device", "dataloader")
 DEFAULT_EPOCHS = 10
+LR_SCALINGS: Mapping[str, Callable[[int], float]] = {"none": lambda workers: 1.0, "linear": float, "sqrt": math.sqrt}
+"""How the learning rate grows with the workers."""
 
 
 def parse_widths(text: str) -> tuple[int, int, int]:
@@ -110,7 +113,7 @@ class _Training(Configuration):
     lr_scaling: str = option(
         "none",
         "how the learning rate grows with the workers",
-        choices=("none", "linear", "sqrt"),
+        choices=tuple(LR_SCALINGS),
         heading=LEARNED,
         roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.SEVERAL,
         words=lambda value: "unscaled lr" if value == "none" else f"{value} lr scaling",
@@ -254,7 +257,7 @@ class _Training(Configuration):
         kind=float,
         above=0,
         heading=LENGTH,
-        roles=Role.COURSE,
+        roles=Role.COURSE | Role.TARGET,
         quiet=None,
     )
     warmup_steps: int = shared("warmup_steps")
@@ -368,6 +371,11 @@ def _command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
     return ("-m", "horovod_study.train", "--config", str(config), "--resume" if resume else "--out", str(directory))
 
 
+def _rate_of(requested: Mapping[str, Any], workers: int) -> float | None:
+    lr, grown = requested.get("lr"), LR_SCALINGS.get(requested.get("lr_scaling", "none"))
+    return lr * grown(workers) if isinstance(lr, int | float) and grown is not None else None
+
+
 def _samples_of_epoch(config: Configuration) -> float | None:
     size = cast(StrainConfig, config).dataset
     return 0.75 * int(size) if size.isdigit() else None
@@ -382,6 +390,7 @@ WORKLOAD = STRAIN = Workload(
     model="StressCNN",
     threads_of=lambda config: config.threads + cast(StrainConfig, config).loader_processes,
     samples_of_epoch=_samples_of_epoch,
+    rate_of=_rate_of,
     small={
         "dataset": "400",
         "batch": 16,

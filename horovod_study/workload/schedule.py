@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from horovod_study.errors import ConfigError
-from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.options import LR_SCALINGS, StrainConfig
 
 STEP_DECAY = 0.1
 STEP_EVERY = 1 / 3
@@ -17,8 +17,7 @@ ONE_CYCLE_END = 1e-4 / 25
 
 def scaled_lr(config: StrainConfig, workers: int) -> float:
     """Return the base rate after scaling by the number of workers: times 1, sqrt(N) or N."""
-    factor = {"none": 1.0, "sqrt": math.sqrt(workers), "linear": float(workers)}[config.lr_scaling]
-    return config.lr * factor
+    return config.lr * LR_SCALINGS[config.lr_scaling](workers)
 
 
 def lr_factor(config: StrainConfig, step: int, progress: float) -> float:

@@ -41,6 +41,7 @@ from horovod_study.report.kit.style import (
     text_in,
     to_bytes,
 )
+from horovod_study.roles import Role
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific, short_rate
 from horovod_study.workloads import packaged
 
@@ -563,7 +564,7 @@ def _groups(points: pd.DataFrame, table: pd.DataFrame, name: str) -> list[tuple[
     """Return the lines of one panel: the cells that differ in the option `name` only."""
     others = [*("partition", "backend", "transport", "workers", "nodes", "train_samples", "precision"), *CHOICES]
     keys = [each for each in [*others, "batch"] if each != name and table[each].nunique(dropna=False) > 1]
-    if name == "lr_scaling":  # it changes nothing for one plain worker
+    if name in OPTIONS and OPTIONS[name].roles & Role.SEVERAL:  # it changes nothing for one plain worker
         table = table[table["backend"] != "serial"]
     groups = [rows for _, rows in table.groupby(keys, sort=False, dropna=False)] if keys else [table]
     groups = [rows for rows in groups if len(rows) > 1] or groups
