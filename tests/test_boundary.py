@@ -16,6 +16,7 @@ from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.figures import boundary as drawn
 from horovod_study.report.kit import interactive
 from horovod_study.report.page import html
+from horovod_study.report.page.tables import tables
 
 MPI = "local horovod/mpi batch 75"
 PAIR = ((1, (1,)), (2, (2,)), (2, (1, 1)))
@@ -109,7 +110,8 @@ def test_on_one_node_there_is_no_boundary_and_no_section():
 
     assert analysis.boundary.empty
     assert set(analysis.nodes["nodes"]) == {1}
-    assert drawn.drawings(analysis) == [] and drawn.sentences(analysis) == [] and drawn.table(analysis).groups == ()
+    assert drawn.drawings(analysis) == [] and drawn.sentences(analysis) == []
+    assert "boundary" not in {table.name for table in tables(analysis)}
     assert "Across nodes" not in html.render(analysis)
 
 
@@ -293,11 +295,11 @@ def test_an_unresolved_jump_is_said_to_be_one():
     analysis = analysed(jump_ms=0.0)
 
     assert drawn.sentences(analysis)[0].startswith(
-        "Horovod/MPI: no difference between one node and two nodes is resolved (with 2 workers): "
+        "Horovod/MPI: one node and two nodes are not measurably different (with 2 workers): "
     )
-    table = drawn.table(analysis)
-    (jump,) = [place for place, column in enumerate(table.columns) if column.head == "Jump of waiting"]
-    assert table.groups[0].rows[0][jump].doubts == ("not resolved",)
+    (table,) = [table for table in tables(analysis) if table.name == "boundary"]
+    (verdict,) = [place for place, column in enumerate(table.columns) if column.head == "Verdict"]
+    assert table.groups[0].rows[0][verdict] == "not resolved"
 
 
 def test_the_figure_marks_the_boundary_and_writes_the_jump_and_the_paths():

@@ -309,7 +309,7 @@ def test_on_paper_nothing_is_cut_off_and_the_colours_are_those_of_the_day(browse
                 .filter((each) => getComputedStyle(each).display === "none").map((each) => each.id)"""
         )
         assert hidden == []
-        assert page.locator("#table-parts").is_visible()
+        assert page.locator("#table-breakdown").is_visible()
         page.emulate_media(media="screen")
         page.pdf(path=tmp_path / "report.pdf", format="A4", prefer_css_page_size=True)
     if shutil.which("pdftotext") is None:

@@ -2,7 +2,8 @@
 
 from html.parser import HTMLParser
 
-from horovod_study.report.kit.markup import against_baseline, estimated, to_html
+from horovod_study.report.kit.markup import to_html
+from horovod_study.report.kit.typeset import to_latex, to_markdown
 from horovod_study.text.tables import Cell, Column, Group, Table, table_of, to_lines
 
 EVIL = "<script>alert('&')</script>"
@@ -31,10 +32,10 @@ def read(*rows: tuple[str, ...], title: str = "", caption: str = "", **how: str)
 
 
 def test_no_text_becomes_markup() -> None:
-    found = read((Cell(EVIL, EVIL, doubts=[EVIL], tag=EVIL, code=True), EVIL), title=EVIL, caption=EVIL)
+    found = read((Cell(EVIL, EVIL, doubts=[EVIL], code=True), EVIL), title=EVIL, caption=EVIL)
 
     assert "script" not in {tag for tag, _ in found.tags}
-    assert 7 == found.words.count(EVIL)
+    assert 6 == found.words.count(EVIL)
 
 
 def test_what_a_page_needs_is_marked() -> None:
@@ -51,20 +52,36 @@ def test_what_a_page_needs_is_marked() -> None:
     assert ["Series", "name", "a", "b", "ms", "series", "x", "1", "[0, 2]", "few", "y", "none"] == found.words
 
 
-def test_a_cell_may_stand_for_several() -> None:
-    found = read((Cell("no result", columns=2, warning=True),), ("x", Cell("1", rows=2)), ("y",))
+def test_a_cell_may_span_columns() -> None:
+    found = read((Cell("no result", columns=2, warning=True),), ("x", "1"))
 
     assert ("td", {"class": "missing", "colspan": "2"}) in found.tags
-    assert ("td", {"class": "n strong", "rowspan": "2"}) in found.tags
     assert "Series" not in found.words, "no column for titles where no group has one"
 
 
-def test_a_number_has_its_interval_below_it() -> None:
-    nan = float("nan")
-    assert ("1.70", ("[1.66, 1.75]",)) == (estimated(1.7, 1.66, 1.75), estimated(1.7, 1.66, 1.75).under)
-    assert ("1.70", ("no interval",)) == (estimated(1.7), estimated(1.7).under)
-    assert ("\u2013", ()) == (estimated(nan), estimated(nan).under)
-    assert ("1.00", ("by definition",)) == (against_baseline(1, 1, 1), against_baseline(1, 1, 1).under)
+def test_a_number_has_its_interval_below_it_on_a_page_only() -> None:
+    columns = (Column(head="value", interval=True), Column(head="none", interval=True))
+    rows = (("1.70 [1.66, 1.75]", Cell("1", "lowest of 3")),)
+    table = Table(name="t", title="One", columns=columns, groups=(Group(title="", rows=rows),), notes=("a: a note.",))
+    found = Reader(to_html(table))
+
+    assert ["One", "value", "none", "1.70", "[1.66, 1.75]", "1", "lowest of 3", "a: a note."] == found.words
+    assert [tag for tag, _ in found.tags if tag == "small"] == ["small"] * 2
+    assert "1.70 [1.66, 1.75]" in to_markdown(table) and "lowest" not in to_markdown(table)
+
+
+def test_what_only_a_page_has_room_for_is_not_printed() -> None:
+    columns = (Column(head="law", number=False), Column(head="extra", page_only=True), Column(head="rmse"))
+    rows = (("linear", "7", "0.1"), (Cell("power", page_only=True), "8", "0.2"))
+    groups = (Group(title="both", rows=rows), Group(title="none printed", rows=rows[1:]))
+    table = Table(name="t", title="Laws", columns=columns, groups=groups)
+
+    assert {"extra", "power", "none printed"} <= set(Reader(to_html(table)).words)
+    for text in (to_markdown(table), to_latex(table)):
+        assert "linear" in text and "0.1" in text
+        assert not [
+            word for word in ("extra", "power", "none printed", "0.2", "7") if word in text.split("caption")[-1]
+        ]
 
 
 def test_elsewhere_a_cell_is_its_text() -> None:

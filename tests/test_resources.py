@@ -17,6 +17,7 @@ from horovod_study.report.figures import resources as drawn
 from horovod_study.report.kit.markup import to_html
 from horovod_study.report.kit.style import style
 from horovod_study.report.page import html
+from horovod_study.report.page.tables import tables as page_tables
 
 WAYS = (("serial", "none"), ("horovod", "mpi"))
 MPI = "local horovod/mpi batch 75"
@@ -271,12 +272,14 @@ def test_permuted_runs_give_the_same_bytes_and_survive_the_files(analysis, tmp_p
     assert "Infinity" not in json.dumps(documents) and "NaN" not in json.dumps(documents)
     assert not np.isinf(analysis.quantity_curves[["value", "low", "high"]].to_numpy(dtype=float)).any()
     assert loaded.resources["energy_of"].tolist() == analysis.resources["energy_of"].tolist()
-    assert to_html(drawn.table(loaded)) == to_html(drawn.table(analysis))
+    assert [to_html(table) for table in page_tables(loaded)] == [to_html(table) for table in page_tables(analysis)]
 
 
 def test_the_figure_and_the_table_say_what_training_costs(analysis):
     (drawing,) = drawn.drawings(analysis)
-    rows = next(group for group in drawn.table(analysis).groups if group.title == "Horovod/MPI").rows
+    (table,) = [table for table in page_tables(analysis) if table.name == "resources"]
+    rows = next(group for group in table.groups if group.title.startswith("Horovod/MPI")).rows
+    heads = [column.head for column in table.columns]
 
     assert "Energy of GPUs in the timed window" in drawing.caption
     assert "hollow triangle" in drawing.caption and "Lines: the law selected by AICc" in drawing.caption
@@ -284,7 +287,8 @@ def test_the_figure_and_the_table_say_what_training_costs(analysis):
         labels = [axes.get_ylabel() for axes in drawing.draw(6.3).axes]
     assert labels == ["Energy per sample / mJ", "GPU seconds per epoch", "GPU seconds to target"]
     assert [row[0] for row in rows] == ["1", "2", "4"]
-    assert rows[2][4].startswith("2.0") and rows[0][6] != "\u2013"
+    assert rows[2][heads.index("Energy\nratio")].startswith("2.0")
+    assert rows[0][heads.index("GPU time\nper epoch")] != "\u2013"
     assert drawn.sentences(analysis)[0].startswith("Horovod/MPI: 4 workers use 2.0")
     assert "Energy and hours" in html.render(analysis)
 
@@ -294,12 +298,12 @@ def test_nothing_is_shown_where_nothing_was_recorded(analysis):
     alone = analyze(metered((1,)))
 
     for each in (analyze(runs), alone):
-        assert drawn.drawings(each) == [] and drawn.table(each).groups == () and drawn.sentences(each) == []
+        assert drawn.drawings(each) == [] and drawn.sentences(each) == []
         assert 'id="resources"' not in html.render(each)
     hours = dataclasses.replace(analysis, resources=analysis.resources.assign(device="cpu"))
-    assert drawn.units(analysis) == {"energy": "mJ", "hours": "GPU seconds"}
-    assert drawn.units(hours) == {"energy": "mJ", "hours": "Worker seconds"}
-    assert "Worker seconds<br>per epoch" in html.render(hours)
+    assert [name for _, name in drawn.scales(analysis).values()][:2] == ["mJ", "seconds"]
+    assert drawn.hours_word(hours) == "Worker"
+    assert "Worker time<br>per epoch<br>seconds" in html.render(hours)
 
 
 def test_units_are_those_that_can_be_read():

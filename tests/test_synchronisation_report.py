@@ -14,6 +14,7 @@ from horovod_study.report.figures import synchronisation
 from horovod_study.report.kit import interactive, style
 from horovod_study.report.kit.markup import to_html
 from horovod_study.report.page import html
+from horovod_study.report.page.tables import tables as page_tables
 from horovod_study.text import numbers
 
 WAYS = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
@@ -49,21 +50,13 @@ def analysis() -> Analysis:
     return analyze(study())
 
 
-@pytest.fixture(scope="module")
-def section(analysis):
-    return synchronisation.section(analysis)
-
-
 def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path):
     records.save_tables(tmp_path, analysis.tables(), analysis.documents())
     tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
     again = Analysis(**tables, **documents)
 
-    sections = [synchronisation.section(each) for each in (again, analysis)]
-    assert sections[0] == sections[1]
-    assert [to_html(table) for _, _, table in sections[0]["tables"]] == [
-        to_html(table) for _, _, table in sections[1]["tables"]
-    ]
+    assert synchronisation.sentences(again) == synchronisation.sentences(analysis)
+    assert [to_html(table) for table in page_tables(again)] == [to_html(table) for table in page_tables(analysis)]
     assert {each.name: each.caption for each in synchronisation.drawings(again)} == {
         each.name: each.caption for each in synchronisation.drawings(analysis)
     }
@@ -81,7 +74,7 @@ def test_the_section_holds_figures_and_tables_once(analysis):
     page = html.render(analysis)
 
     assert page.count('<section id="synchronisation">') == 1 and 'href="#synchronisation"' in page
-    for table in ("table-sync", "table-transports", "table-knees", "table-cycle"):
+    for table in ("table-synchronisation", "table-transports", "table-knees", "table-cycle"):
         assert page.count(f'id="{table}"') == 1
     assert [each.name for each in synchronisation.drawings(analysis)] == list(synchronisation.NAMES)
     section = page[page.index('<section id="synchronisation">') :]
@@ -101,7 +94,7 @@ def test_the_section_holds_figures_and_tables_once(analysis):
 def test_where_there_is_nothing_to_show_there_is_no_section(runs):
     analysis = analyze(runs)
 
-    assert not synchronisation.section(analysis)["shown"] and synchronisation.drawings(analysis) == []
+    assert synchronisation.drawings(analysis) == []
     assert 'id="synchronisation"' not in html.render(analysis)
 
 
@@ -109,11 +102,11 @@ def test_two_counts_are_a_table_and_no_figure():
     analysis = analyze(run_table((1, 2), ways=WAYS, failed=()))
 
     assert synchronisation.drawings(analysis) == []
-    assert "sync" in {table.name for _, _, table in synchronisation.section(analysis)["tables"]}
+    assert "synchronisation" in {table.name for table in page_tables(analysis)}
 
 
-def test_the_sentences_carry_the_numbers_of_the_tables(analysis, section):
-    text = " ".join(section["sentences"]).replace("\u202f", " ")
+def test_the_sentences_carry_the_numbers_of_the_tables(analysis):
+    text = " ".join(synchronisation.sentences(analysis)).replace("\u202f", " ")
     cell = analysis.synchronisation.query(
         "series == 'local horovod/mpi batch 75 cycle time as shipped idle cycle time as shipped' and workers == 4"
     ).iloc[0]
@@ -130,11 +123,12 @@ def test_the_sentences_carry_the_numbers_of_the_tables(analysis, section):
 def test_unknown_values_are_dashes_with_their_reason():
     runs = run_table((1, 2, 4), ways=(("horovod", "mpi"), ("ddp", "gloo")), failed=())
     analysis = analyze(runs)
-    (table,) = [table for _, _, table in synchronisation.section(analysis)["tables"] if table.name == "sync"]
+    (table,) = [table for table in page_tables(analysis) if table.name == "synchronisation"]
     (hidden,) = [group.rows for group in table.groups if "DDP" in group.title]
 
-    assert [row[2] for row in hidden][1:] == ["\u2013", "\u2013"]
-    assert "inside backward" in hidden[1][2].doubts[0]
+    (waiting,) = [place for place, column in enumerate(table.columns) if column.head == "Per step"]
+    assert [row[waiting] for row in hidden] == ["\u2013", "\u2013"]
+    assert "inside backward" in hidden[1][waiting].doubts[0]
     drawing = synchronisation.drawings(analysis)[0]
     assert "hidden inside their backward pass: PyTorch DDP/Gloo." in drawing.caption
 

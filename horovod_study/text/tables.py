@@ -6,7 +6,7 @@
 
 import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Column:
     wrap: bool = False  # a text that may break into lines
     strong: bool = False  # on a page in bold
     names: bool = False  # on a page the heading of its row
+    page_only: bool = False  # not printed: only a page has room for it
     cell: Callable[[Row], str] | None = field(default=None, compare=False)  # makes the text of a row
 
 
@@ -38,30 +39,28 @@ class Cell(str):
 
     under: tuple[str, ...]  # below it, in smaller letters
     doubts: tuple[str, ...]  # below that, as warnings
-    tag: str  # beside it
     code: bool  # a name to type
     strong: bool
     warning: bool  # the text itself is one
     columns: int  # that it spans
-    rows: int
+    page_only: bool  # in the first cell of a row: the row is not printed
 
     def __new__(
         cls,
         text: str,
         *under: str,
         doubts: Iterable[str] = (),
-        tag: str = "",
         code: bool = False,
         strong: bool = False,
         warning: bool = False,
         columns: int = 1,
-        rows: int = 1,
+        page_only: bool = False,
     ) -> "Cell":
         """Make a cell; empty lines below the text are left out."""
         made = super().__new__(cls, text)
         made.under, made.doubts = tuple(filter(None, under)), tuple(filter(None, doubts))
-        made.tag, made.code, made.strong, made.warning = tag, code, strong, warning
-        made.columns, made.rows = columns, rows
+        made.code, made.strong, made.warning = code, strong, warning
+        made.columns, made.page_only = columns, page_only
         return made
 
 
@@ -69,7 +68,7 @@ class Cell(str):
 class Group:
     """Rows that belong together, with what they share over them; each row has one text per column.
 
-    On a page a cell may span several columns or rows; then others are left out.
+    On a page a cell may span several columns; then those are left out.
     """
 
     title: str
@@ -87,6 +86,21 @@ class Table:
     caption: str = ""
     data: "pd.DataFrame | None" = None
     notes: tuple[str, ...] = ()  # under the table
+
+
+def printed(table: Table) -> Table:
+    """Return the table without the columns and rows that are for a page only."""
+    kept = [place for place, column in enumerate(table.columns) if not column.page_only]
+    groups = [
+        replace(group, rows=tuple(tuple(row[place] for place in kept) for row in group.rows if _is_printed(row)))
+        for group in table.groups
+    ]
+    columns = tuple(table.columns[place] for place in kept)
+    return replace(table, columns=columns, groups=tuple(group for group in groups if group.rows))
+
+
+def _is_printed(row: Sequence[str]) -> bool:
+    return not (isinstance(row[0], Cell) and row[0].page_only)
 
 
 def row_of(columns: Iterable[Column], row: Row) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ Everything drawn is a column of the analysis.
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -18,7 +17,6 @@ from horovod_study.analysis.boundary import DIRECT, INDIRECT, MEDIAN
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
-from horovod_study.report.kit.markup import by_series, estimated
 from horovod_study.report.kit.panels import (
     MAX_PANELS,
     in_table_only,
@@ -39,8 +37,7 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
-from horovod_study.text.numbers import MINUS, THIN, milliseconds, with_interval
-from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
+from horovod_study.text.numbers import THIN, milliseconds, with_interval
 from horovod_study.text.words import listed, plural
 
 NAME = "boundary"
@@ -111,38 +108,6 @@ def sentences(analysis: Analysis) -> list[str]:
     return found
 
 
-def table(analysis: Analysis) -> Table:
-    """Return the table of jumps: one group of rows per series."""
-    labels = series_labels(analysis.nodes)
-
-    def end(row: Row, name: str) -> str:
-        where = place(row[f"{name}_workers"], row[f"{name}_nodes"], row[f"{name}_per_node"])
-        return Cell(where, f"{row[f'{name}_path']}")
-
-    columns = (
-        Column(head="Comparison", number=False, cell=lambda row: Cell(row["kind"], row["note"])),
-        Column(head="From\ncarried by", number=False, cell=lambda row: end(row, "fewer")),
-        Column(head="To\ncarried by", number=False, cell=lambda row: end(row, "more")),
-        Column(head="Repeats", cell=lambda row: f"{row['fewer_repeats']}, {row['more_repeats']}"),
-        Column(head="Waiting before", unit="ms", cell=lambda row: _time(row["fewer_sync_s"])),
-        Column(head="Waiting after", unit="ms", cell=lambda row: _time(row["more_sync_s"])),
-        Column(head="Jump of waiting", unit="ms", strong=True, cell=_waiting_jump),
-        Column(head="Jump of the step", unit="ms", cell=lambda row: _jump(row, "step_")),
-    )
-    return Table(
-        name="nodes",
-        caption="What another node adds to a step, in ms: means over repeats with 95 % intervals. Direct: equal "
-        "workers on fewer and on more nodes. Indirect: the next worker count needs another node, so that further "
-        "workers have their part in it",
-        columns=columns,
-        groups=by_series(
-            analysis.boundary,
-            partial(row_of, columns),
-            lambda series, rows: Cell(labels[series], rows["setting"].iloc[0]),
-        ),
-    )
-
-
 def place(workers: float, nodes: float, per_node: str) -> str:
     """Return where workers sat, in words: `2 workers on 1 node`, `5 workers on 2 nodes (4 + 1)`."""
     text = f"{plural(workers, 'worker')} on {plural(nodes, 'node')}"
@@ -183,7 +148,7 @@ def _sentence(row: Mapping[Any, Any], name: str) -> str:
         value = _size(jump, low, high)
         both = f"with {plural(row['more_workers'], 'worker')}" if row["kind"] == DIRECT else f"{here} against {there}"
         return (
-            f"{name}: no difference between {fewer} and {more} nodes is resolved ({both}): {value} per step, {levels}."
+            f"{name}: {fewer} and {more} nodes are not measurably different ({both}): {value} per step, {levels}."
         ).replace("one and", "one node and")
     adds = "adds" if jump >= 0 else "takes"
     off = "" if jump >= 0 else "off "
@@ -208,28 +173,6 @@ def _size(seconds: float, low: float, high: float) -> str:
 
 def _word(count: float) -> str:
     return _WORDS[int(count)] if count < len(_WORDS) else f"{count:.0f}"
-
-
-def _time(seconds: float) -> str:
-    return milliseconds(seconds) if math.isfinite(seconds) else NOTHING
-
-
-def _jump(row: Row, start: str, *under: str) -> Cell:
-    names = ("s", "low_s", "high_s") if start == "beyond_" else ("jump_s", "low_s", "high_s")
-    made = estimated(*(1000 * row[f"{start}{name}"] for name in names))
-    if made == NOTHING:
-        return made
-    resolved = row[f"{start}resolved"]
-    doubts = () if pd.isna(resolved) or resolved else ("not resolved",)
-    return Cell(made if made.startswith(MINUS) else f"+{made}", *made.under, *under, doubts=doubts)
-
-
-def _waiting_jump(row: Row) -> Cell:
-    """Return the jump of the waiting, and of an indirect one what is beyond the growth with the workers."""
-    beyond = _jump(row, "beyond_") if row["kind"] == INDIRECT else Cell(NOTHING)
-    if not beyond.under:
-        return _jump(row, "")
-    return _jump(row, "", f"beyond growth: {', '.join([' '.join([beyond, *beyond.under]), *beyond.doubts])}")
 
 
 def _carried(analysis: Analysis) -> str:

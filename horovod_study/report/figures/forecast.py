@@ -16,8 +16,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from horovod_study.analysis.forecast import CURVE, FORECAST, MEASURED
-from horovod_study.analysis.holdout import COMBINED
-from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
@@ -37,13 +35,9 @@ from horovod_study.report.kit.style import (
     QUIET,
     SeriesStyle,
     folded,
-    series_labels,
     series_styles,
     text_in,
 )
-from horovod_study.text.numbers import THIN, percent, rounded, signed
-from horovod_study.text.tables import Cell, Column, Group, Row, Table, row_of
-from horovod_study.text.words import listed, plural
 
 NAME = "forecast"
 _TICK_GAP_IN = 0.08  # between the labels of two worker counts
@@ -86,118 +80,6 @@ def drawings(analysis: Analysis) -> list[Drawing]:
             draw=draw,
         )
     ]
-
-
-def table(analysis: Analysis) -> Table:
-    """Return the table of forecasts: one group of rows per series, with the hold-out error and the recommendation."""
-    labels = series_labels(analysis.points)
-    setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
-    columns = (
-        Column(head="Workers", names=True, cell=_workers),
-        Column(head="Throughput", unit="samples/s", strong=True, cell=_throughput),
-        Column(head="Of ideal", cell=lambda row: percent(row["efficiency"])),
-        Column(head="Hold-out error", number=False),
-        Column(head="Recommended workers", number=False),
-    )
-    groups = []
-    for series, document in analysis.holdout["series"].items():
-        own = analysis.forecast[(analysis.forecast["series"] == series) & (analysis.forecast["kind"] == FORECAST)]
-        scored = [*_scored(document), *_doubts(own)]
-        rows: list[tuple[str, ...]] = [row_of(columns[:3], row) for row in own.to_dict("records")]
-        if rows:
-            recommended = Cell("", *_recommended(document["recommendation"]), rows=len(rows))
-            rows[0] = (*rows[0], Cell("", *scored, rows=len(rows)), recommended)
-        else:
-            rows = [(Cell(f"No forecast. {scored[0]}", columns=len(columns), warning=True),)]
-        groups.append(Group(title=Cell(labels[series], setting[series]), rows=tuple(rows)))
-    return Table(
-        name="forecast",
-        caption="Forecast throughput with its 95 % interval for a single run, as a share of ideal scaling; beside it "
-        "how forecasts of this method came out, and the recommended worker counts with 95 % intervals. Knee: where one "
-        "more worker gains less than half of what a worker brings on average",
-        columns=columns,
-        groups=tuple(groups),
-    )
-
-
-# ---------------------------------------------------------------------------------------------------- words
-
-
-def _workers(row: Row) -> str:
-    nodes = "" if math.isnan(row["nodes"]) else f"on {plural(row['nodes'], 'node')}"
-    return Cell(f"{row['workers']:.0f}", nodes)
-
-
-def _throughput(row: Row) -> str:
-    return Cell(rounded(row["samples_per_s"], 3), f"{rounded(row['low'], 3)} to {rounded(row['high'], 3)}")
-
-
-def _scored(document: Mapping[str, Any]) -> list[str]:
-    """Return how the same method did with the largest counts hidden, in sentences."""
-    if document["why_not"]:
-        return [f"Not scored: {document['why_not']}."]
-    known = document["known"][-1]
-    own = [each for each in document["forecasts"] if each["law"] == COMBINED]
-    inside = sum(each["covered"] is True for each in own)
-    missed = listed([f"{each['workers']} by {signed(percent(each['error']))}" for each in own])
-    text = [
-        f"The same method, knowing only N \u2264 {known}, missed {missed}; {inside} of {len(own)} in the "
-        f"95{THIN}% interval."
-    ]
-    for law, one in document["laws"].items():
-        if law == COMBINED:
-            continue
-        name = law_label(law)
-        if one["median_ape"] is None:
-            text.append(f"The law selected for all points ({name}) {one['fails']}.")
-        else:
-            text.append(
-                f"The law selected for all points ({name}) alone: median error {percent(one['median_ape'])}"
-                + (", which fails." if one["fails"] else ".")
-            )
-    rolling = document["rolling"]
-    if rolling is not None and rolling["targets"] > len(own):
-        text.append(
-            f"Hiding one count, then two, and so on: {plural(rolling['targets'], 'forecast')}, median error "
-            f"{percent(rolling['median_ape'])}, {percent(rolling['coverage'])} in the interval."
-        )
-    return [*text, *(f"Doubt: {doubt}." for doubt in document["doubts"])]
-
-
-def _doubts(told: pd.DataFrame) -> list[str]:
-    """Return each doubt about forecasts of one series once, with the counts it is about."""
-    counts: dict[str, list[str]] = {}
-    for row in told.to_dict("records"):
-        for doubt in filter(None, row["doubts"].split("; ")):
-            counts.setdefault(doubt, []).append(f"{row['workers']}")
-    return [f"Doubt about {listed(of)} workers: {doubt}." for doubt, of in counts.items()]
-
-
-def _recommended(document: Mapping[str, Any] | None) -> list[str]:
-    """Return the recommended worker counts with their intervals, in sentences."""
-    if document is None:
-        return []
-    answers = document["answers"]
-    text = []
-    for name, title in (
-        ("knee", "Knee"),
-        ("usl_peak", "Highest throughput (USL)"),
-        ("cheapest", "Lowest cost per sample"),
-    ):
-        one = answers[name]
-        if one["why_not"]:
-            continue
-        text.append(f"{title}: {_count(one)}.")
-    doubts = answers["knee"]["doubts"]
-    return [*text, *(f"Doubt about the knee: {doubt}." for doubt in doubts)]
-
-
-def _count(one: Mapping[str, Any]) -> str:
-    if one["workers"] is None:
-        beyond = f", most likely beyond {one['searched_to']}" if one["low"] < one["searched_to"] else ""
-        return f"at least {plural(one['low'], 'worker')}{beyond}"
-    high = f"beyond {one['searched_to']}" if one["high"] is None else f"{one['high']}"
-    return f"{plural(one['workers'], 'worker')} [{one['low']}, {high}]"
 
 
 # ---------------------------------------------------------------------------------------------------- drawing

@@ -7,7 +7,6 @@ counter: their worker hours say what the efficiency says.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -20,7 +19,6 @@ from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
-from horovod_study.report.kit.markup import against_baseline, by_series, estimated
 from horovod_study.report.kit.panels import MAX_HEIGHT_IN, boundary_words, legend, marker, node_boundaries, worker_axis
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
@@ -34,8 +32,7 @@ from horovod_study.report.kit.style import (
     series_styles,
     small,
 )
-from horovod_study.text.numbers import number, rounded, scientific, with_interval
-from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
+from horovod_study.text.numbers import number, scientific, with_interval
 from horovod_study.text.words import plural
 
 NAME = "resources"
@@ -100,48 +97,6 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     ]
 
 
-def table(analysis: Analysis) -> Table:
-    """Return the table of energy and hours: one group of rows per series; none where there is no figure either."""
-    panels = {panel.quantity: panel for panel in _panels(analysis)}
-    labels = series_labels(analysis.points)
-    energy, hours = (panels.get(name) for name in ("energy_per_sample_j", "worker_hours_per_epoch"))
-    hour = hours.unit if hours else 1.0
-    told = units(analysis)
-    columns = (
-        Column(head="Workers", names=True, cell=lambda row: f"{row['workers']:.0f}"),
-        Column(head="Repeats", cell=lambda row: f"{row['repeats']:.0f}"),
-        Column(head="Power", unit="W", cell=lambda row: _rounded(row["power_w_median"])),
-        Column(
-            head="Energy per sample",
-            unit=told["energy"],
-            strong=True,
-            cell=lambda row: _cell(row, "energy_per_sample_j", energy.unit if energy else 1.0),
-        ),
-        Column(head="Energy\nratio", cell=_ratio),
-        Column(head="Speedup\nper joule", cell=_per_joule),
-        Column(
-            head=f"{told['hours']}\nper epoch",
-            strong=True,
-            cell=lambda row: _cell(row, "worker_hours_per_epoch", hour),
-        ),
-        Column(head=f"{told['hours']}\nof a run", cell=lambda row: _rounded(row["worker_hours_of_run_median"] / hour)),
-    )
-
-    def heading(series: str, rows: pd.DataFrame) -> Cell:
-        first = rows.iloc[0]
-        of = f", energy of {_devices(first['energy_of'])}" if first["energy_of"] else ""
-        return Cell(labels[series], f"{first['setting']}{of}")
-
-    return Table(
-        name="resources",
-        caption="Medians over repeats with 95 % intervals. Energy: of the timed window, and its ratio to one plain "
-        "worker. Speedup per joule: speedup / energy ratio, 1 for one plain worker. Hours: workers \u00d7 time, per "
-        "epoch of the timed window and of a whole run",
-        columns=columns,
-        groups=by_series(analysis.resources, partial(row_of, columns), heading) if panels else (),
-    )
-
-
 def sentences(analysis: Analysis) -> list[str]:
     """Return what more workers cost, one sentence per series with energy: energy ratio and speedup per joule."""
     found = []
@@ -156,7 +111,7 @@ def sentences(analysis: Analysis) -> list[str]:
         ratio = with_interval(row["energy_ratio"], row["energy_ratio_low"], row["energy_ratio_high"])
         found.append(
             f"{name}: {plural(row['workers'], 'worker')} use {ratio} times the energy per sample of one plain worker "
-            f"({_devices(row['energy_of'])}), a speedup per joule of "
+            f"({devices(row['energy_of'])}), a speedup per joule of "
             f"{number(row['speedup_per_joule'])}."
         )
     return found
@@ -168,17 +123,16 @@ def hours_word(analysis: Analysis) -> str:
     return "GPU" if devices and not devices & {"", "cpu"} else "Worker"
 
 
-def units(analysis: Analysis) -> dict[str, str]:
-    """Return the units of the table, `energy` and `hours` (`GPU hours`, `Worker seconds`)."""
-    names = {panel.quantity: panel.unit_name for panel in _panels(analysis)}
-    hours = names.get("worker_hours_per_epoch", "hours")
-    return {"energy": names.get("energy_per_sample_j", "J"), "hours": f"{hours_word(analysis)} {hours}"}
+def scales(analysis: Analysis) -> dict[str, tuple[float, str]]:
+    """Return size and name of the units in which energy per sample and worker hours per epoch have readable numbers."""
+    found = {"energy_per_sample_j": (1.0, "J"), "worker_hours_per_epoch": (1.0, "hours")}
+    return found | {panel.quantity: (panel.unit, panel.unit_name) for panel in _panels(analysis)}
 
 
 # ---------------------------------------------------------------------------------------------------- what is shown
 
 
-def _devices(kinds: str) -> str:
+def devices(kinds: str) -> str:
     """Return `GPUs and processors` for the kinds of devices `gpu and package`."""
     return kinds.replace("gpu", "GPUs").replace("package", "processors") or "the devices that were read"
 
@@ -221,7 +175,7 @@ def _data(shown: pd.DataFrame, curves: pd.DataFrame, crossings: pd.DataFrame) ->
 def _caption(
     analysis: Analysis, panels: Sequence[_Panel], curves: pd.DataFrame, styles: Mapping[str, SeriesStyle]
 ) -> str:
-    kinds = [_devices(kind) for kind in analysis.resources["energy_of"].drop_duplicates() if kind]
+    kinds = [devices(kind) for kind in analysis.resources["energy_of"].drop_duplicates() if kind]
     laws = []
     for panel in panels:
         own = _of(curves, panel).drop_duplicates("series")
@@ -387,26 +341,3 @@ def _handles(
                 )
             )  # fmt: skip
     return found
-
-
-# ---------------------------------------------------------------------------------------------------- digits
-
-
-def _rounded(value: float) -> str:
-    return rounded(value, 3) if math.isfinite(value) else NOTHING
-
-
-def _per_joule(row: Row) -> str:
-    return number(row["speedup_per_joule"]) if math.isfinite(row["speedup_per_joule"]) else NOTHING
-
-
-def _cell(row: Row, name: str, unit: float) -> str:
-    """Return a median and its interval, or its range where there is none."""
-    middle, low, high, least, most = (row[f"{name}_{end}"] / unit for end in ("median", "low", "high", "min", "max"))
-    if math.isfinite(low) or not math.isfinite(middle):
-        return estimated(middle, low, high)
-    return Cell(rounded(middle, 3), f"{rounded(least, 3)} to {rounded(most, 3)}" if most > least else "no interval")
-
-
-def _ratio(row: Row) -> str:
-    return against_baseline(*(row[f"energy_ratio{end}"] for end in ("", "_low", "_high")))

@@ -5,9 +5,8 @@ lines over NCCL are solid and over MPI dashed here, because the transport is wha
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.transports import NOT_RESOLVED, RESOLVED
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
-from horovod_study.report.kit.markup import by_series, estimated
 from horovod_study.report.kit.panels import (
     boundary_words,
     grid_of,
@@ -46,8 +44,7 @@ from horovod_study.report.kit.style import (
     series_styles,
     small,
 )
-from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, with_interval
-from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of
+from horovod_study.text.numbers import THIN, milliseconds, percent, rounded, with_interval
 from horovod_study.text.words import listed, plural
 
 NAMES = ("synchronisation", "transports", "batch_size")
@@ -75,27 +72,6 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     """Return the figures that this analysis has data for."""
     made = [_against_workers(analysis), _between_transports(analysis), _against_batch(analysis)]
     return [each for each in made if each is not None]
-
-
-def section(analysis: Analysis) -> dict[str, Any]:
-    """Return what the section of the page shows besides its figures: sentences, and tables with what opens them.
-
-    `shown` says whether there is a section at all: where some cell of several workers knows its synchronisation, two
-    runtimes were compared, or one worker count has several batches.
-    """
-    cells = analysis.synchronisation
-    known = bool((cells["sync_s_median"].notna() & (cells["workers"] > 1)).any())
-    tables = (
-        ("Per step, per epoch, and its share", "Series", _cells(analysis) if known else None),
-        ("Backends compared, pair by pair", "B against A", _transports(analysis)),
-        ("Batch-size knees", "", _knees(analysis)),
-        ("How much of it is Horovod's cycle", "", _cycles(analysis)),
-    )
-    return {
-        "shown": known or not analysis.transports.empty or not analysis.knees.empty,
-        "sentences": _sentences(analysis),
-        "tables": [each for each in tables if each[2] is not None and any(group.rows for group in each[2].groups)],
-    }
 
 
 # ---------------------------------------------------------------------------------------------------- against workers
@@ -518,7 +494,7 @@ def _fitted(
 # ---------------------------------------------------------------------------------------------------- sentences
 
 
-def _sentences(analysis: Analysis) -> list[str]:
+def sentences(analysis: Analysis) -> list[str]:
     return [
         *_sync_sentences(analysis),
         *_transport_sentences(analysis),
@@ -635,190 +611,3 @@ def _seconds(row: Any, name: str) -> str:
 def _with_unit(value: float, low: float, high: float, unit: str) -> str:
     text, _, interval = with_interval(value, low, high).partition(" ")
     return f"{text}{THIN}{unit}{f' {interval}' if interval else ''}"
-
-
-# ---------------------------------------------------------------------------------------------------- tables
-
-
-def _of(row: Row, name: str, scale: float = 1.0, middle: str = "_median", doubts: Iterable[str] = ()) -> Cell:
-    """Return a value and its interval, which are in columns of one name."""
-    return estimated(*(scale * row[f"{name}{end}"] for end in (middle, "_low", "_high")), doubts=doubts)
-
-
-def _noted(row: Row, text: str) -> Cell:
-    return Cell(text, doubts=[row["note"]])
-
-
-def _cells(analysis: Analysis) -> Table:
-    labels = _labels(analysis)
-    columns = (
-        Column(head="Workers", names=True, cell=_workers),
-        Column(head="Repeats", cell=lambda row: f"{row['repeats']}"),
-        Column(
-            head="Per step",
-            unit="ms",
-            strong=True,
-            cell=lambda row: _of(row, "sync_s", 1000, doubts=[row["note"]]),
-        ),
-        Column(head="Of the step", unit="%", cell=lambda row: _of(row, "share", 100)),
-        Column(
-            head="Batches\nper epoch",
-            cell=lambda row: f"{row['batches_per_epoch']:.0f}" if row["batches_per_epoch"] > 0 else NOTHING,
-        ),
-        Column(head="Per epoch", unit="s", cell=lambda row: _of(row, "sync_per_epoch_s")),
-    )
-    return Table(
-        name="sync",
-        caption="Waiting for gradients: medians over repeats of the mean over steps, with 95 % intervals; per epoch: "
-        "times the batches of an epoch",
-        columns=columns,
-        groups=by_series(
-            analysis.synchronisation,
-            partial(row_of, columns),
-            lambda series, rows: Cell(labels[series], rows["setting"].iloc[0], _law(analysis, series)),
-        ),
-    )
-
-
-def _workers(row: Row) -> str:
-    return f"{row['workers']:.0f}" + (f" on {row['nodes']:.0f} nodes" if row["nodes"] > 1 else "")
-
-
-def _law(analysis: Analysis, series: str) -> str:
-    """Return the law of a series with its parameters in ms, in words; empty where none was fitted."""
-    fit = analysis.sync_fits["series"].get(series)
-    if not fit or fit["selected"] is None:
-        return ""
-    law = fit["laws"][fit["selected"]]
-    return f"{law_label(fit['selected'])}: {law['formula']}"
-
-
-def _transports(analysis: Analysis) -> Table:
-    labels = _labels(analysis)
-
-    def scaled(row: Row, name: str) -> str:
-        return _value(row[name] * (1.0 if row["quantity"] == "samples_per_s" else 1000.0))
-
-    def quantity(row: Row) -> Cell:
-        return Cell("throughput", "samples/s") if row["quantity"] == "samples_per_s" else Cell("waiting per step", "ms")
-
-    columns = (
-        Column(head="Quantity", number=False, cell=quantity),
-        Column(head="Workers", names=True, cell=lambda row: f"{row['workers']:.0f}"),
-        Column(head="Pairs", cell=lambda row: f"{row['pairs']}"),
-        Column(head="A", cell=lambda row: scaled(row, "a_value")),
-        Column(head="B", cell=lambda row: scaled(row, "b_value")),
-        Column(head="B / A", strong=True, cell=lambda row: _of(row, "ratio", middle="")),
-        Column(
-            head="p",
-            cell=lambda row: Cell(f"{row['p_holm']:.2g}" if math.isfinite(row["p_holm"]) else NOTHING, row["test"]),
-        ),
-        Column(head="Verdict", number=False, cell=lambda row: _noted(row, _verdict(row, labels))),
-        Column(
-            head="Pairs\nneeded",
-            cell=lambda row: f"{row['pairs_needed']:.0f}" if math.isfinite(row["pairs_needed"]) else "",
-        ),
-    )
-    groups = [
-        Group(
-            title=Cell(f"{labels[str(b)]} against {labels[str(a)]}", rows["setting"].iloc[0]),
-            rows=tuple(row_of(columns, row) for row in rows.to_dict("records")),
-        )
-        for (a, b), rows in analysis.transports.groupby(["a", "b"], sort=False)
-    ]
-    return Table(
-        name="transports",
-        caption="Geometric means over pairs of runs of the same repeat, their ratio with its 95 % interval, and p "
-        "after Holm over the worker counts. Pairs needed: how many would resolve a difference of 1 %",
-        columns=columns,
-        groups=tuple(groups),
-    )
-
-
-def _value(value: float) -> str:
-    return rounded(value) if math.isfinite(value) else NOTHING
-
-
-def _verdict(row: Mapping[Any, Any], labels: Mapping[str, str]) -> str:
-    return f"{labels[row[row['better']]]} is better" if row["better"] else f"{row['verdict']}"
-
-
-def _knees(analysis: Analysis) -> Table:
-    columns = (
-        _series(analysis.knees),
-        Column(head="Workers", cell=lambda row: f"{row['workers']:.0f}"),
-        Column(head="Batches", cell=lambda row: f"{row['batches']:.0f}"),
-        Column(head="Form", number=False, cell=lambda row: _noted(row, row["form"] or NOTHING)),
-        Column(head="Knee", unit="samples", strong=True, cell=_knee),
-        Column(head="Fixed", unit="ms", cell=lambda row: _ends(row, "fixed", "_s", 1000)),
-        Column(head="Per sample", unit="\u00b5s", cell=lambda row: _ends(row, "per_sample", "_s", 1e6)),
-        Column(head="At most", unit="samples/s", cell=lambda row: _value(row["most_samples_per_s"])),
-        Column(
-            head="Batch\nfor 90 %",
-            cell=lambda row: (
-                number(row["batch_for_90_percent"]) if math.isfinite(row["batch_for_90_percent"]) else NOTHING
-            ),
-        ),
-    )
-    return Table(
-        name="knees",
-        caption="The knee: the batch of one worker at which the fixed costs of a step equal those of its samples, with "
-        "95 % intervals",
-        columns=columns,
-        groups=_flat(columns, analysis.knees),
-    )
-
-
-def _series(table: pd.DataFrame) -> Column:
-    """Return the column of series, each with its setting."""
-    labels = series_labels(table) if len(table) else {}
-    return Column(head="Series", number=False, names=True, cell=lambda row: Cell(labels[row["series"]], row["setting"]))
-
-
-def _flat(columns: Sequence[Column], table: pd.DataFrame) -> tuple[Group, ...]:
-    return (Group(title="", rows=tuple(row_of(columns, row) for row in table.to_dict("records"))),)
-
-
-def _ends(row: Row, name: str, unit: str, scale: float) -> Cell:
-    return estimated(*(scale * row[f"{name}{end}{unit}"] for end in ("", "_low", "_high")))
-
-
-def _knee(row: Row) -> Cell:
-    if math.isfinite(row["knee"]):
-        return estimated(row["knee"], row["knee_low"], row["knee_high"])
-    for name, sign in (("knee_at_most", "<"), ("knee_at_least", ">")):
-        if math.isfinite(row[name]):
-            return Cell(f"{sign}{THIN}{rounded(row[name], 2)}")
-    return Cell(NOTHING)
-
-
-def _cycles(analysis: Analysis) -> Table:
-    def expected(row: Row) -> str:
-        if row["expected_high"] == 0:
-            return "0"
-        return f"{number(row['expected_low'])} to {number(row['expected_high'])}"
-
-    def cycles(row: Row) -> str:
-        return f"{milliseconds(row['shortest_cycle_s'])} to {milliseconds(row['longest_cycle_s'])}"
-
-    def share(row: Row) -> Cell:
-        return estimated(*(100 * row[name] for name in ("share_at_default", "share_low", "share_high")))
-
-    columns = (
-        _series(analysis.cycle),
-        Column(head="Workers", cell=lambda row: f"{row['workers']:.0f}"),
-        Column(head="Cycles", unit="ms", cell=cycles),
-        Column(head="Runs", cell=lambda row: f"{row['runs']:.0f}"),
-        Column(head="ms per ms\nof cycle", strong=True, cell=lambda row: _of(row, "slope", middle="")),
-        Column(head="Expected", cell=expected),
-        Column(head="Rest", unit="ms", cell=lambda row: _ends(row, "rest", "_s", 1000)),
-        Column(head="Share at default", unit="%", cell=share),
-        Column(head="Verdict", number=False, cell=lambda row: _noted(row, row["verdict"])),
-    )
-    return Table(
-        name="cycle",
-        caption="Waiting per step against the cycle time, with 95 % intervals: what a longer cycle adds, what is left "
-        "without one, and the share of the cycle at Horovod's default",
-        columns=columns,
-        groups=_flat(columns, analysis.cycle),
-    )

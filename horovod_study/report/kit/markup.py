@@ -1,26 +1,11 @@
-"""A table as HTML, for a page whose style knows the classes n (a number), strong, missing (a warning), tag."""
+"""A table as HTML, for a page whose style knows the classes n (a number), strong, missing (a warning)."""
 
-import math
 from collections.abc import Callable, Iterable
 
 import pandas as pd
 from markupsafe import Markup, escape
 
-from horovod_study.text.numbers import with_interval
-from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table
-
-
-def estimated(value: float, low: float = math.nan, high: float = math.nan, *, doubts: Iterable[str] = ()) -> Cell:
-    """Return a number with its 95 % interval below it, or that it has none."""
-    if not math.isfinite(value):
-        return Cell(NOTHING, doubts=doubts)
-    text, _, interval = with_interval(value, low, high).partition(" ")
-    return Cell(text, interval or "no interval", doubts=doubts)
-
-
-def against_baseline(value: float, low: float, high: float) -> Cell:
-    """Return a ratio to a baseline; that of the baseline to itself is exact."""
-    return Cell(f"{value:.2f}", "by definition") if low == high else estimated(value, low, high)
+from horovod_study.text.tables import Cell, Column, Group, Row, Table
 
 
 def by_series(
@@ -36,7 +21,7 @@ def by_series(
 
 
 def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Markup:
-    """Return the caption and the table, which scrolls in itself where it is wider than the page.
+    """Return title, caption and table, which scrolls in itself where it is wider than the page, and its notes.
 
     `groups` heads the titles of the groups, which are before their rows; without any title there is no such column.
     `kind`: the classes of the table; `broad` where its rows have several lines, `flat` where they have one.
@@ -45,7 +30,7 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
     titled = any(group.title for group in table.groups)
     heads = [*([Column(head=groups, number=False)] if titled else []), *table.columns]
     lines = [
-        Markup('<p class="caption" id="{0}">{1}</p>\n').format(place, table.caption)
+        Markup('<p class="caption" id="{0}">{1}</p>\n').format(place, _described(table))
         + Markup('<div class="scroll" role="region" aria-labelledby="{0}" tabindex="0">\n').format(place)
         + Markup('<table aria-labelledby="{0}" class="{1}">').format(place, kind),
         Markup("<thead><tr>") + Markup("").join(map(_head, heads)) + Markup("</tr></thead>"),
@@ -56,7 +41,12 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
             begin = _title(group.title, len(group.rows)) if titled and number == 0 else ""
             lines.append(Markup("<tr>") + begin + Markup("").join(_cells(row, table.columns)) + Markup("</tr>"))
         lines.append(Markup("</tbody>"))
-    return Markup("\n").join([*lines, Markup("</table>\n</div>")])
+    notes = [Markup('<p class="under">{0}</p>').format(note) for note in table.notes]
+    return Markup("\n").join([*lines, Markup("</table>\n</div>"), *notes])
+
+
+def _described(table: Table) -> str:
+    return ". ".join(text for text in (table.title, table.caption) if text)
 
 
 def _head(column: Column) -> Markup:
@@ -77,15 +67,13 @@ def _cells(row: Iterable[str], columns: Iterable[Column]) -> Iterable[Markup]:
     places = iter(columns)
     for cell in row:
         column = next(places)
-        spans = ""
-        if isinstance(cell, Cell):
+        spans = Markup("")
+        if isinstance(cell, Cell) and cell.columns > 1:
             for _ in range(cell.columns - 1):
                 next(places)
-            spans = Markup("").join(
-                Markup(' {0}="{1}"').format(name, count)
-                for name, count in (("colspan", cell.columns), ("rowspan", cell.rows))
-                if count > 1
-            )
+            spans = Markup(' colspan="{0}"').format(cell.columns)
+        elif column.interval:
+            cell = _below(cell)
         warning = isinstance(cell, Cell) and cell.warning
         strong = column.strong or (isinstance(cell, Cell) and cell.strong)
         kinds = ["missing"] if warning else [*(["n"] if column.number else []), *(["strong"] if strong else [])]
@@ -96,11 +84,17 @@ def _cells(row: Iterable[str], columns: Iterable[Column]) -> Iterable[Markup]:
         yield Markup("<{0}{1}{2}>{3}</{4}>").format(name, kind, spans, _content(cell), end)
 
 
+def _below(cell: str) -> Cell:
+    """Return the cell with its interval below its value."""
+    value, _, interval = cell.partition(" ")
+    under, doubts = (cell.under, cell.doubts) if isinstance(cell, Cell) else ((), ())
+    return Cell(value, interval, *under, doubts=doubts)
+
+
 def _content(cell: str) -> Markup:
     text = _broken(cell.split("\n"))
     if not isinstance(cell, Cell):
         return text
     text = Markup("<code>{0}</code>").format(text) if cell.code else text
-    text += Markup('<span class="tag">{0}</span>').format(cell.tag) if cell.tag else ""
     text += Markup("").join(Markup("<small>{0}</small>").format(line) for line in cell.under)
     return text + Markup("").join(Markup('<small class="missing">{0}</small>').format(line) for line in cell.doubts)

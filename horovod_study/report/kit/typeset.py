@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from horovod_study.files import csv_of
 from horovod_study.text.numbers import MINUS, THIN
-from horovod_study.text.tables import Column, Table
+from horovod_study.text.tables import Column, Table, printed
 from horovod_study.text.words import one_line
 
 PACKAGES = ("array", "booktabs", "longtable")
@@ -37,6 +37,7 @@ def to_csv(table: Table) -> str:
 
 def to_markdown(table: Table) -> str:
     """Return the table with its title, caption and notes; the columns are aligned in the text as well."""
+    table = printed(table)
     grouped = any(group.title for group in table.groups)
     heads = [*([""] if grouped else []), *(_head(column) for column in table.columns)]
     right = [*([False] if grouped else []), *(column.number for column in table.columns)]
@@ -94,6 +95,7 @@ def to_latex(table: Table, *, width_in: float = TEXT_WIDTH_IN) -> str:
 
     `width_in` is the width of the text: letters get smaller, and texts break, until the table fits into it.
     """
+    table = printed(table)
     size, gap_pt = _size(table, width_in)
     command = caption_command(table.name)
     caption = f"\\caption[{{{latex(table.title)}}}]{{{command}}}\\label{{tab:{table.name}}}"

@@ -10,11 +10,10 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
-from functools import partial
 from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,8 +24,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from horovod_study import __version__
-from horovod_study.analysis.breakdown import shown
-from horovod_study.analysis.laws import LAWS, law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
 from horovod_study.files import csv_of, not_written, write_file
@@ -34,24 +31,21 @@ from horovod_study.report.figures import boundary, forecast, resources, synchron
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import css_name, inline, script_json
-from horovod_study.report.kit.markup import against_baseline, by_series, to_html
-from horovod_study.report.kit.style import DARK, LAPS, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
+from horovod_study.report.kit.markup import by_series, to_html
+from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page import run_pages
 from horovod_study.report.page.sentences import ENVIRONMENT, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text.numbers import (
-    MINUS,
     THIN,
     milliseconds,
     number,
     percent,
     rounded,
-    scientific,
     short_rate,
-    signed,
     with_interval,
 )
-from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of
+from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
 from horovod_study.text.words import listed, plural
 from horovod_study.workloads import packaged
 
@@ -84,8 +78,6 @@ MAX_ACCOUNTED = 100
 
 MANY_POINTS = 30
 """From so many points on, drawing takes longer than starting a second Python."""
-
-"""In a cell that has no value: unknown is not zero."""
 
 
 def write_report(
@@ -142,7 +134,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
     figures = _figures(analysis, dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {})
     script = static(".js")
     labels = series_labels(analysis.points)
-    heading = _heading(analysis, labels)
+    made = {table.name: table for table in tables(analysis)}
     provenance = analysis.provenance
     return dict(  # noqa: C408
         title=f"Scaling of {', '.join(provenance['studies'])}",
@@ -159,40 +151,28 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         breakdown=figures.get("breakdown"),
         throughput=figures.get("throughput"),
         boundary=figures.get(boundary.NAME),
-        jumps=boundary.table(analysis),
+        made=made,
         jumped=boundary.sentences(analysis),
-        waiting=synchronisation.section(analysis),
+        waiting=synchronisation.sentences(analysis),
+        waiting_tables=[(title, made[name]) for name, title in _WAITING.items() if name in made],
         waiting_figures=[figures[name] for name in synchronisation.NAMES if name in figures],
         ahead=figures.get(forecast.NAME),
-        foretold=forecast.table(analysis),
         learning=[figures[name] for name in LEARNING if name in figures],
         more=[figure for name, figure in figures.items() if name not in CLAIMED],
         learned=learned(analysis),
-        learned_cells=_learned(analysis, labels),
-        targets=_targets(analysis, labels),
-        resources={
-            "figure": figures.get(resources.NAME),
-            "table": resources.table(analysis),
-            "sentences": resources.sentences(analysis),
-        },
+        resources={"figure": figures.get(resources.NAME), "sentences": resources.sentences(analysis)},
         common=_common(provenance),
         baseline=provenance["baseline"],
         works=_works(analysis),
-        points=_points(analysis, labels),
-        parts=_parts(analysis, heading),
-        growth=[(kind, _growth(analysis, heading, kind)) for kind in ("plain", "wrapped")],
+        growth=[(name, made[name]) for name in ("losttime", "losttime-plain", "losttime-wrapped") if name in made],
         accounts=_accounts(analysis, labels),
         closed=" ".join(each for each in (_closed(analysis), _left_out(analysis)) if each),
-        fits=_fits(analysis, labels),
         limits=_limits(analysis, labels),
         doubts=_gathered(provenance["doubts"], set(analysis.points["series"])),
-        failed=_failed(provenance, labels),
         failures=len(provenance["failed"]),
         runs=provenance["runs"],
         environments=_environments(provenance),
-        measurement=_measurement(provenance, labels),
         commands=list(provenance["commands"]),
-        tables=[(table.name, table.title) for table in tables(analysis)],
         compared=_compared(against),
         run_pages=run_pages.section(analysis),
         version=__version__,
@@ -211,15 +191,23 @@ def _figures(analysis: Analysis, widths_in: Mapping[str, float]) -> dict[str, di
     }
 
 
+_WAITING = {
+    "synchronisation": "Per step, per epoch, and its share",
+    "transports": "Backends compared, pair by pair",
+    "knees": "Batch-size knees",
+    "cycle": "How much of it is Horovod's cycle",
+}
+"""Tables of the section on synchronisation, with what opens them."""
+
 _CONTENTS = (
     ("compared", "against", "Against the other study"),
     ("scaling", "scaling", "Scaling"),
     ("step", "step", "Inside a step"),
-    ("jumps", "nodes", "Across nodes"),
+    ("boundary", "nodes", "Across nodes"),
     ("waiting", "synchronisation", "Synchronisation"),
-    ("foretold", "forecast", "Forecast"),
+    ("ahead", "forecast", "Forecast"),
     ("learning", "learning", "Learning"),
-    ("energy", "resources", "Energy and hours"),
+    ("resources", "resources", "Energy and hours"),
     ("points", "points", "All points"),
     ("laws", "laws", "Fitted laws"),
     ("more", "more-figures", "More figures"),
@@ -235,9 +223,10 @@ def _contents(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return ids and titles of the sections that this page has, in their order."""
     needs = {
         **{name: bool(page[name]) for name in ("compared", "learning", "more", "run_pages")},
-        **{name: bool(page[name].groups) for name in ("jumps", "foretold")},
-        "waiting": bool(page["waiting"]["shown"]),
-        "energy": bool(page["resources"]["table"].groups),
+        "boundary": "boundary" in page["made"],
+        "resources": page["resources"]["figure"] is not None,
+        "waiting": bool(page["waiting_tables"]),
+        "ahead": "forecast" in page["made"] or "holdout" in page["made"],
     }
     return [(place, title) for need, place, title in _CONTENTS if needs.get(need, True)]
 
@@ -337,178 +326,13 @@ def _works(analysis: Analysis) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- tables
 
 
-def _heading(analysis: Analysis, labels: Mapping[str, str]) -> Callable[[str, pd.DataFrame], Cell]:
-    """Return what makes the title of a series: its label, and below it its setting."""
-    setting = analysis.points.drop_duplicates("series").set_index("series")["setting"]
-    return lambda series, _: Cell(labels[series], f"{setting[series]}")
-
-
-def _points(analysis: Analysis, labels: Mapping[str, str]) -> Table:
-    """Return the table of points: one group of rows per series."""
-    share = analysis.breakdown[analysis.breakdown["lap"] == "sync"].set_index(["series", "workers", "nodes"])["share"]
-
-    def repeats(row: Row) -> str:
-        return Cell(f"{row['repeats']}", doubts=[f"{row['failed']:.0f} failed"] if row["failed"] else ())
-
-    def throughput(row: Row) -> str:
-        interval = _pair(row["samples_per_s_ci95_low"], row["samples_per_s_ci95_high"], rounded)
-        spread = _pair(row["samples_per_s_min"], row["samples_per_s_max"], rounded, dash=True)
-        return Cell(rounded(row["samples_per_s_median"]), interval, spread)
-
-    columns = (
-        _WORKERS,
-        Column(head="Repeats", cell=repeats),
-        Column(head="Throughput", unit="samples/s", strong=True, cell=throughput),
-        Column(head="Step, median", unit="ms", cell=lambda row: milliseconds(row["step_s_median"])),
-        Column(head="Speedup\nover plain", strong=True, cell=lambda row: _ratio(row, "speedup_plain")),
-        Column(head="Speedup\nover wrapped", cell=lambda row: _ratio(row, "speedup_wrapped")),
-        Column(
-            head="Efficiency\nplain / wrapped",
-            cell=lambda row: Cell(_share(row["efficiency_plain"]), _share(row["efficiency_wrapped"])),
-        ),
-        Column(
-            head="Waiting,\nshare of step",
-            cell=lambda row: _share(share.get((row["series"], row["workers"], row["nodes"]), math.nan)),
-        ),
-        Column(head="Karp-Flatt\nfraction", cell=lambda row: _known(row["karp_flatt"], number)),
-    )
-
-    def cells(row: Row) -> tuple[str, ...]:
-        if not row["missing"]:
-            return row_of(columns, row)
-        return _count(row), Cell(f"no result: {row['reasons']}", columns=len(columns) - 1, warning=True)
-
-    def heading(series: str, rows: pd.DataFrame) -> Cell:
-        first = rows.iloc[0]
-        mode = "" if first["mode"] == "single" else f", {first['mode']} scaling"
-        return Cell(labels[series], f"{first['setting']}{mode}")
-
-    return Table(
-        name="points",
-        caption="Medians over repeats; below them the 95 % interval, and for the throughput also slowest to fastest "
-        "repeat",
-        columns=columns,
-        groups=by_series(analysis.points, cells, heading),
-    )
-
-
-def _count(row: Row) -> str:
-    if not math.isfinite(row["nodes"]) or row["nodes"] == 1:
-        return f"{row['workers']:.0f}"
-    return f"{row['workers']:.0f} on {row['nodes']:.0f} nodes"
-
-
-_WORKERS = Column(head="Workers", names=True, cell=_count)
-
-
-def _pair(low: float, high: float, form: Callable[[float], str], *, dash: bool = False) -> str:
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return ""
-    return f"{form(low)} to {form(high)}" if dash else f"[{form(low)}, {form(high)}]"
-
-
-def _ratio(row: Row, name: str) -> Cell:
-    return against_baseline(*(row[f"{name}{end}"] for end in ("", "_low", "_high")))
-
-
-def _share(value: float) -> str:
-    return percent(value) if math.isfinite(value) else NOTHING
-
-
-def _laps(
-    analysis: Analysis,
-    heading: Callable[[str, pd.DataFrame], Cell],
-    *,
-    name: str,
-    caption: str,
-    head: str,
-    whole: Callable[[Row], str],
-    part: Callable[[Row], str],
-    least: int = 1,
-) -> Table:
-    """Return a table of the step and its parts in ms; cells without a number for the step are left out."""
-    laps = shown(analysis.breakdown, tuple(LAPS))
-    words = [{"sync": "waiting", "compute": "compute"}.get(lap, LAPS[lap].label) for lap in laps]
-    groups = []
-    for series, own in analysis.breakdown[analysis.breakdown["workers"] >= least].groupby("series", sort=False):
-        rows = []
-        for _, cell in own.groupby(["workers", "nodes"], sort=True):
-            by_lap = {row["lap"]: row for row in cell.to_dict("records")}
-            if step := whole(by_lap["step"]):
-                rows.append((_count(by_lap["step"]), step, *(part(by_lap[lap]) for lap in laps)))
-        if rows:
-            groups.append(Group(title=heading(f"{series}", own), rows=tuple(rows)))
-    columns = (
-        _WORKERS,
-        Column(head=head, unit="ms", strong=True),
-        *(Column(head=each, unit="ms") for each in words),
-    )
-    return Table(name=name, caption=caption, columns=columns, groups=tuple(groups))
-
-
-def _parts(analysis: Analysis, heading: Callable[[str, pd.DataFrame], Cell]) -> Table:
-    """Return the mean time of each part of a step in ms: the numbers behind the bars."""
-
-    def whole(row: Row) -> str:
-        low, high = (row.get(name, math.nan) for name in ("min_s", "max_s"))
-        return Cell(
-            milliseconds(row["mean_s"]), _pair(low, high, milliseconds, dash=True) if row["repeats"] > 1 else ""
-        )
-
-    def part(row: Row) -> str:
-        if not math.isfinite(row["mean_s"]):
-            return Cell(NOTHING, f"{row['note']}")
-        return Cell(milliseconds(row["mean_s"]), percent(row["share"]))
-
-    return _laps(
-        analysis,
-        heading,
-        name="parts",
-        caption="Mean time per step by part, over the timed window, all workers and all repeats; below the step its "
-        "lowest and highest repeat",
-        head="Step",
-        whole=whole,
-        part=part,
-    )
-
-
-def _growth(analysis: Analysis, heading: Callable[[str, pd.DataFrame], Cell], kind: str) -> Table:
-    """Return how much longer than its one-worker baseline each step is, in ms by part."""
-
-    def form(seconds: float) -> str:
-        return signed(milliseconds(seconds))
-
-    def whole(row: Row) -> str:
-        if not math.isfinite(row[f"minus_{kind}_s"]):
-            return ""
-        low, high = (row.get(f"minus_{kind}_{end}_s", math.nan) for end in ("low", "high"))
-        return Cell(form(row[f"minus_{kind}_s"]), _pair(low, high, form))
-
-    def part(row: Row) -> str:
-        if not math.isfinite(row[f"minus_{kind}_s"]):
-            return Cell(NOTHING, f"{row['note']}" if not math.isfinite(row["mean_s"]) else "")
-        share = row[f"growth_{kind}"]
-        return Cell(form(row[f"minus_{kind}_s"]), percent(share, decimals=0) if math.isfinite(share) else "")
-
-    return _laps(
-        analysis,
-        heading,
-        name=f"growth-{kind}",
-        caption=f"What more workers add to a step, over one {kind} worker: T(N) \u2212 T(1), and the share of each "
-        "part in it",
-        head="Together",
-        whole=whole,
-        part=part,
-        least=2,
-    )
-
-
 def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     """Return what no part of a step covers, from the rows of every step: one group of rows per series."""
     whole = analysis.accounting[analysis.accounting["rank"].isna()]
 
     def share(row: Row, name: str) -> str:
-        return _known(row[f"residual_share_{name}"], lambda value: percent(value, decimals=2))
+        value = row[f"residual_share_{name}"]
+        return percent(value, decimals=2) if math.isfinite(value) else NOTHING
 
     columns = (
         Column(head="Workers", names=True, cell=lambda row: f"{row['workers']:.0f}"),
@@ -580,42 +404,6 @@ def _closed(analysis: Analysis) -> str:
     return f"{checked}: {verdict}; {gap}."
 
 
-_GREEK = {"alpha": "\u03b1", "beta": "\u03b2", "gamma": "\u03b3"}
-
-
-def _fits(analysis: Analysis, labels: Mapping[str, str]) -> Table:
-    """Return the table of fitted laws: one group of rows per series."""
-    groups = []
-    for series, fit in analysis.fits["series"].items():
-        rows = []
-        for name, law in fit["laws"].items():
-            params = [
-                f"{_GREEK.get(param, param)} = {with_interval(value, *law['ci95'][param])}"
-                for param, value in law["params"].items()
-            ]
-            formula = _formula(law.get("formula") or (LAWS[name].formula if name in LAWS else ""))
-            rows.append(
-                (
-                    Cell(law_label(name), formula, tag="selected" if name == fit["selected"] else ""),
-                    "\n".join(params),
-                    number(law["rmse"]) if law["rmse"] is not None else NOTHING,
-                    f"{law['aicc']:.1f}".replace("-", MINUS) if law["aicc"] is not None else NOTHING,
-                )
-            )
-        groups.append(Group(title=Cell(labels[series], fit["baseline"]), rows=tuple(rows)))
-    return Table(
-        name="laws",
-        caption="Parameters with 95 % intervals",
-        columns=(
-            Column(head="Law", number=False, names=True),
-            Column(head="Parameters", number=False),
-            Column(head="RMSE"),
-            Column(head="AICc"),
-        ),
-        groups=tuple(groups),
-    )
-
-
 def _limits(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return of each series what limits its fits, and how their intervals were made."""
     return [
@@ -626,117 +414,6 @@ def _limits(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any
         }
         for series, fit in analysis.fits["series"].items()
     ]
-
-
-def _formula(text: str) -> str:
-    for name, letter in _GREEK.items():
-        text = text.replace(name, letter)
-    return text.replace(" - ", " \u2212 ")
-
-
-# ---------------------------------------------------------------------------------------------------- learning
-
-
-def _learned(analysis: Analysis, labels: Mapping[str, str]) -> Table:
-    """Return the table of the best errors: one group of rows per series."""
-
-    def error(value: float) -> str:
-        return scientific(value, 3)
-
-    def exponent(value: float) -> str:
-        return f"{value:.2f}".replace("-", MINUS)
-
-    columns = (
-        _WORKERS,
-        Column(
-            head="Repeats",
-            cell=lambda row: Cell(
-                f"{row['repeats']}", doubts=[f"{row['diverged']:.0f} diverged"] if row["diverged"] else ()
-            ),
-        ),
-        Column(
-            head="Best\ntest MSE",
-            strong=True,
-            cell=lambda row: Cell(
-                _known(row["best_mse_median"], error),
-                _pair(row["best_mse_min"], row["best_mse_max"], error, dash=True),
-            ),
-        ),
-        Column(head="Efficiency", cell=lambda row: _share(row["efficiency"])),
-        Column(head="After\nepochs", cell=lambda row: _known(row["best_epoch"], lambda value: f"{value:.3g}")),
-        Column(head="After training", unit="s", cell=lambda row: _known(row["best_train_s"], _three)),
-        Column(
-            head="Rate",
-            cell=lambda row: Cell(_known(row["rate"], exponent), _pair(row["rate_low"], row["rate_high"], exponent)),
-        ),
-    )
-    return Table(
-        name="learned",
-        caption="Best test MSE: the median run, and lowest to highest repeat. Efficiency = statistical floor / MSE. "
-        "Rate r: test MSE falls as samples to the power \u2212r, with its 95 % interval",
-        columns=columns,
-        groups=by_series(analysis.learning, partial(row_of, columns), _own_setting(labels)),
-    )
-
-
-def _targets(analysis: Analysis, labels: Mapping[str, str]) -> Table:
-    """Return the table of times to target: one group of rows per series."""
-
-    def seconds(row: Row) -> str:
-        spread = _pair(row["train_s_min"], row["train_s_max"], _three, dash=True)
-        return Cell(_time(row, "train_s"), "at the first evaluation or before" if row["note"] else spread)
-
-    columns = (
-        Column(head="Target\ntest MSE", names=True, cell=lambda row: scientific(row["target_mse"])),
-        Column(head="Workers", cell=_count),
-        Column(head="Met by\nrepeats", cell=lambda row: f"{row['reached']} of {row['repeats']}"),
-        Column(head="Training", unit="s", strong=True, cell=seconds),
-        Column(head="With evaluation", unit="s", cell=lambda row: _time(row, "wall_s")),
-        Column(head="Samples", cell=lambda row: _time(row, "samples")),
-        Column(head="Speedup\nto target", strong=True, cell=_speedup_to_target),
-        Column(head="Throughput\nratio", cell=lambda row: _known(row["throughput_ratio"], number)),
-        Column(head="Statistical\nefficiency", cell=lambda row: _known(row["statistical_efficiency"], number)),
-        Column(head="Speedup\nwith evaluation", cell=lambda row: _known(row["speedup_wall"], number)),
-    )
-    # The order of the series is that of the table, in which a series has its targets in any order.
-    place = analysis.targets["series"].map({each: at for at, each in enumerate(analysis.targets["series"].unique())})
-    rows = analysis.targets.assign(place=place).sort_values(
-        ["place", "target_mse", "workers"], ascending=[True, False, True], kind="stable"
-    )
-    return Table(
-        name="targets",
-        caption="Time to target: the median run. Speedup = throughput ratio \u00d7 statistical efficiency, all over "
-        f"one {analysis.provenance['baseline']} worker; > and < are before bounds from targets that were not met",
-        columns=columns,
-        groups=by_series(rows, partial(row_of, columns), _own_setting(labels)),
-    )
-
-
-def _own_setting(labels: Mapping[str, str]) -> Callable[[str, pd.DataFrame], Cell]:
-    return lambda series, rows: Cell(labels[series], f"{rows.iloc[0]['setting']}")
-
-
-def _three(value: float) -> str:
-    return rounded(value, 3)
-
-
-def _known(value: float, form: Callable[[float], str]) -> str:
-    return form(value) if math.isfinite(value) else NOTHING
-
-
-def _time(row: Row, name: str) -> str:
-    if row["censored"]:
-        return f">{THIN}{_three(row[f'{name}_at_least'])}"
-    return _three(row[name])
-
-
-def _speedup_to_target(row: Row) -> str:
-    """Return the speedup to a target, or what bounds it, with its interval below it."""
-    if math.isfinite(row["speedup_at_most"]):
-        return Cell(f"<{THIN}{number(row['speedup_at_most'])}", "target not met")
-    if math.isfinite(row["speedup_at_least"]):
-        return Cell(f">{THIN}{number(row['speedup_at_least'])}", "not met by the baseline")
-    return _ratio(row, "speedup")
 
 
 def _common(provenance: Mapping[str, Any]) -> str:
@@ -774,20 +451,6 @@ def _gathered(doubts: Sequence[str], series: set[str]) -> list[tuple[str, list[s
     return list(found.values())
 
 
-def _failed(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> Table:
-    columns = (
-        Column(head="Run", number=False, names=True, cell=lambda row: Cell(f"{row['run']}", code=True)),
-        Column(head="Series", number=False, cell=lambda row: labels.get(row["series"], row["series"])),
-        Column(head="Workers", cell=lambda row: "?" if row["workers"] is None else f"{row['workers']}"),
-        Column(head="Repeat", cell=lambda row: f"{row['repeat']}"),
-        Column(head="Status", number=False, cell=lambda row: f"{row['status']}"),
-        Column(head="Reason", number=False, cell=lambda row: f"{row['reason']}"),
-    )
-    rows = tuple(row_of(columns, row) for row in provenance["failed"])
-    caption = "No values were substituted"
-    return Table(name="failed", caption=caption, columns=columns, groups=(Group(title="", rows=rows),) if rows else ())
-
-
 def _environments(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
@@ -798,34 +461,6 @@ def _environments(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for each in provenance["environment"]
     ]
-
-
-def _measurement(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> Table:
-    columns = (
-        Column(head="Series", number=False, names=True, cell=lambda row: labels.get(row["series"], row["series"])),
-        Column(head="Precision", number=False, cell=lambda row: f"{row['precision']}"),
-        Column(head="Gradients", number=False, cell=lambda row: f"{row['reduction']}"),
-        Column(
-            head="Communication settings",
-            number=False,
-            cell=lambda row: "stock" if row["stock_settings"] else "shipped",
-        ),
-        Column(head="Training set", unit="samples", cell=lambda row: _span(row["train_samples"], 6)),
-        Column(head="Repeats\nper point", cell=lambda row: _span(row["repeats"], 6)),
-        Column(head="Timed window", unit="s", cell=lambda row: _span(row.get("window_s"), 3)),
-        Column(head="Timed\nsteps", cell=lambda row: _span(row.get("steps"), 6)),
-        Column(head="Steps left out\nbefore it", cell=lambda row: _span(row.get("excluded_steps"), 6)),
-    )
-    rows = tuple(row_of(columns, row) for row in provenance["measurement"])
-    caption = "Per series, smallest to largest value over its runs"
-    return Table(name="measurement", caption=caption, columns=columns, groups=(Group(title="", rows=rows),))
-
-
-def _span(ends: Sequence[float | None] | None, digits: int) -> str:
-    if ends is None or ends[0] is None or ends[1] is None:
-        return NOTHING
-    low, high = (f"{end:.0f}" if float(end).is_integer() else rounded(end, digits) for end in ends if end is not None)
-    return low if low == high else f"{low} to {high}"
 
 
 def static(suffix: str) -> str:

@@ -1,17 +1,20 @@
-"""The tables of a study, for a thesis: LaTeX, Markdown, and CSV with the unrounded numbers.
+"""The tables of a study, each defined once: on the page, and for a thesis as LaTeX, Markdown and CSV.
 
-Every number is a cell of a table or document of the analysis; here it is rounded to what its interval
-is worth (digits.py) and gets its unit. A table without data is left out, and so is a column that nothing is known of.
+Every number is a cell of a table or document of the analysis; here it is rounded to what its interval is worth
+(text/numbers.py) and gets its unit. CSV has the unrounded numbers. A table without data is left out, and so is a column
+without any value. Columns and rows marked `page_only`, and what a cell has under its text, are not printed.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from horovod_study.analysis.boundary import INDIRECT
 from horovod_study.analysis.breakdown import shown
 from horovod_study.analysis.forecast import FORECAST
 from horovod_study.analysis.holdout import COMBINED
@@ -20,13 +23,25 @@ from horovod_study.analysis.points import FLAGS
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
 from horovod_study.files import not_written, result_folder, write_file
-from horovod_study.report.figures import boundary
+from horovod_study.report.figures import boundary, resources
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.kit.typeset import document, to_csv, to_latex, to_markdown
 from horovod_study.report.page.sentences import ENVIRONMENT
-from horovod_study.text.numbers import DIGITS, THIN, alone, fixed, known, places, quoted, significant
-from horovod_study.text.tables import NOTHING, Column, Group, Table, row_of
-from horovod_study.text.words import plural
+from horovod_study.text.numbers import (
+    DIGITS,
+    MINUS,
+    THIN,
+    alone,
+    fixed,
+    known,
+    percent,
+    places,
+    quoted,
+    signed,
+    significant,
+)
+from horovod_study.text.tables import NOTHING, Cell, Column, Group, Table, row_of
+from horovod_study.text.words import listed, plural
 
 __all__ = ["Table", "tables", "write_tables"]
 
@@ -80,17 +95,25 @@ def _counts(head: str, name: str) -> Column:
     return Column(head=head, cell=lambda row: _count(row[name]))
 
 
-def _numbers(head: str, name: str, *, unit: str = "", scale: float = 1.0, digits: int = DIGITS) -> Column:
+def _numbers(
+    head: str, name: str, *, unit: str = "", scale: float = 1.0, digits: int = DIGITS, page_only: bool = False
+) -> Column:
     """Return a column of numbers without an interval."""
-    return Column(head=head, unit=unit, cell=lambda row: _plain(row[name], scale, digits))
+    return Column(head=head, unit=unit, page_only=page_only, cell=lambda row: _plain(row[name], scale, digits))
 
 
 def _intervals(
-    head: str, names: tuple[str, str, str], *, unit: str = "", scale: float = 1.0, exact: bool = False
+    head: str,
+    names: tuple[str, str, str],
+    *,
+    unit: str = "",
+    scale: float = 1.0,
+    exact: bool = False,
+    page_only: bool = False,
 ) -> Column:
     """Return a column of values with the ends of their intervals; `exact`: ends that are equal are no interval."""
     make = _ratio if exact else _interval
-    return Column(head=head, unit=unit, interval=True, cell=lambda row: make(row, *names, scale))
+    return Column(head=head, unit=unit, interval=True, page_only=page_only, cell=lambda row: make(row, *names, scale))
 
 
 def _medians(head: str, name: str, *, unit: str = "", scale: float = 1.0) -> Column:
@@ -98,11 +121,18 @@ def _medians(head: str, name: str, *, unit: str = "", scale: float = 1.0) -> Col
     return _intervals(head, (f"{name}_median", f"{name}_low", f"{name}_high"), unit=unit, scale=scale)
 
 
+def _noted(column: Column, name: str = "note") -> Column:
+    """Return the column with the text of column `name` of the row as a warning below its cells."""
+    assert column.cell is not None
+    made = column.cell
+    return replace(column, cell=lambda row: Cell(made(row), doubts=[f"{row[name]}"]))
+
+
 def _words(head: str, name: str, *, wrap: bool = False) -> Column:
     return Column(head=head, number=False, wrap=wrap, cell=lambda row: f"{row[name]}")
 
 
-_PLACE = (_counts("Workers", "workers"), _counts("Nodes", "nodes"))
+_PLACE = (replace(_counts("Workers", "workers"), names=True), _counts("Nodes", "nodes"))
 
 # ---------------------------------------------------------------------------------------------------- scaling
 
@@ -119,6 +149,16 @@ def _points(analysis: Analysis) -> Table | None:
     points = points.assign(waiting_share=waiting)
     marks = _marks(points["flags"])
     scale, unit = _rates(points["samples_per_s_median"])
+    other = next(kind for kind in BASES if kind != base)
+
+    def throughput(row: Mapping[Any, Any]) -> str:
+        spread = _spread(row["samples_per_s_min"], row["samples_per_s_max"], scale) if row["repeats"] > 1 else ""
+        names = ("samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high")
+        return Cell(_interval(row, *names, scale), spread)
+
+    def notes(row: Mapping[Any, Any]) -> str:
+        missing = [f"no result: {row['reasons']}"] if row["missing"] else []
+        return Cell(", ".join(marks[flag] for flag in _flags(row["flags"])), doubts=missing)
 
     return _table(
         name="points",
@@ -129,21 +169,15 @@ def _points(analysis: Analysis) -> Table | None:
         columns=(
             *_PLACE,
             Column(head="Repeats", cell=lambda row: _of(row["repeats"], row["repeats"] + row["failed"])),
-            _intervals(
-                "Throughput",
-                ("samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high"),
-                unit=unit,
-                scale=scale,
-            ),
+            Column(head="Throughput", unit=unit, interval=True, strong=True, cell=throughput),
             _numbers("Step", "step_s_median", unit="ms", scale=_MILLI),
-            _intervals("Speedup", (f"speedup_{base}", f"speedup_{base}_low", f"speedup_{base}_high"), exact=True),
+            replace(_speedups("Speedup", base), strong=True),
+            replace(_speedups(f"Speedup\nover {other}", other), page_only=True),
             _numbers("Efficiency", f"efficiency_{base}", unit="%", scale=_PERCENT),
+            _numbers(f"Efficiency\nover {other}", f"efficiency_{other}", unit="%", scale=_PERCENT, page_only=True),
             _numbers("Waiting", "waiting_share", unit="%", scale=_PERCENT, digits=2),
-            Column(
-                head="Notes",
-                number=False,
-                cell=lambda row: ", ".join(marks[flag] for flag in _flags(row["flags"])) or "",
-            ),
+            _numbers("Karp-Flatt\nfraction", "karp_flatt", page_only=True),
+            Column(head="Notes", number=False, cell=notes),
         ),
         cells=points,
         labels=_labels(analysis),
@@ -160,6 +194,10 @@ def _points(analysis: Analysis) -> Table | None:
 
 
 _RATIOS = ("speedup", "efficiency")
+
+
+def _speedups(head: str, kind: str) -> Column:
+    return _intervals(head, (f"speedup_{kind}", f"speedup_{kind}_low", f"speedup_{kind}_high"), exact=True)
 
 
 def _laws(analysis: Analysis) -> Table | None:
@@ -188,20 +226,21 @@ def _laws(analysis: Analysis) -> Table | None:
                         "baseline": fit["baseline"],
                     }
                 )
-                if name in CLASSIC or selected:
-                    first = place == 0
-                    rows.append(
-                        (
-                            law_label(name) if first else "",
-                            _GREEK.get(parameter, parameter),
-                            _text(quoted(value, low, high)),
-                            _plain(law["rmse"], digits=2) if first else "",
-                            _fixed(law["aicc"], 1) if first else "",
-                            "selected" if first and selected else "",
-                        )
+                first = place == 0
+                label, under = (law_label(name), _formula(law["formula"])) if first else ("", "")
+                rows.append(
+                    (
+                        Cell(label, under, page_only=not (name in CLASSIC or selected)),
+                        _GREEK.get(parameter, parameter),
+                        _text(quoted(value, low, high)),
+                        _plain(law["rmse"], digits=2) if first else "",
+                        _fixed(law["aicc"], 1) if first else "",
+                        "selected" if first and selected else "",
                     )
+                )
         if rows:
-            groups.append(Group(title=_title(labels.get(series, series), _setting(analysis, series)), rows=tuple(rows)))
+            title = Cell(_title(labels.get(series, series), _setting(analysis, series)), fit["baseline"])
+            groups.append(Group(title=title, rows=tuple(rows)))
     if not groups:
         return None
     return Table(
@@ -213,7 +252,7 @@ def _laws(analysis: Analysis) -> Table | None:
         "S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; USL: S = \u03b3N/(1 + \u03b1(N \u2212 1) + "
         "\u03b2N(N \u2212 1)).",
         columns=(
-            Column(head="Law", number=False),
+            Column(head="Law", number=False, names=True),
             Column(head="Parameter", number=False),
             Column(head="Value", interval=True),
             Column(head="RMSE"),
@@ -223,6 +262,13 @@ def _laws(analysis: Analysis) -> Table | None:
         groups=tuple(groups),
         data=pd.DataFrame(data),
     )
+
+
+def _formula(text: str) -> str:
+    """Return the formula of a law with Greek letters and true minus signs."""
+    for name, letter in _GREEK.items():
+        text = text.replace(name, letter)
+    return text.replace(" - ", f" {MINUS} ")
 
 
 # ---------------------------------------------------------------------------------------------------- a step
@@ -240,28 +286,48 @@ def _breakdown(analysis: Analysis) -> Table | None:
         "are there. A dash: inside the part before it, or not recorded.",
         whole=("mean_s", "min_s", "max_s"),
         part="mean_s",
+        share="share",
         head="Step",
         least=1,
     )
 
 
 def _lost(analysis: Analysis) -> Table | None:
-    base = analysis.provenance["baseline"]
+    return _lost_to(analysis, analysis.provenance["baseline"], name="losttime")
+
+
+def _lost_to_other(analysis: Analysis) -> Table | None:
+    other = next(kind for kind in BASES if kind != analysis.provenance["baseline"])
+    return _lost_to(analysis, other, name=f"losttime-{other}")
+
+
+def _lost_to(analysis: Analysis, base: str, *, name: str) -> Table | None:
+    """Return the growth of the step over that of one worker of the kind `base`."""
     return _laps(
         analysis,
-        name="losttime",
-        title="What more workers add to a step",
+        name=name,
+        title=f"What more workers add to a step, over one {base} worker",
         caption=f"T(N) \u2212 T(1), over the step of {BASES[base]} (with a fixed global batch: over that step / N), "
         f"and the part of each lap in it. {INTERVALS}.",
         whole=(f"minus_{base}_s", f"minus_{base}_low_s", f"minus_{base}_high_s"),
         part=f"minus_{base}_s",
+        share=f"growth_{base}",
         head="Together",
         least=2,
     )
 
 
 def _laps(
-    analysis: Analysis, *, name: str, title: str, caption: str, whole: Sequence[str], part: str, head: str, least: int
+    analysis: Analysis,
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    whole: Sequence[str],
+    part: str,
+    share: str,
+    head: str,
+    least: int,
 ) -> Table | None:
     """Return a table of the laps in ms; all numbers of a row end at the same digit, so that they add up."""
     parts = analysis.breakdown
@@ -288,7 +354,7 @@ def _laps(
                 (
                     *(_count(laps["step"]["workers"]), _count(laps["step"]["nodes"]), _count(laps["step"]["repeats"])),
                     f"{fixed(value, decimals)}{brackets}",
-                    *(_fixed(_MILLI * laps[lap][part], decimals) for lap in order),
+                    *(_lap(laps[lap], part, share, decimals) for lap in order),
                 )
             )
         if rows:
@@ -317,6 +383,14 @@ def _laps(
             ],
         )
     )
+
+
+def _lap(row: Mapping[Any, Any], part: str, share: str, decimals: int) -> str:
+    """Return the time of a lap in ms; below it its share of the step or of the growth, or why it is unknown."""
+    text = _fixed(_MILLI * row[part], decimals)
+    if text == NOTHING:
+        return Cell(text, f"{row['note']}" if not known(row["mean_s"]) else "")
+    return Cell(text, percent(row[share], decimals=0) if known(_float(row.get(share))) else "")
 
 
 def _parallel(analysis: Analysis) -> Table | None:
@@ -365,15 +439,24 @@ def _synchronisation(analysis: Analysis) -> Table | None:
         columns=(
             *_PLACE,
             _counts("Repeats", "repeats"),
-            _medians("Per step", "sync_s", unit="ms", scale=_MILLI),
+            _noted(replace(_medians("Per step", "sync_s", unit="ms", scale=_MILLI), strong=True)),
             _medians("Of the step", "share", unit="%", scale=_PERCENT),
             _counts("Batches\nper epoch", "batches_per_epoch"),
             _medians("Per epoch", "sync_per_epoch_s", unit="s"),
         ),
         cells=cells,
         labels=_labels(analysis, cells),
+        under=partial(_sync_law, analysis),
         keep=tuple(name for name in cells.columns if name not in ("reduction", "horovod_defaults")),
     )
+
+
+def _sync_law(analysis: Analysis, series: str) -> str:
+    """Return the law of the waiting of a series; empty where none was fitted."""
+    fit = analysis.sync_fits["series"].get(series)
+    if not fit or fit["selected"] is None:
+        return ""
+    return f"{law_label(fit['selected'])}: {fit['laws'][fit['selected']]['formula']}"
 
 
 def _boundary(analysis: Analysis) -> Table | None:
@@ -392,24 +475,48 @@ def _boundary(analysis: Analysis) -> Table | None:
                 head="From",
                 number=False,
                 wrap=True,
-                cell=lambda row: boundary.place(row["fewer_workers"], row["fewer_nodes"], row["fewer_per_node"]),
+                cell=partial(_side, "fewer"),
             ),
             Column(
                 head="To",
                 number=False,
                 wrap=True,
-                cell=lambda row: boundary.place(row["more_workers"], row["more_nodes"], row["more_per_node"]),
+                cell=partial(_side, "more"),
             ),
-            _words("Kind", "kind"),
+            Column(head="Kind", number=False, cell=lambda row: Cell(f"{row['kind']}", f"{row['note']}")),
             Column(head="Repeats", cell=lambda row: _of(row["fewer_repeats"], row["more_repeats"], ", ")),
             _numbers("Before", "fewer_sync_s", unit="ms", scale=_MILLI),
             _numbers("After", "more_sync_s", unit="ms", scale=_MILLI),
-            _intervals("Jump", ("jump_s", "low_s", "high_s"), unit="ms", scale=_MILLI),
+            Column(head="Jump", unit="ms", interval=True, strong=True, cell=_jump),
+            _intervals(
+                "Jump of\nthe step",
+                ("step_jump_s", "step_low_s", "step_high_s"),
+                unit="ms",
+                scale=_MILLI,
+                page_only=True,
+            ),
             Column(head="Verdict", number=False, cell=lambda row: _resolved(row["resolved"])),
         ),
         cells=jumps,
         labels=_labels(analysis, analysis.nodes),
     )
+
+
+def _side(side: str, row: Mapping[Any, Any]) -> str:
+    """Return where the workers of one side were, and below it the network path that the runs recorded."""
+    where = boundary.place(row[f"{side}_workers"], row[f"{side}_nodes"], row[f"{side}_per_node"])
+    return Cell(where, f"{row[f'{side}_path']}")
+
+
+_BEYOND = ("beyond_s", "beyond_low_s", "beyond_high_s")
+
+
+def _jump(row: Mapping[Any, Any]) -> str:
+    """Return the jump of the waiting, and of an indirect one what exceeds the growth with the workers."""
+    text = _interval(row, "jump_s", "low_s", "high_s", _MILLI)
+    if row["kind"] != INDIRECT or not known(_float(row["beyond_s"])):
+        return text if text == NOTHING else signed(text)
+    return Cell(signed(text), f"beyond growth: {signed(_interval(row, *_BEYOND, _MILLI))}")
 
 
 def _transports(analysis: Analysis) -> Table | None:
@@ -430,8 +537,12 @@ def _transports(analysis: Analysis) -> Table | None:
                     _plain(each["a_value"], scale),
                     _plain(each["b_value"], scale),
                     _interval(each, "ratio", "ratio_low", "ratio_high"),
-                    _chance(each["p_holm"]),
-                    f"{each['better'].upper()} is better" if each["better"] else f"{each['verdict']}",
+                    Cell(_chance(each["p_holm"]), f"{each['test']}"),
+                    Cell(
+                        f"{each['better'].upper()} is better" if each["better"] else f"{each['verdict']}",
+                        doubts=[f"{each['note']}"],
+                    ),
+                    _count(each["pairs_needed"]),
                 )
             )
         names = f"{labels.get(f'{b}', f'{b}')} (B) against {labels.get(f'{a}', f'{a}')} (A)"
@@ -440,16 +551,17 @@ def _transports(analysis: Analysis) -> Table | None:
         name="transports",
         title="Backends compared, pair by pair",
         caption="Geometric means over pairs of runs of the same repeat, their ratio, and p after Holm over the worker "
-        f"counts. {INTERVALS}.",
+        f"counts. {INTERVALS}. Pairs needed: how many would resolve a difference of 1 %.",
         columns=(
             Column(head="Quantity", number=False),
-            Column(head="Workers"),
+            Column(head="Workers", names=True),
             Column(head="Pairs"),
             Column(head="A"),
             Column(head="B"),
-            Column(head="B/A", interval=True),
+            Column(head="B/A", interval=True, strong=True),
             Column(head="p"),
             Column(head="Verdict", number=False),
+            Column(head="Pairs\nneeded", page_only=True),
         ),
         groups=tuple(groups),
         data=pairs,
@@ -477,9 +589,14 @@ def _cycle(analysis: Analysis) -> Table | None:
             ),
             _counts("Runs", "runs"),
             _intervals("Slope", ("slope", "slope_low", "slope_high"), unit="ms/ms"),
+            Column(
+                head="Expected\nslope",
+                page_only=True,
+                cell=lambda row: _range((row["expected_low"], row["expected_high"])),
+            ),
             _intervals("Rest", ("rest_s", "rest_low_s", "rest_high_s"), unit="ms", scale=_MILLI),
             _intervals("Share", ("share_at_default", "share_low", "share_high"), unit="%", scale=_PERCENT),
-            _words("Verdict", "verdict", wrap=True),
+            _noted(_words("Verdict", "verdict", wrap=True)),
         ),
         cells=cells,
         labels=_labels(analysis, cells),
@@ -528,12 +645,15 @@ def _knees(analysis: Analysis) -> Table | None:
         f"throughput: the limit of large batches. {INTERVALS}.",
         columns=(
             *_PLACE,
-            Column(head="Knee", unit="samples", interval=True, cell=lambda row: _knee(row)),
+            replace(_counts("Batches", "batches"), page_only=True),
+            _noted(replace(_words("Form", "form"), page_only=True)),
+            Column(head="Knee", unit="samples", interval=True, strong=True, cell=_knee),
             _intervals("Fixed", ("fixed_s", "fixed_low_s", "fixed_high_s"), unit="ms", scale=_MILLI),
             _intervals(
                 "Per sample", ("per_sample_s", "per_sample_low_s", "per_sample_high_s"), unit="\u00b5s", scale=1e6
             ),
             _intervals("Largest\nthroughput", ("most_samples_per_s", "most_low", "most_high"), unit=unit, scale=scale),
+            _numbers("Batch\nfor 90 %", "batch_for_90_percent", page_only=True),
         ),
         cells=knees,
         labels=_labels(analysis, knees),
@@ -553,25 +673,26 @@ def _knee(row: Mapping[Any, Any]) -> str:
 
 
 def _forecast(analysis: Analysis) -> Table | None:
-    told = analysis.forecast
-    told = told[told["kind"] == FORECAST]
-    if told.empty:
+    rows = analysis.forecast
+    rows = rows[rows["kind"] == FORECAST]
+    if rows.empty:
         return None
-    scale, unit = _rates(told["samples_per_s"])
+    scale, unit = _rates(rows["samples_per_s"])
 
     return _table(
         name="forecast",
         title="Forecast throughput",
-        caption="Forecast, not measured: throughput on more workers than were run, with the 95 % interval for a single "
-        "run in brackets, and its share of ideal scaling. How such forecasts came out before is in the table of hidden "
+        caption="Not measured: throughput on more workers than were run, with the 95 % interval for a single "
+        "run in brackets, and its share of ideal scaling. The hold-out error of this method is in the table of hidden "
         "counts.",
         columns=(
             *_PLACE,
-            _intervals("Throughput", ("samples_per_s", "low", "high"), unit=unit, scale=scale),
+            replace(_intervals("Throughput", ("samples_per_s", "low", "high"), unit=unit, scale=scale), strong=True),
             _numbers("Of ideal", "efficiency", unit="%", scale=_PERCENT, digits=2),
         ),
-        cells=told,
+        cells=rows,
         labels=_labels(analysis),
+        doubts=partial(_forecast_doubts, analysis, rows),
         keep=(
             "series",
             "setting",
@@ -588,14 +709,29 @@ def _forecast(analysis: Analysis) -> Table | None:
     )
 
 
+def _forecast_doubts(analysis: Analysis, rows: pd.DataFrame, series: str) -> list[str]:
+    """Return each doubt about the forecasts of one series once, with the worker counts that it is about."""
+    counts: dict[str, list[str]] = {}
+    for row in rows[rows["series"] == series].to_dict("records"):
+        for doubt in filter(None, row["doubts"].split("; ")):
+            counts.setdefault(doubt, []).append(f"{row['workers']}")
+    why_not = analysis.holdout["series"][series]["why_not"]
+    unscored = [f"not scored: {why_not}"] if why_not else []
+    return [*unscored, *(f"{listed(of)} workers: {doubt}" for doubt, of in counts.items())]
+
+
 def _holdout(analysis: Analysis) -> Table | None:
     labels = _labels(analysis)
     groups, data = [], []
     for series, scored in analysis.holdout["series"].items():
-        own = []
+        own: list[tuple[str, ...]] = []
+        title = _title(labels.get(series, series), _setting(analysis, series))
+        if scored["why_not"]:
+            own.append((Cell(f"not scored: {scored['why_not']}", columns=6, warning=True, page_only=True),))
         for law, one in scored["laws"].items():
             of_law = [each for each in scored["forecasts"] if each["law"] == law]
             covered = [each["covered"] for each in of_law if each["covered"] is not None]
+            errors = [f"{each['workers']} by {signed(percent(each['error']))}" for each in of_law]
             name = "combined forecast" if law == COMBINED else law_label(law)
             data.append(
                 {
@@ -612,7 +748,7 @@ def _holdout(analysis: Analysis) -> Table | None:
             )
             own.append(
                 (
-                    name,
+                    Cell(name, ", ".join(errors), doubts=[f"fails: {one['fails']}"] if one["fails"] else ()),
                     f"{scored['known'][-1]}",
                     ", ".join(f"{count}" for count in scored["hidden"]),
                     _plain(one["median_ape"], _PERCENT, 2),
@@ -621,17 +757,17 @@ def _holdout(analysis: Analysis) -> Table | None:
                 )
             )
         if own:
-            groups.append(Group(title=_title(labels.get(series, series), _setting(analysis, series)), rows=tuple(own)))
-    if not groups:
+            groups.append(Group(title=Cell(title, _rolling(scored), doubts=scored["doubts"]), rows=tuple(own)))
+    if not data:
         return None
     return Table(
         name="holdout",
-        title="Forecasts of hidden worker counts",
+        title="Hold-out error: forecasts of hidden worker counts",
         caption="The same forecasts, made without the largest worker counts and compared with what was measured there. "
         "Errors: |forecast / measured \u2212 1|. Covered: measured values inside the 95 % interval. A law is here "
         "if it is the one selected for all points.",
         columns=(
-            Column(head="Method", number=False),
+            Column(head="Method", number=False, names=True),
             Column(head="Known\nup to"),
             Column(head="Hidden"),
             Column(head="Median\nerror", unit="%"),
@@ -640,6 +776,17 @@ def _holdout(analysis: Analysis) -> Table | None:
         ),
         groups=tuple(groups),
         data=pd.DataFrame(data),
+    )
+
+
+def _rolling(scored: Mapping[str, Any]) -> str:
+    """Return what hiding one count, then two, and so on gave, where that are more forecasts."""
+    rolling, own = scored["rolling"], [each for each in scored["forecasts"] if each["law"] == COMBINED]
+    if rolling is None or rolling["targets"] <= len(own):
+        return ""
+    return (
+        f"hiding one count, then two, and so on: {plural(rolling['targets'], 'forecast')}, median error "
+        f"{percent(rolling['median_ape'])}, {percent(rolling['coverage'])} in the interval"
     )
 
 
@@ -671,7 +818,7 @@ def _recommended(analysis: Analysis) -> Table | None:
             count = (
                 f"\u2265{THIN}{one['low']}" if one["workers"] is None else f"{one['workers']} [{one['low']}, {high}]"
             )
-            rows.append((title, count, _plain(one["samples_per_s"])))
+            rows.append((Cell(title, doubts=one["doubts"]), count, _plain(one["samples_per_s"])))
         if rows:
             groups.append(Group(title=_title(labels.get(series, series), _setting(analysis, series)), rows=tuple(rows)))
     if not groups:
@@ -682,8 +829,8 @@ def _recommended(analysis: Analysis) -> Table | None:
         caption="Knee: where one more worker gains less than half of what a worker brings on average. Highest "
         f"throughput: the peak of the USL. {INTERVALS}; beyond: no upper bound up to that count.",
         columns=(
-            Column(head="Question", number=False),
-            Column(head="Workers", interval=True),
+            Column(head="Question", number=False, names=True),
+            Column(head="Workers", interval=True, strong=True),
             Column(head="Throughput", unit="samples/s"),
         ),
         groups=tuple(groups),
@@ -707,10 +854,13 @@ def _learning(analysis: Analysis) -> Table | None:
         "MSE. Rate r: the test MSE falls as samples to the power \u2212r, with its 95 % interval.",
         columns=(
             *_PLACE,
-            _counts("Repeats", "repeats"),
             Column(
-                head="Best test MSE", unit="10\u207b\u2074", interval=True, cell=lambda row: _spread(row, "best_mse")
+                head="Repeats",
+                cell=lambda row: Cell(
+                    _count(row["repeats"]), doubts=[f"{row['diverged']:.0f} diverged"] if row["diverged"] else ()
+                ),
             ),
+            Column(head="Best test MSE", unit="10\u207b\u2074", interval=True, strong=True, cell=_best_mse),
             _numbers("Efficiency", "efficiency", unit="%", scale=_PERCENT, digits=2),
             _numbers("Epochs", "best_epoch"),
             _numbers("Training", "best_train_s", unit="s"),
@@ -742,15 +892,22 @@ def _targets(analysis: Analysis) -> Table | None:
             _numbers("Target\ntest MSE", "target_mse", unit="10\u207b\u2074", scale=1e4, digits=2),
             *_PLACE,
             Column(head="Met by", cell=lambda row: _of(row["reached"], row["repeats"])),
-            Column(head="Training", unit="s", cell=lambda row: _bounded(row, "train_s")),
+            Column(head="Training", unit="s", strong=True, cell=_training),
+            Column(head="With\nevaluation", unit="s", page_only=True, cell=lambda row: _bounded(row, "wall_s")),
             Column(head="Samples", unit="10\u2076", cell=lambda row: _bounded(row, "samples", 1e-6)),
-            Column(head="Speedup\nto target", interval=True, cell=lambda row: _speedup_to_target(row)),
+            Column(head="Speedup\nto target", interval=True, strong=True, cell=_speedup_to_target),
             _numbers("Throughput\nratio", "throughput_ratio"),
             _numbers("Statistical\nefficiency", "statistical_efficiency"),
+            _numbers("Speedup with\nevaluation", "speedup_wall", page_only=True),
         ),
         cells=cells,
         labels=_labels(analysis),
     )
+
+
+def _training(row: Mapping[Any, Any]) -> str:
+    spread = _spread(row["train_s_min"], row["train_s_max"]) if row["repeats"] > 1 else ""
+    return Cell(_bounded(row, "train_s"), "at the first evaluation or before" if row["note"] else spread)
 
 
 def _bounded(row: Mapping[Any, Any], name: str, scale: float = 1.0) -> str:
@@ -774,24 +931,39 @@ def _resources(analysis: Analysis) -> Table | None:
     on_gpu = ~cells["device"].isin(["", "cpu"])
     if cells.empty or not (cells["energy_per_sample_j_median"].notna().any() or on_gpu.any()):
         return None
-    hours = "GPU hours" if on_gpu.all() else "Worker hours"
+    scales = resources.scales(analysis)
+    word = resources.hours_word(analysis)
+    (energy, joules), (hours, hour) = scales["energy_per_sample_j"], scales["worker_hours_per_epoch"]
 
     return _table(
         name="resources",
-        title=f"Energy and {hours}",
-        caption="Medians over repeats, of the timed window. Energy ratio: per sample, over one plain worker. "
-        f"{INTERVALS}.",
+        title=f"Energy and {word} hours",
+        caption="Medians over repeats, of the timed window. Energy ratio: per sample, over one plain worker. Speedup "
+        f"per joule: speedup over energy ratio. {INTERVALS}.",
         columns=(
             *_PLACE,
             _counts("Repeats", "repeats"),
             _numbers("Power", "power_w_median", unit="W"),
-            _medians("Energy\nper sample", "energy_per_sample_j", unit="mJ", scale=_MILLI),
+            replace(_medians("Energy\nper sample", "energy_per_sample_j", unit=joules, scale=1 / energy), strong=True),
             _intervals("Energy\nratio", ("energy_ratio", "energy_ratio_low", "energy_ratio_high"), exact=True),
-            _medians(f"{hours}\nper epoch", "worker_hours_per_epoch", unit="10\u207b\u00b3 h", scale=_MILLI),
+            _numbers("Speedup\nper joule", "speedup_per_joule", page_only=True),
+            replace(
+                _medians(f"{word} time\nper epoch", "worker_hours_per_epoch", unit=hour, scale=1 / hours), strong=True
+            ),
+            _numbers(
+                f"{word} time\nof a run", "worker_hours_of_run_median", unit=hour, scale=1 / hours, page_only=True
+            ),
         ),
         cells=cells,
         labels=_labels(analysis),
+        under=partial(_energy_of, cells),
     )
+
+
+def _energy_of(cells: pd.DataFrame, series: str) -> str:
+    """Return of which devices the energy of a series is; empty where none was read."""
+    kinds = cells.loc[cells["series"] == series, "energy_of"].iloc[0]
+    return f"energy of {resources.devices(kinds)}" if kinds else ""
 
 
 # ---------------------------------------------------------------------------------------------------- provenance
@@ -894,9 +1066,10 @@ def _failed(analysis: Analysis) -> Table | None:
     labels = _labels(analysis)
     rows = tuple(
         (
-            f"{each['run']}",
+            Cell(f"{each['run']}", code=True),
             labels.get(each["series"], f"{each['series']}"),
             _count(each["workers"]),
+            f"{each['repeat']}",
             f"{each['status']}",
             f"{each['reason']}",
         )
@@ -907,9 +1080,10 @@ def _failed(analysis: Analysis) -> Table | None:
         title="Runs without a result",
         caption="No values were substituted.",
         columns=(
-            Column(head="Run", number=False, wrap=True),
+            Column(head="Run", number=False, wrap=True, names=True),
             Column(head="Series", number=False, wrap=True),
             Column(head="Workers"),
+            Column(head="Repeat", page_only=True),
             Column(head="Status", number=False),
             Column(head="Reason", number=False, wrap=True),
         ),
@@ -919,7 +1093,7 @@ def _failed(analysis: Analysis) -> Table | None:
 
 
 _TABLES: tuple[Callable[[Analysis], Table | None], ...] = (
-    *(_points, _laws, _breakdown, _lost, _parallel, _synchronisation, _boundary, _transports, _cycle),
+    *(_points, _laws, _breakdown, _lost, _lost_to_other, _parallel, _synchronisation, _boundary, _transports, _cycle),
     *(_batches, _knees, _forecast, _holdout, _recommended, _learning, _targets, _resources),
     *(_measurement, _environment, _doubts, _failed),
 )
@@ -976,10 +1150,16 @@ def _ratio(row: Mapping[Any, Any], middle: str, low: str, high: str, scale: floa
     return _interval(row, middle, low, high, scale)
 
 
-def _spread(row: Mapping[Any, Any], name: str) -> str:
-    """Return a test MSE in 1e-4 with its lowest and highest repeat."""
-    value, low, high = (1e4 * _float(row[f"{name}_{end}"]) for end in ("median", "min", "max"))
+def _best_mse(row: Mapping[Any, Any]) -> str:
+    """Return the best test MSE in 1e-4 with its lowest and highest repeat."""
+    value, low, high = (1e4 * _float(row[f"best_mse_{end}"]) for end in ("median", "min", "max"))
     return _plain(value) if low == high else _text(quoted(value, low, high))
+
+
+def _spread(low: Any, high: Any, scale: float = 1.0) -> str:
+    """Return `95.1 to 102`, the lowest and the highest repeat; empty where they are not known."""
+    ends = [_plain(end, scale) for end in (low, high)]
+    return "" if NOTHING in ends else " to ".join(ends)
 
 
 def _chance(p: Any) -> str:
@@ -1028,11 +1208,14 @@ def _table(
     columns: Sequence[Column],
     mode: bool = False,
     keep: Sequence[str] = (),
+    under: Callable[[str], str] = lambda series: "",
+    doubts: Callable[[str], Sequence[str]] = lambda series: (),
     **values: Any,
 ) -> Table:
     """Return a table with one group per series, in their order, titled with its label and its setting.
 
     `keep`: columns of `cells` that become its CSV, all of them by default. `mode`: titles say the scaling, too.
+    `under` and `doubts` make what a page shows below the title of a series.
     """
     groups = []
     for series, own in cells.groupby("series", sort=False):
@@ -1040,7 +1223,8 @@ def _table(
         more = [first["setting"]] if "setting" in own.columns else []
         more += [f"{first['mode']} scaling"] if mode and first["mode"] != "single" else []
         rows = tuple(row_of(columns, each) for each in own.to_dict("records"))
-        groups.append(Group(title=_title(labels.get(f"{series}", f"{series}"), *more), rows=rows))
+        title = _title(labels.get(f"{series}", f"{series}"), *more)
+        groups.append(Group(title=Cell(title, under(f"{series}"), doubts=doubts(f"{series}")), rows=rows))
     kept = [name for name in keep if name in cells.columns] or list(cells.columns)
     data = cells[kept].reset_index(drop=True)
     return _narrowed(Table(columns=tuple(columns), groups=tuple(groups), data=data, **values))
