@@ -3,7 +3,7 @@
 benchmarks/published/ holds tables of facts with their sources: throughput against worker counts, cut into tasks of a
 few known counts and larger ones to forecast. Every task is given to
 
-    forecast       horovod_study.analysis.prediction, with everything that the known rows say
+    forecast       horovod_study.analysis.forecast.prediction, with everything that the known rows say
     LAW            each law of horovod_study.analysis.laws, fitted to the known rows, whether it applies or not;
                    "LAW, fixed work" is its form for strong scaling, where it has one
     selected       the law that `horovod-study fit` selects
@@ -29,8 +29,8 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.fitting import fit_series
+from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.prediction import predict
 from horovod_study.errors import AnalysisError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import utc_now

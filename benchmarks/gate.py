@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from horovod_study.analysis.compare.study_comparison import FAILED, UNDECIDED, outcome, verdicts
 from horovod_study.analysis.stats import Interval, log_contrast
-from horovod_study.analysis.study_comparison import FAILED, UNDECIDED, outcome, verdicts
 
 HEADS = ("repeats", "scatter %", "slower %", "in cells", "limit %", "fails %", "found %", "undecided %")
 

@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from horovod_study import records
-from horovod_study.analysis.timers import TimerCost, timer_cost
+from horovod_study.analysis.steps.timers import TimerCost, timer_cost
 from horovod_study.config import ORDINARY_LAPS, available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_now

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.analysis.costs import Link
-from horovod_study.analysis.simulation.calibration import Given, calibrate, run_times
-from horovod_study.analysis.simulation.network import Network
-from horovod_study.analysis.simulation.scaling import Scenario, simulate
-from horovod_study.analysis.simulation.step import Compute, Runtime
+from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
+from horovod_study.analysis.simulate.network import Network
+from horovod_study.analysis.simulate.scaling import Scenario, simulate
+from horovod_study.analysis.simulate.step import Compute, Runtime
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say

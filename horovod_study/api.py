@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study import records
-from horovod_study.analysis import exchange
-from horovod_study.analysis.accounting import Accounting, account, account_runs
-from horovod_study.analysis.advice import bench_of
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
-from horovod_study.analysis.network import restored
-from horovod_study.analysis.points_file import parse_points
-from horovod_study.analysis.prediction import Prediction
-from horovod_study.analysis.prediction import predict as predict_points
-from horovod_study.analysis.simulation.calibration import Given, calibrate, run_times
-from horovod_study.analysis.simulation.scaling import simulate as simulate_scenarios
-from horovod_study.analysis.simulation.what_if import what_if as scenarios
+from horovod_study.analysis.forecast.prediction import Prediction
+from horovod_study.analysis.forecast.prediction import predict as predict_points
+from horovod_study.analysis.machine.advice import bench_of
+from horovod_study.analysis.machine.network import restored
+from horovod_study.analysis.series import exchange
+from horovod_study.analysis.series.points_file import parse_points
+from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
+from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios
+from horovod_study.analysis.simulate.what_if import what_if as scenarios
+from horovod_study.analysis.steps.accounting import Accounting, account, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, loaded
 from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.documents import parse_json, read_text

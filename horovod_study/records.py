@@ -1292,8 +1292,8 @@ def _if_there(read: Callable[[Path], dict[str, Any]], directory: Path) -> tuple[
 
 
 def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], dict[str, Any] | None]":
-    """Return a finished run for analysis/attribution.py: its record, for each rank the columns of its timed steps, and
-    bench.json (None for a worker alone, who synchronises with nobody).
+    """Return a finished run for analysis/steps/attribution.py: its record, the columns of the timed steps of each
+    rank, and bench.json (None for a worker alone, who synchronises with nobody).
 
     Raises RecordError for a run that is not done, that has fewer step rows than ranks, or without bench.json.
     """

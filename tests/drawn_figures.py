@@ -5,10 +5,10 @@ from dataclasses import replace
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from horovod_study.analysis.breakdown import breakdown
-from horovod_study.analysis.losses import losses
-from horovod_study.analysis.points import scaling_points
-from horovod_study.analysis.usage import usage
+from horovod_study.analysis.machine.usage import usage
+from horovod_study.analysis.series.points import scaling_points
+from horovod_study.analysis.steps.breakdown import breakdown
+from horovod_study.analysis.steps.losses import losses
 from horovod_study.report.kit.style import PRINT_WIDTH_IN, FigureFormat, settled, style
 
 

@@ -18,7 +18,7 @@ from make.scratch_job import Time, TwinBackend, job
 from scipy import stats
 
 from horovod_study import records
-from horovod_study.analysis.ablation import CommunicationCost, answer
+from horovod_study.analysis.steps.ablation import CommunicationCost, answer
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError, BackendError, RecordError
 from horovod_study.measure import ablation

@@ -16,10 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_study import records, train
-from horovod_study.analysis import accounting
-from horovod_study.analysis.accounting import View, ViewComparison, Views, account, account_run, allowed_share, gate
-from horovod_study.analysis.breakdown import PARTS
 from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps import accounting
+from horovod_study.analysis.steps.accounting import (
+    View,
+    ViewComparison,
+    Views,
+    account,
+    account_run,
+    allowed_share,
+    gate,
+)
+from horovod_study.analysis.steps.breakdown import PARTS
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import HostStamps, LapClock, now

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from horovod_study.analysis.advice import (
+from horovod_study.analysis.costs import Link
+from horovod_study.analysis.machine.advice import (
     Asked,
     Case,
     Layer,
@@ -23,7 +24,6 @@ from horovod_study.analysis.advice import (
     network_of,
     rate_of_step,
 )
-from horovod_study.analysis.costs import Link
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.measure.evidence import parameter_count

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_study import cli
-from horovod_study.analysis.attribution import (
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.attribution import (
     INSIDE_BACKWARD,
     PARTS,
     Arm,
@@ -26,7 +27,6 @@ from horovod_study.analysis.attribution import (
     parts_of,
     verdict,
 )
-from horovod_study.analysis.stats import Interval
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import finite
 from horovod_study.report.figures.attribution import caption, result_lines, sentences, table, write_attribution

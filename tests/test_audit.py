@@ -16,9 +16,9 @@ from make.synthetic_study import write_study
 
 from horovod_study import records
 from horovod_study.analysis import audit
-from horovod_study.analysis.accounting import RunAccount, account, account_run
 from horovod_study.analysis.audit import Fault, Study, lint, recount
-from horovod_study.analysis.points import scaling_points, with_series
+from horovod_study.analysis.series.points import scaling_points, with_series
+from horovod_study.analysis.steps.accounting import RunAccount, account, account_run
 from horovod_study.analysis.study import CURVE_COLUMNS, SCHEMA, Analysis
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError, RecordError

@@ -8,7 +8,7 @@ import pytest
 from make.bench_document import MODEL, document
 
 from horovod_study import cli
-from horovod_study.analysis.network import analyze, restored
+from horovod_study.analysis.machine.network import analyze, restored
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.programs.microbench import step_roofline
 from horovod_study.report.figures.bench import allreduce_table, text, write_bench

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from make.synthetic_runs import run_table
 
 from horovod_study import records
-from horovod_study.analysis import boundary, points
+from horovod_study.analysis.series import points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
+from horovod_study.analysis.sync import boundary
 from horovod_study.report.figures import boundary as drawn
 from horovod_study.report.kit import interactive
 from horovod_study.report.page import html

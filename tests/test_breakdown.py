@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from make.synthetic_runs import run_table
 
-from horovod_study.analysis import breakdown
+from horovod_study.analysis.steps import breakdown
 
 MPI = "local horovod/mpi batch 75"
 DDP = "local ddp/gloo batch 75"

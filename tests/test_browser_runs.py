@@ -11,7 +11,7 @@ from browser import PHONE, Seen, axe_core, chromium, opened, violations
 from make.synthetic_study import write_study
 
 from horovod_study import records
-from horovod_study.analysis.accounting import account, account_runs
+from horovod_study.analysis.steps.accounting import account, account_runs
 from horovod_study.analysis.study import Analysis, analyze
 from horovod_study.report.page import html
 

@@ -16,13 +16,14 @@ from make.synthetic_runs import run_table
 from make.synthetic_study import write_study
 
 from horovod_study import cli, records
-from horovod_study.analysis import breakdown, history, trace
-from horovod_study.analysis.attribution import INSIDE_COMPUTE, attribute, observe
-from horovod_study.analysis.breakdown import NOTES, PARTS, folded, shown
-from horovod_study.analysis.losses import losses
-from horovod_study.analysis.points import CHOICES, scaling_points, with_series
-from horovod_study.analysis.rank_steps import align
-from horovod_study.analysis.stragglers import find_stragglers, pop_of
+from horovod_study.analysis.series import history
+from horovod_study.analysis.series.points import CHOICES, scaling_points, with_series
+from horovod_study.analysis.steps import breakdown, trace
+from horovod_study.analysis.steps.attribution import INSIDE_COMPUTE, attribute, observe
+from horovod_study.analysis.steps.breakdown import NOTES, PARTS, folded, shown
+from horovod_study.analysis.steps.losses import losses
+from horovod_study.analysis.steps.rank_steps import align
+from horovod_study.analysis.steps.stragglers import find_stragglers, pop_of
 from horovod_study.report.kit.style import LAPS
 
 CAPTURED = ("compute", "sync", "update", "residual")

@@ -14,8 +14,9 @@ from make.synthetic_runs import run_table
 from make.synthetic_study import truth, write_study
 
 from horovod_study import records
-from horovod_study.analysis import losses, network, usage
-from horovod_study.analysis.accounting import account, account_runs
+from horovod_study.analysis.machine import network, usage
+from horovod_study.analysis.steps import losses
+from horovod_study.analysis.steps.accounting import account, account_runs
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import AnalysisError
 from horovod_study.report.figures import causes

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from horovod_study import records
-from horovod_study.analysis.comparison import compare
+from horovod_study.analysis.compare.comparison import compare
 from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.config import COMMUNICATION

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from horovod_study.analysis.comparison import compare, too_few
+from horovod_study.analysis.compare.comparison import compare, too_few
 from horovod_study.errors import AnalysisError
 from horovod_study.report.figures.comparison import write_comparison
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
-from horovod_study.analysis import convergence as learned
-from horovod_study.analysis.points import scaling_points
+from horovod_study.analysis.learning import convergence as learned
+from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError, RecordError
@@ -406,7 +406,7 @@ def test_a_plain_worker_is_the_baseline_of_every_scaling_of_the_learning_rate():
 
 
 def test_every_option_that_a_study_can_sweep_separates_points():
-    from horovod_study.analysis.points import CELL
+    from horovod_study.analysis.series.points import CELL
 
     assert set(STRAIN.sweepable) <= set(CELL)
 

@@ -18,7 +18,7 @@ from doc_commands import PAGES, ROOT, blocks, commands, inline, text_of, words_o
 from make import bench_document, curve_files, synthetic_study
 
 from horovod_study import cli
-from horovod_study.analysis import network
+from horovod_study.analysis.machine import network
 from horovod_study.report.figures import catalogue
 from horovod_study.report.figures.bench import content as bench_content
 from horovod_study.report.page import html

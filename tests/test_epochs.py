@@ -11,7 +11,7 @@ import pytest
 from drawn_figures import cut_texts, drawn, light, one
 from make.synthetic_runs import run_table
 
-from horovod_study.analysis.points import scaling_points
+from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures import batches, epochs, pairs, regression
 from horovod_study.report.kit.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN, series_styles

@@ -14,7 +14,7 @@ from make.rank_rows import noise, rows_of
 from test_inspection import recorded
 
 from horovod_study import cli, records
-from horovod_study.analysis.explanation import Explanation, explain
+from horovod_study.analysis.steps.explanation import Explanation, explain
 from horovod_study.report.explanation import page
 from horovod_study.report.figures import catalogue
 from horovod_study.report.page import html

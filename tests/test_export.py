@@ -12,12 +12,12 @@ import pytest
 from make.synthetic_runs import run_table
 
 from horovod_study import records
-from horovod_study.analysis.exchange import extra_p, points_of, points_text
-from horovod_study.analysis.history import history
-from horovod_study.analysis.points import with_series
-from horovod_study.analysis.points_file import parse_points
+from horovod_study.analysis.series.exchange import extra_p, points_of, points_text
+from horovod_study.analysis.series.history import history
+from horovod_study.analysis.series.points import with_series
+from horovod_study.analysis.series.points_file import parse_points
+from horovod_study.analysis.steps.trace import events
 from horovod_study.analysis.study import analyze
-from horovod_study.analysis.trace import events
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
 from horovod_study.report import export

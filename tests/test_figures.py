@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
 from horovod_study import cli
-from horovod_study.analysis.points import scaling_points
+from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import ConfigError
 from horovod_study.report.figures import catalogue

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from make.synthetic_runs import run_table
 
-from horovod_study.analysis import forecast
+from horovod_study.analysis.forecast import study_forecast
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures import catalogue
 from horovod_study.report.figures import forecast as drawn
@@ -59,7 +59,7 @@ class TestTable:
                 "samples_per_s": [100.0, 195.0, 380.0, 540.0],
             }
         )
-        found = forecast.outlook(rows, settings={"a": "batch 75"}, bases={}, fits={})
+        found = study_forecast.outlook(rows, settings={"a": "batch 75"}, bases={}, fits={})
         told = found.table[found.table["kind"] == "forecast"]
         assert list(told["workers"]) == [8, 12, 16, 24, 32, 48]
         assert list(told["nodes"]) == [2, 3, 4, 6, 8, 12]
@@ -104,7 +104,7 @@ class TestDocument:
 
     def test_without_parallel_runs_there_is_nothing(self):
         alone = analyze(run_table(ways=WAYS[:1], failed=()))
-        assert alone.forecast.empty and list(alone.forecast.columns) == list(forecast.FORECAST_COLUMNS)
+        assert alone.forecast.empty and list(alone.forecast.columns) == list(study_forecast.FORECAST_COLUMNS)
         assert alone.holdout == {"series": {}, "summary": {}}
         assert drawn.drawings(alone) == [] and 'id="forecast"' not in html.render(alone)
 

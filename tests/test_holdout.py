@@ -8,8 +8,8 @@ import pytest
 from make.scaling_curves import noisy, points, usl
 
 from horovod_study import cli
-from horovod_study.analysis import holdout
-from horovod_study.analysis.holdout import COMBINED, score, summarise
+from horovod_study.analysis.forecast import holdout
+from horovod_study.analysis.forecast.holdout import COMBINED, score, summarise
 from horovod_study.analysis.laws import LAWS
 from horovod_study.errors import AnalysisError
 

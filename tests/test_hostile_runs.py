@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from make.properties import examples
 
 from horovod_study import api, cli, documents, records
-from horovod_study.analysis import timeline
+from horovod_study.analysis.steps import timeline
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.workload.options import STRAIN
 

@@ -12,8 +12,8 @@ import pytest
 from make.rank_rows import noise, rows_of
 
 from horovod_study import cli, records
-from horovod_study.analysis.inspection import BINS, Inspection, course, inspect
-from horovod_study.analysis.rank_steps import align
+from horovod_study.analysis.steps.inspection import BINS, Inspection, course, inspect
+from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.errors import AnalysisError
 from horovod_study.report.figures.inspection import draw_ranks, draw_steps, headline, result_lines
 from horovod_study.report.kit.style import PRINT_WIDTH_IN, style, to_bytes

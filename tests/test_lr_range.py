@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study import records
-from horovod_study.analysis.lr_range import find_rate, smoothed
+from horovod_study.analysis.learning.lr_range import find_rate, smoothed
 from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.errors import AnalysisError, ConfigError, RecordError, StudyError

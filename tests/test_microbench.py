@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import horovod_study
-from horovod_study.analysis.network import memory_bytes
+from horovod_study.analysis.machine.network import memory_bytes
 from horovod_study.programs.collectives import model_facts
 from horovod_study.programs.microbench import (
     MatrixRate,

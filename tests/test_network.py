@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make.bench_document import MODEL, SIZES, WAYS, document
 
-from horovod_study.analysis.network import (
+from horovod_study.analysis.machine.network import (
     algbw,
     analyze,
     attainable,

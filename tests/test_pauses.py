@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.rank_rows import noise, rows_of
 
-from horovod_study.analysis import inspection
-from horovod_study.analysis.pauses import Pauses, Period, StepStatistics, find_pauses
-from horovod_study.analysis.rank_steps import align
+from horovod_study.analysis.steps import inspection
+from horovod_study.analysis.steps.pauses import Pauses, Period, StepStatistics, find_pauses
+from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.measure import recorder
 from horovod_study.records import finite
 

@@ -32,7 +32,7 @@ from test_audit import PAIR, SERIAL, edit, findings_of, retotal, rewrite
 from horovod_study import cli, records
 from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Fault, Study, recount, same_text
-from horovod_study.analysis.points import with_series
+from horovod_study.analysis.series.points import with_series
 from horovod_study.analysis.study import DOCUMENTS, TABLES
 from horovod_study.cli import main
 from horovod_study.errors import RecordError

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.synthetic_runs import run_table
 
-from horovod_study.analysis import points
-from horovod_study.analysis.stragglers import pop
+from horovod_study.analysis.series import points
+from horovod_study.analysis.steps.stragglers import pop
 from horovod_study.errors import AnalysisError
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.analysis.points_file import COLUMNS, parse_points
+from horovod_study.analysis.series.points_file import COLUMNS, parse_points
 from horovod_study.errors import DataError
 
 HEAD = "workers,samples_per_s\n"
@@ -194,7 +194,7 @@ def test_thousands_of_unknown_columns_are_one_short_doubt():
 
 
 def test_a_file_of_steps_is_refused(monkeypatch):
-    monkeypatch.setattr("horovod_study.analysis.points_file.MAX_POINTS", 3)
+    monkeypatch.setattr("horovod_study.analysis.series.points_file.MAX_POINTS", 3)
     with pytest.raises(DataError, match=r"p.csv: has more than 3 points; a points file has one line per run"):
         parse_points("workers,samples_per_s\n" + "1,100\n" * 4, "p.csv")
     assert 3 == len(parse_points("workers,samples_per_s\n" + "1,100\n" * 3, "p.csv"))

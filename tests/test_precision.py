@@ -10,7 +10,7 @@ import torch
 from test_recording import manifest, open_recorder
 from torch import nn
 
-from horovod_study.analysis.points import UNSEEN
+from horovod_study.analysis.series.points import UNSEEN
 from horovod_study.analysis.study import analyze
 from horovod_study.measure import precision
 from horovod_study.measure.precision import PrecisionObserver

@@ -9,9 +9,9 @@ import pytest
 from make.scaling_curves import noisy, points, usl
 
 from horovod_study import cli
-from horovod_study.analysis import recommendation
-from horovod_study.analysis.prediction import Prediction
-from horovod_study.analysis.recommendation import Questions, duration, recommend, samples_of, seconds_of
+from horovod_study.analysis.forecast import recommendation
+from horovod_study.analysis.forecast.prediction import Prediction
+from horovod_study.analysis.forecast.recommendation import Questions, duration, recommend, samples_of, seconds_of
 from horovod_study.errors import AnalysisError
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)

@@ -11,7 +11,7 @@ import pytest
 from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
-from horovod_study.analysis.points import scaling_points
+from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.report.figures import catalogue

@@ -11,7 +11,8 @@ import pytest
 from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
-from horovod_study.analysis import convergence, resources
+from horovod_study.analysis.learning import convergence
+from horovod_study.analysis.machine import resources
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.figures import resources as drawn
 from horovod_study.report.kit.markup import to_html

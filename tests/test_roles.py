@@ -125,12 +125,12 @@ OF_STRAIN = {
 """Programs and experiments of the package's own training, which know it by name, and why."""
 
 NAMED = {
-    ("analysis/advice.py", "widths"): "counts the layers of the worked example",
+    ("analysis/machine/advice.py", "widths"): "counts the layers of the worked example",
     ("analysis/audit.py", "checkpoint_every"): "knows when the package's own trainer does not train",
-    ("analysis/breakdown.py", "cuda_graphs"): "says why a captured step has no data lap",
-    ("analysis/convergence.py", "schedule"): "a rate that depends on the length of the run",
-    ("analysis/inspection.py", "checkpoint_every"): "knows when the package's own trainer does not train",
-    ("analysis/inspection.py", "evaluate_every"): "knows when the package's own trainer does not train",
+    ("analysis/steps/breakdown.py", "cuda_graphs"): "says why a captured step has no data lap",
+    ("analysis/learning/convergence.py", "schedule"): "a rate that depends on the length of the run",
+    ("analysis/steps/inspection.py", "checkpoint_every"): "knows when the package's own trainer does not train",
+    ("analysis/steps/inspection.py", "evaluate_every"): "knows when the package's own trainer does not train",
     ("recording/recorder.py", "dataset"): "an attribute of PyTorch's DataLoader",
 }
 """(module, option) that is still named elsewhere, and why."""

@@ -18,8 +18,8 @@ from make.synthetic_runs import run_table
 from make.synthetic_study import gpu_percent, power_w, truth, write_study
 
 from horovod_study import records
-from horovod_study.analysis import run_profiles
-from horovod_study.analysis.accounting import account, account_run, account_runs
+from horovod_study.analysis.steps import run_profiles
+from horovod_study.analysis.steps.accounting import account, account_run, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.page import run_pages
 

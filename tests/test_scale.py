@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 from horovod_study import alive, records
-from horovod_study.analysis.accounting import account, account_run, account_runs
-from horovod_study.analysis.rank_steps import align
-from horovod_study.analysis.stragglers import find_stragglers, pop_of
+from horovod_study.analysis.steps.accounting import account, account_run, account_runs
+from horovod_study.analysis.steps.rank_steps import align
+from horovod_study.analysis.steps.stragglers import find_stragglers, pop_of
 from horovod_study.cli import main
 
 
@@ -125,7 +125,7 @@ def test_threads_and_the_order_of_the_directory_change_nothing(
 
 
 def test_long_runs_are_taken_one_after_the_other(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovod_study.analysis import accounting
+    from horovod_study.analysis.steps import accounting
 
     _, runs = records.recorded_runs([study])
     every = list(runs)

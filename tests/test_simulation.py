@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_study.analysis.attribution import cycle_wait
 from horovod_study.analysis.costs import Link
-from horovod_study.analysis.simulation.network import (
+from horovod_study.analysis.simulate.network import (
     CHOICES,
     Level,
     Network,
@@ -25,9 +24,10 @@ from horovod_study.analysis.simulation.network import (
     ring,
     small_allreduce_s,
 )
-from horovod_study.analysis.simulation.scaling import Scenario, Spread, all_doubts, doubts, simulate
-from horovod_study.analysis.simulation.step import PARTS, Compute, Runtime, chance, communicate, measured
-from horovod_study.analysis.simulation.what_if import CHANGES, what_if
+from horovod_study.analysis.simulate.scaling import Scenario, Spread, all_doubts, doubts, simulate
+from horovod_study.analysis.simulate.step import PARTS, Compute, Runtime, chance, communicate, measured
+from horovod_study.analysis.simulate.what_if import CHANGES, what_if
+from horovod_study.analysis.steps.attribution import cycle_wait
 from horovod_study.errors import AnalysisError, ConfigError
 
 ALPHA, RATE, SIZE = 2e-6, 10e9, 100e6

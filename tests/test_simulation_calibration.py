@@ -17,8 +17,8 @@ from make.rank_rows import noise, rows_of
 
 from horovod_study import records
 from horovod_study.analysis.costs import Link
-from horovod_study.analysis.network import analyze
-from horovod_study.analysis.simulation.calibration import (
+from horovod_study.analysis.machine.network import analyze
+from horovod_study.analysis.simulate.calibration import (
     Calibration,
     Given,
     RunTimes,
@@ -26,9 +26,9 @@ from horovod_study.analysis.simulation.calibration import (
     measured_network,
     run_times,
 )
-from horovod_study.analysis.simulation.network import Network
-from horovod_study.analysis.simulation.scaling import all_doubts, doubts, simulate
-from horovod_study.analysis.simulation.what_if import what_if
+from horovod_study.analysis.simulate.network import Network
+from horovod_study.analysis.simulate.scaling import all_doubts, doubts, simulate
+from horovod_study.analysis.simulate.what_if import what_if
 from horovod_study.cli import main
 from horovod_study.documents import load_yaml
 from horovod_study.errors import AnalysisError, StudyError
@@ -328,7 +328,7 @@ def test_what_contradicts_itself_or_is_missing_is_one_line(options: dict[str, An
 
 @pytest.mark.parametrize("path", sorted(NETWORKS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_networks_that_come_along_can_be_used_and_name_their_sources(path: Path) -> None:
-    from horovod_study.analysis.simulation.network import network_from
+    from horovod_study.analysis.simulate.network import network_from
 
     described = load_yaml(path)
     found = calibrated(network=network_from(described, source=path.name), compute_ms=10, gradient_mb=100, batch=32)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from make.rank_rows import hosts, noise, rows_of
 
 from horovod_study import records
-from horovod_study.analysis.attribution import observe, parts_of
-from horovod_study.analysis.inspection import inspect
-from horovod_study.analysis.rank_steps import align, common_steps
-from horovod_study.analysis.stragglers import Stragglers, find_stragglers, pop, pop_of, waiting
+from horovod_study.analysis.steps.attribution import observe, parts_of
+from horovod_study.analysis.steps.inspection import inspect
+from horovod_study.analysis.steps.rank_steps import align, common_steps
+from horovod_study.analysis.steps.stragglers import Stragglers, find_stragglers, pop, pop_of, waiting
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 from horovod_study.report.figures.inspection import write_inspection

@@ -13,13 +13,13 @@ import pytest
 from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
-from horovod_study.analysis import study_comparison as compared
-from horovod_study.analysis.convergence import convergence
-from horovod_study.analysis.points import scaling_points, with_series
-from horovod_study.analysis.run_profiles import RUN_COLUMNS
+from horovod_study.analysis.compare import study_comparison as compared
+from horovod_study.analysis.compare.study_comparison import compare_studies, gate, read_limits, read_match
+from horovod_study.analysis.learning.convergence import convergence
+from horovod_study.analysis.series.points import scaling_points, with_series
 from horovod_study.analysis.stats import log_contrast
+from horovod_study.analysis.steps.run_profiles import RUN_COLUMNS
 from horovod_study.analysis.study import analyze
-from horovod_study.analysis.study_comparison import compare_studies, gate, read_limits, read_match
 from horovod_study.cli import command_line, main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.report.figures import against

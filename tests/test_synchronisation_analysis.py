@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from make.synthetic_runs import run_table
 
-from horovod_study.analysis import batch_size, boundary, cycle, synchronisation, transports
-from horovod_study.analysis.batch_size import PIECEWISE, SATURATION, knee
 from horovod_study.analysis.stats import median_ratio
+from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisation, transports
+from horovod_study.analysis.sync.batch_size import PIECEWISE, SATURATION, knee
 from horovod_study.errors import AnalysisError
 
 MPI, GLOO = "local horovod/mpi batch 75", "local horovod/gloo batch 75"

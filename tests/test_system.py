@@ -20,7 +20,7 @@ from conftest import BIN, LAUNCHERS, Launch
 from test_sensors import FakeNvml
 
 from horovod_study import alive, energy, records
-from horovod_study.analysis import system as analysis
+from horovod_study.analysis.machine import system as analysis
 from horovod_study.errors import RecordError
 from horovod_study.measure import system
 from horovod_study.measure.clock import now, sleep

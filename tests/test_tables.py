@@ -43,7 +43,7 @@ def test_a_table_in_a_terminal_is_aligned_by_what_is_seen():
 
 
 ALIGNED_BY_HAND = {
-    "analysis/recommendation.py": "texts that are folded below each other",
+    "analysis/forecast/recommendation.py": "texts that are folded below each other",
     "cli/forecasts.py": "laws with their parameters, folded below each other",
     "cli/verbs.py": "a bar",
     "progress.py": "lines that are printed one at a time",

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study import cli, records
-from horovod_study.analysis.timeline import PHASES, Timeline, decompose, parse_events
+from horovod_study.analysis.steps.timeline import PHASES, Timeline, decompose, parse_events
 from horovod_study.comm.horovod import kept_mpi
 from horovod_study.comm.priority import busiest_thread
 from horovod_study.errors import AnalysisError, BackendError, RecordError

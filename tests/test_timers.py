@@ -12,7 +12,7 @@ import torch
 
 from horovod_study import cli
 from horovod_study.analysis.stats import trimmed_mean
-from horovod_study.analysis.timers import interval, summary, timer_cost
+from horovod_study.analysis.steps.timers import interval, summary, timer_cost
 from horovod_study.comm import detect, open_backend
 from horovod_study.config import LAPS
 from horovod_study.errors import ConfigError

@@ -93,7 +93,7 @@ def test_every_module_has_a_layer() -> None:
         ("analysis/study.py", "horovod_study.report.page.html", "analysis does not draw"),
         ("recording/session.py", "horovod_study.workload.model", "knows nothing of what is trained"),
         ("records.py", "pickle", "can execute data"),
-        ("studies/tune.py", "horovod_study.analysis.comparison", "the wings meet only"),
+        ("studies/tune.py", "horovod_study.analysis.compare.comparison", "the wings meet only"),
         ("analysis/stats.py", "horovod_study.records", "a kit imports nothing"),
     ],
 )

@@ -27,12 +27,12 @@ import scipy
 from numpy.typing import NDArray
 
 from horovod_study import __version__, energy
-from horovod_study.analysis import system
-from horovod_study.analysis.accounting import Accounting, open_words
-from horovod_study.analysis.breakdown import TILING
-from horovod_study.analysis.points import ENVIRONMENT, baseline_place, measured, worker_counts
-from horovod_study.analysis.rank_steps import where
+from horovod_study.analysis.machine import system
+from horovod_study.analysis.series.points import ENVIRONMENT, baseline_place, measured, worker_counts
 from horovod_study.analysis.stats import MIN_REPEATS, binomial_tail
+from horovod_study.analysis.steps.accounting import Accounting, open_words
+from horovod_study.analysis.steps.breakdown import TILING
+from horovod_study.analysis.steps.rank_steps import where
 from horovod_study.analysis.study import Analysis
 from horovod_study.config import COMMUNICATION, LAPS
 from horovod_study.documents import MAX_FIELD_CHARS

@@ -8,25 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis import accounting as steps
-from horovod_study.analysis import (
-    attribution,
-    batch_size,
-    boundary,
-    convergence,
-    cycle,
-    forecast,
-    losses,
-    resources,
-    run_profiles,
-    stats,
-    synchronisation,
-    transports,
-    usage,
-)
-from horovod_study.analysis import breakdown as laps
-from horovod_study.analysis import points as scaling
+from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
+from horovod_study.analysis.forecast import study_forecast
+from horovod_study.analysis.learning import convergence
+from horovod_study.analysis.machine import resources, usage
+from horovod_study.analysis.series import points as scaling
+from horovod_study.analysis.steps import accounting as steps
+from horovod_study.analysis.steps import attribution, losses, run_profiles
+from horovod_study.analysis.steps import breakdown as laps
+from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisation, transports
 from horovod_study.errors import AnalysisError
 
 SCHEMA = 1
@@ -63,7 +54,7 @@ _NEEDED = {
     "resources": resources.RESOURCE_COLUMNS,
     "quantity_curves": resources.QUANTITY_CURVE_COLUMNS,
     "crossings": convergence.CROSSING_COLUMNS,
-    "forecast": forecast.FORECAST_COLUMNS,
+    "forecast": study_forecast.FORECAST_COLUMNS,
     "synchronisation": synchronisation.SYNC_COLUMNS,
     "sync_curves": synchronisation.CURVE_COLUMNS,
     "transports": transports.TRANSPORT_COLUMNS,
@@ -125,8 +116,8 @@ class Analysis:
     )
     crossings: pd.DataFrame = field(default_factory=lambda: convergence.nothing().crossings)
     quantities: Mapping[str, Any] = field(default_factory=lambda: {"fits": []})
-    forecast: pd.DataFrame = field(default_factory=lambda: forecast.nothing().table)
-    holdout: Mapping[str, Any] = field(default_factory=lambda: forecast.nothing().document)
+    forecast: pd.DataFrame = field(default_factory=lambda: study_forecast.nothing().table)
+    holdout: Mapping[str, Any] = field(default_factory=lambda: study_forecast.nothing().document)
     synchronisation: pd.DataFrame = field(
         default_factory=lambda: pd.DataFrame(columns=list(synchronisation.SYNC_COLUMNS))
     )
@@ -352,11 +343,11 @@ def _fitted(table: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int)
 
 def _forecasts(
     table: pd.DataFrame, points: pd.DataFrame, baseline: str, fitted: Mapping[str, SeriesFit], seed: int
-) -> forecast.Outlook:
+) -> study_forecast.Outlook:
     """Forecast every parallel series in which only the worker count changes."""
     chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
     base = points.groupby("series")[f"base_{baseline}_samples_per_s"].first()
-    return forecast.outlook(
+    return study_forecast.outlook(
         _scaling_rows(table, list(chosen["series"])),
         settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
         bases={str(series): float(value) for series, value in base.dropna().items()},

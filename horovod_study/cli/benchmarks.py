@@ -44,7 +44,7 @@ def bench_arguments(parser: Parser) -> None:
 
 def bench(options: argparse.Namespace) -> int:
     """Measure the network between workers and what a worker can do: all-reduce, copies, matrix peak, roofline."""
-    from horovod_study.analysis.network import analyze as analyze_network
+    from horovod_study.analysis.machine.network import analyze as analyze_network
     from horovod_study.report.figures.bench import content, text, write_bench
     from horovod_study.studies.bench import bench_document, finish
 
@@ -180,7 +180,7 @@ def timers_arguments(parser: Parser) -> None:
 
 def timers(options: argparse.Namespace) -> Result:
     """Measure what measuring costs: blocks of steps with the timers off, light and strict alternate."""
-    from horovod_study.analysis.timers import timer_cost
+    from horovod_study.analysis.steps.timers import timer_cost
     from horovod_study.progress import Line
     from horovod_study.report.figures.timers import content, text, write_timers
     from horovod_study.studies.timers import TimersRequest, measure_timers

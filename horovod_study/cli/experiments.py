@@ -106,8 +106,8 @@ def compare_arguments(parser: Parser) -> None:
 
 def compare(options: argparse.Namespace) -> Result:
     """Compare two configurations fairly: interleaved in blocks, equal work proven, with an interval and a verdict."""
-    from horovod_study.analysis.comparison import compare as compare_blocks
-    from horovod_study.analysis.comparison import too_few
+    from horovod_study.analysis.compare.comparison import compare as compare_blocks
+    from horovod_study.analysis.compare.comparison import too_few
     from horovod_study.progress import say
     from horovod_study.report.figures.comparison import write_comparison
     from horovod_study.studies.compare import read_arms, run_compare, worker_counts

@@ -52,7 +52,7 @@ def _page(options: argparse.Namespace) -> Result:
     import shutil
 
     from horovod_study import records
-    from horovod_study.analysis.explanation import explain as explain_runs
+    from horovod_study.analysis.steps.explanation import explain as explain_runs
     from horovod_study.report.explanation import WIDE, page, write_explanation
 
     left_out: dict[str, str] = {}
@@ -91,7 +91,7 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
 def _steps(options: argparse.Namespace) -> Result:
     """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
     from horovod_study import records
-    from horovod_study.analysis.inspection import inspect as inspect_run
+    from horovod_study.analysis.steps.inspection import inspect as inspect_run
     from horovod_study.report.figures.inspection import result_lines, write_inspection
 
     place = options.places[0]
@@ -105,8 +105,8 @@ def _steps(options: argparse.Namespace) -> Result:
 def _account(options: argparse.Namespace) -> Result:
     """Every step: parts that add up, what none of them covers, and what more workers add."""
     from horovod_study import records
-    from horovod_study.analysis.accounting import account as account_all
-    from horovod_study.analysis.accounting import account_run, allowed_share, gate
+    from horovod_study.analysis.steps.accounting import account as account_all
+    from horovod_study.analysis.steps.accounting import account_run, allowed_share, gate
     from horovod_study.report.figures.accounting import result_lines, write_accounting
 
     allowed = None if options.max_residual is None else allowed_share(options.max_residual)
@@ -125,7 +125,7 @@ def _account(options: argparse.Namespace) -> Result:
 def _sync(options: argparse.Namespace) -> Result:
     """The synchronisation: transfer, skew, runtime, and what none of them explains."""
     from horovod_study import records
-    from horovod_study.analysis.attribution import attribute, observe
+    from horovod_study.analysis.steps.attribution import attribute, observe
     from horovod_study.report.figures.attribution import result_lines, write_attribution
     from horovod_study.studies.attribute import DEFAULT_RUNTIMES, ROUNDS, run_experiment
 
@@ -147,7 +147,7 @@ def _sync(options: argparse.Namespace) -> Result:
 def _timeline(options: argparse.Namespace) -> Result:
     """Horovod's collectives, from its timeline: negotiation, queue, copies, transfer."""
     from horovod_study import records
-    from horovod_study.analysis.timeline import decompose, parse_events
+    from horovod_study.analysis.steps.timeline import decompose, parse_events
     from horovod_study.report.figures.timeline import result_lines, write_timeline
 
     path, text = records.read_timeline(options.places[0])
@@ -165,7 +165,7 @@ def _timeline(options: argparse.Namespace) -> Result:
 def _system(options: argparse.Namespace) -> Result:
     """The hosts of one run: processors, memory, GPUs and power, as their sensors saw them over the timed steps."""
     from horovod_study import records
-    from horovod_study.analysis.inspection import inspect
+    from horovod_study.analysis.steps.inspection import inspect
     from horovod_study.report.figures.inspection import system_lines, write_system_of
 
     place = options.places[0]

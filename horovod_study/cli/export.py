@@ -47,8 +47,8 @@ def export(options: argparse.Namespace) -> int | Result:
     if options.to in ("points", "extra-p"):
         return _export_points(options)
     from horovod_study import records
-    from horovod_study.analysis.history import history
-    from horovod_study.analysis.trace import events
+    from horovod_study.analysis.series.history import history
+    from horovod_study.analysis.steps.trace import events
     from horovod_study.report.export import Recorded, write_trace, write_tracker
 
     directories = readable_runs(options.runs)
@@ -86,8 +86,8 @@ def export(options: argparse.Namespace) -> int | Result:
 
 def _export_points(options: argparse.Namespace) -> int | Result:
     from horovod_study import records
-    from horovod_study.analysis import exchange
-    from horovod_study.analysis.points_file import parse_points
+    from horovod_study.analysis.series import exchange
+    from horovod_study.analysis.series.points_file import parse_points
     from horovod_study.report.export import write_extra_p, write_text
 
     if options.steps != records.ALL_STEPS:

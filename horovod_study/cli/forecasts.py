@@ -28,7 +28,7 @@ def fit_arguments(parser: Parser) -> None:
 def fit(options: argparse.Namespace) -> int:
     """Fit scaling laws to anybody's points."""
     from horovod_study.analysis.fit.fitting import fit_series
-    from horovod_study.analysis.points_file import parse_points
+    from horovod_study.analysis.series.points_file import parse_points
 
     points = parse_points(read_input(options.points), source=str(options.points))
     fits = fit_series(points, baseline_samples_per_s=options.baseline)
@@ -125,10 +125,10 @@ def predict_arguments(parser: Parser) -> None:
 
 def predict(options: argparse.Namespace) -> int:
     """Forecast the throughput of larger worker counts from anybody's points, score that, recommend worker counts."""
-    from horovod_study.analysis import holdout, recommendation
-    from horovod_study.analysis.advice import bench_of
-    from horovod_study.analysis.points_file import parse_points
-    from horovod_study.analysis.prediction import predict as predict_points
+    from horovod_study.analysis.forecast import holdout, recommendation
+    from horovod_study.analysis.forecast.prediction import predict as predict_points
+    from horovod_study.analysis.machine.advice import bench_of
+    from horovod_study.analysis.series.points_file import parse_points
 
     points = parse_points(read_input(options.points), source=str(options.points))
     bench = bench_of(read_input(options.bench, BENCH_JSON), source=str(options.bench)) if options.bench else None
@@ -194,7 +194,7 @@ def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) 
 
 def _questions(options: argparse.Namespace) -> Any:
     """The questions about worker counts that were asked on the command line."""
-    from horovod_study.analysis.recommendation import Questions, samples_of, seconds_of
+    from horovod_study.analysis.forecast.recommendation import Questions, samples_of, seconds_of
 
     return Questions(
         marginal=options.marginal,

@@ -249,7 +249,7 @@ def _keep_drawn(
 def _check(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.audit import Study, recount
-    from horovod_study.analysis.points import with_series
+    from horovod_study.analysis.series.points import with_series
     from horovod_study.progress import Line
     from horovod_study.report.page.check import allowed, check, kept_runs, lines, runs_of
 
@@ -300,7 +300,7 @@ def _check(options: argparse.Namespace) -> Result:
 
 def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -> Any:
     """Return the comparison that the page of a study shows, or None where it shows none."""
-    from horovod_study.analysis.study_comparison import compare_studies, read_match
+    from horovod_study.analysis.compare.study_comparison import compare_studies, read_match
     from horovod_study.report.figures.against import names_of
 
     told = (source.get("report") or {}).get("against")
@@ -320,7 +320,7 @@ def _read_analysis(directory: Path) -> Any:
 
 
 def _report_against(options: argparse.Namespace, directory: Path, earlier: Path) -> Result:
-    from horovod_study.analysis.study_comparison import compare_studies, gate, read_limits, read_match
+    from horovod_study.analysis.compare.study_comparison import compare_studies, gate, read_limits, read_match
     from horovod_study.report.figures.against import document, gate_lines, lines, names_of, write_against
     from horovod_study.report.page.html import write_report
 

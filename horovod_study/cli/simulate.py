@@ -56,11 +56,11 @@ def simulate(options: argparse.Namespace) -> Result:
     """Simulate a data-parallel step on up to 100,000 workers, from measured or given constants, and what-ifs."""
     from dataclasses import fields
 
-    from horovod_study.analysis.advice import bench_of
-    from horovod_study.analysis.simulation import scaling
-    from horovod_study.analysis.simulation.calibration import Given, calibrate, run_times
-    from horovod_study.analysis.simulation.network import network_from
-    from horovod_study.analysis.simulation.what_if import what_if
+    from horovod_study.analysis.machine.advice import bench_of
+    from horovod_study.analysis.simulate import scaling
+    from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
+    from horovod_study.analysis.simulate.network import network_from
+    from horovod_study.analysis.simulate.what_if import what_if
     from horovod_study.documents import load_yaml
     from horovod_study.records import recorded_run
     from horovod_study.report.figures.simulation import content, text, write_simulation
@@ -114,8 +114,8 @@ def model_parallel(options: argparse.Namespace) -> Result:
     """Compute whether data or model parallelism fits a model, from memory, messages and time."""
     from dataclasses import asdict, fields
 
-    from horovod_study.analysis.advice import Asked, bench_of, case_of, layered_model
-    from horovod_study.analysis.advice import advise as advise_on
+    from horovod_study.analysis.machine.advice import Asked, bench_of, case_of, layered_model
+    from horovod_study.analysis.machine.advice import advise as advise_on
     from horovod_study.documents import load_yaml
     from horovod_study.measure.memory import worker_memory
     from horovod_study.records import read_run

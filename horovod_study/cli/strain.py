@@ -313,7 +313,7 @@ def lr_range_arguments(parser: Parser) -> None:
 
 def lr_range(options: argparse.Namespace) -> Result:
     """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
-    from horovod_study.analysis.lr_range import find_rate
+    from horovod_study.analysis.learning.lr_range import find_rate
     from horovod_study.report.figures.lr_range import write_lr_range
     from horovod_study.studies.range_run import range_config, run_range
 
@@ -336,8 +336,8 @@ def learning_curve_arguments(parser: Parser) -> None:
 def learning_curve(options: argparse.Namespace) -> int:
     """Draw the learning curves of one or several runs, finished or not."""
     from horovod_study import records
-    from horovod_study.analysis.convergence import convergence
-    from horovod_study.analysis.points import scaling_points
+    from horovod_study.analysis.learning.convergence import convergence
+    from horovod_study.analysis.series.points import scaling_points
     from horovod_study.report.figures.convergence import write_learning_curves
 
     runs, evaluations = records.joined_tables(options.runs)

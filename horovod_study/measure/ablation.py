@@ -10,7 +10,7 @@ Two blocks, one of each kind, are a pair, and the kind that comes first is drawn
 the other order. Each block begins with the model and optimiser as training left them, at a barrier, and with one step
 that is made and not counted, because the step before it was of the other kind. Nothing waits inside a block but what
 waits in training: silent ranks do not wait for each other until the barrier after the block, which is not counted.
-docs/ablation.md explains what is made of it; analysis/ablation.py does that.
+docs/ablation.md explains what is made of it; analysis/steps/ablation.py does that.
 """
 
 import os

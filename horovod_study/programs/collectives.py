@@ -5,7 +5,7 @@
 The conventions are those of nccl-tests: 32-bit floats, sums, a warm-up, many operations in a row per measurement,
 in place and out of place, every size checked against the known sum. A measurement's time is that of the slowest rank:
 the mean over its operations, and their median beside it. Nothing is divided by anything here: bandwidths are made of
-these seconds by analysis/network.py.
+these seconds by analysis/machine/network.py.
 
 Everything is measured in rounds. Within a round all sizes, operations and runtimes alternate, so that a slow
 moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.

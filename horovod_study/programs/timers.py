@@ -5,7 +5,7 @@
 Two processes of the same program differ by more than what is looked for here, and so do two models in one process:
 their memory is elsewhere. So there is one model, one optimiser and one stream of batches, and blocks of a few steps
 alternate, one of each way in a round, in an order shuffled again in every round. What the machine does within a second
-hits all blocks of a round alike, and only blocks of one round are compared (analysis/timers.py).
+hits all blocks of a round alike, and only blocks of one round are compared (analysis/steps/timers.py).
 
 A way is what is different: the clock that training has in a timer mode with a recorder of its own that writes rows to a
 file of its own, or a profiler around the step. `off` is there twice: the second one, `control`, shows what the method

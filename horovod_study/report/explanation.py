@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from horovod_study.analysis.breakdown import PARTS
-from horovod_study.analysis.explanation import Cell, Explanation, Growth, Help, Slow
 from horovod_study.analysis.stats import Interval
-from horovod_study.analysis.stragglers import CAUSES, Lateness
+from horovod_study.analysis.steps.breakdown import PARTS
+from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, Help, Slow
+from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted, rounded, signed
 from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.analysis.exchange import counts_of
+from horovod_study.analysis.series.exchange import counts_of
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import not_written, write_file
 from horovod_study.records import RunRecord
@@ -34,7 +34,7 @@ class Recorded:
 
     name: str
     record: RunRecord
-    history: "pd.DataFrame"  # columns of analysis/history.py
+    history: "pd.DataFrame"  # columns of analysis/series/history.py
 
     @property
     def started_s(self) -> float:
@@ -63,7 +63,7 @@ class Recorded:
 
 
 def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mapping[str, Any]) -> Path:
-    """Write `events` of analysis/trace.py as one JSON file for ui.perfetto.dev or chrome://tracing; return its path.
+    """Write `events` of analysis/steps/trace.py as JSON for ui.perfetto.dev or chrome://tracing; return its path.
 
     `about` is stored as the trace's metadata. Raises RecordError when it cannot be written.
     """
@@ -77,7 +77,7 @@ def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mappi
 
 
 def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:
-    """Write documents of analysis/exchange.py as files for Extra-P, named by their worker counts; return their paths.
+    """Write documents of analysis/series/exchange.py as files for Extra-P, named by worker counts; return their paths.
 
     Raises RecordError when they cannot be written.
     """

@@ -10,7 +10,7 @@ interleaved. A comparison lives in a folder OUT:
     blocks/2w-03/A.log      what it printed
     blocks/2w-03/.attempts/A-1/     a run that failed, or whose block was broken off: kept, not counted
 
-What `analysis/comparison.py` says about the blocks is written beside them by the command line.
+What `analysis/compare/comparison.py` says about the blocks is written beside them by the command line.
 """
 
 import json

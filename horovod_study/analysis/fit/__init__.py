@@ -4,5 +4,4 @@ rows.py           rows of points, checked and gathered
 least_squares.py  the one fitter: a law, the rows of series -> parameters
 intervals.py      what is known of the parameters, from repeats, residuals and profiles
 fitting.py        points -> fitted laws with 95 % intervals, the law selected, and every reason to doubt it
-trends.py         laws as forecasts combine them, weighted by what they predicted
 """

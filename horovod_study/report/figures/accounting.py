@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from horovod_study.analysis.accounting import (
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.accounting import (
     AGREE,
     CLOSES_S,
     DIFFER,
@@ -23,8 +24,7 @@ from horovod_study.analysis.accounting import (
     ViewComparison,
     Views,
 )
-from horovod_study.analysis.breakdown import BASES, HOLDS_SYNC, PARTS, hiding, shown
-from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.breakdown import BASES, HOLDS_SYNC, PARTS, hiding, shown
 from horovod_study.files import csv_of
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result

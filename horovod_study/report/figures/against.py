@@ -1,6 +1,6 @@
 """A study against another one, for readers: headline, table, figure, and the lines of a gate.
 
-Everything shown is a column of the comparison (analysis/study_comparison.py); nothing is computed.
+Everything shown is a column of the comparison (analysis/compare/study_comparison.py); nothing is computed.
 """
 
 import json
@@ -17,8 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from horovod_study.analysis.laws import law_label
-from horovod_study.analysis.study_comparison import (
+from horovod_study.analysis.compare.study_comparison import (
     ALIKE,
     BETTER,
     FAILED,
@@ -31,6 +30,7 @@ from horovod_study.analysis.study_comparison import (
     GateCheck,
     StudyComparison,
 )
+from horovod_study.analysis.laws import law_label
 from horovod_study.report.kit.drawing import Drawing, write_drawings
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.interactive import mark

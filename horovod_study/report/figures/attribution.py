@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from horovod_study.analysis.attribution import PARTS, Arm, Attribution, Experiment
 from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.attribution import PARTS, Arm, Attribution, Experiment
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend, swatch

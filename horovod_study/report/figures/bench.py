@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from horovod_study.analysis.network import WHOLE_GRADIENT, BenchedNetwork, LineFit, Roofline, bus_factor
+from horovod_study.analysis.machine.network import WHOLE_GRADIENT, BenchedNetwork, LineFit, Roofline, bus_factor
 from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from horovod_study.analysis.boundary import DIRECT, INDIRECT, MEDIAN
 from horovod_study.analysis.study import Analysis
+from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.panels import (

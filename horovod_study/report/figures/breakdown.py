@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from horovod_study.analysis.breakdown import HOLDS_SYNC, hiding, shown
+from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, hiding, shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark

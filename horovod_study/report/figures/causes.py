@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from horovod_study.analysis.breakdown import NOTES
-from horovod_study.analysis.losses import IDEAL, MEASURED
-from horovod_study.analysis.network import BenchedNetwork, restored
+from horovod_study.analysis.machine.network import BenchedNetwork, restored
+from horovod_study.analysis.steps.breakdown import NOTES
+from horovod_study.analysis.steps.losses import IDEAL, MEASURED
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures import attribution
 from horovod_study.report.figures.bench import draw_network, draw_roofline, network_caption, roofline_caption

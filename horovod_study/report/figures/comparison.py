@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from horovod_study.analysis.comparison import Comparison, CountResult
+from horovod_study.analysis.compare.comparison import Comparison, CountResult
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import INK, PRINT_WIDTH_IN, QUIET
 

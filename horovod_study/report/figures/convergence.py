@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from horovod_study.analysis.points import CHOICES
+from horovod_study.analysis.series.points import CHOICES
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
 from horovod_study.files import not_written, write_file

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from horovod_study.analysis.forecast import CURVE, FORECAST, MEASURED
+from horovod_study.analysis.forecast.study_forecast import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips

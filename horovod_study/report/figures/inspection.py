@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from horovod_study.analysis.inspection import Inspection, RankLaps
-from horovod_study.analysis.pauses import MOST, Pause, Period
-from horovod_study.analysis.rank_steps import PARTS
-from horovod_study.analysis.stragglers import CAUSES, Lateness
+from horovod_study.analysis.steps.inspection import Inspection, RankLaps
+from horovod_study.analysis.steps.pauses import MOST, Pause, Period
+from horovod_study.analysis.steps.rank_steps import PARTS
+from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.records import RecordedRun, RunSideFiles
 from horovod_study.report.figures.system import write_system
 from horovod_study.report.kit.files import write_result

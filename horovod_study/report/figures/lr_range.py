@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from horovod_study.analysis.lr_range import UNSTEADY, RangeTest
+from horovod_study.analysis.learning.lr_range import UNSTEADY, RangeTest
 from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import GRID, INK, LAPS, PRINT_WIDTH_IN, QUIET

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.analysis.transports import RESOLVED
+from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import grid, heading, legend, marker, round_values, workers_below

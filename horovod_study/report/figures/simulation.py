@@ -1,6 +1,6 @@
 """What a simulation found: a table for the terminal, CSV, JSON, and speedup, efficiency and parts against workers.
 
-It computes nothing: everything shown is a column of the table that analysis/simulation/scaling.py made.
+It computes nothing: everything shown is a column of the table that analysis/simulate/scaling.py made.
 """
 
 import json
@@ -17,8 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from horovod_study.analysis.simulation.calibration import Calibration
-from horovod_study.analysis.simulation.step import PARTS
+from horovod_study.analysis.simulate.calibration import Calibration
+from horovod_study.analysis.simulate.step import PARTS
 from horovod_study.files import csv_of
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result

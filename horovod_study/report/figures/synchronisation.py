@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
-from horovod_study.analysis.transports import NOT_RESOLVED, RESOLVED
+from horovod_study.analysis.sync.transports import NOT_RESOLVED, RESOLVED
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.panels import (

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from horovod_study.analysis.system import PHASES, Panel, panels, phases, summary
+from horovod_study.analysis.machine.system import PHASES, Panel, panels, phases, summary
 from horovod_study.files import csv_of
 from horovod_study.records import SystemSamples
 from horovod_study.report.kit.files import write_result

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from horovod_study.analysis.timeline import PHASES, Timeline
+from horovod_study.analysis.steps.timeline import PHASES, Timeline
 from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend, swatch

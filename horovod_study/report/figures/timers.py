@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from horovod_study.analysis.timers import Overhead, TimerCost, summary
+from horovod_study.analysis.steps.timers import Overhead, TimerCost, summary
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import GRID, INK, PRINT_WIDTH_IN, QUIET
 from horovod_study.text.tables import table_of, to_lines

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
-from horovod_study.analysis.usage import SLICES
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import grid, handles, heading, left_out, legend, settings_of, spread, workers_below

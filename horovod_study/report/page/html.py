@@ -92,8 +92,9 @@ def write_report(
     """Write report.html, the files of its figures (figures/) and of its tables (tables/); return the paths, page first.
 
     `look` and `pgf` are those of `figures.write_figures`; `against` is a comparison with another study
-    (analysis/study_comparison.py) that the page shows, too. With `second_process` another Python writes the figures of
-    a study of many points meanwhile; the program must be one that can be imported without running (`__main__` guard).
+    (analysis/compare/study_comparison.py) that the page shows, too. With `second_process` another Python writes the
+    figures of a study of many points meanwhile; the program must be one that can be imported without running
+    (`__main__` guard).
     Raises RecordError when the directory cannot be written.
     """
     page, figures = directory / "report.html", directory / "figures"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod_study.analysis.breakdown import HOLDS_SYNC
-from horovod_study.analysis.cycle import AS_EXPECTED
+from horovod_study.analysis.steps.breakdown import HOLDS_SYNC
 from horovod_study.analysis.study import Analysis
+from horovod_study.analysis.sync.cycle import AS_EXPECTED
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text.numbers import THIN as THIN
 from horovod_study.text.numbers import known, milliseconds, number, percent, rounded, scientific, with_interval

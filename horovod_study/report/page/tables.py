@@ -14,13 +14,13 @@ from typing import Any
 
 import pandas as pd
 
-from horovod_study.analysis.boundary import INDIRECT
-from horovod_study.analysis.breakdown import shown
-from horovod_study.analysis.forecast import FORECAST
-from horovod_study.analysis.holdout import COMBINED
+from horovod_study.analysis.forecast.holdout import COMBINED
+from horovod_study.analysis.forecast.study_forecast import FORECAST
 from horovod_study.analysis.laws import law_label
-from horovod_study.analysis.points import FLAGS
+from horovod_study.analysis.series.points import FLAGS
+from horovod_study.analysis.steps.breakdown import shown
 from horovod_study.analysis.study import Analysis
+from horovod_study.analysis.sync.boundary import INDIRECT
 from horovod_study.errors import RecordError
 from horovod_study.files import not_written, result_folder, write_file
 from horovod_study.report.figures import boundary, resources

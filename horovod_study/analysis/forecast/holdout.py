@@ -1,0 +1,482 @@
+"""Forecasts scored like forecasts: the largest worker counts are hidden, forecast from the smaller ones, and compared.
+
+The combination of `prediction.predict` and every single law of `laws.LAWS` get the same known runs and the same hidden
+counts. A target is the median throughput of the runs at a hidden count; its relative error is forecast / measured - 1.
+
+    median_ape, worst_ape   median and largest absolute error over the targets
+    bias                    mean signed error: above 0 the forecasts are too high
+    coverage                share of the targets inside the 95 % interval of their forecast
+    median_width            median of (high - low) / forecast
+
+Errors are shares, not per cent. The interval of the combination is one of a single run at that count, that of a law is
+the band of its curve as `fitting` gives it. A forecast without an interval (no run was left over to see the noise in)
+counts for the errors and not for the coverage.
+
+A law *fails* when it cannot be fitted to the known counts; when its median error is above 50 %; or when it is above
+10 % and at most half of the targets are in its interval: wrong, without knowing it. docs/metrics.md defines all of it.
+
+What a planner knows beforehand stays known: the nodes on which a hidden count runs, and the micro-benchmark.
+Letters: K distinct worker counts, T targets.
+"""
+
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis.fit.fitting import fit
+from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
+from horovod_study.analysis.forecast.prediction import predict
+from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.laws.law import Array, Law
+from horovod_study.analysis.stats import finite_or_none
+from horovod_study.errors import AnalysisError
+from horovod_study.text.tables import table_of, to_lines
+
+COMBINED = "combined"
+"""The name of `prediction.predict` among the laws."""
+
+MIN_KNOWN = 2
+"""Fewer worker counts say nothing about a trend; the default hides no more than leaves three, where there are four."""
+
+WRONG = 0.10
+USELESS = 0.50
+"""Median errors from which on a law fails: the first where its interval does not say so, the second in any case."""
+
+_ROUNDING = 1e-9  # an interval of exact points has no width, and its forecast is right to rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One forecast of one hidden worker count, samples/s of all workers."""
+
+    law: str
+    known_to: int  # largest worker count that was known
+    workers: int
+    nodes: int | None
+    measured: float  # median over the runs
+    forecast: float
+    low: float  # NaN without an interval
+    high: float
+
+    @property
+    def error(self) -> float:
+        """Relative error, forecast / measured - 1."""
+        return self.forecast / self.measured - 1
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the measured throughput is in the 95 % interval; None without one."""
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            return None
+        slack = _ROUNDING * self.measured
+        return self.low - slack <= self.measured <= self.high + slack
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; null where there is no interval."""
+        return {
+            "law": self.law,
+            "known_to": self.known_to,
+            "workers": self.workers,
+            "nodes": self.nodes,
+            "measured": self.measured,
+            "forecast": self.forecast,
+            "low": finite_or_none(self.low),
+            "high": finite_or_none(self.high),
+            "error": self.error,
+            "covered": self.covered,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawScore:
+    """How well one law forecast T targets; None where nothing is known, as for a law that could not be fitted."""
+
+    law: str
+    targets: int
+    median_ape: float | None
+    worst_ape: float | None
+    bias: float | None
+    coverage: float | None
+    median_width: float | None
+    fails: str  # why it fails, in words; empty when it does not
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "targets": self.targets,
+            "median_ape": self.median_ape,
+            "worst_ape": self.worst_ape,
+            "bias": self.bias,
+            "coverage": self.coverage,
+            "median_width": self.median_width,
+            "fails": self.fails or None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldoutScore:
+    """The scores of one series; `why_not` says why there are none."""
+
+    series: str
+    known: tuple[int, ...]  # worker counts that stayed known when all of `hidden` were hidden
+    hidden: tuple[int, ...]
+    laws: Mapping[str, LawScore] = field(default_factory=dict)  # the combination first
+    forecasts: tuple[Target, ...] = ()
+    doubts: tuple[str, ...] = ()
+    why_not: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "hidden": list(self.hidden),
+            "known": list(self.known),
+            "laws": {name: one.to_dict() for name, one in self.laws.items()},
+            "forecasts": [one.to_dict() for one in self.forecasts],
+            "doubts": list(self.doubts),
+            "why_not": self.why_not or None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One law over all series that could be scored."""
+
+    score: LawScore
+    series: int  # with at least one target of this law
+    failed: tuple[str, ...]  # series in which it fails
+
+    def to_dict(self) -> dict[str, Any]:
+        values = self.score.to_dict()
+        del values["fails"]
+        return {"series": self.series, **values, "failed": list(self.failed)}
+
+
+def score(
+    points: pd.DataFrame,
+    *,
+    hide: int | None = None,
+    rolling: bool = False,
+    workers_per_node: int | None = None,
+    bench: Mapping[str, Any] | None = None,
+    laws: Sequence[str] | None = None,
+) -> dict[str, HoldoutScore]:
+    """Score the forecasts of every series of `points`, in the order of their names ("" without a `series` column).
+
+    Columns as for `prediction.predict`, to which `workers_per_node` and `bench` are handed on.
+    `hide` is how many of the largest distinct worker counts are hidden; by default the upper half, of which three stay
+    known where there are four. With `rolling` the largest one is hidden, then the largest two, up to `hide`: more
+    targets, near ones more often than far ones. `laws` are the single laws that are scored beside the combination
+    (default: all of LAWS; () for none).
+    A series that is too short has no scores and says why.
+    Raises AnalysisError for rows that are not positive numbers and for a `hide` below 1.
+    """
+    check_points(points)
+    if hide is not None and (hide < 1 or hide != int(hide)):
+        raise AnalysisError(f"cannot hide {hide} worker counts: hide a whole number of them, at least 1")
+    unknown = sorted(set(laws or ()) - set(LAWS))
+    if unknown:
+        raise AnalysisError(f"there is no law {unknown[0]!r}; the laws are {', '.join(LAWS)}")
+    chosen = [LAWS[name] for name in (LAWS if laws is None else laws)]
+    return {
+        name: _score_series(name, rows, hide, rolling, workers_per_node, bench, chosen)
+        for name, rows in by_series(points)
+    }
+
+
+def summarise(scores: Mapping[str, HoldoutScore]) -> dict[str, Summary]:
+    """Score every law over the targets of all series together, the combination first."""
+    order = list(dict.fromkeys(law for one in scores.values() for law in one.laws))
+    found = {}
+    for law in order:
+        own = [target for one in scores.values() for target in one.forecasts if target.law == law]
+        found[law] = Summary(
+            score=_law_score(law, own, ""),
+            series=sum(any(target.law == law for target in one.forecasts) for one in scores.values()),
+            failed=tuple(name for name, one in scores.items() if law in one.laws and one.laws[law].fails),
+        )
+    return found
+
+
+def to_dict(scores: Mapping[str, HoldoutScore]) -> dict[str, Any]:
+    """The JSON of `horovod-study predict --holdout`."""
+    return {
+        "series": {name: one.to_dict() for name, one in scores.items()},
+        "summary": {law: one.to_dict() for law, one in summarise(scores).items()},
+    }
+
+
+def hidden_counts(counts: Sequence[int], hide: int | None) -> int:
+    """How many of K distinct counts are hidden; 0 when too few would stay known."""
+    distinct = len(set(counts))
+    if hide is None:
+        hide = distinct - max(math.ceil(distinct / 2), min(3, distinct - 1))
+    return hide if distinct - hide >= MIN_KNOWN else 0
+
+
+# ---------------------------------------------------------------------------------------------------- one series
+
+
+def _score_series(
+    name: str,
+    rows: pd.DataFrame,
+    hide: int | None,
+    rolling: bool,
+    workers_per_node: int | None,
+    bench: Mapping[str, Any] | None,
+    laws: Sequence[Law],
+) -> HoldoutScore:
+    rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
+    counts = [int(count) for count in np.unique(rows["workers"])]
+    hidden = hidden_counts(counts, hide)
+    if hidden < 1:
+        return HoldoutScore(series=name, known=tuple(counts), hidden=(), why_not=_too_short(counts, hide))
+    per_node = workers_per_node or planned_per_node(rows)
+    targets: list[Target] = []
+    refused: dict[str, str] = {}
+    for size in range(1, hidden + 1) if rolling else (hidden,):
+        known_to = counts[-size - 1]
+        known, asked = rows[rows["workers"] <= known_to], rows[rows["workers"] > known_to]
+        targets += _combined(known, asked, per_node, bench)
+        for law in laws:
+            try:
+                targets += _single(law, known, asked, per_node)
+            except AnalysisError as error:
+                refused[law.name] = f"cannot be fitted: {error}"
+    known_to = counts[-hidden - 1]
+    return HoldoutScore(
+        series=name,
+        known=tuple(counts[:-hidden]),
+        hidden=tuple(counts[-hidden:]),
+        laws={
+            law: _law_score(law, [target for target in targets if target.law == law], refused.get(law, ""))
+            for law in (COMBINED, *(law.name for law in laws))
+        },
+        forecasts=tuple(sorted(targets, key=lambda target: (target.known_to, target.workers))),
+        doubts=tuple(_doubts(rows, known_to, hidden)),
+    )
+
+
+def _too_short(counts: Sequence[int], hide: int | None) -> str:
+    worker_counts = f"{len(counts)} distinct worker count{'s' * (len(counts) > 1)}"
+    if hide is None or len(counts) <= MIN_KNOWN:
+        return f"{worker_counts}: one is hidden and {MIN_KNOWN} stay known, so at least {MIN_KNOWN + 1} are needed"
+    most = len(counts) - MIN_KNOWN
+    return f"{worker_counts}: hiding {hide} leaves fewer than {MIN_KNOWN}; hide at most {most}"
+
+
+def planned_per_node(rows: pd.DataFrame) -> int | None:
+    """Workers that fill a node, from all rows: whoever plans a run knows it. None where no row spans several nodes."""
+    if "workers_per_node" in rows and rows["workers_per_node"].notna().any():
+        return int(rows["workers_per_node"].max())
+    if "nodes" not in rows:
+        return None
+    several = bool((rows["nodes"] > 1).any())
+    return int(np.ceil(rows["workers"] / rows["nodes"]).max()) if several else None
+
+
+def _combined(
+    known: pd.DataFrame, asked: pd.DataFrame, per_node: int | None, bench: Mapping[str, Any] | None
+) -> Iterator[Target]:
+    measured = asked.groupby("workers")["samples_per_s"].median()
+    counts = [int(count) for count in measured.index]
+    forecasts = predict(
+        known.drop(columns="series", errors="ignore"), workers=counts, workers_per_node=per_node, bench=bench
+    )
+    for one, truth in zip(forecasts[""], measured, strict=True):
+        yield Target(
+            law=COMBINED,
+            known_to=int(known["workers"].max()),
+            workers=one.workers,
+            nodes=one.nodes,
+            measured=float(truth),
+            forecast=one.samples_per_s,
+            low=one.low,
+            high=one.high,
+        )
+
+
+def _single(law: Law, known: pd.DataFrame, asked: pd.DataFrame, per_node: int | None) -> list[Target]:
+    smallest = int(known["workers"].min())
+    base = float(known.loc[known["workers"] == smallest, "samples_per_s"].median()) / smallest
+    nodes = known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
+    speedup = known["samples_per_s"] / base
+    fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=smallest)
+    measured = asked.groupby("workers")["samples_per_s"].median()
+    counts = np.asarray(measured.index, dtype=np.float64)
+    truths = measured.to_numpy(dtype=np.float64)
+    on = None if per_node is None else np.ceil(counts / per_node)
+    forecasts: Array = fitted(counts, on) * base
+    low, high = (side * base for side in fitted.interval(counts, on))
+    if not np.isfinite(forecasts).all():
+        raise AnalysisError("its curve gives no number at the hidden worker counts")
+    return [
+        Target(
+            law=law.name,
+            known_to=int(known["workers"].max()),
+            workers=int(count),
+            nodes=None if on is None else int(on[i]),
+            measured=float(truth),
+            forecast=float(forecasts[i]),
+            low=float(low[i]) if math.isfinite(high[i]) else math.nan,
+            high=float(high[i]) if math.isfinite(high[i]) else math.nan,
+        )
+        for i, (count, truth) in enumerate(zip(counts, truths, strict=True))
+    ]
+
+
+def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> list[str]:
+    doubts = []
+    off = off_counts(rows["workers"], rows["samples_per_s"])
+    if off:
+        which = ", ".join(f"{count:g}" for count in off)
+        doubts.append(f"throughput at {which} workers contradicts the other points 30-fold: mixed units?")
+    if hidden < 3:
+        targets = "one target" if hidden == 1 else "two targets"
+        doubts.append(f"{targets} only: an error by chance cannot be distinguished from a bad forecast")
+    if "nodes" in rows:
+        inside = rows["nodes"] == 1
+        if inside[rows["workers"] <= known_to].all() and (rows.loc[rows["workers"] > known_to, "nodes"] > 1).any():
+            doubts.append(f"up to {known_to} workers all are on one node: the network between nodes was hidden, too")
+    return doubts
+
+
+# ---------------------------------------------------------------------------------------------------- scores
+
+
+def _law_score(law: str, targets: Sequence[Target], refused: str) -> LawScore:
+    if not targets:
+        nothing = dict.fromkeys(("median_ape", "worst_ape", "bias", "coverage", "median_width"))
+        return LawScore(law=law, targets=0, fails=refused, **nothing)
+    errors = np.array([target.error for target in targets])
+    known = [target for target in targets if target.covered is not None]
+    covered = sum(bool(target.covered) for target in known)
+    widths = [(target.high - target.low) / target.forecast for target in known if target.forecast > 0]
+    median = float(np.median(np.abs(errors)))
+    coverage = covered / len(known) if known else None
+    return LawScore(
+        law=law,
+        targets=len(targets),
+        median_ape=median,
+        worst_ape=float(np.max(np.abs(errors))),
+        bias=float(np.mean(errors)),
+        coverage=coverage,
+        median_width=float(np.median(widths)) if widths else None,
+        fails=refused or _fails(targets, median, coverage, covered, len(known)),
+    )
+
+
+def _fails(targets: Sequence[Target], median: float, coverage: float | None, covered: int, known: int) -> str:
+    if median <= WRONG or (median <= USELESS and (coverage is None or coverage > 0.5)):
+        return ""
+    text = f"off by {median:.0%} in the median"
+    if coverage is not None:
+        text += f" ({covered} of {known} inside its 95 % interval)"
+    first, last = min(targets, key=lambda each: each.workers), max(targets, key=lambda each: each.workers)
+    if last.workers > first.workers and last.measured < first.measured and last.forecast > first.forecast:
+        text += f"; it rises where the measured throughput falls, from {first.workers} to {last.workers} workers"
+    return text
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+def lines(one: HoldoutScore) -> list[str]:
+    """The scores of one series for a terminal of 100 columns."""
+    name = one.series or "all points"
+    if one.why_not:
+        return _wrapped(f"{name}: not scored: {one.why_not}")
+    text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws.values())]
+    own = [target for target in one.forecasts if target.law == COMBINED]
+    text.append("  forecasts of the combination, samples/s with 95 % interval:")
+    rows = [
+        (
+            f"{target.workers:,} workers from {target.known_to:,}:",
+            f"{target.forecast:,.5g} [{target.low:,.5g}, {target.high:,.5g}], measured {target.measured:,.5g}, "
+            f"{_signed(target.error)}",
+        )
+        for target in own
+    ]
+    text += to_lines(table_of(("", ""), rows, texts=(1,)), indent=4, gap=1)
+    for doubt in one.doubts:
+        text += textwrap.wrap(f"  doubt: {doubt}", 100, subsequent_indent=" " * 9)
+    return text
+
+
+def summary_lines(scores: Mapping[str, HoldoutScore]) -> list[str]:
+    """The scores over all series, and how the combination compares with the best single law that covers as much."""
+    found = summarise(scores)
+    scored = sum(not one.why_not for one in scores.values())
+    text = [
+        f"all {scored} series that could be scored, of {len(scores)}",
+        *_table([one.score for one in found.values()]),
+    ]
+    failing = [f"{law} in {len(one.failed)}" for law, one in found.items() if one.failed]
+    if failing:
+        text.append(f"  fails hold-out, number of series: {', '.join(failing)}")
+    return text + [f"  {each}" for each in _against_best(found)]
+
+
+def _against_best(found: Mapping[str, Summary]) -> list[str]:
+    combined = found[COMBINED].score
+    full = [
+        (one.score.median_ape, law)
+        for law, one in found.items()
+        if law != COMBINED and one.score.targets == combined.targets and one.score.median_ape is not None
+    ]
+    if not full or combined.median_ape is None:
+        return []
+    error, law = min(full)
+    return [f"median error: combination {_share(combined.median_ape)}, best single law ({law}) {_share(error)}"]
+
+
+_HEADS = ("law", "targets", "median", "worst", "bias", "in 95 %", "width")
+
+
+def _table(scores: Iterable[LawScore]) -> list[str]:
+    scores, rows = list(scores), []
+    for one in scores:
+        if one.median_ape is None or one.worst_ape is None or one.bias is None:
+            rows.append((one.law, f"{one.targets}", *[""] * 5))
+            continue
+        coverage = "-" if one.coverage is None else _share(one.coverage)
+        width = "-" if one.median_width is None else _share(one.median_width)
+        numbers = (_share(one.median_ape), _share(one.worst_ape), _signed(one.bias), coverage, width)
+        rows.append((one.law, f"{one.targets}", *numbers))
+    head, *told = to_lines(table_of(_HEADS, rows), indent=2)
+    text = [head]
+    for one, line in zip(scores, told, strict=True):
+        fails = textwrap.wrap(f"fails: {one.fails}", 100, initial_indent=_BELOW, subsequent_indent=_BELOW)
+        text += [line, *(fails if one.fails else [])]
+    return text
+
+
+_BELOW = " " * 16
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, subsequent_indent=" " * 23)
+
+
+def _listed(counts: Sequence[int]) -> str:
+    texts = [f"{count:,}" for count in counts]
+    if len(texts) > 8:
+        texts = [*texts[:3], "...", *texts[-3:]]
+    return ", ".join(texts)
+
+
+def _share(value: float) -> str:
+    """A share in per cent with three digits, but no more than one decimal."""
+    return (
+        f"{100 * value:,.1f} %"
+        if abs(value) < 10
+        else f"{100 * value:,.0f} %"
+        if abs(value) < 1000
+        else f"{100 * value:.2g} %"
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value >= 0 else ''}{_share(value)}"

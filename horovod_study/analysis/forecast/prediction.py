@@ -1,0 +1,400 @@
+"""Forecast the throughput of worker counts that were not measured, with intervals that widen with distance.
+
+No single law is right for everybody's data: published curves of data-parallel training mostly level off after the
+first workers, as a ring all-reduce does, while fixed work runs into Amdahl's or Gunther's ceiling.
+So the forecast is a weighted mean of the laws in `trends`, which weigh as they predicted the largest known counts:
+
+1. Medians of the runs at each worker count; runs and counts in another unit (30-fold off) are left out, and said.
+2. Laws of the worker count; with `sync_s` and `batch_size` also of synchronisation and computing apart; with a
+   micro-benchmark also its all-reduce.
+   A fixed global batch (strong scaling) makes Amdahl's law and USL the likely ones.
+3. The mean never exceeds ideal scaling from the best per-worker throughput known, and is never negative.
+
+The interval combines the noise of one run, the errors that the laws made about the largest known counts (growing with
+the doublings beyond the data), and their disagreement. It never narrows with distance.
+
+A node boundary changes the regime, and the `nodes` column or `workers_per_node` tells where it is.
+Where the points on several nodes are far below what the points on one node lead to expect, only the former are used.
+Where no point spans several nodes and the forecast does, the laws are followed until the node is full, and then the
+network between nodes costs something: as the micro-benchmark says if it ran on several hosts, else a guess with a wide
+interval, and a doubt says so. The constants here and in `trends` are no physics: they were chosen on all the published
+scaling tables of benchmarks/published (single hosts, InfiniBand and Ethernet clusters, 2017 to 2024).
+
+Letters: K distinct worker counts known, M counts to forecast.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
+from horovod_study.analysis.forecast.trends import Mixture, bench_trend, fit_trend, mix, sync_trends, trends
+from horovod_study.analysis.laws.law import MAX_WORKERS, Array, Trend
+from horovod_study.analysis.laws.power import TREND as POWER
+from horovod_study.analysis.machine.advice import network_of
+from horovod_study.analysis.stats import normal_deviation
+from horovod_study.errors import AnalysisError
+
+MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
+DRIFT = 0.06  # log error of a good forecast one doubling beyond the data, before the data has its say
+BOUNDARY_DRIFT = 0.2  # the same, where only points beyond a node boundary are used
+WIDTH = 2.0  # half width of the 95 % interval in standard deviations
+BOUNDARY = math.log(1.35)  # a fall of the per-worker throughput that only a node boundary explains
+OFF = 30.0  # a run this many times off the median of its worker count is in another unit
+NETWORK = 0.08  # of the step: what the network between nodes adds to a step of computing; to communication, twice that
+UNKNOWN_NETWORK = 1.6  # log error of NETWORK
+MEASURED_NETWORK = 0.5  # log error of the all-reduce of a micro-benchmark as a part of the step: overlap, contention
+FIXED_WORK = ("amdahl",)
+_CERTAIN = 0.9  # weight from which on a law is named alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Forecast throughput of one worker count, samples/s of all workers, with its 95 % interval."""
+
+    workers: int
+    nodes: int | None
+    samples_per_s: float
+    low: float
+    high: float
+    law: str  # "combined", the one law that dominates, or "interpolated" between measured counts
+    weights: Mapping[str, float] = field(default_factory=dict)  # of the laws that were combined; they sum to 1
+    ideal: float = math.nan  # `workers` times the best per-worker throughput measured, samples/s
+    doubts: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "workers": self.workers,
+            "nodes": self.nodes,
+            "samples_per_s": self.samples_per_s,
+            "low": self.low,
+            "high": self.high,
+            "law": self.law,
+            "weights": dict(self.weights),
+            "ideal": self.ideal if math.isfinite(self.ideal) else None,
+            "doubts": list(self.doubts),
+        }
+
+
+def predict(
+    points: pd.DataFrame,
+    *,
+    workers: Sequence[int],
+    workers_per_node: int | None = None,
+    bench: Mapping[str, Any] | None = None,
+) -> dict[str, list[Prediction]]:
+    """Forecast every series of `points` at the given worker counts, in the order given.
+
+    Columns: workers, samples_per_s; optional series, nodes, workers_per_node, sync_s (seconds per step), batch_size
+    (per worker).
+    With `workers_per_node` nodes are filled one after the other; without it, the fullest node known is the measure.
+    `bench` is the content of a bench.json of `horovod-study bench`: its all-reduce of all gradients of its model is
+    taken as that of the points, which need `batch_size` for it.
+    Raises AnalysisError for impossible worker counts, for rows that are not positive numbers, for a bench.json without
+    a fitted all-reduce, and for a series with fewer than two distinct worker counts.
+    """
+    check_points(points)
+    for count in workers:
+        if not 1 <= count <= MAX_WORKERS or count != int(count):
+            raise AnalysisError(
+                f"cannot forecast {count} workers: worker counts are whole numbers from 1 to {MAX_WORKERS:,}"
+            )
+    if workers_per_node is not None and workers_per_node < 1:
+        raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1 worker")
+    network = None if bench is None else _network(bench)
+    return {
+        name: _predict_series(name, rows, [int(count) for count in workers], workers_per_node, network)
+        for name, rows in by_series(points)
+    }
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Network:
+    """The all-reduce of all gradients, from a micro-benchmark."""
+
+    seconds: Callable[[int], float]
+    hosts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """The medians of one series, ascending in workers."""
+
+    workers: Array  # (K,)
+    log_rate: Array  # (K,) log of samples/s per worker
+    nodes: Array  # (K,) NaN where not known
+    noise: float  # relative spread of single runs
+    share: Array | None  # (K,) of the step that is exposed synchronisation
+    batch: float  # samples per worker and step; NaN where it differs or is not known
+    strong: bool  # the global batch is fixed
+    per_node: int | None
+
+    @property
+    def beyond(self) -> Any:
+        """(K,) whether a count spans several nodes."""
+        return self.nodes > 1
+
+    def part(self, chosen: Any) -> tuple[Array, Array]:
+        return self.workers[chosen], self.log_rate[chosen]
+
+
+def _network(bench: Mapping[str, Any]) -> _Network:
+    source = "the micro-benchmark"
+    try:
+        size = float(bench["model"]["flat_bytes"])
+        jobs = [job["conditions"] for job in bench.get("measured", [])]
+        hosts = max((len({rank["host"] for rank in job["ranks"]}) for job in jobs), default=1)
+    except (KeyError, TypeError, ValueError) as error:
+        raise AnalysisError(
+            f"{source} is damaged ({error!r} is missing or wrong); give the bench.json of `horovod-study bench`"
+        ) from None
+    found = network_of(bench, source=source, way=None, size=size)
+    return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts)
+
+
+def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """`rows` less what is in another unit, as far as that can be determined, and the worker counts it was found at."""
+    off = off_counts(rows["workers"], rows["samples_per_s"])
+    if not off:
+        return rows, ""
+    median = rows.groupby("workers")["samples_per_s"].transform("median")
+    ratio = rows["samples_per_s"] / median
+    kept = rows[(ratio < OFF) & (ratio > 1 / OFF)]
+    kept = kept[~kept["workers"].isin(off_counts(kept["workers"], kept["samples_per_s"]))]
+    named = ", ".join(f"{count:g}" for count in off)
+    return (kept if kept["workers"].nunique() > 1 else rows), named
+
+
+def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
+    n = rows["workers"].to_numpy(dtype=np.float64)
+    x = rows["samples_per_s"].to_numpy(dtype=np.float64)
+    counts, group = np.unique(n, return_inverse=True)
+
+    def medians(values: Array) -> Array:
+        return np.array([np.median(values[group == i]) for i in range(len(counts))])
+
+    log_rate = medians(np.log(x / n))
+    nodes = np.full(len(counts), np.nan)
+    if "nodes" in rows and rows["nodes"].notna().any():
+        given = rows["nodes"].to_numpy(dtype=np.float64)
+        nodes = np.array([_largest(given[group == i]) for i in range(len(counts))])
+    elif workers_per_node is not None:
+        nodes = np.ceil(counts / workers_per_node)
+    several = nodes > 1
+    if workers_per_node is None and several.any():
+        workers_per_node = int(np.max(np.ceil(counts[several] / nodes[several])))
+    batch = rows["batch_size"].to_numpy(dtype=np.float64) if "batch_size" in rows else np.full(len(rows), np.nan)
+    steady, fixed = np.ptp(batch) == 0, np.ptp(batch * n) <= 0.01 * np.max(batch * n)
+    share = None
+    if "sync_s" in rows:
+        share = medians(np.clip(rows["sync_s"].to_numpy(dtype=np.float64) * x / (n * batch), 0.0, 0.99))
+        share = share if np.isfinite(share).all() else None
+    return _Known(
+        workers=counts,
+        log_rate=log_rate,
+        nodes=nodes,
+        # Rows that are equal in everything may be copies: they say nothing about the spread.
+        noise=_noise((np.log(x / n) - log_rate[group])[~rows.duplicated().to_numpy()], len(counts)),
+        share=share,
+        batch=float(batch[0]) if steady else math.nan,
+        strong=bool(fixed and not steady),
+        per_node=workers_per_node,
+    )
+
+
+def _noise(errors: Array, counts: int) -> float:
+    """Relative spread of single runs, from their log distances to their medians; one wild run counts as three sigma."""
+    away = np.abs(errors[errors != 0])
+    limit = 3 * max(normal_deviation(away), MIN_NOISE) if len(away) else math.inf
+    freedom = len(errors) - counts
+    total = 2 * MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
+    return math.sqrt(total / (2 + freedom))
+
+
+def _largest(values: Array) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.max()) if len(finite) else math.nan
+
+
+def _nodes(count: int, known: _Known) -> int | None:
+    if known.per_node is not None:
+        return math.ceil(count / known.per_node)
+    inside = known.workers[known.nodes == 1]
+    return 1 if len(inside) and count <= inside[-1] else None
+
+
+def _falls_at_boundary(known: _Known) -> bool:
+    """Whether the points on several nodes are far below the trend (a power law) of those on one node."""
+    inside = known.nodes == 1
+    if not inside.any() or not known.beyond.any():
+        return False
+    n, log_rate = known.part(inside)
+    trend = fit_trend(POWER, n, np.exp(log_rate))
+    return bool(np.median(trend(known.workers[known.beyond]) - known.log_rate[known.beyond]) > BOUNDARY)
+
+
+# --- one series -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outlook:
+    """Forecasts outside the known counts, logarithms of samples/s per worker, before the ceiling."""
+
+    centre: Array  # (M,)
+    down: Array  # (M,) from the centre to the lower end of the interval, at least 0
+    up: Array  # (M,)
+    mixture: Mixture
+
+
+def _predict_series(
+    name: str, rows: pd.DataFrame, workers: list[int], workers_per_node: int | None, network: _Network | None
+) -> list[Prediction]:
+    rows, off = _without_other_units(rows.sort_values(["workers", "samples_per_s"], kind="stable"))
+    if workers_per_node is None and "workers_per_node" in rows and rows["workers_per_node"].notna().any():
+        workers_per_node = int(rows["workers_per_node"].max())
+    known = _known(rows, workers_per_node)
+    if len(known.workers) < 2:
+        where = f"series {name!r}" if name else "the points"
+        raise AnalysisError(
+            f"{where}: all have {known.workers[0]:g} workers; a forecast needs at least 2 distinct worker counts, "
+            "better 4"
+        )
+    falls = _falls_at_boundary(known)
+    first, last = known.workers[0], known.workers[-1]
+    counts = np.array(workers, dtype=np.float64)
+    outlook = _outlook(known, np.maximum(counts, last), falls, network)
+    below = outlook
+    if min(workers, default=first) < first:
+        below = _outlook(known, np.minimum(counts, first), falls, network, downwards=True)
+    best = float(known.log_rate.max())
+    ceiling = best + WIDTH * known.noise  # a single run may be lucky, an expectation is not above ideal
+
+    forecasts = []
+    for i, count in enumerate(workers):
+        nodes = _nodes(count, known)
+        gap = float(np.min(np.abs(np.log2(known.workers / count))))
+        weights: Mapping[str, float] = {}
+        if first <= count <= last:
+            centre, law = _between(known, count, nodes, falls), "interpolated"
+            down = up = WIDTH * math.sqrt(known.noise**2 + outlook.mixture.drift**2 * gap)
+        else:
+            one = below if count < first else outlook
+            centre, down, up = float(one.centre[i]), float(one.down[i]), float(one.up[i])
+            weights = one.mixture.weights
+            top = max(weights, key=lambda name: weights[name])
+            law = top if weights[top] > _CERTAIN and not _crosses(known, count) else "combined"
+        forecasts.append(
+            Prediction(
+                workers=count,
+                nodes=nodes,
+                samples_per_s=count * math.exp(centre),
+                low=count * math.exp(centre - down),
+                high=count * math.exp(max(min(centre + up, ceiling), centre)),
+                law=law,
+                weights=weights,
+                ideal=count * math.exp(best),
+                doubts=tuple(_doubts(known, count, nodes, gap, off, network)),
+            )
+        )
+    return forecasts
+
+
+def _crosses(known: _Known, counts: Array | float) -> Any:
+    """Whether `counts` workers need several nodes and no known count does."""
+    inside = known.per_node is not None and bool((known.nodes == 1).all())
+    return (np.asarray(counts) > max(known.per_node or 0, known.workers[-1])) & inside
+
+
+def _between(known: _Known, count: int, nodes: int | None, falls: bool) -> float:
+    """Log rate between known counts, straight in logarithms; on the far side of a fall at the node's end, beyond it."""
+    n, log_rate = known.workers, known.log_rate
+    if falls and nodes is not None and nodes > 1:
+        n, log_rate = known.part(known.beyond)
+    elif falls and nodes == 1:
+        n, log_rate = known.part(known.nodes == 1)
+    return float(np.interp(math.log(count), np.log(n), log_rate))
+
+
+def _outlook(
+    known: _Known, asked: Array, falls: bool, network: _Network | None, *, downwards: bool = False
+) -> _Outlook:
+    beyond = known.beyond
+    chosen = np.ones(len(beyond), dtype=bool)
+    if falls:
+        chosen = known.nodes == 1 if downwards else beyond
+    n, log_rate = known.part(chosen)
+    full = _crosses(known, asked)
+    inside = np.where(full, float(known.per_node or 1), asked)
+    inside = np.maximum(inside, n[-1]) if not downwards else inside
+    mixture = mix(
+        _candidates(known, network),
+        n,
+        log_rate,
+        inside,
+        drift=BOUNDARY_DRIFT if falls else DRIFT,
+        # Without batch sizes the work may be fixed, and that shows late.
+        possible=FIXED_WORK if known.strong or not math.isfinite(known.batch) else (),
+    )
+    centre = np.minimum(mixture.centre, known.log_rate.max())
+    if not mixture.regular and not downwards:
+        # Nothing predicted the last points: whatever happens next, more workers are not taken to be slower than fewer.
+        centre = np.maximum(centre, log_rate[-1] + np.log(n[-1] / inside))
+    gap = np.min(np.abs(np.log2(n[:, np.newaxis] / asked)), axis=0)
+    wander = mixture.drift**2 * gap * np.maximum(1.0, (1 + gap) / 2)
+    reach = WIDTH * np.sqrt(known.noise**2 + wander + mixture.spread**2)
+    down = np.maximum(reach, centre - mixture.lowest + 2 * WIDTH * known.noise)
+    slower = np.zeros((3, len(asked)))
+    for i in np.flatnonzero(full):
+        slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]), network)
+    return _Outlook(
+        centre=centre - slower[0],
+        down=np.hypot(down, slower[2] - slower[0]),
+        up=np.hypot(reach, slower[0] - slower[1]),
+        mixture=mixture,
+    )
+
+
+def _candidates(known: _Known, network: _Network | None) -> list[Trend]:
+    found = list(trends(strong=known.strong))
+    if known.share is not None and not known.beyond.any() and not known.strong:
+        found += sync_trends(dict(zip(known.workers.tolist(), known.share.tolist(), strict=True)))
+    if network is not None and math.isfinite(known.batch) and (network.hosts > 1) == bool(known.beyond.any()):
+        found.append(bench_trend(network.seconds, known.batch))
+    return found
+
+
+def _network_cost(known: _Known, count: int, log_rate: float, network: _Network | None) -> tuple[float, float, float]:
+    """What the network between nodes takes from a full node's log rate: as expected, at least and at most (95 %)."""
+    if network is not None and network.hosts > 1 and math.isfinite(known.batch):
+        cost, error = network.seconds(count) * math.exp(log_rate) / known.batch, MEASURED_NETWORK
+    else:
+        share = 1 - math.exp(log_rate - float(known.log_rate.max()))
+        share = min(max(share, 0.0 if known.share is None else float(known.share[-1])), 0.99)
+        cost, error = NETWORK * (1 + share), UNKNOWN_NETWORK
+    least, most = cost * math.exp(-1.96 * error), cost * math.exp(1.96 * error)
+    return math.log1p(cost), math.log1p(least), math.log1p(most)
+
+
+def _doubts(known: _Known, count: int, nodes: int | None, gap: float, off: str, network: _Network | None) -> list[str]:
+    doubts = [f"throughput at {off} workers contradicts the other points 30-fold: mixed units?"] if off else []
+    if _crosses(known, count):
+        if network is not None and network.hosts > 1 and math.isfinite(known.batch):
+            doubts.append("no measured point spans several nodes: what the network costs is the micro-benchmark's")
+        else:
+            doubts.append("no measured point spans several nodes: what the network costs is a guess")
+            if network is not None and network.hosts == 1:
+                doubts.append("the micro-benchmark ran on one host: it does not know the network between nodes")
+    if network is not None and not math.isfinite(known.batch):
+        doubts.append("the micro-benchmark is not used: that needs one batch_size for all points")
+    if nodes is None and count > known.workers[-1]:
+        doubts.append("node size unknown: a node boundary beyond the measured points is not in the interval")
+    if gap > 2:
+        doubts.append(f"{count} workers is more than 4 times away from what was measured")
+    return doubts

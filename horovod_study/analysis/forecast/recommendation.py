@@ -1,0 +1,620 @@
+"""How many workers? Answers from a forecast curve, each with a 95 % interval and with what makes it doubtful.
+
+    knee               where one more worker gains less than `marginal` of what a worker brings on average:
+                       dX/dN = marginal X/N, the highest X(N) / N^marginal; for the half this is the highest product
+                       of speedup and efficiency (Eager, Zahorjan and Lazowska, "Speedup versus efficiency in parallel
+                       systems", IEEE Trans. Computers 38, 1989)
+    usl_peak           the worker count with the highest throughput, where Gunther's law identifies one
+    cheapest           the fewest GPU hours per sample
+    deadline           the smallest N that processes `samples` within `deadline_s`
+    budget             the fastest N that processes `samples` within `gpu_hours`
+    fastest_to_target  the shortest time to a target that takes E(N) samples
+    target_knee        the knee of the speed to the target, X(N) / E(N)
+
+X is the forecast of `prediction.predict`, on worker counts from the smallest measured to REACH times the largest, at
+most MAX_WORKERS.
+
+Intervals: curves are drawn that are consistent with the forecast intervals. At every count a drawn curve is
+log-normal with the median and the 95 % interval of the forecast, each side with its own width; between counts the
+deviations are correlated as exp(-d^2 / (2 TOGETHER^2)) at a distance of d doublings, because a forecast that is too
+high at N is too high at 2 N, too. Every drawn curve answers the question; the 2.5 and 97.5 % quantiles of its answers
+are the interval. An end beyond the largest count looked at is open: null, "at least" in words.
+
+E(N) = E_min (1 + N / N_crit), the samples to a target against the batch, is the law of McCandlish et al., "An Empirical
+Model of Large-Batch Training" (2018), with a fixed batch per worker. docs/metrics.md defines all of it.
+
+Letters: B drawn curves, C candidate worker counts, K knots at which the forecast is asked.
+"""
+
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import interpolate, optimize
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.fit.fitting import SeriesFit, fit
+from horovod_study.analysis.fit.rows import by_series, check_points
+from horovod_study.analysis.forecast.prediction import Prediction, predict
+from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.laws.law import MAX_WORKERS, Array
+from horovod_study.errors import AnalysisError
+
+REACH = 8
+"""Times the largest measured worker count: as far as answers are looked for."""
+
+TOGETHER = 2.0
+"""Doublings within which a forecast errs to the same side."""
+
+MOST = 1e24
+"""Samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a mistake."""
+
+DRAWS = 1000
+MAX_CANDIDATES = 1024
+KNOTS_PER_DOUBLING = 6
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questions:
+    """What a user wants to know beside the knee; None is not asked."""
+
+    marginal: float = 0.5  # share of the mean worker's throughput that a further one must bring
+    samples: float | None = None  # of the whole training
+    deadline_s: float | None = None
+    gpu_hours: float | None = None
+    price_per_gpu_hour: float | None = None  # in any currency
+    samples_to_target: Mapping[int, float] | None = None  # worker count -> samples
+
+    def __post_init__(self) -> None:
+        if not 0 < self.marginal < 1:
+            raise AnalysisError(f"a marginal efficiency of {self.marginal:g}: allowed is a share between 0 and 1")
+        for value, what, unit in (
+            (self.samples, "samples", "the samples of the whole training"),
+            (self.deadline_s, "a deadline", "a time such as 90m or 2h"),
+            (self.gpu_hours, "a budget", "GPU hours"),
+            (self.price_per_gpu_hour, "a price", "the price of a GPU hour in any currency"),
+            *(
+                (each, "samples to the target", "a number per worker count")
+                for each in (self.samples_to_target or {}).values()
+            ),
+        ):
+            if value is not None and not 1 / MOST <= value <= MOST:
+                raise AnalysisError(f"{what} of {value:g}: give {unit}, above 0 and at most {MOST:g}")
+        for value, what in ((self.deadline_s, "a deadline"), (self.gpu_hours, "a budget of GPU hours")):
+            if value is not None and self.samples is None:
+                raise AnalysisError(f"{what} without samples: give the samples of the whole training, too")
+        if self.price_per_gpu_hour is not None and self.samples is None and not self.samples_to_target:
+            raise AnalysisError("a price without samples: give the samples of the whole training, too")
+        for count in self.samples_to_target or {}:
+            if not 1 <= count <= MAX_WORKERS or count != int(count):
+                raise AnalysisError(
+                    f"samples to the target at {count} workers: a worker count is a whole number from 1 to "
+                    f"{MAX_WORKERS:,}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendedCount:
+    """One recommended worker count with its 95 % interval; None where there is none, or no end was seen."""
+
+    question: str  # in words
+    workers: int | None
+    low: int | None
+    high: int | None  # None: open, no end up to `searched_to`
+    searched_to: int
+    values: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # (value, low, high) at `workers`
+    doubts: tuple[str, ...] = ()
+    why_not: str = ""  # why there is no count, where it is not that the end was not seen
+
+    @property
+    def open(self) -> bool:
+        """Whether the answer is beyond the largest count that was looked at."""
+        return self.workers is None and not self.why_not
+
+    def to_dict(self) -> dict[str, Any]:
+        values: dict[str, float | None] = {}
+        for name in VALUES:
+            value, low, high = self.values.get(name, (None, None, None))
+            values |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        return {
+            "question": self.question,
+            "workers": self.workers,
+            "low": self.low,
+            "high": self.high,
+            "searched_to": self.searched_to,
+            **values,
+            "doubts": list(self.doubts),
+            "why_not": self.why_not or None,
+        }
+
+
+VALUES = ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost")
+"""What is said of a recommended count, each with `_low` and `_high`; null where it needs something not given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The answers for one series, in the order of the module's table."""
+
+    series: str
+    measured: tuple[int, int]  # smallest and largest worker count
+    answers: Mapping[str, RecommendedCount]
+    why_not: str = ""  # why there are no answers
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "measured": list(self.measured),
+            "answers": {name: one.to_dict() for name, one in self.answers.items()},
+            "why_not": self.why_not or None,
+        }
+
+
+def recommend(
+    points: pd.DataFrame,
+    questions: Questions | None = None,
+    *,
+    workers_per_node: int | None = None,
+    bench: Mapping[str, Any] | None = None,
+    fits: Mapping[str, SeriesFit] | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> dict[str, Recommendation]:
+    """Answer `questions` (default: the knee, the peak and the cheapest count) for every series of `points`.
+
+    Columns as for `prediction.predict`, to which `workers_per_node` and `bench` are handed on. `fits` of
+    `fitting.fit_series` spare a second fit of USL.
+    A series with one distinct worker count has no answers and says why.
+    Raises AnalysisError for rows that are not positive numbers.
+    """
+    check_points(points)
+    questions = questions or Questions()
+    return {
+        name: _series(name, rows, questions, workers_per_node, bench, (fits or {}).get(name), draws, seed)
+        for name, rows in by_series(points)
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- drawn curves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curves:
+    """The forecast and B curves that are consistent with it, as logarithms of samples/s per worker at any count."""
+
+    knots: Array  # (K,) log2 of worker counts
+    rate: Array  # (1 + B, K); the first row is the forecast itself
+    low: Array  # (K,) end of the 95 % interval
+    high: Array  # (K,)
+
+    def at(self, counts: Array) -> Array:
+        """Log of samples/s per worker at `counts` (C,), as (1 + B, C); monotone between knots, over log2 N."""
+        return _between(self.knots, self.rate, counts)
+
+    def interval(self, count: float) -> tuple[float, float, float]:
+        """Samples/s of all workers at one count: forecast, low, high."""
+        ends = np.stack([self.rate[0], self.low, self.high])
+        value, low, high = count * np.exp(_between(self.knots, ends, np.array([float(count)]))[:, 0])
+        return float(value), float(low), float(high)
+
+
+def _between(knots: Array, values: Array, counts: Array) -> Array:
+    """Rows of `values` (R, K) at `counts` (C,), as (R, C); straight lines would put every knee on a knot."""
+    return np.asarray(interpolate.PchipInterpolator(knots, values, axis=1)(np.log2(counts)), dtype=np.float64)
+
+
+def _draw(forecasts: Sequence[Prediction], draws: int, seed: int) -> _Curves:
+    counts = np.array([one.workers for one in forecasts], dtype=np.float64)
+    rates = [np.array([getattr(one, name) for one in forecasts]) for name in ("samples_per_s", "low", "high")]
+    centre, low, high = (np.log(rate / counts) for rate in rates)
+    knots = np.log2(counts)
+    together = np.exp(-0.5 * ((knots[:, np.newaxis] - knots) / TOGETHER) ** 2)
+    # The matrix is singular to rounding: eigenvectors, not Cholesky, and no jitter that would depend on its size.
+    strength, modes = np.linalg.eigh(together)
+    root = modes * np.sqrt(np.maximum(strength, 0.0))
+    z = np.random.default_rng(seed).standard_normal((draws, len(knots))) @ root.T
+    deviation = np.where(z > 0, z * (high - centre), z * (centre - low)) / stats.Z95
+    return _Curves(knots=knots, rate=np.vstack([centre, centre + deviation]), low=low, high=high)
+
+
+def knots(smallest: int, largest: int, measured: Sequence[int], per_node: int | None) -> list[int]:
+    """Worker counts at which the forecast is asked: even in log2 N, measured ones, and both sides of a node's end."""
+    doublings = math.log2(largest / smallest) if largest > smallest else 0.0
+    steps = max(2, math.ceil(KNOTS_PER_DOUBLING * doublings) + 1)
+    found = {round(each) for each in np.geomspace(smallest, largest, steps)} | set(measured) | {smallest, largest}
+    if per_node is not None:
+        edges = [per_node * 2**i for i in range(40) if per_node * 2**i < largest]
+        found |= {edge + after for edge in edges for after in (0, 1)}
+    return sorted(each for each in found if smallest <= each <= largest)
+
+
+# ---------------------------------------------------------------------------------------------------- one series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """One series, ready to be asked."""
+
+    measured: tuple[int, int]
+    curves: _Curves
+    counts: Array  # (C,) candidates
+    rate: Array  # (1 + B, C) log of samples/s per worker
+    doubts: Mapping[int, tuple[str, ...]]  # of the forecast, by worker count
+    questions: Questions
+
+    @property
+    def speed(self) -> Array:
+        """Log of samples/s of all workers, (1 + B, C)."""
+        return self.rate + np.log(self.counts)
+
+
+def _series(
+    name: str,
+    rows: pd.DataFrame,
+    questions: Questions,
+    workers_per_node: int | None,
+    bench: Mapping[str, Any] | None,
+    fits: SeriesFit | None,
+    draws: int,
+    seed: int,
+) -> Recommendation:
+    rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
+    measured = [int(count) for count in np.unique(rows["workers"])]
+    smallest, largest = measured[0], measured[-1]
+    if smallest == largest:
+        why_not = f"all points have {smallest} workers; a forecast needs at least 2 distinct worker counts, better 4"
+        return Recommendation(series=name, measured=(smallest, largest), answers={}, why_not=why_not)
+    top = min(REACH * largest, MAX_WORKERS)
+    asked = knots(smallest, top, measured, workers_per_node)
+    forecasts = predict(rows.assign(series=name), workers=asked, workers_per_node=workers_per_node, bench=bench)[name]
+    curves = _draw(forecasts, draws, seed)
+    counts = np.arange(smallest, top + 1, dtype=np.float64)
+    if len(counts) > MAX_CANDIDATES:
+        counts = np.unique(np.geomspace(smallest, top, MAX_CANDIDATES).round())
+    case = _Case(
+        measured=(smallest, largest),
+        curves=curves,
+        counts=counts,
+        rate=curves.at(counts),
+        doubts={one.workers: one.doubts for one in forecasts},
+        questions=questions,
+    )
+    answers = {"knee": _knee(case), "usl_peak": _peak(case, rows, fits), "cheapest": _cheapest(case)}
+    if questions.deadline_s is not None:
+        answers["deadline"] = _deadline(case)
+    if questions.gpu_hours is not None:
+        answers["budget"] = _budget(case)
+    if questions.samples_to_target:
+        answers |= _to_target(case, seed)
+    return Recommendation(series=name, measured=case.measured, answers=answers)
+
+
+def _knee(case: _Case) -> RecommendedCount:
+    share = case.questions.marginal
+    return _answer(
+        case,
+        f"where one more worker gains less than {100 * share:.4g}% of the mean worker",
+        _highest(case.speed - share * np.log(case.counts), case.counts),
+        samples=case.questions.samples,
+    )
+
+
+def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> RecommendedCount:
+    """Where USL has its highest throughput; its interval from those of alpha and beta, the outer corners of both."""
+    question = "where Gunther's law (USL) has its highest throughput"
+    top = int(case.counts[-1])
+    try:
+        smallest = int(rows["workers"].min())
+        base = float(rows.loc[rows["workers"] == smallest, "samples_per_s"].median()) / smallest
+        usl = (
+            fits.fits["usl"]
+            if fits is not None and "usl" in fits.fits
+            else fit(LAWS["usl"], rows["workers"], rows["samples_per_s"] / base, scaled_by=smallest)
+        )
+    except AnalysisError as error:
+        return RecommendedCount(
+            question=question, workers=None, low=None, high=None, searched_to=top, why_not=f"{error}"
+        )
+    (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
+    known = usl.identifiable and math.isfinite(usl.peak)
+    if not (known and math.isfinite(beta_high) and beta_low > 0):
+        why_not = "the points do not tell beta from 0, so a peak is not identified"
+        return RecommendedCount(question=question, workers=None, low=None, high=None, searched_to=top, why_not=why_not)
+    low, high = (float(usl.law.peak(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
+    peak = round(usl.peak)
+    inside = case.counts[0] <= peak <= top
+    return RecommendedCount(
+        question=question,
+        workers=peak,
+        low=max(1, math.floor(low)),
+        high=math.ceil(high),
+        searched_to=top,
+        values=_values(case, peak, case.questions.samples) if inside else {},
+        doubts=tuple(_beyond(case, peak)),
+    )
+
+
+def _cheapest(case: _Case) -> RecommendedCount:
+    return _answer(
+        case,
+        "the fewest GPU hours per sample",
+        _highest(case.rate, case.counts),
+        samples=case.questions.samples,
+    )
+
+
+def _deadline(case: _Case) -> RecommendedCount:
+    samples, deadline_s = case.questions.samples, case.questions.deadline_s
+    assert samples is not None and deadline_s is not None
+    found = _first(case.speed >= math.log(samples / deadline_s) - _ROUNDING, case.counts)
+    why_not = ""
+    if not math.isfinite(found[0]):
+        fastest = int(np.argmax(case.speed[0]))
+        takes = duration(samples / math.exp(float(case.speed[0][fastest])))
+        why_not = (
+            f"no count up to {case.counts[-1]:,.0f} meets it: the fastest, {case.counts[fastest]:,.0f}, takes {takes}"
+        )
+    question = f"the fewest workers that finish {_plain(samples)} samples within {duration(deadline_s)}"
+    return _answer(case, question, found, samples=samples, why_not=why_not)
+
+
+def _budget(case: _Case) -> RecommendedCount:
+    samples, hours = case.questions.samples, case.questions.gpu_hours
+    assert samples is not None and hours is not None
+    within = np.asarray(case.rate >= math.log(samples / (3600 * hours)) - _ROUNDING)
+    affordable = np.any(within, axis=1)
+    found = _highest(np.where(within, case.speed, case.speed.min() - 1), case.counts)
+    why_not = ""
+    if not affordable[0]:
+        cheapest = int(np.argmax(case.rate[0]))
+        least = samples / math.exp(float(case.rate[0][cheapest])) / 3600
+        why_not = (
+            f"no count up to {case.counts[-1]:,.0f} is within it: the cheapest, {case.counts[cheapest]:,.0f}, takes "
+            f"{least:,.3g} GPU hours"
+        )
+    found[~affordable] = case.counts[0]  # the dearest curves allow the least
+    question = f"the fastest within {_plain(hours)} GPU hours for {_plain(samples)} samples"
+    return _answer(case, question, found, samples=samples, why_not=why_not)
+
+
+# ---------------------------------------------------------------------------------------------------- time to target
+
+
+def _to_target(case: _Case, seed: int) -> dict[str, RecommendedCount]:
+    given = case.questions.samples_to_target
+    assert given is not None
+    needed, doubts = _samples_needed(given, case.counts, len(case.rate) - 1, seed)  # (1 + B, C)
+    speed = case.speed - np.log(needed)
+    share = case.questions.marginal
+    found = {}
+    for name, question, counts in (
+        ("fastest_to_target", "the shortest time to the target", _highest(speed, case.counts)),
+        (
+            "target_knee",
+            f"where one more worker gains less than {100 * share:.4g}% of the mean one, to the target",
+            _highest(speed - share * np.log(case.counts), case.counts),
+        ),
+    ):
+        at = np.flatnonzero(case.counts == counts[0])
+        samples = float(needed[0][at[0]]) if len(at) else None
+        found[name] = _answer(case, question, counts, samples=samples, doubts=doubts)
+    return found
+
+
+def _samples_needed(given: Mapping[int, float], counts: Array, draws: int, seed: int) -> tuple[Array, list[str]]:
+    """Samples to the target at `counts` (C,), as (1 + B, C), and doubts: E_min (1 + N / N_crit), relative residuals."""
+    n = np.array(sorted(given), dtype=np.float64)
+    samples = np.array([given[int(count)] for count in n])
+    if len(n) == 1:
+        level = np.full((1 + draws, len(counts)), samples[0])
+        return level, ["samples to the target are taken as the same at every count; with larger batches they grow"]
+
+    def solved(values: Array) -> Array:
+        return np.asarray(optimize.nnls(np.stack([1 / values, n / values], axis=1), np.ones_like(n))[0])
+
+    best = solved(samples)
+    fitted = best[0] + best[1] * n
+    freedom = len(n) - 2
+    doubts = []
+    if freedom < 1:
+        doubts.append("samples to the target are known at two counts: their own uncertainty is not in the interval")
+        spread = 0.0
+    else:
+        spread = math.sqrt(float(np.sum(np.log(samples / fitted) ** 2)) / freedom)
+        spread *= stats.stretch(float(freedom))
+    noise = np.random.default_rng([seed, 1]).standard_normal((draws, len(n))) * spread
+    every = np.vstack([best, *(solved(fitted * np.exp(each)) for each in noise)])
+    if counts[-1] > n[-1]:
+        doubts.append(f"samples to the target beyond {n[-1]:g} workers follow E_min (1 + N / N_crit)")
+    return every[:, :1] + every[:, 1:] * counts, doubts
+
+
+# ---------------------------------------------------------------------------------------------------- answers
+
+
+def _first(yes: np.ndarray[Any, np.dtype[np.bool_]], counts: Array) -> Array:
+    """The first of `counts` (C,) at which each row of `yes` (1 + B, C) is true, as (1 + B,); inf where none is."""
+    return np.where(yes.any(axis=1), counts[np.argmax(yes, axis=1)], np.inf)
+
+
+def _highest(worth: Array, counts: Array) -> Array:
+    """The first of `counts` (C,) with the highest `worth` (1 + B, C) of each row, as (1 + B,).
+
+    inf where that is the last count: what still rises at the end of the search has its highest beyond it.
+    """
+    best = worth.max(axis=1, keepdims=True)
+    found = _first(worth >= best - _ROUNDING, counts)
+    return np.where(found >= counts[-1], np.inf, found)
+
+
+def _answer(
+    case: _Case,
+    question: str,
+    found: Array,
+    *,
+    samples: float | None = None,
+    doubts: Sequence[str] = (),
+    why_not: str = "",
+) -> RecommendedCount:
+    """Make an answer of the counts that the forecast (first) and the drawn curves give, (1 + B,)."""
+    top = int(case.counts[-1])
+    low, high = (float(each) for each in np.quantile(found[1:], [0.025, 0.975], method="inverted_cdf"))
+    centre = float(found[0])
+    low, high = min(low, centre), max(high, centre)  # of skewed curves, the forecast is not always among the middle
+    workers = None if why_not or not math.isfinite(centre) else int(centre)
+    told = list(doubts)
+    if workers is not None:
+        told += _beyond(case, workers)
+    if not math.isfinite(high) and not why_not:
+        told.append(f"no upper bound found: counts up to {top:,} workers were searched")
+    return RecommendedCount(
+        question=question,
+        workers=workers,
+        low=int(low) if math.isfinite(low) else (None if why_not else top),
+        high=int(high) if math.isfinite(high) else None,
+        searched_to=top,
+        values={} if workers is None else _values(case, workers, samples),
+        doubts=tuple(dict.fromkeys(told)),
+        why_not=why_not,
+    )
+
+
+def _beyond(case: _Case, workers: int) -> list[str]:
+    """What is doubtful about a recommended count: that it was not measured, and the forecast's own doubts there."""
+    largest = case.measured[1]
+    if workers <= largest:
+        return []
+    nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
+    return [f"{workers:,} workers are beyond the {largest:,} that were measured", *case.doubts[nearest]]
+
+
+def _values(case: _Case, workers: int, samples: float | None) -> dict[str, tuple[float, float, float]]:
+    """Speed, time, GPU hours and cost at one worker count, each as (value, low, high)."""
+    speed, slow, quick = case.curves.interval(workers)
+    values = {"samples_per_s": (speed, slow, quick)}
+
+    def over(amount: float) -> tuple[float, float, float]:
+        return amount / speed, amount / quick, amount / slow
+
+    values["gpu_hours_per_million_samples"] = over(workers * 1e6 / 3600)
+    if samples is not None:
+        values["duration_s"] = over(samples)
+        values["gpu_hours"] = over(workers * samples / 3600)
+    price = case.questions.price_per_gpu_hour
+    if price is not None and samples is not None:
+        value, low, high = values["gpu_hours"]
+        values["cost"] = (price * value, price * low, price * high)
+    return values
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+_NAMES = {
+    "knee": "knee",
+    "usl_peak": "peak (USL)",
+    "cheapest": "cheapest",
+    "deadline": "deadline",
+    "budget": "budget",
+    "fastest_to_target": "to target",
+    "target_knee": "knee to target",
+}
+
+
+def in_words(one: RecommendedCount) -> str:
+    """The recommended count with its interval: `8 [6, 11]`, `8 [6, ...]`, `above 64 [9, ...]`, `at least 64`."""
+    if one.why_not:
+        return "none"
+    if one.workers is None:
+        return (
+            f"above {one.searched_to:,} [{one.low:,}, ...]"
+            if (one.low or 0) < one.searched_to
+            else f"at least {one.low:,}"
+        )
+    return f"{one.workers:,} [{one.low:,}, {'...' if one.high is None else f'{one.high:,}'}]"
+
+
+def lines(found: Recommendation, *, only: Sequence[str] | None = None) -> list[str]:
+    """The answers of one series for a terminal of 100 columns, doubts below; `only` names some of them."""
+    series = found.series or "all points"
+    if found.why_not:
+        return [f"{series}: no worker count is recommended: {found.why_not}"]
+    chosen = {name: one for name, one in found.answers.items() if only is None or name in only}
+    low, high = found.measured
+    text = [f"{series}: recommended workers with 95 % interval, measured {low:,} to {high:,}"]
+    for name, one in chosen.items():
+        text += textwrap.wrap(
+            f"  {_NAMES[name]:<15} {in_words(one):<20} {one.question}", 100, subsequent_indent=" " * 39
+        )
+        below = [one.why_not] if one.why_not else [", ".join(_told(one))] if one.values else []
+        for told in [*below, *(f"doubt: {doubt}" for doubt in one.doubts)]:
+            text += textwrap.wrap(told, 100, initial_indent=" " * 18, subsequent_indent=" " * 20)
+    return text
+
+
+def _plain(value: float) -> str:
+    """Four digits, and no power of ten below a million millions."""
+    return f"{value:,.0f}" if 1000 <= value < 1e12 else f"{value:.4g}"
+
+
+def _told(one: RecommendedCount) -> list[str]:
+    told = []
+    for name, form, unit in (
+        ("samples_per_s", _plain, " samples/s"),
+        ("duration_s", duration, ""),
+        ("gpu_hours", _plain, " GPU hours"),
+        ("cost", _plain, " to pay"),
+    ):
+        if name in one.values:
+            value, low, high = one.values[name]
+            told.append(f"{form(value)}{unit} [{form(low)}, {form(high)}]")
+    return told
+
+
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|min|m|h|d)\s*")
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of `90s`, `45m`, `1h30m`, `2.5h`, `1d`; raises AnalysisError for anything else."""
+    rest, total = text.strip().lower(), 0.0
+    while rest and (found := _TIME.match(rest)):
+        total += float(found[1]) * _SECONDS[found[2]]
+        rest = rest[found.end() :]
+    if rest or not 0 < total < math.inf:
+        raise AnalysisError(
+            f"{text!r} is not a time: give a number and a unit (s, m, h or d), such as 90m, 1h30m or 2d"
+        )
+    return total
+
+
+def samples_of(words: Sequence[str]) -> dict[int, float]:
+    """Samples to a target by worker count, from `2e6` alone or `1:2e6 8:2.6e6`; raises AnalysisError otherwise."""
+    found: dict[int, float] = {}
+    for word in words:
+        count, colon, samples = word.rpartition(":")
+        try:
+            workers, number = int(count) if colon else 1, float(samples)
+        except ValueError:
+            workers, number = 0, 0.0
+        if workers < 1 or not 0 < number < math.inf or (not colon and len(words) > 1):
+            raise AnalysisError(
+                f"{word!r} are no samples to a target: give one number, or WORKERS:SAMPLES for each worker count"
+            )
+        if workers in found:
+            raise AnalysisError(f"samples to the target at {workers} workers are given twice; keep one of them")
+        found[workers] = number
+    return found
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person writes them: `45 s`, `12.5 min`, `3.2 h`, `2.1 d`."""
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size or (unit == "h" and seconds >= size):
+            return f"{seconds / size:,.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -1,0 +1,141 @@
+"""What a study forecasts: throughput beyond its largest worker count, how such forecasts did, how many workers to take.
+
+The forecasts are those of `prediction.predict` from the finished parallel runs of each series, at twice, four and eight
+times the largest measured count, and at full nodes in between where runs on several nodes tell how many workers fill
+one. Beside them stand the same method's errors with the largest counts hidden (holdout.py) and the recommended worker
+counts (recommendation.py). A series that cannot be forecast has no rows and says why.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis.fit.fitting import SeriesFit
+from horovod_study.analysis.forecast import holdout
+from horovod_study.analysis.forecast.prediction import Prediction, predict
+from horovod_study.analysis.forecast.recommendation import knots, recommend
+from horovod_study.analysis.laws import LAWS
+
+MULTIPLES = (2, 4, 8)
+"""Times the largest measured worker count."""
+
+MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"
+"""Kinds of rows: a worker count that was run, one that is forecast, and one between that only draws the line."""
+
+DRAWS = 400  # fewer than for one series at a terminal: a study may have a hundred of them
+
+FORECAST_COLUMNS = (
+    *("series", "setting", "kind", "workers", "nodes", "samples_per_s", "low", "high"),
+    *("samples_per_s_min", "samples_per_s_max", "ideal_samples_per_s", "efficiency", "law", "doubts"),
+)
+"""`low`, `high`: 95 % interval of a forecast; `_min`, `_max`: repeats of a measured count; `efficiency`: of ideal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """The table (FORECAST_COLUMNS) and the document of scores and recommendations: {"series": ..., "summary": ...}."""
+
+    table: pd.DataFrame
+    document: Mapping[str, Any]
+
+
+def nothing() -> Outlook:
+    """An outlook without series."""
+    return Outlook(table=pd.DataFrame(columns=list(FORECAST_COLUMNS)), document={"series": {}, "summary": {}})
+
+
+def outlook(
+    rows: pd.DataFrame,
+    *,
+    settings: Mapping[str, str],
+    bases: Mapping[str, float],
+    fits: Mapping[str, SeriesFit],
+    seed: int = 0,
+) -> Outlook:
+    """Return the outlook of runs: columns series, workers, nodes, samples_per_s; optional sync_s, batch_size.
+
+    In the order of `settings`, which names the setting of each series; `bases` gives throughputs of one worker that
+    ideal scaling multiplies (default: per worker at the smallest measured count), `fits` the laws that were fitted.
+    """
+    lines: list[dict[str, Any]] = []
+    scores: dict[str, holdout.HoldoutScore] = {}
+    documents: dict[str, Any] = {}
+    for name, setting in settings.items():
+        own = rows[rows["series"] == name].sort_values(["workers", "samples_per_s"], kind="stable")
+        if own.empty:
+            continue
+        law = (name in fits and fits[name].selected) or ""
+        scores[name] = holdout.score(own, laws=(law,) if law in LAWS else ())[name]
+        document: dict[str, Any] = {**scores[name].to_dict(), "rolling": None, "recommendation": None}
+        if not scores[name].why_not:
+            document["rolling"] = holdout.score(own, rolling=True, laws=())[name].laws[holdout.COMBINED].to_dict()
+        if own["workers"].nunique() > 1:
+            per_node = holdout.planned_per_node(own)
+            own_lines = _lines(own, name, bases.get(name), per_node)
+            lines += [{"series": name, "setting": setting, **line} for line in own_lines]
+            found = recommend(own, workers_per_node=per_node, fits=fits, draws=DRAWS, seed=seed)
+            document["recommendation"] = found[name].to_dict()
+        documents[name] = document
+    if not documents:
+        return nothing()
+    return Outlook(
+        table=_table(lines),
+        document={
+            "series": documents,
+            "summary": {law: one.to_dict() for law, one in holdout.summarise(scores).items()},
+        },
+    )
+
+
+def _lines(own: pd.DataFrame, name: str, base: float | None, per_node: int | None) -> list[dict[str, Any]]:
+    smallest, largest = int(own["workers"].min()), int(own["workers"].max())
+    if base is None:
+        base = float(own.loc[own["workers"] == smallest, "samples_per_s"].median()) / smallest
+    told = {largest * multiple for multiple in MULTIPLES}
+    if per_node is not None:
+        told |= {per_node * 2**i for i in range(40) if largest < per_node * 2**i < largest * MULTIPLES[-1]}
+    between = set(knots(largest, largest * MULTIPLES[-1], (), per_node)) - told
+    forecasts = predict(own, workers=sorted(told | between), workers_per_node=per_node)[name]
+    lines: list[dict[str, Any]] = []
+    for count, runs in own.groupby("workers", sort=True):
+        x, nodes = runs["samples_per_s"].to_numpy(dtype=np.float64), runs["nodes"].to_numpy(dtype=np.float64)
+        lines.append(
+            {
+                "kind": MEASURED,
+                "workers": count,
+                "nodes": nodes[0],
+                "samples_per_s": float(np.median(x)),
+                "samples_per_s_min": float(x.min()),
+                "samples_per_s_max": float(x.max()),
+                "law": MEASURED,
+            }
+        )
+    lines += [_line(one, FORECAST if one.workers in told else CURVE) for one in forecasts]
+    for line in lines:
+        line["ideal_samples_per_s"] = base * line["workers"]
+        line["efficiency"] = line["samples_per_s"] / line["ideal_samples_per_s"]
+    return lines
+
+
+def _line(one: Prediction, kind: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "workers": one.workers,
+        "nodes": math.nan if one.nodes is None else one.nodes,
+        "samples_per_s": one.samples_per_s,
+        "low": one.low,
+        "high": one.high,
+        "law": one.law,
+        "doubts": "; ".join(one.doubts),
+    }
+
+
+def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    table = pd.DataFrame(lines, columns=list(FORECAST_COLUMNS))
+    texts = ("series", "setting", "kind", "law", "doubts")
+    numbers = {column: "float64" for column in FORECAST_COLUMNS if column not in texts}
+    return table.assign(doubts=table["doubts"].astype(object).fillna("")).astype({**numbers, "workers": "int64"})

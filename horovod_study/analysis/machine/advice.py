@@ -1,0 +1,1002 @@
+"""Data or model parallel? The arithmetic of memory, messages and time for one model on so many workers.
+
+Everything is per step of one global batch G = n b, so that the ways can be compared: n workers, b samples per worker
+when the data are split. Memory is counted, not measured; times follow from the two constants of the network and the
+rate of computing. Letters: P parameters, S gradient bytes, A activation bytes per sample, F FLOP, p stages, m
+micro-batches.
+
+Message times follow from alpha and beta of the link between two workers (analysis/costs.py); an all-reduce takes the
+quickest of its algorithms there. What each way sends and keeps:
+
+    data parallel     S. Rajbhandari et al., "ZeRO", SC20: weights + gradients + optimiser state everywhere, one
+                      all-reduce of the gradients
+    ZeRO-1            the same paper: optimiser state divided by n; reduce-scatter of the gradients, all-gather of the
+                      weights
+    ZeRO-3 (FSDP)     the same paper: everything divided by n, a layer's weights gathered when it is used; all-gather
+                      forward, all-gather backward, reduce-scatter, for every layer
+    tensor parallel   M. Shoeybi et al., "Megatron-LM", 2019: the large layers split, in pairs by columns then rows; one
+                      all-reduce of a pair's outputs forward and one of its input's gradient backward
+    pipeline          Y. Huang et al., "GPipe", NeurIPS 2019: stages of whole layers, m micro-batches, idle for
+                      (p-1)/(m+p-1) of the time
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from horovod_study.analysis.costs import Link, link_of_line, moved_share
+from horovod_study.analysis.machine.network import fits_of
+from horovod_study.documents import parse_json
+from horovod_study.errors import AnalysisError, ConfigError, nearest, require_keys
+from horovod_study.roles import Option, check_field
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
+from horovod_study.workloads import packaged
+
+OPTIONS = packaged().options
+
+WEIGHT_BYTES = 4
+INDEX_BYTES = 8  # of the places of the maxima that pooling keeps
+STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4}
+"""Optimiser state per parameter in float32: two moments of Adam, one momentum."""
+ACTIVATION_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+"""Under autocast the activations are halved; weights, gradients and optimiser state stay in float32."""
+LARGE = 0.1
+"""A layer with at least this share of the largest layer's parameters is split in tensor parallel."""
+MICRO_BATCHES = 4
+"""Micro-batches per stage: Huang et al. find the idle time negligible from m = 4 p on."""
+CLOSE = 0.02
+"""Efficiencies nearer than this are a tie, and the simpler way is advised."""
+
+_CHANNELS, _POINTS, _TARGETS, _KERNEL, _POOL = 3, 201, 2, 5, 3  # of the worked example, docs/guide.md
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One layer, per sample: what it holds, keeps, hands on and computes."""
+
+    name: str
+    parameters: int
+    activations: int  # numbers kept until the backward pass
+    flop: int  # forward, a multiply and an add as two
+    output: int  # numbers handed to the next layer
+    indices: int = 0  # whole numbers kept beside them (max pooling)
+    pairs: int = 0  # of matrices inside it that can be split by columns, then by rows; 2 in a transformer block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayeredModel:
+    """Layers in their order, the numbers per sample that enter the first, and what it is called."""
+
+    name: str
+    input: int
+    layers: tuple[Layer, ...]
+
+    @property
+    def parameters(self) -> int:
+        """P."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def flop(self) -> int:
+        """Forward FLOP per sample."""
+        return sum(layer.flop for layer in self.layers)
+
+    @property
+    def train_flop(self) -> int:
+        """FLOP of a training step per sample: backward costs twice forward, less the gradient of the model's input."""
+        return 3 * self.flop - self.layers[0].flop
+
+    def activation_bytes(self, precision: str) -> int:
+        """A: bytes per sample that wait for the backward pass, the input among them."""
+        numbers = sum(layer.activations for layer in self.layers)
+        return numbers * ACTIVATION_BYTES[precision] + sum(layer.indices for layer in self.layers) * INDEX_BYTES
+
+    def entering(self, place: int) -> int:
+        """Return the numbers per sample that enter layer `place`."""
+        return self.layers[place - 1].output if place else self.input
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is asked: the model, how it is trained, and on what."""
+
+    model: LayeredModel
+    batch: int  # b, per worker when the data are split
+    workers: int  # n
+    workers_per_node: int | None = None
+    memory_bytes: float | None = None  # of one worker
+    memory_source: str = ""
+    optimizer: str = "adam"
+    precision: str = "fp32"
+    network: Link | None = None
+    flop_per_s: float | None = None  # of one worker, in training
+    rate_source: str = ""
+    waited_s: float | None = None  # measured wait for gradients per step, data parallel with these workers and batch
+
+    def __post_init__(self) -> None:
+        for name, count in (("--batch", self.batch), ("--workers", self.workers)):
+            if count < 1:
+                raise ConfigError(f"model-parallel: {name} is {count}; it must be at least 1")
+        if self.workers_per_node is not None and self.workers_per_node < 1:
+            raise ConfigError(f"model-parallel: --workers-per-node is {self.workers_per_node}; it must be at least 1")
+        for text, number in (("--memory-gb", self.memory_bytes), ("the rate of computing", self.flop_per_s)):
+            if number is not None and not (math.isfinite(number) and number > 0):
+                raise ConfigError(f"model-parallel: {text} is {number:g}; it must be greater than 0")
+        for name, value, known in (
+            ("--optimizer", self.optimizer, tuple(STATE_BYTES)),
+            ("--precision", self.precision, tuple(ACTIVATION_BYTES)),
+        ):
+            if value not in known:
+                raise ConfigError(
+                    f"model-parallel: {name} is {value!r}{nearest(value, known)}; allowed: {', '.join(known)}"
+                )
+
+    @property
+    def global_batch(self) -> int:
+        """G = n b."""
+        return self.workers * self.batch
+
+    @property
+    def nodes(self) -> int:
+        """Nodes, each filled before the next is used."""
+        return math.ceil(self.workers / (self.workers_per_node or self.workers))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheme:
+    """One way to spread the model, with its sums; unknown is None."""
+
+    name: str
+    short: str
+    possible: str = ""  # why not, where it is not
+    memory_bytes: float = 0.0
+    memory_text: str = ""
+    sent_bytes: float = 0.0  # by a worker per step
+    messages_text: str = ""
+    communication_s: float | None = None
+    computing_s: float | None = None  # of the slowest worker, its idle time included
+    fits: bool | None = None
+    efficiency: float | None = None  # time of an even split without communication / time of the step
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_s(self) -> float | None:
+        """Computing and communicating one after the other: nothing overlaps."""
+        if self.communication_s is None or self.computing_s is None:
+            return None
+        return self.computing_s + self.communication_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "name": self.name,
+            "possible": not self.possible,
+            "why_not": self.possible,
+            "memory_bytes": self.memory_bytes,
+            "memory": self.memory_text,
+            "fits": self.fits,
+            "sent_bytes": self.sent_bytes,
+            "messages": self.messages_text,
+            "communication_s": self.communication_s,
+            "computing_s": self.computing_s,
+            "step_s": self.step_s,
+            "efficiency": self.efficiency,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """The answer: the ways, the crossover, the verdict, and what is not known."""
+
+    case: Case
+    schemes: tuple[Scheme, ...]
+    gradient_bytes: int
+    crossover_batch: float | None  # b above which data parallel sends less than tensor parallel
+    activation_crossover: float  # b at which the activations of a worker weigh as much as the gradients
+    best: str
+    verdict: str
+    reasons: tuple[str, ...]
+    missing: tuple[str, ...]
+    doubts: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        case, model = self.case, self.case.model
+        network = case.network
+        return {
+            "model": {
+                "name": model.name,
+                "parameters": model.parameters,
+                "gradient_bytes": self.gradient_bytes,
+                "activation_bytes_per_sample": model.activation_bytes(case.precision),
+                "forward_flop_per_sample": model.flop,
+                "train_flop_per_sample": model.train_flop,
+                "layers": [
+                    {
+                        "name": layer.name,
+                        "parameters": layer.parameters,
+                        "activations": layer.activations,
+                        "indices": layer.indices,
+                        "output": layer.output,
+                        "flop": layer.flop,
+                    }
+                    for layer in model.layers
+                ],
+            },
+            "batch": case.batch,
+            "workers": case.workers,
+            "nodes": case.nodes,
+            "global_batch": case.global_batch,
+            "optimizer": case.optimizer,
+            "precision": case.precision,
+            "memory_bytes": case.memory_bytes,
+            "memory_source": case.memory_source,
+            "network": None
+            if network is None
+            else {"alpha_s": network.alpha_s, "bytes_per_s": network.bytes_per_s, "source": network.source},
+            "flop_per_s": case.flop_per_s,
+            "rate_source": case.rate_source,
+            "ways": [scheme.to_dict() for scheme in self.schemes],
+            "crossover_batch": self.crossover_batch,
+            "activation_crossover_batch": self.activation_crossover,
+            "best": self.best,
+            "verdict": self.verdict,
+            "reasons": list(self.reasons),
+            "missing": list(self.missing),
+            "doubts": list(self.doubts),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the answer, and the arithmetic that leads to it."""
+        case, model = self.case, self.case.model
+        a = model.activation_bytes(case.precision)
+        lines = [f"{self.verdict}", *(f"  {reason}" for reason in self.reasons), ""]
+        lines += [f"the model: {model.name}", *to_lines(table_of(_LAYER_HEADS, _layer_rows(model)), indent=2), ""]
+        lines += [
+            f"  P = {model.parameters:,} parameters; gradients S = {WEIGHT_BYTES} P = {self.gradient_bytes:,} B "
+            f"= {_bytes(self.gradient_bytes)}",
+            f"  A = {a:,} B of activations per sample kept for backward; {_bytes(a * case.batch)} at b = {case.batch}, "
+            f"{_bytes(a * case.global_batch)} for G = {case.global_batch}",
+            f"  F = {model.flop:,} FLOP forward per sample; a training step needs 3 F - F({model.layers[0].name}) = "
+            f"{model.train_flop:,} per sample, {_si(model.train_flop * case.global_batch)}FLOP for G",
+            f"  A b = S at b = S/A = {self.activation_crossover:.3g}",
+        ]
+        memory = "not known" if case.memory_bytes is None else f"{_bytes(case.memory_bytes)} ({case.memory_source})"
+        rate = "not known" if case.flop_per_s is None else f"{_si(case.flop_per_s)}FLOP/s ({case.rate_source})"
+        wire = "not known"
+        if case.network is not None:
+            wire = (
+                f"alpha = {case.network.alpha_s * 1e6:.3g} us, beta = {case.network.bytes_per_s / 1e9:.3g} GB/s "
+                f"between two workers ({case.network.source})"
+            )
+        lines += [
+            "",
+            f"the machine: {plural(case.workers, 'worker')} on {plural(case.nodes, 'node')}",
+            f"  memory per worker  {memory}",
+            f"  network            {wire}",
+            f"  computing          {rate}",
+            "",
+            f"the ways, for a step of G = {case.global_batch} samples with n = {case.workers}; nothing overlaps",
+            *to_lines(table_of(_SCHEME_HEADS, _scheme_rows(self.schemes)), indent=2),
+        ]
+        for scheme in self.schemes:
+            lines += ["", f"  {scheme.name}"]
+            if scheme.possible:
+                lines.append(f"    not possible: {scheme.possible}")
+                continue
+            lines += [f"    memory    {scheme.memory_text}", f"    messages  {scheme.messages_text}"]
+            lines += [f"    {note}" for note in scheme.notes]
+        if self.missing:
+            lines += ["", *(f"not known: {text}" for text in self.missing)]
+        return [*lines, *([""] if self.doubts else []), *(f"doubt: {text}" for text in self.doubts)]
+
+
+# ------------------------------------------------------------------------------------------------------- the model
+
+
+def cnn(widths: str) -> LayeredModel:
+    """Return the worked example for `widths` such as 15-38-197, counted from its shapes.
+
+    Kept for the backward pass, channels-last as shipped: of a convolution its input and its output (the input of the
+    pooling) with the places of the maxima; the output of every ReLU; the reordered input of the first dense layer; the
+    output and the targets of the loss.
+    """
+    first, second, hidden = map(int, OPTIONS["widths"].check("advise", widths).split("-"))
+    long1 = _POINTS - _KERNEL + 1
+    short1 = long1 // _POOL
+    long2 = short1 - _KERNEL + 1
+    short2 = long2 // _POOL
+    flat = second * short2
+    return LayeredModel(
+        name=f"the strain-stress CNN {widths}",
+        input=_CHANNELS * _POINTS,
+        layers=(
+            Layer(
+                name="conv1",
+                parameters=first * _CHANNELS * _KERNEL + first,
+                activations=_CHANNELS * _POINTS + first * long1 + first * short1,
+                indices=first * short1,
+                output=first * short1,
+                flop=2 * _CHANNELS * _KERNEL * first * long1,
+            ),
+            Layer(
+                name="conv2",
+                parameters=second * first * _KERNEL + second,
+                activations=second * long2 + flat + (flat if second > 1 else 0),  # one channel is in order already
+                indices=flat,
+                output=flat,
+                flop=2 * first * _KERNEL * second * long2,
+            ),
+            Layer(
+                name="fc1",
+                parameters=flat * hidden + hidden,
+                activations=hidden,
+                output=hidden,
+                flop=2 * flat * hidden,
+            ),
+            Layer(
+                name="fc2",
+                parameters=hidden * _TARGETS + _TARGETS,
+                activations=2 * _TARGETS,
+                output=_TARGETS,
+                flop=2 * hidden * _TARGETS,
+            ),
+        ),
+    )
+
+
+_MODEL_KEYS = ("name", "input", "layers")
+_LAYER_KEYS = ("name", "parameters", "activations", "flop", "output", "indices", "pairs", "times")
+
+
+def layered_model(content: Mapping[str, Any], *, source: str) -> LayeredModel:
+    """Return the model that a YAML file describes.
+
+    `input` (numbers per sample) and `layers`, a list of `name`, `parameters`, `activations` (numbers per sample kept
+    for backward), `flop` (forward, per sample); optional `output` (numbers handed on, default: the activations),
+    `indices`, `pairs` (see Layer), and `times` for so many equal layers in a row. Raises ConfigError naming file, layer
+    and key.
+    """
+    require_keys(source, content, _MODEL_KEYS)
+    layers = content.get("layers")
+    if not isinstance(layers, list) or not layers:
+        raise ConfigError(f"{source}: layers must be a list of layers with name, parameters, activations and flop")
+    made: list[Layer] = []
+    for number, entry in enumerate(layers, start=1):
+        where = f"{source}: layer {number}"
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{where}: must hold `key: value` lines, not {entry!r}")
+        require_keys(where, entry, _LAYER_KEYS)
+        for key in ("parameters", "activations", "flop"):
+            if key not in entry:
+                raise ConfigError(f"{where}: {key} is missing; a layer has name, parameters, activations and flop")
+        values = {
+            key: _whole(where, key, entry[key])
+            for key in ("parameters", "activations", "flop", "output", "indices", "pairs")
+            if key in entry
+        }
+        values.setdefault("output", values["activations"])
+        times = _whole(where, "times", entry.get("times", 1), low=1)
+        name = str(entry.get("name", f"layer {number}"))
+        made += [Layer(name=name if times == 1 else f"{name}.{copy}", **values) for copy in range(1, times + 1)]
+    model = LayeredModel(
+        name=str(content.get("name", source)),
+        input=_whole(source, "input", content.get("input", made[0].activations)),
+        layers=tuple(made),
+    )
+    if not model.parameters or not model.flop:
+        raise ConfigError(f"{source}: the layers have no {'FLOP' if model.parameters else 'parameters'}; correct them")
+    return model
+
+
+def _whole(source: str, key: str, value: Any, *, low: int = 0) -> int:
+    return int(check_field(source, key, value, Option(kind=int, low=low), optional=False))
+
+
+# ------------------------------------------------------------------------------------------- network and rate
+
+
+def bench_of(text: str, *, source: str) -> dict[str, Any]:
+    """Return the content of a bench.json; AnalysisError when it is none."""
+    again = "give the bench.json of `horovod-study bench`"
+    content = parse_json(text, source=source, error=AnalysisError, again=again)
+    if not isinstance(content, dict):
+        raise AnalysisError(f"{source}: holds no object; {again}")
+    for key in ("fits", "model"):
+        if key not in content:
+            raise AnalysisError(f"{source}: has no {key!r}; {again}")
+    return content
+
+
+def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size: float) -> Link:
+    """Return the constants between two workers from what `horovod-study bench` wrote as bench.json.
+
+    Its line t = alpha + S/beta is of a whole all-reduce on n workers; per message it is alpha / ceil(log2 n) and
+    2 (n-1)/n beta, which for two workers are alpha and beta themselves. `way`: one of those measured; default is the
+    quickest for `size` bytes. Raises AnalysisError when the file has no fit, or not of this way.
+    """
+    fits, workers = fits_of(content, source=source, way=way)
+    try:
+        lines = {name: (float(fit["alpha_s"]), float(fit["beta_bytes_per_s"])) for name, fit in fits.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise AnalysisError(f"{source}: a fit is damaged ({error}); measure again with `horovod-study bench`") from None
+    chosen = way or min(lines, key=lambda name: lines[name][0] + size / lines[name][1])
+    return link_of_line(*lines[chosen], workers, source=f"{chosen}, {workers} workers, {source}")
+
+
+def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:
+    """Return the FLOP/s of a worker that computes a step of `batch` samples in `step_s`, without communication."""
+    if not (math.isfinite(step_s) and step_s > 0):
+        raise ConfigError(f"model-parallel: the step takes {step_s * 1e3:g} ms; it must be greater than 0")
+    return model.train_flop * batch / step_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What options say; they hold before a recorded run. Names and units are those of the verb."""
+
+    widths: str | None = None
+    model: LayeredModel | None = None
+    batch: int | None = None
+    workers: int | None = None
+    workers_per_node: int | None = None
+    optimizer: str | None = None
+    precision: str | None = None
+    way: str | None = None
+    alpha_us: float | None = None
+    gb_per_s: float | None = None
+    step_ms: float | None = None
+    flops_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.widths is not None and self.model is not None:
+            raise ConfigError("model-parallel: --widths and --model both name a model; give one of them")
+        if (self.alpha_us is None) != (self.gb_per_s is None):
+            raise ConfigError("model-parallel: a network has --alpha-us and --gb-per-s; give both")
+
+
+def case_of(
+    asked: Asked,
+    *,
+    bench: tuple[Mapping[str, Any], str] | None = None,
+    run: tuple[Mapping[str, Any], str] | None = None,
+    memory: tuple[float, str] | None = None,
+    memory_of: Callable[[int], tuple[float, str] | None] | None = None,
+) -> Case:
+    """Return the case that options, a bench.json and a recorded run describe together.
+
+    `memory`: bytes per worker and where the number is from; None asks `memory_of` for that of so many workers on this
+    machine. `bench`, `run`: content of bench.json and of a run.json, each with its path. Raises ConfigError for
+    contradictions and AnalysisError for files that do not hold what is needed.
+    """
+    _refuse(asked, bench=bench is not None, run=run is not None)
+    found = {} if run is None else _measured_run(*run)
+    fields = ("widths", "batch", "optimizer", "precision")
+    known: dict[str, Any] = {"workers": 2, **{name: OPTIONS[name].default for name in fields}}
+    known |= {name: value for name, value in found.items() if value is not None}
+    known |= {name: getattr(asked, name) for name in (*fields, "workers") if getattr(asked, name) is not None}
+    model, batch, n = asked.model or cnn(known["widths"]), known["batch"], known["workers"]
+    if batch < 1 or n < 1:
+        raise ConfigError(f"model-parallel: --batch is {batch} and --workers {n}; both must be at least 1")
+    if found and found["parameters"] != model.parameters:
+        raise ConfigError(
+            f"model-parallel: --widths {asked.widths} has {model.parameters:,} parameters, but the run trained "
+            f"{found['parameters']:,}; leave --widths out"
+        )
+    network = None
+    if bench is not None:
+        network = network_of(bench[0], source=bench[1], way=asked.way, size=WEIGHT_BYTES * model.parameters)
+    elif asked.alpha_us is not None and asked.gb_per_s is not None:
+        network = Link(alpha_s=asked.alpha_us / 1e6, bytes_per_s=asked.gb_per_s * 1e9)
+    if memory is None and memory_of is not None:
+        memory = memory_of(min(n, asked.workers_per_node or n))
+    rate, source = _rate(asked, model, batch, found, "" if run is None else run[1], bench)
+    same = found.get("workers") == n and found.get("batch") == batch
+    return Case(
+        model=model,
+        batch=batch,
+        workers=n,
+        workers_per_node=asked.workers_per_node,
+        memory_bytes=None if memory is None else memory[0],
+        memory_source="" if memory is None else memory[1],
+        optimizer=known["optimizer"],
+        precision=known["precision"],
+        network=network,
+        flop_per_s=rate,
+        rate_source=source,
+        waited_s=found.get("sync_s") if same and n > 1 else None,
+    )
+
+
+def _refuse(asked: Asked, *, bench: bool, run: bool) -> None:
+    """Raise ConfigError where two things say the same, or one belongs to another that is missing."""
+    if sum((asked.step_ms is not None, asked.flops_per_s is not None, run)) > 1:
+        raise ConfigError(
+            "model-parallel: --step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
+        )
+    if bench and asked.alpha_us is not None:
+        raise ConfigError("model-parallel: --bench and --alpha-us both describe the network; give one of them")
+    if asked.way is not None and not bench:
+        raise ConfigError("model-parallel: --way chooses from the file of --bench; give that too")
+    if asked.model is not None and run:
+        raise ConfigError(
+            "model-parallel: --run is of the worked example and says nothing of --model; give --step-ms instead"
+        )
+
+
+def _rate(
+    asked: Asked,
+    model: LayeredModel,
+    batch: int,
+    found: Mapping[str, Any],
+    run: str,
+    bench: tuple[Mapping[str, Any], str] | None,
+) -> tuple[float | None, str]:
+    """Return FLOP/s and where they are from: options, the run, else what bench.json holds of the worked example."""
+    if asked.step_ms is not None:
+        rate = rate_of_step(model, batch=batch, step_s=asked.step_ms / 1e3)
+        return rate, f"a step of {asked.step_ms:g} ms"
+    if found.get("computing_s"):
+        rate = rate_of_step(model, batch=found["batch"], step_s=found["computing_s"])
+        return rate, f"a step of {found['computing_s'] * 1e3:.3g} ms without the wait, {run}"
+    if asked.flops_per_s is not None:
+        return asked.flops_per_s, "--flops-per-s"
+    if bench is not None and asked.model is None and isinstance(roof := bench[0].get("roofline"), dict):
+        return float(roof["flop_per_s"]), f"the step measured in {bench[1]}"
+    return None, ""
+
+
+def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return batch, workers, model and seconds per step of a run.json; AnalysisError when the run has not finished."""
+    effective, totals = content["effective"], content["totals"]
+    if content["status"] != "done" or not totals.get("step_s"):
+        raise AnalysisError(f"{source}: the run has not finished, so its step is not known; name a finished run")
+    sync_s = 0.0 if effective.get("workers") == 1 else totals.get("sync_s")
+    if sync_s is None:
+        where = "backward pass" if totals.get("compute_s") is None else "CUDA graph"
+        raise AnalysisError(
+            f"{source}: {effective.get('backend')} hides the wait for gradients in its {where}, so the run does "
+            "not say how fast it computes; name a run of one worker, or give --step-ms"
+        )
+    return {
+        **{name: effective.get(name) for name in ("batch", "workers", "widths", "precision", "parameters")},
+        "optimizer": content["requested"].get("optimizer"),
+        "sync_s": sync_s,
+        "computing_s": totals["step_s"] - sync_s,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- the ways
+
+
+def advise(case: Case) -> Advice:
+    """Return which way of spreading `case.model` fits, and why."""
+    model, n = case.model, case.workers
+    size = WEIGHT_BYTES * model.parameters
+    schemes = [_judged(case, _data(case))]
+    if n > 1:
+        schemes += [_judged(case, scheme(case)) for scheme in (_zero1, _zero3, _tensor, _pipeline)]
+    share = moved_share(n)
+    per_sample = sum(_tensor_messages(model)) * ACTIVATION_BYTES[case.precision]
+    # Data parallel sends share S, tensor parallel share G per_sample = share n b per_sample.
+    crossover = size / (n * per_sample) if per_sample and n > 1 else None
+    best, verdict, reasons = _verdict(case, schemes, size, per_sample, share, crossover)
+    return Advice(
+        case=case,
+        schemes=tuple(schemes),
+        gradient_bytes=size,
+        crossover_batch=crossover,
+        activation_crossover=size / model.activation_bytes(case.precision),
+        best=best,
+        verdict=verdict,
+        reasons=tuple(reasons),
+        missing=tuple(_missing(case)),
+        doubts=tuple(_doubts(case)),
+    )
+
+
+def _judged(case: Case, scheme: Scheme) -> Scheme:
+    if scheme.possible:
+        return scheme
+    fits = None if case.memory_bytes is None else scheme.memory_bytes <= case.memory_bytes
+    efficiency = None
+    if scheme.step_s and case.flop_per_s:
+        efficiency = case.model.train_flop * case.batch / case.flop_per_s / scheme.step_s
+    return Scheme(
+        **{**{name: getattr(scheme, name) for name in Scheme.__slots__}, "fits": fits, "efficiency": efficiency}
+    )
+
+
+def _computing(case: Case, flop: float) -> float | None:
+    return None if case.flop_per_s is None else flop / case.flop_per_s
+
+
+def _data(case: Case) -> Scheme:
+    model, n, b = case.model, case.workers, case.batch
+    p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
+    a = model.activation_bytes(case.precision)
+    seconds, algorithm = (None, "") if case.network is None else case.network.all_reduce_s(size, n)
+    return Scheme(
+        name="data parallel",
+        short="data",
+        memory_bytes=p * (2 * WEIGHT_BYTES + state) + a * b,
+        memory_text=f"P (4 + 4 + {state}) + A b = {_bytes(p * (8 + state))} + {_bytes(a * b)}",
+        sent_bytes=moved_share(n) * size,
+        messages_text=f"one all-reduce of S = {_bytes(size)}: 2 (n-1)/n S = {_bytes(moved_share(n) * size)} sent"
+        + ("" if seconds is None else f", {_time(seconds)} ({algorithm})"),
+        communication_s=seconds,
+        computing_s=_computing(case, model.train_flop * b),
+        notes=("the all-reduce of a layer can begin while the layers before it still compute: this is the upper limit",)
+        if n > 1
+        else (),
+    )
+
+
+def _zero1(case: Case) -> Scheme:
+    model, n, b = case.model, case.workers, case.batch
+    p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
+    a = model.activation_bytes(case.precision)
+    seconds = None if case.network is None else 2 * case.network.half_s(size, n)
+    return Scheme(
+        name="data parallel, optimiser state sharded (ZeRO-1)",
+        short="ZeRO-1",
+        memory_bytes=p * 2 * WEIGHT_BYTES + p * state / n + a * b,
+        memory_text=f"P (4 + 4 + {state}/n) + A b = {_bytes(p * (8 + state / n))} + {_bytes(a * b)}",
+        sent_bytes=moved_share(n) * size,
+        messages_text=f"reduce-scatter of the gradients, all-gather of the weights: 2 (n-1)/n S = "
+        f"{_bytes(moved_share(n) * size)} sent" + ("" if seconds is None else f", {_time(seconds)}"),
+        communication_s=seconds,
+        computing_s=_computing(case, model.train_flop * b),
+    )
+
+
+def _zero3(case: Case) -> Scheme:
+    model, n, b = case.model, case.workers, case.batch
+    p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
+    a, held = model.activation_bytes(case.precision), [layer for layer in model.layers if layer.parameters]
+    largest = max(layer.parameters for layer in held) * WEIGHT_BYTES
+    seconds = None
+    if case.network is not None:
+        seconds = sum(3 * case.network.half_s(WEIGHT_BYTES * layer.parameters, n) for layer in held)
+    gathered = 2 * largest if n > 1 else 0
+    return Scheme(
+        name="data parallel, everything sharded (ZeRO-3, FSDP)",
+        short="ZeRO-3",
+        memory_bytes=p * (2 * WEIGHT_BYTES + state) / n + gathered + a * b,
+        memory_text=f"P (4 + 4 + {state})/n + A b + the largest layer's weights and gradients whole = "
+        f"{_bytes(p * (8 + state) / n)} + {_bytes(a * b)} + {_bytes(gathered)}",
+        sent_bytes=3 * (n - 1) / n * size,
+        messages_text=f"per layer ({len(held)}) two all-gathers and a reduce-scatter: 3 (n-1)/n S = "
+        f"{_bytes(3 * (n - 1) / n * size)} sent" + ("" if seconds is None else f", {_time(seconds)}"),
+        communication_s=seconds,
+        computing_s=_computing(case, model.train_flop * b),
+    )
+
+
+def _groups(model: LayeredModel) -> list[tuple[int, ...]]:
+    """Return the places of the layers to split: the large ones, each with its successor where the two make a pair."""
+    least = LARGE * max(layer.parameters for layer in model.layers)
+    groups: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    for place, layer in enumerate(model.layers):
+        if place in taken or layer.parameters < least:
+            continue
+        after = model.layers[place + 1] if place + 1 < len(model.layers) else None
+        # By columns and then by rows: what is between the two layers never has to be put together.
+        paired = not layer.pairs and after is not None and after.parameters > 0 and not after.pairs
+        group = (place, place + 1) if paired else (place,)
+        taken.update(group)
+        groups.append(group)
+    return groups
+
+
+def _tensor_messages(model: LayeredModel) -> list[int]:
+    """Return the numbers per sample of each all-reduce of tensor parallel, forward and backward."""
+    messages = []
+    for group in _groups(model):
+        entering = model.entering(group[0]) if group[0] else 0  # the input of the model needs no gradient
+        messages += max(1, model.layers[group[0]].pairs) * [model.layers[group[-1]].output, entering]
+    return [numbers for numbers in messages if numbers]
+
+
+def _tensor(case: Case) -> Scheme:
+    model, n, g = case.model, case.workers, case.global_batch
+    each, state = ACTIVATION_BYTES[case.precision], STATE_BYTES[case.optimizer]
+    groups = _groups(model)
+    split = {place for group in groups for place in group}
+    names = " + ".join("-".join(model.layers[place].name for place in group) for group in groups[:4])
+    names += f" + {len(groups) - 4} more" if len(groups) > 4 else ""
+    own = sum(layer.parameters for place, layer in enumerate(model.layers) if place in split)
+    rest = model.parameters - own
+    # A split layer keeps its part of everything but what it hands on, which is whole everywhere at the end of a group.
+    kept = 0.0
+    whole = {group[-1] for group in groups}
+    for place, layer in enumerate(model.layers):
+        own_bytes = layer.activations * each + layer.indices * INDEX_BYTES
+        left = min(own_bytes, layer.output * each) if place in whole else 0
+        kept += left + (own_bytes - left) / n if place in split else own_bytes
+    flop_split = sum(model.layers[place].flop for place in split)
+    flop = (model.train_flop * (flop_split / n + model.flop - flop_split) / model.flop) * g
+    sizes = [numbers * each * g for numbers in _tensor_messages(model)]
+    seconds = None if case.network is None else math.fsum(case.network.all_reduce_s(size, n)[0] for size in sizes)
+    sent = moved_share(n) * math.fsum(sizes)
+    return Scheme(
+        name=f"tensor parallel of {names}",
+        short="tensor",
+        memory_bytes=(own / n + rest) * (2 * WEIGHT_BYTES + state) + kept * g,
+        memory_text=f"(P_split/n + P_rest) (4 + 4 + {state}) + activations of all G samples = "
+        f"{_bytes((own / n + rest) * (8 + state))} + {_bytes(kept * g)}",
+        sent_bytes=sent,
+        messages_text=f"{len(sizes)} all-reduces of activations, {_bytes(math.fsum(sizes))} in all: "
+        f"{_bytes(sent)} sent" + ("" if seconds is None else f", {_time(seconds)}"),
+        communication_s=seconds,
+        computing_s=_computing(case, flop),
+        notes=(
+            f"{100 * flop_split / model.flop:.0f} % of the FLOP are in the split layers; the others are done by every "
+            "worker for all G samples",
+        ),
+    )
+
+
+def _stages(model: LayeredModel, count: int) -> list[tuple[int, int]]:
+    """Return `count` stretches [first, end) of layers with the smallest possible largest FLOP."""
+    layers = len(model.layers)
+    sums = [0]
+    for layer in model.layers:
+        sums.append(sums[-1] + layer.flop)
+    # best[k][end]: the smallest largest sum of k stretches over the first `end` layers, and where the last one begins.
+    best: list[list[tuple[float, int]]] = [[(math.inf, 0)] * (layers + 1) for _ in range(count + 1)]
+    best[0][0] = (0.0, 0)
+    for k in range(1, count + 1):
+        for end in range(k, layers + 1):
+            best[k][end] = min(
+                (max(best[k - 1][begin][0], float(sums[end] - sums[begin])), begin) for begin in range(k - 1, end)
+            )
+    stages, end = [], layers
+    for k in range(count, 0, -1):
+        begin = best[k][end][1]
+        stages.append((begin, end))
+        end = begin
+    return stages[::-1]
+
+
+def _pipeline(case: Case) -> Scheme:
+    model, n, g = case.model, case.workers, case.global_batch
+    name = f"pipeline of {n} stages"
+    if n > len(model.layers):
+        return Scheme(name=name, short="pipeline", possible=f"the model has {len(model.layers)} layers for {n} stages")
+    each, state = ACTIVATION_BYTES[case.precision], STATE_BYTES[case.optimizer]
+    stages = _stages(model, n)
+    m = max(1, min(g, MICRO_BATCHES * n)) if n > 1 else 1
+    micro = g / m
+    bubble = (n - 1) / (m + n - 1)
+    memory = 0.0
+    for first, end in stages:
+        own = model.layers[first:end]
+        kept = sum(layer.activations * each + layer.indices * INDEX_BYTES for layer in own)
+        memory = max(memory, sum(layer.parameters for layer in own) * (2 * WEIGHT_BYTES + state) + kept * g)
+    borders = [model.layers[end - 1].output * each for _, end in stages[:-1]]  # bytes per sample
+    heaviest = max(sum(layer.flop for layer in model.layers[first:end]) for first, end in stages)
+    flop = model.train_flop * heaviest / model.flop
+    seconds = None
+    if case.network is not None:
+        # Every micro-batch crosses the widest border forward and its gradient backward; m + p - 1 of them in a row.
+        seconds = (m + n - 1) * 2 * float(case.network.message_s(max(borders, default=0) * micro)) if n > 1 else 0.0
+    balance = model.flop / (n * heaviest)
+    text = " | ".join(
+        "-".join(dict.fromkeys((model.layers[first].name, model.layers[end - 1].name))) for first, end in stages[:6]
+    )
+    sent = 2 * max(borders, default=0) * g
+    return Scheme(
+        name=name,
+        short="pipeline",
+        memory_bytes=memory,
+        memory_text=f"the fullest stage, P_stage (4 + 4 + {state}) + activations of all G samples = {_bytes(memory)}",
+        sent_bytes=sent,
+        messages_text=f"{m} micro-batches of {micro:.3g} samples over {plural(len(borders), 'border')}, "
+        "there and back: "
+        f"{_bytes(sent)} over the widest" + ("" if seconds is None else f", {_time(seconds)}"),
+        communication_s=seconds,
+        computing_s=_computing(case, flop * micro * (m + n - 1)),
+        notes=(
+            f"stages {text}{' ...' if n > 6 else ''}: the heaviest allows {_percent(balance)}; idle for (p-1)/(m+p-1) "
+            f"= {_percent(bubble)} of the time",
+        ),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ the verdict
+
+
+def _verdict(
+    case: Case, schemes: Sequence[Scheme], size: int, moved: float, share: float, crossover: float | None
+) -> tuple[str, str, list[str]]:
+    by_name = {scheme.short: scheme for scheme in schemes}
+    data = by_name["data"]
+    if case.workers == 1:
+        need = _bytes(data.memory_bytes)
+        if case.memory_bytes is None:
+            return "data", f"one worker: nothing is to be spread, and the model needs {need}", []
+        fits = "fits" if data.fits else "does not fit"
+        return (
+            "data",
+            f"one worker: nothing is to be spread, and the model {fits}: {need} of {_bytes(case.memory_bytes)}",
+            [],
+        )
+    possible = [scheme for scheme in schemes if not scheme.possible and scheme.fits is not False]
+    reasons = []
+    if data.fits is not False:
+        reasons.append(
+            f"the whole model fits on a worker: {_bytes(data.memory_bytes)}"
+            + ("" if case.memory_bytes is None else f" of {_bytes(case.memory_bytes)}")
+        )
+    else:
+        reasons.append(
+            f"the whole model does not fit on a worker: {_bytes(data.memory_bytes)} against "
+            f"{_bytes(case.memory_bytes or 0)}"
+        )
+    kept = case.model.activation_bytes(case.precision) * case.batch
+    reasons.append(
+        f"a worker's batch keeps {_bytes(kept)} of activations beside {_bytes(size)} of gradients"
+        + (": what is large is best left where it is" if kept > size else "")
+    )
+    if moved and crossover is not None:
+        sent = share * moved * case.global_batch
+        less = "less" if data.sent_bytes < sent else "more"
+        reasons.append(
+            f"data parallel sends {less}: {_bytes(data.sent_bytes)} of gradients per worker and step, whatever the "
+            f"batch, against {_bytes(sent)} of activations in tensor parallel, which grows with it; they are equal at "
+            f"b = S/(n x {_si(moved)}B per sample) = {crossover:.3g} samples per worker, and the batch is {case.batch}"
+        )
+    if not possible:
+        smallest = min((scheme for scheme in schemes if not scheme.possible), key=lambda scheme: scheme.memory_bytes)
+        times = smallest.memory_bytes / (case.memory_bytes or math.inf)
+        reasons.append(
+            f"the least memory takes {smallest.name}: {_bytes(smallest.memory_bytes)} per worker, {times:.2g} times "
+            "what there is; use more workers, a smaller batch, or recompute activations"
+        )
+        return "", "none of these ways fits into the memory", reasons
+    timed = [scheme for scheme in possible if scheme.efficiency is not None]
+    if not timed:
+        # Without times the order is that of simplicity: data parallel, then what gives up least for its memory.
+        best = possible[0]
+        return best.short, f"{best.name}, as far as memory and bytes can tell", reasons
+    quickest = max(timed, key=lambda scheme: scheme.efficiency or 0.0)
+    best = next(scheme for scheme in timed if (scheme.efficiency or 0.0) >= (quickest.efficiency or 0.0) - CLOSE)
+    second = max(
+        (scheme for scheme in timed if scheme is not best), key=lambda scheme: scheme.efficiency or 0.0, default=None
+    )
+    verdict = f"{best.name}: expected efficiency {_percent(best.efficiency or 0.0)} on {case.workers} workers"
+    if best is not quickest:
+        verdict += f" ({quickest.name} reaches {_percent(quickest.efficiency or 0.0)}: no more than a tie)"
+    elif second is not None:
+        verdict += f"; next {second.name} with {_percent(second.efficiency or 0.0)}"
+    if best.communication_s is not None and best.computing_s is not None:
+        reasons.append(
+            f"a step computes for {_time(best.computing_s)} and communicates for {_time(best.communication_s)} if "
+            "nothing overlaps"
+        )
+    if case.waited_s is not None and data.communication_s:
+        reasons.append(
+            f"measured: the run waits {_time(case.waited_s)} per step for gradients, "
+            f"{case.waited_s / data.communication_s:.2g} times the {_time(data.communication_s)} of the messages "
+            "alone; `horovod-study explain --measure` says where it goes"
+        )
+    if data.communication_s and case.flop_per_s and case.network:
+        # E = t b / (t b + c) = 0.9 at b = 9 c / t.
+        per_sample = case.model.train_flop / case.flop_per_s
+        needed = math.ceil(9 * data.communication_s / per_sample)
+        reasons.append(
+            f"data parallel without overlap is at least 90 % efficient from b = 9 x {_time(data.communication_s)} / "
+            f"{_time(per_sample)} per sample = {needed:,} samples per worker on"
+        )
+    return best.short, verdict, reasons
+
+
+def _missing(case: Case) -> list[str]:
+    missing = []
+    if case.network is None and case.workers > 1:
+        missing.append(
+            "the network, hence all communication times; measure it with `horovod-study bench --out DIR` and give "
+            "--network DIR/bench.json, or give --alpha-us and --gb-per-s"
+        )
+    if case.flop_per_s is None:
+        missing.append(
+            "how fast a worker computes, hence all efficiencies; give --run RUN_DIR of a finished run, --step-ms of "
+            "one worker at this batch, or --flops-per-s"
+        )
+    if case.memory_bytes is None:
+        missing.append("the memory of a worker; give --memory-gb")
+    return missing
+
+
+def _doubts(case: Case) -> list[str]:
+    doubts = []
+    measured = None if case.network is None else case.network.workers
+    per_node = case.workers_per_node or case.workers
+    if measured is not None and case.nodes > 1 and measured <= per_node:
+        doubts.append(
+            f"the network was measured with {measured} workers, which fit on one node, but {case.workers} workers take "
+            f"{case.nodes} nodes; measure across nodes"
+        )
+    elif measured is not None and case.workers > measured:
+        doubts.append(
+            f"the network was measured with {measured} workers and is taken to be as good with {case.workers}; where "
+            "workers share memory or a cable, it is not"
+        )
+    doubts.append(
+        "memory counts weights, gradients, optimiser state and kept activations; the framework itself, its buffers and "
+        "fragments come on top"
+    )
+    if case.flop_per_s is not None:
+        doubts.append("all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones")
+    return doubts
+
+
+# ------------------------------------------------------------------------------------------------------ the words
+
+
+_LAYER_HEADS = ("layer", "parameters", "kept per sample", "handed on", "FLOP forward")
+_SCHEME_HEADS = ("way", "memory", "fits", "sent", "communicates", "computes", "efficiency")
+
+
+def _layer_rows(model: LayeredModel) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    shown = model.layers if len(model.layers) <= 12 else (*model.layers[:6], None, *model.layers[-3:])
+    for layer in shown:
+        if layer is None:
+            rows.append(("...", f"({len(model.layers)} layers)", "", "", ""))
+            continue
+        kept = f"{layer.activations:,}" + (f" + {layer.indices:,} indices" if layer.indices else "")
+        rows.append((layer.name, f"{layer.parameters:,}", kept, f"{layer.output:,}", f"{layer.flop:,}"))
+    return rows
+
+
+def _scheme_rows(schemes: Sequence[Scheme]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for scheme in schemes:
+        if scheme.possible:
+            rows.append((scheme.short, "-", "-", "-", "-", "-", "not possible"))
+            continue
+        rows.append(
+            (
+                scheme.short,
+                _bytes(scheme.memory_bytes),
+                {True: "yes", False: "no", None: "?"}[scheme.fits],
+                _bytes(scheme.sent_bytes),
+                "?" if scheme.communication_s is None else _time(scheme.communication_s),
+                "?" if scheme.computing_s is None else _time(scheme.computing_s),
+                "?" if scheme.efficiency is None else _percent(scheme.efficiency),
+            )
+        )
+    return rows
+
+
+def _si(value: float) -> str:
+    """Return a number with three digits and the letter of its thousands, a space between: `614 k`."""
+    for power, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * power:
+            return f"{_three(value / power)} {letter}"
+    return f"{_three(value)} "
+
+
+def _three(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def _bytes(value: float) -> str:
+    return f"{_si(value)}B"
+
+
+def _time(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * factor >= 0.9995:
+            return f"{_three(seconds * factor)} {unit}"
+    return f"{_three(seconds * 1e9)} ns"
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.1f} %" if value < 0.9995 else "100 %"

@@ -1,0 +1,311 @@
+"""What training costs: energy per sample and worker hours of every cell, and how these grow with the workers.
+
+A cell is what its repeats say together, as in `points`. Besides, laws of every quantity that training takes more of or
+less of with more workers: energy per sample, worker hours per epoch, and samples, seconds, worker hours and joules to a
+target. A law is fitted to runs, one value each. docs/metrics.md defines every quantity.
+
+A worker is a GPU where the runs trained on GPUs, and worker hours are GPU hours then.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
+from horovod_study.analysis.series.points import (
+    CELL,
+    baseline_place,
+    cells_of,
+    measured,
+    whole_numbers,
+    with_series,
+    worker_counts,
+)
+from horovod_study.analysis.sync.boundary import fewest_nodes
+from horovod_study.errors import AnalysisError
+
+Floats = NDArray[np.float64]
+
+QUANTITIES: Mapping[str, str] = {
+    "energy_per_sample_j": "energy per sample / J",
+    "worker_hours_per_epoch": "worker hours per epoch",
+    "samples": "samples to target",
+    "train_s": "time to target / s",
+    "worker_hours": "worker hours to target",
+    "energy_j": "energy to target / J",
+}
+"""Quantities that laws are fitted to, with their units; the last four have a target."""
+
+TO_TARGET = ("samples", "train_s", "worker_hours", "energy_j")
+
+_IDENTITY = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "global_batch")
+
+RESOURCE_COLUMNS = (
+    *(*_IDENTITY, "train_samples", "mode", "device", "repeats"),
+    *("energy_repeats", "energy_of", "power_w_median"),
+    *(f"energy_per_sample_j_{name}" for name in ("median", "min", "max", "low", "high")),
+    *("base_energy_per_sample_j", "energy_ratio", "energy_ratio_low", "energy_ratio_high", "speedup_per_joule"),
+    *(f"worker_hours_per_epoch_{name}" for name in ("median", "min", "max", "low", "high")),
+    "worker_hours_of_run_median",
+)
+QUANTITY_CURVE_COLUMNS = (
+    *("series", "quantity", "target_mse", "law", "workers", "value", "low", "high", "extrapolated"),
+)
+REACH = 1.5
+"""Curves are drawn to this multiple of the largest worker count measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedQuantity:
+    """One quantity of one series against workers: the laws fitted to its runs, and what to doubt."""
+
+    series: str
+    quantity: str  # a key of QUANTITIES
+    target_mse: float  # NaN for quantities without a target
+    fit: QuantityFit | None  # None where the runs allow none; the doubts say why
+    censored: int  # runs that did not meet the target: lower bounds, which no law is fitted to
+    most_workers: int  # of its runs, those with lower bounds included
+    doubts: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON of one fitted quantity; unknown is None."""
+        fitted: dict[str, Any] = {} if self.fit is None else self.fit.to_dict()
+        return {
+            "series": self.series,
+            "quantity": self.quantity,
+            "target_mse": None if math.isnan(self.target_mse) else self.target_mse,
+            "censored": self.censored,
+            **({"laws": {}, "selected": None} if self.fit is None else fitted),
+            "doubts": list(self.doubts),
+        }
+
+
+# ---------------------------------------------------------------------------------------------------- points
+
+
+def resources(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return RESOURCE_COLUMNS of the finished runs of a run table (records.run_table), one row per cell.
+
+    Energy is that of the timed window, from the runs that know it; NaN where none does. Repeats whose energy is that
+    of different kinds of devices have no median. Ratios are over the plain one-worker cell, where it was measured and
+    its energy is of the same kinds of devices.
+    """
+    rows = [_row(cell) for cell in cells_of(_completed(runs)) if len(cell)]
+    for row in rows:
+        row.update(_against(row, rows))
+    whole = ("workers", "nodes", "batch", "global_batch", "train_samples")
+    return whole_numbers(pd.DataFrame(rows, columns=list(RESOURCE_COLUMNS)), whole)
+
+
+def _completed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished runs with their series, and what they took of each resource; NaN where it is not known."""
+    table = with_series(runs)
+    table = table[measured(table)].reset_index(drop=True)
+    for name in ("energy_j", "energy_per_sample_j", "wall_s"):
+        values = table[name] if name in table.columns else pd.Series(math.nan, table.index)
+        values = pd.to_numeric(values, errors="coerce").astype(float)
+        table[name] = values.where(np.isfinite(values) & (values > 0))
+    for name in ("energy_of", "energy_doubt", "device"):
+        texts = table[name].astype(object) if name in table.columns else pd.Series("", table.index, dtype=object)
+        table[name] = texts.where(texts.notna(), "")
+    hours = table["workers"] / 3600
+    growing = table["work"].str.contains("growing")
+    table["power_w"] = table["energy_j"] / table["window_s"].astype(float)
+    table["worker_hours_per_epoch"] = (hours * table["train_samples"] / table["samples_per_s"]).where(~growing)
+    table["worker_hours_of_run"] = hours * table["wall_s"]
+    return table
+
+
+def _row(cell: pd.DataFrame) -> dict[str, Any]:
+    first = cell.iloc[0]
+    kinds = sorted(set(cell.loc[cell["energy_per_sample_j"].notna(), "energy_of"]))
+    energy = cell["energy_per_sample_j"] if len(kinds) == 1 else cell["energy_per_sample_j"] * math.nan
+    devices = sorted(set(cell["device"]) - {""})
+    return {
+        **{name: first[name] for name in (*CELL, *_IDENTITY, "mode", "ref_batch", "ref_train_samples")},
+        "device": " and ".join(devices),
+        "repeats": len(cell),
+        "energy_repeats": int(energy.notna().sum()),
+        "energy_of": kinds[0] if len(kinds) == 1 else "",
+        "power_w_median": _median(cell["power_w"].where(energy.notna())),
+        **_spread("energy_per_sample_j", energy),
+        **_spread("worker_hours_per_epoch", cell["worker_hours_per_epoch"]),
+        "worker_hours_of_run_median": _median(cell["worker_hours_of_run"]),
+        "_energy": np.sort(energy.dropna().to_numpy(dtype=float)),
+        "_samples_per_s": float(np.median(cell["samples_per_s"].astype(float))),
+    }
+
+
+def _median(values: pd.Series) -> float:
+    known = values.dropna().to_numpy(dtype=float)
+    return float(np.median(known)) if len(known) else math.nan
+
+
+def _spread(name: str, values: pd.Series) -> dict[str, float]:
+    """Return the median over the repeats that know a value, the least, the most and the 95 % interval."""
+    return {f"{name}_{end}": each for end, each in stats.spread(values.dropna().sort_values()).items()}
+
+
+def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return energy and speedup over the plain baseline; speedup_per_joule is speedup / energy ratio."""
+    names = ("base_energy_per_sample_j", "energy_ratio", "energy_ratio_low", "energy_ratio_high", "speedup_per_joule")
+    nothing = dict.fromkeys(names, math.nan)
+    place = baseline_place(rows, row, "plain")
+    if place is None or rows[place]["energy_of"] != row["energy_of"] or not len(row["_energy"]):
+        return nothing
+    base = rows[place]
+    ratio = row["energy_per_sample_j_median"] / base["energy_per_sample_j_median"]
+    ratio_of = stats.median_ratio(row["_energy"], base["_energy"])
+    low, high = (1.0, 1.0) if base is row else (ratio_of.low, ratio_of.high)
+    speedup = row["_samples_per_s"] / base["_samples_per_s"]
+    return dict(zip(names, (base["energy_per_sample_j_median"], ratio, low, high, speedup / ratio), strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------- laws
+
+
+def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0) -> list[FittedQuantity]:
+    """Return the laws of every quantity that the parallel series of a run table know at two worker counts or more.
+
+    `crossings` (`convergence.Convergence.crossings`) has what each run took to each target. Of equal workers on several
+    numbers of nodes those on the fewest count, as for laws of throughput. A worker count at which some run did not meet
+    the target is left out of the laws of that target: the runs that did are the quick ones, and the others only have
+    lower bounds. A doubt names it and says which way this bends the law.
+    """
+    return list(_fitted(_completed(runs), crossings, seed))
+
+
+def _fitted(table: pd.DataFrame, crossings: pd.DataFrame, seed: int) -> Iterator[FittedQuantity]:
+    table = table[(table["backend"] != "serial") & (table["mode"] != "mixed")]
+    table = table[fewest_nodes(table)]
+    met = crossings[crossings["run"].isin(table["run"])]
+    for series, rows in table.groupby("series", sort=False):
+        for quantity in ("energy_per_sample_j", "worker_hours_per_epoch"):
+            known = rows[rows[quantity].notna()].assign(reached=True, value=rows[quantity])
+            if quantity == "energy_per_sample_j" and known["energy_of"].nunique() > 1:
+                continue  # said by `doubts`
+            yield from _one(f"{series}", quantity, math.nan, known, seed)
+        own = met[met["series"] == series]
+        for target, to_target in own.groupby("target_mse", sort=True):
+            for quantity in TO_TARGET:
+                known = to_target[to_target[quantity].notna()].assign(value=to_target[quantity])
+                yield from _one(f"{series}", quantity, float(f"{target}"), known, seed)
+
+
+def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: int) -> Iterator[FittedQuantity]:
+    """Yield the laws of one quantity; nothing where it is known at fewer than two worker counts."""
+    if rows["workers"].nunique() < 2:
+        return
+    rows = rows.assign(reached=rows["reached"].astype(bool)).sort_values(["workers", "value", "run"], kind="stable")
+    late = rows[~rows["reached"]]
+    whole = rows[~rows["workers"].isin(late["workers"]) & (rows["value"] > 0)]
+    fit: QuantityFit | None = None
+    doubts: list[str] = []
+    if whole["workers"].nunique() > 1:
+        nodes = whole["nodes"].to_numpy(dtype=float)
+        try:
+            fit = fit_quantity(
+                whole["workers"].to_numpy(dtype=float),
+                whole["value"].to_numpy(dtype=float),
+                nodes=nodes if np.isfinite(nodes).all() and (nodes > 1).any() else None,
+                seed=seed,
+            )
+            doubts += fit.doubts
+        except AnalysisError as error:
+            doubts.append(f"not fitted: {error}")
+    if len(late):
+        doubts.append(_censoring(fit, rows, late))
+    yield FittedQuantity(
+        series=series,
+        quantity=quantity,
+        target_mse=target,
+        fit=fit,
+        censored=len(late),
+        most_workers=int(rows["workers"].max()),
+        doubts=tuple(doubts),
+    )
+
+
+def _censoring(fit: QuantityFit | None, rows: pd.DataFrame, late: pd.DataFrame) -> str:
+    """Return what runs that did not meet the target mean for the laws."""
+    text = (
+        f"{len(late)} of {len(rows)} runs did not meet the target, at {worker_counts(late['workers'])}: these are "
+        "lower bounds"
+    )
+    if fit is None:
+        return f"{text}, and too few worker counts are left for a law; train longer there"
+    text += ", and the laws are fitted to the other worker counts"
+    if fit.selected is None:
+        return text
+    bounds = late.groupby("workers")["value"].max()
+    predicted = fit.fits[fit.selected](bounds.index.to_numpy(dtype=float))
+    below = bounds.index[predicted < bounds.to_numpy(dtype=float)]
+    if below.empty:
+        return f"{text}; {fit.selected} agrees with the bounds"
+    return (
+        f"{text}; {fit.selected} is below the bounds at {worker_counts(below)}, so it is too low there and beyond: "
+        "train longer to have values instead of bounds"
+    )
+
+
+def quantity_curves(found: Sequence[FittedQuantity]) -> pd.DataFrame:
+    """Return QUANTITY_CURVE_COLUMNS: the selected law of each quantity over worker counts, with its 95 % band."""
+    frames = []
+    for each in found:
+        if each.fit is None or each.fit.selected is None:
+            continue
+        fitted = each.fit.fits[each.fit.selected]
+        last = max(each.most_workers + 1, math.ceil(REACH * each.most_workers))
+        grid = np.unique([*np.linspace(1, last, 49).round(4), *map(float, fitted.workers)])
+        low, high = (np.where(np.isfinite(end), end, math.nan) for end in fitted.interval(grid))
+        frames.append(
+            pd.DataFrame(
+                {
+                    "series": each.series,
+                    "quantity": each.quantity,
+                    "target_mse": each.target_mse,
+                    "law": each.fit.selected,
+                    "workers": grid,
+                    "value": fitted(grid),
+                    "low": low,
+                    "high": high,
+                    "extrapolated": [fitted.extrapolates(n) for n in grid],
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(QUANTITY_CURVE_COLUMNS))
+
+
+# ---------------------------------------------------------------------------------------------------- doubts
+
+
+def doubts(runs: pd.DataFrame) -> list[str]:
+    """Return the limitations of the energy, in a stable order."""
+    table = _completed(runs)
+    found = []
+    for series, rows in table.groupby("series", sort=False):
+        told = rows[rows["energy_doubt"] != ""]
+        if len(told):
+            found.append(
+                f"{series}: the energy of {len(told)} of {len(rows)} runs is doubtful, at "
+                f"{worker_counts(told['workers'])}: {told['energy_doubt'].iloc[0]}."
+            )
+        known = rows[rows["energy_per_sample_j"].notna()]
+        if 0 < len(known) < len(rows):
+            found.append(
+                f"{series}: {len(rows) - len(known)} of {len(rows)} runs have no energy; medians are those of the rest."
+            )
+        kinds = sorted(set(known["energy_of"]))
+        if len(kinds) > 1:
+            words = " in some runs and of ".join(each or "unnamed devices" for each in kinds)
+            found.append(
+                f"{series}: its energy is that of {words} in others, so worker counts are not compared and no law is "
+                "fitted; give every node the same sensors."
+            )
+    return found

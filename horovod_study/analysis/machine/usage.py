@@ -1,0 +1,124 @@
+"""What the machine did while it trained: use and power of GPUs, of cores, memory, against workers and over time.
+
+A cell is what its repeats say together, as in `points`. Every value of a run is its mean over the timed window, as
+its totals have it; docs/system.md says where each comes from.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.series.points import cells_of, measured, whole_numbers, with_series
+
+QUANTITIES = {
+    "gpu_percent": "mean over the GPUs",
+    "gpu_power_w": "sum over the GPUs",
+    "gpu_power_w_per_gpu": "mean over the GPUs",
+    "gpu_memory_mb": "largest of the window, mean over the GPUs",
+    "cpu_percent_per_rank": "of one core, mean over the ranks",
+    "rss_mb_per_rank": "largest of the window, mean over the ranks",
+    "package_power_w": "sum over the processors",
+}
+"""Columns of the run table, and what each is of the devices of a run."""
+
+_IDENTITY = ("series", "setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
+
+USAGE_COLUMNS = (
+    *(*_IDENTITY, "workers", "nodes", "batch", "mode", "device", "repeats"),
+    *(f"{name}_{end}" for name in QUANTITIES for end in ("repeats", "median", "min", "max", "low", "high")),
+)
+"""One row per cell with a finished run; `NAME_repeats` is how many of its runs know the quantity."""
+
+
+def usage(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return USAGE_COLUMNS of the finished runs of a run table (records.run_table); NaN where no run knows a value."""
+    table = with_series(runs)
+    table = table[measured(table)]
+    rows = [_row(cell) for cell in cells_of(table)]
+    frame = pd.DataFrame(rows, columns=list(USAGE_COLUMNS))
+    return whole_numbers(frame, ("workers", "nodes", "batch"))
+
+
+def _row(cell: pd.DataFrame) -> dict[str, Any]:
+    first = cell.iloc[0]
+    devices = sorted({str(each) for each in cell["device"].dropna()} - {""}) if "device" in cell.columns else []
+    row = {name: first[name] for name in (*_IDENTITY, "workers", "nodes", "batch", "mode")}
+    row |= {"device": " and ".join(devices), "repeats": len(cell)}
+    for name in QUANTITIES:
+        values = pd.to_numeric(cell[name], errors="coerce") if name in cell.columns else pd.Series(dtype=float)
+        known = np.sort(values[np.isfinite(values.astype(float))].to_numpy(dtype=np.float64))
+        row |= {f"{name}_{end}": value for end, value in _spread(known).items()}
+    return row
+
+
+def _spread(known: "np.ndarray") -> dict[str, float]:
+    """Return how many values there are, median, least, most and the 95 % interval; NaN for what is not known."""
+    return {"repeats": len(known), **stats.spread(known)}
+
+
+# ---------------------------------------------------------------------------------------------------- over time
+
+SLICES = 20
+"""Of a timed window: its course over the repeats is said of so many equal parts of its steps."""
+
+OVER_TIME = ("step_s", "cpu_percent_per_rank", "rss_mb_per_rank", "gpu_percent", "gpu_memory_mb", "gpu_power_w")
+"""Columns of the profiles of runs."""
+
+LOAD_COLUMNS = (
+    *(*_IDENTITY, "workers", "nodes", "batch", "mode", "repeats", "slice", "at_s"),
+    *(f"{name}_{end}" for name in OVER_TIME for end in ("median", "min", "max")),
+)
+"""One row per cell and slice of its timed window. at_s: seconds since the window began, median over repeats."""
+
+
+def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
+    """Return LOAD_COLUMNS: the course of the timed window of every cell, over the repeats that have a profile.
+
+    `profiles` is the table of run_profiles.py: a run has up to 40 parts of equal numbers of steps, and a slice takes
+    what its run says at its middle. NaN where no repeat knows a value.
+    """
+    table = with_series(runs)
+    table = table[measured(table) & table["run"].isin(profiles["run"])]
+    courses = {str(run): _course(own) for run, own in profiles.groupby("run", sort=False)}
+    frames = []
+    for cell in cells_of(table):
+        first = cell.iloc[0]
+        found = np.stack([courses[name] for name in cell["run"]])  # (R, SLICES, 1 + quantities)
+        known = np.isfinite(found)
+        # A slice that no repeat knows is NaN, without a warning.
+        filled = {"min": np.where(known, found, np.inf).min(axis=0), "max": np.where(known, found, -np.inf).max(axis=0)}
+        filled["median"] = _medians(found)
+        columns: dict[str, Any] = {name: first[name] for name in (*_IDENTITY, "workers", "nodes", "batch", "mode")}
+        columns |= {"repeats": len(cell), "slice": np.arange(SLICES), "at_s": filled["median"][:, 0]}
+        for place, name in enumerate(OVER_TIME, start=1):
+            for end in ("median", "min", "max"):
+                values = filled[end][:, place]
+                columns[f"{name}_{end}"] = np.where(np.isfinite(values), values, math.nan)
+        frames.append(pd.DataFrame(columns))
+    return (
+        pd.concat(frames, ignore_index=True)[list(LOAD_COLUMNS)] if frames else pd.DataFrame(columns=list(LOAD_COLUMNS))
+    )
+
+
+def _course(own: pd.DataFrame) -> "np.ndarray":
+    """Return the middle of each slice since the window began, in s, and OVER_TIME there, (SLICES, 1 + quantities)."""
+    own = own.sort_values("part", kind="stable")
+    begin = own["begin_s"].to_numpy(dtype=np.float64)
+    middle = (begin + own["end_s"].to_numpy(dtype=np.float64)) / 2 - begin[0]
+    places = ((np.arange(SLICES) + 0.5) / SLICES * len(own)).astype(np.int64)
+    values = own[list(OVER_TIME)].to_numpy(dtype=np.float64)
+    return np.column_stack([middle, values])[places]
+
+
+def _medians(found: "np.ndarray") -> "np.ndarray":
+    """Return the median over the first axis of what is finite, NaN where nothing is."""
+    ordered = np.sort(np.where(np.isfinite(found), found, np.inf), axis=0)
+    count = np.isfinite(found).sum(axis=0)
+    low, high = np.maximum((count - 1) // 2, 0), np.maximum(count // 2, 0)
+    ends = [
+        np.take_along_axis(ordered, np.minimum(each, len(found) - 1)[np.newaxis], axis=0)[0] for each in (low, high)
+    ]
+    return np.where(count > 0, (ends[0] + ends[1]) / 2, math.nan)

@@ -1,0 +1,8 @@
+"""Points: the cells of a run table, a user's own, and the forms in which other programs read them.
+
+points.py       run table in, scaling points out: throughput, speedup and efficiency of every cell with its spread
+                over repeats
+points_file.py  a user's own points: the text of a CSV file in, a validated frame out
+exchange.py     measured points in the forms that other programs read: a points file (CSV), and JSON for Extra-P
+history.py      what a run did over time, as curves for an experiment tracker: tag, step, seconds, value
+"""

@@ -1,0 +1,104 @@
+"""Measured points in the forms that other programs read: a points file (CSV), and JSON for Extra-P.
+
+The points file has one line per finished run, so that repeats stay repeats; `horovod-study fit` reads it, and makes of
+it the laws of the analysis that it came from. Extra-P (https://github.com/extra-p/extrap) models one curve per
+call path and metric against parameters; here a call path is a series, the parameter is the number of workers, and the
+values of a point are the repeats:
+
+    step_s         seconds per step: workers x batch_size / samples_per_s
+    s_per_sample   seconds per sample of all workers together: 1 / samples_per_s
+    sync_s         exposed synchronisation, seconds per step
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis.series.points import measured
+from horovod_study.analysis.sync.boundary import fewest_nodes
+from horovod_study.errors import AnalysisError
+from horovod_study.files import csv_rows
+
+POINT_COLUMNS = ("series", "workers", "nodes", "batch_size", "repeat", "samples_per_s", "sync_s")
+METRICS = ("step_s", "s_per_sample", "sync_s")
+PARAMETER = "workers"
+MIN_COUNTS = 5
+"""Extra-P asks for so many values of each parameter; with fewer it models, and its authors warn of the result."""
+
+
+def points_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished runs of several workers' series of an analysis (its table `runs`) as rows of a points file.
+
+    Columns POINT_COLUMNS; of a worker count those on the fewest nodes, which are what the laws of the analysis were
+    fitted to. Repeats are numbered again in a point whose numbers are not different. Raises AnalysisError where there
+    are none.
+    """
+    rows = runs[measured(runs) & (runs["backend"] != "serial")]
+    if rows.empty:
+        raise AnalysisError("runs.csv: no run of a communication library is finished; nothing can be exported")
+    rows = rows[fewest_nodes(rows)].rename(columns={"batch": "batch_size"})
+    table = rows[[*POINT_COLUMNS, "run"]].sort_values(
+        ["series", "workers", "nodes", "batch_size", "repeat", "run"], kind="stable", ignore_index=True
+    )
+    point = ["series", "workers", "nodes", "batch_size"]
+    twice = table.duplicated([*point, "repeat"], keep=False)
+    again = twice.groupby([table[name] for name in point], dropna=False).transform("any")
+    counted = table.groupby(point, dropna=False).cumcount()
+    return table.assign(repeat=table["repeat"].where(~again, counted))[list(POINT_COLUMNS)]
+
+
+def points_text(points: pd.DataFrame, notes: Sequence[str] = ()) -> str:
+    """Return `points` as the text of a points file, under `notes` as comments; numbers are read back as they are."""
+    columns = [name for name in points.columns if points[name].notna().any()]
+    rows = [{name: _cell(row[name]) for name in columns} for row in points[columns].to_dict("records")]
+    return "".join(f"# {note}\n".replace('"', "'") for note in notes) + csv_rows(columns, rows)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    number = float(value)
+    if math.isnan(number):
+        return ""
+    return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
+
+
+def extra_p(points: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return rows of a points file (workers, samples_per_s, others where known) as documents of Extra-P's JSON form.
+
+    Extra-P wants every curve of a file at all of the file's points: there is one document for each set of worker
+    counts, that with the most curves first. A metric is known at a point where any repeat knows it; a curve of one
+    worker count is left out. Raises AnalysisError where nothing is left.
+    """
+    curves: dict[tuple[int, ...], dict[str, dict[str, list[dict[str, Any]]]]] = {}
+    series = points["series"].astype(str) if "series" in points.columns else pd.Series("", points.index)
+    for name, rows in points.groupby(series, sort=True):
+        for metric, values in _metrics(rows).items():
+            known = values[np.isfinite(values)]
+            found = known.groupby(rows.loc[known.index, "workers"].astype(int), sort=True)
+            curve = [{"point": [int(str(count))], "values": each.tolist()} for count, each in found]
+            if len(curve) > 1:
+                counts = tuple(each["point"][0] for each in curve)
+                curves.setdefault(counts, {}).setdefault(str(name) or "all points", {})[metric] = curve
+    if not curves:
+        raise AnalysisError("no series has two worker counts; a model of one point says nothing")
+    ordered = sorted(curves.items(), key=lambda item: (-sum(map(len, item[1].values())), item[0]))
+    return [{"parameters": [PARAMETER], "measurements": measurements} for _, measurements in ordered]
+
+
+def _metrics(rows: pd.DataFrame) -> dict[str, "pd.Series[float]"]:
+    per_s = rows["samples_per_s"].astype(float)
+    nothing = pd.Series(math.nan, rows.index)
+    batch = rows["batch_size"].astype(float) if "batch_size" in rows.columns else nothing
+    sync = rows["sync_s"].astype(float) if "sync_s" in rows.columns else nothing
+    found = (rows["workers"].astype(float) * batch / per_s, 1 / per_s, sync)
+    return dict(zip(METRICS, found, strict=True))
+
+
+def counts_of(document: Mapping[str, Any]) -> list[int]:
+    """Return the worker counts of a document of `extra_p`."""
+    first = next(iter(next(iter(document["measurements"].values())).values()))
+    return [each["point"][0] for each in first]

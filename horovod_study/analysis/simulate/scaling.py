@@ -1,0 +1,346 @@
+"""A scenario over worker counts, strong or weak: step, throughput, efficiency and the parts of a step, with intervals.
+
+Letters: N workers, b samples per worker, G = N b samples per step, t step. Throughput is G / t, speedup that over one
+worker that computes alone with nobody to communicate with, efficiency speedup / N. With strong scaling G is fixed and b
+is ceil(G / N), because the worker with the largest share decides.
+
+Intervals are 95 %: the constants that carry one are drawn together from independent lognormal distributions, and the
+same numbers are drawn for every worker count and every scenario, so that ratios between scenarios have honest, narrower
+intervals than the scenarios themselves. They cover the constants, not the model.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis.costs import Floats, Value
+from horovod_study.analysis.simulate.network import CHOICES, Network, costs, small_allreduce_s
+from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
+from horovod_study.errors import ConfigError, nearest
+
+SCALINGS = ("weak", "strong")
+STEPS = 2000
+"""Simulated steps per worker count."""
+DRAWS = 200
+"""Draws of the constants for an interval."""
+STEPS_PER_DRAW = 100
+MAX_WORKERS = 10_000_000
+MAX_SAMPLES = 10**12
+"""Of a step."""
+
+COLUMNS = (
+    *("scenario", "workers", "nodes", "batch", "step_s", "step_low_s", "step_high_s", "step_p90_s"),
+    *("samples_per_s", "samples_per_s_low", "samples_per_s_high", "speedup", "efficiency"),
+    *("efficiency_low", "efficiency_high"),
+    *(f"{name}_s" for name in PARTS),
+    *("hidden_s", "messages", "of_baseline", "of_baseline_low", "of_baseline_high"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """How well the constants are known: standard deviations of their logarithms; None is not known."""
+
+    compute: float | None = None
+    alpha: float | None = None
+    bandwidth: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scenario:
+    """Everything a simulated step follows from."""
+
+    compute: Compute  # of a worker with `batch` samples, beside `beside` workers of its node, itself included
+    batch: int
+    gradient_bytes: float
+    network: Network
+    algorithm: str = "auto"
+    runtime: Runtime = field(default_factory=Runtime)
+    scaling: str = "weak"
+    buckets: int = 1  # more than one: sent during backward
+    backward_share: float = 0.5  # of computing
+    beside: int = 1
+    crowding: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({1: 1.0}))
+    """Workers that compute on one node -> how much longer each takes than alone."""
+    fixed_share: float = 0.0  # of computing at `batch` that does not depend on the batch
+    batch_measured: bool = False  # whether that share comes from two batch sizes
+    slow_node: float = 1.0  # how much longer the workers of one node compute
+    spread: Spread = field(default_factory=Spread)
+    doubts: tuple[str, ...] = ()  # about the constants, where they were found
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch <= MAX_SAMPLES:
+            raise ConfigError(f"simulate: the batch is {self.batch} samples per worker; allowed: 1 to {MAX_SAMPLES:,}")
+        if not (math.isfinite(self.gradient_bytes) and self.gradient_bytes > 0):
+            raise ConfigError(f"simulate: gradients of {self.gradient_bytes:g} bytes; it must be greater than 0")
+        if self.scaling not in SCALINGS:
+            raise ConfigError(
+                f"simulate: scaling {self.scaling!r}{nearest(self.scaling, SCALINGS)}; allowed: {', '.join(SCALINGS)}"
+            )
+        if self.algorithm not in CHOICES:
+            raise ConfigError(
+                f"simulate: algorithm {self.algorithm!r}{nearest(self.algorithm, CHOICES)}; allowed: "
+                f"{', '.join(CHOICES)}"
+            )
+        if not 1 <= self.buckets <= 10_000:
+            raise ConfigError(f"simulate: {self.buckets} buckets; allowed: 1 (after backward) to 10,000")
+        if not 0 <= self.backward_share <= 1:
+            raise ConfigError(f"simulate: backward is {self.backward_share:g} of computing; it must be between 0 and 1")
+        if not (math.isfinite(self.slow_node) and self.slow_node >= 1):
+            raise ConfigError(f"simulate: a slow node takes {self.slow_node:g} times as long; it must be at least 1")
+
+    def longer(self, workers_on_node: int) -> float:
+        """Return computing beside so many workers of a node / computing as `compute` was measured.
+
+        Between measured numbers of workers it is interpolated, beyond them it stays as it was.
+        """
+        known = sorted(self.crowding)
+        factors = [self.crowding[each] for each in known]
+        here, there = np.interp([workers_on_node, self.beside], known, factors)
+        return float(here / there)
+
+    def batch_factor(self, batch: int) -> float:
+        """Return computing with `batch` samples / computing with `self.batch`: a + b batch, by `fixed_share`."""
+        return self.fixed_share + (1 - self.fixed_share) * batch / self.batch
+
+
+def simulate(
+    scenarios: Mapping[str, Scenario],
+    workers: Sequence[int],
+    *,
+    global_batch: int | None = None,
+    seed: int = 1,
+) -> pd.DataFrame:
+    """Return COLUMNS for each scenario and worker count, in this order; the first scenario is the baseline of ratios.
+
+    `global_batch`: of strong scaling; by default the batch of one worker times the smallest worker count. Raises
+    ConfigError for worker counts that are not from 1 to 10,000,000, for a global batch below 1 or with weak scaling,
+    and for a negative seed.
+    """
+    counts = list(dict.fromkeys(workers))
+    for n in counts:
+        if not 1 <= n <= MAX_WORKERS:
+            raise ConfigError(f"simulate: --workers {n}; allowed: 1 to {MAX_WORKERS:,}")
+    if not counts or not scenarios:
+        raise ConfigError("simulate: no worker count was given; name some with --workers")
+    if global_batch is not None and not 1 <= global_batch <= MAX_SAMPLES:
+        raise ConfigError(f"simulate: --global-batch is {global_batch}; allowed: 1 to {MAX_SAMPLES:,}")
+    if global_batch is not None and all(each.scaling == "weak" for each in scenarios.values()):
+        raise ConfigError(
+            "simulate: --global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
+        )
+    if seed < 0:
+        raise ConfigError(f"simulate: --seed is {seed}; it must be 0 or greater")
+    fine, coarse = chance(STEPS, seed=seed), chance(STEPS_PER_DRAW, seed=seed + 1)
+    normal = np.random.default_rng(seed + 2).standard_normal((3, DRAWS, 1))
+    rows: list[dict[str, Any]] = []
+    baseline: dict[int, tuple[float, tuple[Floats, Floats] | None]] = {}
+    for name, scenario in scenarios.items():
+        total = global_batch or scenario.batch * min(counts)
+        alone_s = _alone_s(scenario)
+        for n in counts:
+            row = _central(scenario, n, total, fine, alone_s)
+            relative = _relative(scenario, n, total, coarse, normal)
+            rate = row["samples_per_s"]
+            base_rate, base_relative = baseline.setdefault(n, (rate, relative))
+            ratio = rate / base_rate
+            gain = None if relative is None or base_relative is None else base_relative[0] / relative[0]
+            rows.append(
+                {
+                    "scenario": name,
+                    **row,
+                    **_between("step_{}_s", row["step_s"], None if relative is None else relative[0]),
+                    **_between("samples_per_s_{}", rate, None if relative is None else 1 / relative[0]),
+                    **_between("efficiency_{}", row["efficiency"], None if relative is None else relative[1]),
+                    "of_baseline": ratio,
+                    **_between("of_baseline_{}", ratio, gain),
+                }
+            )
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def batch_of(scenario: Scenario, n: int, global_batch: int) -> int:
+    """Return the samples of the worker with the largest share."""
+    return scenario.batch if scenario.scaling == "weak" else math.ceil(global_batch / n)
+
+
+def _samples(scenario: Scenario, n: int, global_batch: int) -> int:
+    return n * scenario.batch if scenario.scaling == "weak" else global_batch
+
+
+def _alone_s(scenario: Scenario) -> float:
+    """Return how long one worker alone computes for a batch of `scenario.batch`."""
+    return scenario.compute.mean_s * scenario.longer(1)
+
+
+def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance, alone_s: float) -> dict[str, Any]:
+    """Return the numbers of one worker count from the constants as they are."""
+    parts, steps = _steps(scenario, n, global_batch, luck, scenario.network, scenario.runtime)
+    step_s = float(steps.mean())
+    batch = batch_of(scenario, n, global_batch)
+    samples = _samples(scenario, n, global_batch)
+    # One worker that is given the whole work of a step: N times the batch when it is fixed, and with it N steps.
+    one = scenario.batch if scenario.scaling == "weak" else global_batch
+    alone_rate = one / (alone_s * scenario.batch_factor(one))
+    rate = samples / step_s
+    return {
+        "workers": n,
+        "nodes": scenario.network.nodes(n),
+        "batch": batch,
+        "step_s": step_s,
+        "step_p90_s": float(np.quantile(steps, 0.9)),
+        "samples_per_s": rate,
+        "speedup": rate / alone_rate,
+        "efficiency": rate / alone_rate / n,
+        **{f"{name}_s": float(np.mean(parts[name])) for name in PARTS},
+        "hidden_s": float(np.mean(parts["hidden"])),
+        "messages": float(np.mean(parts["messages"])),
+    }
+
+
+def _steps(
+    scenario: Scenario,
+    n: int,
+    global_batch: int,
+    luck: Chance,
+    network: Network,
+    runtime: Runtime,
+    slower: Value = 1.0,
+) -> tuple[dict[str, Floats], Floats]:
+    """Return the parts of simulated steps, each broadcastable to (K, D), and the steps, (K, D)."""
+    on_node = min(n, scenario.network.workers_per_node)
+    factor = scenario.longer(on_node) * scenario.batch_factor(batch_of(scenario, n, global_batch)) * slower
+    slow = min(n, on_node) if scenario.slow_node > 1 else 0
+    mean_s = scenario.compute.mean_s * (n - slow + slow * scenario.slow_node) / n
+    slowest_s = scenario.slow_node * scenario.compute.drawn_slowest_s(slow, luck.slow_node) if slow else np.zeros(1)
+    if n > slow:
+        slowest_s = np.maximum(slowest_s, scenario.compute.drawn_slowest_s(n - slow, luck.slowest))
+    compute_s, last_s = np.atleast_2d(mean_s * factor), np.atleast_2d(slowest_s * factor)
+    zero = np.zeros((1, 1))
+    parts: dict[str, Floats] = {"compute": compute_s, "slowest": last_s - compute_s}
+    if n == 1:
+        parts |= dict.fromkeys(("cycle", "runtime", "latency", "transfer", "hidden", "messages"), zero)
+        return parts, np.asarray(last_s)
+    exposed = communicate(
+        last_s + np.zeros_like(np.atleast_2d(np.asarray(network.inter.alpha_s))),
+        backward_s=last_s * scenario.backward_share,
+        gradient_bytes=scenario.gradient_bytes,
+        buckets=scenario.buckets,
+        choices=costs(network, scenario.algorithm, n),
+        runtime=runtime,
+        negotiation_s=NEGOTIATIONS[runtime.negotiation] * small_allreduce_s(network, n),
+        apart=luck.apart(n),
+    )
+    parts |= {
+        "cycle": exposed.cycle_s,
+        "runtime": exposed.runtime_s,
+        "latency": exposed.latency_s,
+        "transfer": exposed.transfer_s,
+        "hidden": exposed.hidden_s,
+        "messages": exposed.messages,
+    }
+    return parts, np.asarray(last_s + exposed.total_s)
+
+
+def _relative(
+    scenario: Scenario, n: int, global_batch: int, luck: Chance, normal: Floats
+) -> tuple[Floats, Floats] | None:
+    """Return draws of the step / the step and of the efficiency / the efficiency, each (DRAWS,), from the constants.
+
+    None where no constant has an interval. Slower computing slows the worker alone as well, so efficiency has less of
+    it.
+    """
+    spread = scenario.spread
+    if spread.compute is None and spread.alpha is None and spread.bandwidth is None:
+        return None
+    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0]
+    # The constants as they are come first: only ratios to them are used, so that few steps per draw are enough.
+    compute, alpha, bandwidth = (
+        np.concatenate([np.ones((1, 1)), np.exp(width * each)]) for width, each in zip(widths, normal, strict=True)
+    )
+    there = scenario.network
+    network = replace(
+        there,
+        intra=there.intra.times(alpha=alpha, bandwidth=bandwidth),
+        inter=there.inter.times(alpha=alpha, bandwidth=bandwidth),
+    )
+    _, steps = _steps(scenario, n, global_batch, luck, network, scenario.runtime, compute)
+    mean = np.broadcast_to(steps, (DRAWS + 1, steps.shape[1])).mean(axis=1)
+    step = mean[1:] / mean[0]
+    return step, compute[1:, 0] / step
+
+
+def _between(name: str, value: float, relative: Floats | None) -> dict[str, float]:
+    if relative is None:
+        return dict.fromkeys((name.format("low"), name.format("high")), math.nan)
+    low, high = np.quantile(value * relative, [0.025, 0.975])
+    return {name.format("low"): float(min(low, value)), name.format("high"): float(max(high, value))}
+
+
+# --------------------------------------------------------------------------------------------------------- doubts
+
+
+def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | None = None) -> tuple[str, ...]:
+    """Return what to doubt about a scenario at these worker counts, in words."""
+    most = max(workers)
+    total = global_batch or scenario.batch * min(workers)
+    found = list(scenario.doubts)
+    steps = scenario.compute.steps
+    if steps is None and scenario.compute.cv == 0 and most > 1:
+        found.append("computing has no scatter: nobody waits for a slow worker, so this is a lower bound of the step")
+    if steps is not None and most > steps:
+        found.append(
+            f"the slowest of {most:,} workers comes from {steps:,} measured steps: what happens less often than once "
+            f"in {steps:,} steps is not in it, so waiting is a lower bound from {steps:,} workers on"
+        )
+    batches = {batch_of(scenario, n, total) for n in workers}
+    if batches != {scenario.batch} and not scenario.batch_measured:
+        found.append(
+            f"computing is taken as proportional to the batch (known for {scenario.batch}, used for {min(batches)} to "
+            f"{max(batches)}); small batches take longer than that: give runs with two batch sizes"
+        )
+    if scenario.scaling == "strong" and most > total:
+        found.append(
+            f"beyond {total:,} workers there are fewer samples per step than workers: some have none, and one sample "
+            "is the least that a worker computes"
+        )
+    on_node, known = min(most, scenario.network.workers_per_node), max(scenario.crowding)
+    if len(scenario.crowding) < 2 and on_node != scenario.beside:
+        found.append(
+            f"computing is known with {scenario.beside} at a time on a node and is used for {on_node}: workers "
+            "that share memory and power compute more slowly; give --beside runs made at the same time"
+        )
+    elif on_node > known and len(scenario.crowding) > 1:
+        found.append(f"{on_node} workers on a node are taken to slow each other down as {known} do, which was measured")
+    if min(scenario.crowding) > 1:
+        found.append(
+            f"no worker was measured alone on a node: speedup and efficiency are over one that computes "
+            f"beside {min(scenario.crowding) - 1}, and are too high by what that costs it"
+        )
+    if scenario.runtime.cycle_s > 0 and most > 1:
+        found.append(
+            f"waiting for a cycle of {scenario.runtime.cycle_s * 1e3:g} ms supposes that the workers' threads look at "
+            "independent moments; threads that happen to look together wait up to a cycle less"
+        )
+    if scenario.slow_node > 1 and scenario.scaling == "strong":
+        found.append("work is split evenly, also for the slow node")
+    return tuple(dict.fromkeys(found))
+
+
+def all_doubts(
+    scenarios: Mapping[str, Scenario], workers: Sequence[int], *, global_batch: int | None = None
+) -> tuple[str, ...]:
+    """Return the doubts of all scenarios, each once; those that the baseline has not are said with their scenario."""
+    (_, baseline), *others = scenarios.items()
+    common = doubts(baseline, workers, global_batch=global_batch)
+    found = list(common)
+    for name, scenario in others:
+        found += [
+            f"{name}: {each}" for each in doubts(scenario, workers, global_batch=global_batch) if each not in common
+        ]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,273 @@
+"""One data-parallel step: computing, waiting for the slowest of N, and averaging gradients, with or without overlap.
+
+Semi-analytic: nothing is drawn that can be computed. The slowest of N independent workers has the distribution F^N, so
+one number U, uniform in (0, 1), gives it through the inverse, F^-1(U^(1/N)), whatever N is. U is stratified: D steps
+take one number each from D equal parts of (0, 1), so that means over steps hardly scatter.
+
+Shapes: K draws of the constants, D steps; arrays are (K, D) or broadcast to it. Seconds and bytes.
+
+    buckets     J equal parts of the gradients, ready one after the other at equal distances during backward; the last
+                one at its end. One bucket is a reduction after backward ("flat").
+    messages    what is ready when the runtime looks and the last message has arrived goes into one message, up to the
+                fusion threshold; a message costs overhead + negotiation + all-reduce, one after the other
+    cycle       a runtime that looks every c s: looks go on in steps of c from the last one that found work, or follow
+                at once where that work took longer (docs/attribution.md). Workers' threads look on their own; the
+                earliest of N looks up to c before the latest: N independent phases are (N-1)/(N+1) c apart on average.
+                c = 0: new gradients wake the runtime at once.
+    negotiation cached: one all-reduce of some bits; full: that, two gathers and two broadcasts along a tree, as
+                Horovod's controller does for tensors that are not in its cache; none: there is no coordinator
+
+With several buckets the worker that ends last is taken as the last one for all of them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from scipy import special
+
+from horovod_study.analysis.costs import Floats, Value
+from horovod_study.analysis.simulate.network import Cost, split
+from horovod_study.errors import AnalysisError, ConfigError, nearest
+
+PARTS = ("compute", "slowest", "cycle", "runtime", "latency", "transfer")
+"""They add up to the step: mean computing of a worker, waiting for the slowest, for the runtime's look, its overhead
+and negotiation, then what is exposed of the all-reduce's latency and of its bytes."""
+
+NEGOTIATIONS: Mapping[str, int] = MappingProxyType({"none": 0, "cached": 1, "full": 5})
+"""How many collectives of a few bytes a message takes beforehand."""
+
+
+LONGEST_CYCLE_S = 3600.0
+
+_GRID = 20_000
+"""Points of the integral over a distribution that was not measured."""
+
+
+# ----------------------------------------------------------------------------------------------------- computing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Compute:
+    """The distribution over steps of one worker's computing: measured times, or a mean with a scatter."""
+
+    mean_s: float
+    times_s: Floats | None = None  # (m,), ascending; their mean is mean_s
+    cv: float = 0.0  # standard deviation / mean of a lognormal distribution, where there are no times
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean_s) and self.mean_s > 0):
+            raise ConfigError(f"simulate: a step computes for {self.mean_s * 1e3:g} ms; it must be greater than 0")
+        if not (math.isfinite(self.cv) and self.cv >= 0):
+            raise ConfigError(f"simulate: the scatter of computing is {self.cv:g} of its mean; it must be 0 or greater")
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps were measured; None without any."""
+        return None if self.times_s is None else len(self.times_s)
+
+    def slowest_s(self, n: int, u: Floats) -> Floats:
+        """Return the slowest of `n` independent workers for uniform numbers `u`, each in (0, 1), in their shape."""
+        if self.times_s is not None:
+            m = len(self.times_s)
+            place = np.ceil(m * np.exp(np.log(u) / n)).astype(np.int64) - 1
+            slowest: Floats = self.times_s[np.clip(place, 0, m - 1)]
+            return slowest
+        if self.cv == 0:
+            return np.full(np.shape(u), self.mean_s)
+        # Through the upper tail: U^(1/N) is too near to 1 for large N to say how near.
+        spread = math.sqrt(math.log1p(self.cv**2))
+        deviate = -special.ndtri(-np.expm1(np.log(u) / n))
+        return np.asarray(self.mean_s * np.exp(spread * deviate - spread**2 / 2))
+
+    def drawn_slowest_s(self, n: int, u: Floats) -> Floats:
+        """Return `slowest_s` moved by the little that its mean over `u`, (D,), misses the exact mean by."""
+        drawn = self.slowest_s(n, u)
+        if self.times_s is None and self.cv == 0:
+            return drawn
+        return drawn + (self.expected_slowest_s(n) - float(drawn.mean()))
+
+    def expected_slowest_s(self, n: int) -> float:
+        """Return the exact mean of the slowest of `n` workers.
+
+        For measured times x_1 <= ... <= x_m it is the sum of x_i ((i/m)^n - ((i-1)/m)^n).
+        """
+        if n == 1 or (self.times_s is None and self.cv == 0):
+            return self.mean_s
+        if self.times_s is None:
+            return float(self.slowest_s(n, (np.arange(_GRID) + 0.5) / _GRID).mean())
+        m = len(self.times_s)
+        below = np.exp(n * np.log(np.arange(1, m + 1) / m))
+        return float(self.times_s @ np.diff(below, prepend=0.0))
+
+
+def measured(times_s: Floats) -> Compute:
+    """Return the distribution of measured times, (m,), in s; AnalysisError for none, or one that is not positive."""
+    times = np.sort(np.asarray(times_s, dtype=np.float64).ravel())
+    if not len(times) or not (np.isfinite(times).all() and times[0] > 0):
+        raise AnalysisError("simulate: times of computing must be positive numbers of seconds; record the run again")
+    return Compute(mean_s=float(times.mean()), times_s=times)
+
+
+# ------------------------------------------------------------------------------------------------------- runtime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Runtime:
+    """What is between backward and the all-reduce: Horovod's cycle, negotiation and fusion, or nothing."""
+
+    overhead_s: Value = 0.0  # of each message: packing, calls, threads
+    cycle_s: float = 0.0
+    negotiation: str = "none"  # one of NEGOTIATIONS
+    fusion_bytes: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not np.all(np.asarray(self.overhead_s) >= 0):
+            raise ConfigError(
+                f"simulate: the runtime's overhead is {np.ravel(self.overhead_s)[0]:g} s; it must be 0 or greater"
+            )
+        if not 0 <= self.cycle_s <= LONGEST_CYCLE_S:
+            raise ConfigError(f"simulate: the cycle is {self.cycle_s:g} s; allowed: 0 to {LONGEST_CYCLE_S:g} s")
+        if not self.fusion_bytes >= 0:
+            raise ConfigError(f"simulate: fusion up to {self.fusion_bytes:g} bytes; it must be 0 or greater")
+        if self.negotiation not in NEGOTIATIONS:
+            raise ConfigError(
+                f"simulate: negotiation {self.negotiation!r}{nearest(self.negotiation, NEGOTIATIONS)}; allowed: "
+                f"{', '.join(NEGOTIATIONS)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Exposed:
+    """What a step takes beyond the computing of the slowest worker, each (K, D) in s, and what backward hid."""
+
+    cycle_s: Floats
+    runtime_s: Floats
+    latency_s: Floats
+    transfer_s: Floats
+    hidden_s: Floats
+    messages: Floats  # per step
+
+    @property
+    def total_s(self) -> Floats:
+        """All that is exposed."""
+        return self.cycle_s + self.runtime_s + self.latency_s + self.transfer_s
+
+
+def communicate(
+    slowest_s: Floats,
+    *,
+    backward_s: Floats,
+    gradient_bytes: float,
+    buckets: int,
+    choices: tuple[Cost, ...],
+    runtime: Runtime,
+    negotiation_s: Value,
+    apart: Floats,
+) -> Exposed:
+    """Return what averaging gradients adds to steps whose slowest worker computes for `slowest_s`, (K, D).
+
+    `backward_s`, (K, D): the last part of that, during which buckets become ready. `negotiation_s`: of one message.
+    `apart`, (D,): how much earlier the earliest thread looks, as a share of the cycle.
+    """
+    shape = np.broadcast_shapes(np.shape(slowest_s), np.shape(backward_s))
+    before_s = np.asarray(runtime.overhead_s + negotiation_s)
+    share = np.arange(1, buckets + 1) / buckets  # of backward at which bucket j is ready
+    together = min(float(buckets), runtime.fusion_bytes / (gradient_bytes / buckets))
+    fused = max(1, math.floor(together + 1e-9))  # buckets in one message, at most
+    first_op = before_s + sum(split(choices, gradient_bytes))
+    # The look that ended the step before was its last message ago; how long that took is known after a first round.
+    last_op = np.broadcast_to(first_op, shape)
+    for _ in range(2 if buckets > 1 and runtime.cycle_s > 0 else 1):
+        sums, end, last_op, messages = _one_step(
+            np.broadcast_to(slowest_s, shape), backward_s, gradient_bytes, share, fused, choices, runtime, before_s,
+            apart, last_op,
+        )  # fmt: skip
+    total = sum(sums.values())
+    exposed = end - slowest_s
+    if buckets > 1:  # which part of a chain of messages is hidden is not defined: all parts alike
+        scale = np.divide(exposed, total, out=np.zeros(shape), where=total > 0)
+        sums = {name: each * scale for name, each in sums.items()}
+    return Exposed(
+        cycle_s=sums["cycle"],
+        runtime_s=sums["runtime"],
+        latency_s=sums["latency"],
+        transfer_s=sums["transfer"],
+        hidden_s=np.maximum(total - exposed, 0.0) if buckets > 1 else np.zeros(shape),
+        messages=messages,
+    )
+
+
+def _one_step(
+    slowest_s: Floats,
+    backward_s: Floats,
+    gradient_bytes: float,
+    share: Floats,
+    fused: int,
+    choices: tuple[Cost, ...],
+    runtime: Runtime,
+    before_s: Floats,
+    apart: Floats,
+    last_op: Floats,
+) -> tuple[dict[str, Floats], Floats, Floats, Floats]:
+    """Run the messages of one step for all draws at once; return sums of parts, end, last operation and messages."""
+    shape, buckets, cycle = slowest_s.shape, len(share), runtime.cycle_s
+    sent = np.zeros(shape, dtype=np.int64)
+    free, anchor = np.zeros(shape), -last_op
+    sums = {name: np.zeros(shape) for name in ("cycle", "runtime", "latency", "transfer")}
+    messages = np.zeros(shape)
+    while (active := sent < buckets).any():
+        ready = slowest_s - backward_s * (1 - share[np.minimum(sent, buckets - 1)])
+        start = np.maximum(ready, free)
+        look = start
+        if cycle > 0:
+            soonest = anchor + np.maximum(cycle, last_op)
+            # A grain of rounding below a whole number of cycles is that number.
+            steps = np.ceil((start + apart * cycle - soonest) / cycle - 1e-9)
+            look = np.maximum(soonest + np.maximum(steps, 0) * cycle, start)
+        seen = look - apart * cycle if cycle > 0 else look
+        with np.errstate(divide="ignore", invalid="ignore"):
+            there = np.floor(buckets * (1 - (slowest_s - seen) / backward_s) + 1e-9)
+        there = np.where(np.isfinite(there), there, buckets).astype(np.int64)
+        until = np.clip(there, sent + 1, np.minimum(sent + fused, buckets))
+        size = gradient_bytes * (until - sent) / buckets
+        latency, transfer = split(choices, size)
+        parts = {"cycle": look - start, "runtime": before_s, "latency": latency, "transfer": transfer}
+        op = np.broadcast_to(before_s + latency + transfer, shape)
+        for name, each in parts.items():
+            sums[name] += np.where(active, each, 0.0)
+        free = np.where(active, look + op, free)
+        anchor, last_op = np.where(active, look, anchor), np.where(active, op, last_op)
+        sent = np.where(active, until, sent)
+        messages += active
+    return sums, free, last_op, messages
+
+
+# ------------------------------------------------------------------------------------------------- random numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chance:
+    """The uniform numbers of D steps, each (D,): for the slowest worker, a slow node, and the phases of threads."""
+
+    slowest: Floats
+    slow_node: Floats
+    phases: Floats
+
+    def apart(self, n: int) -> Floats:
+        """Return how far apart the earliest and the latest of `n` threads look, as a share of a cycle: Beta(n-1, 2)."""
+        if n == 1:
+            return np.zeros_like(self.phases)
+        return np.asarray(special.betaincinv(n - 1, 2, self.phases))
+
+
+def chance(steps: int, *, seed: int) -> Chance:
+    """Return stratified numbers for `steps` steps; the strata of the three are shuffled against each other."""
+    rng = np.random.default_rng(seed)
+
+    def strata() -> Floats:
+        return np.asarray(rng.permutation((np.arange(steps) + rng.uniform(0.0, 1.0, steps)) / steps))
+
+    return Chance(slowest=strata(), slow_node=strata(), phases=strata())

@@ -1,0 +1,204 @@
+"""What communication costs, measured by leaving it out: next to the answer of the timer, and where the two differ.
+
+In pair p of blocks (one with communication, one without), with means over the counted steps of a block and over ranks:
+
+    cost by ablation   c[p] = step of the normal block - step of the silent block
+    cost by the timer  t[p] = sync lap of the normal block
+    difference         d[p] = c[p] - t[p] = sum over the other laps of (normal - silent) - sync lap of the silent block
+
+and the estimates are means over the pairs. Their 95 % intervals are percentiles over resamples of whole pairs, the same
+resamples for every quantity. Percentiles of n resampled values are too narrow for small n; they are therefore taken
+further out, so that the interval of a mean of normal values is Student's (the expanded percentile interval of
+Hesterberg, The American Statistician 69, 2015). docs/ablation.md says how to read it; the measurement is
+measure/ablation.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.attribution import BUSY_CORES, Floats
+from horovod_study.config import LAPS
+from horovod_study.errors import AnalysisError
+
+RESAMPLES = 4000
+MIN_PAIRS = 4
+"""Fewer pairs have no interval to speak of."""
+
+PARTS = (*LAPS, "residual")
+"""Laps that add up to the step."""
+
+AGREE, DIFFER, UNRESOLVED, NO_TIMER = "agree", "differ", "not resolved", "no timer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommunicationCost:
+    """What communication costs a step, in s, means over ranks; by leaving it out and by the timer."""
+
+    workers: int
+    reduction: str
+    pairs: int
+    steps: int  # counted ones of a block
+    verdict: str  # agree | differ | not resolved | no timer
+    sentence: str  # the verdict with its numbers, for people
+    why_no_timer: str
+    step_s: Interval  # with communication
+    silent_step_s: Interval  # without
+    ablation_s: Interval  # step_s - silent_step_s
+    timer_s: Interval | None  # the sync lap with communication; None where it is not seen, see why_no_timer
+    difference_s: Interval | None  # ablation_s - timer_s
+    silent_sync_s: Interval | None  # what is left of the sync lap without communication: calls that do nothing
+    laps_s: Mapping[str, Interval | None]  # how much longer each of PARTS is with communication; None where not known
+    ranks_s: tuple[Interval, ...]  # the cost by ablation of each rank
+    outside: tuple[str, ...]  # laps but sync that moved, beyond doubt, the way the difference goes, the largest first
+    doubts: tuple[str, ...]
+
+
+def answer(found: Mapping[str, Any], *, seed: int = 1) -> CommunicationCost:
+    """Return what the blocks of one run say; `found` is what `records.read_ablation` returns.
+
+    Raises AnalysisError for fewer than 4 pairs of blocks.
+    """
+    workers, pairs = int(found["workers"]), int(found["pairs"])
+    if pairs < MIN_PAIRS:
+        raise AnalysisError(
+            f"ablation: {pairs} pair{'s' * (pairs != 1)} of blocks say nothing of their spread, at least "
+            f"{MIN_PAIRS} are needed; record a run with more steps"
+        )
+    laps = {name: _blocks(found, f"{name}_s") for name in (*PARTS, "step")}
+    step = laps["step"]
+    if step is None:
+        raise AnalysisError("ablation: the blocks have no step_s; record the run again with --measure-ablation")
+    sync = None if found["why_no_timer"] else laps["sync"]
+
+    # One column per quantity, one row per pair: what is resampled together stays together.
+    columns: dict[str, Floats] = {
+        "step": step[:, 0].mean(axis=1),
+        "silent step": step[:, 1].mean(axis=1),
+        "ablation": (step[:, 0] - step[:, 1]).mean(axis=1),
+        **{f"rank {rank}": step[:, 0, rank] - step[:, 1, rank] for rank in range(workers)},
+        **{f"lap {name}": (lap[:, 0] - lap[:, 1]).mean(axis=1) for name, lap in laps.items() if lap is not None},
+    }
+    if sync is not None:
+        columns |= {"timer": sync[:, 0].mean(axis=1), "silent sync": sync[:, 1].mean(axis=1)}
+        columns["difference"] = columns["ablation"] - columns["timer"]
+    estimates = _estimates(columns, np.random.default_rng(seed))
+
+    difference = estimates.get("difference")
+    grown = {name: estimates.get(f"lap {name}") for name in PARTS}
+    outside = _outside(grown, difference)
+    verdict = _verdict(estimates["ablation"], difference)
+    why = str(found["why_no_timer"]) or ("" if sync is not None else "the sync lap was not recorded")
+    return CommunicationCost(
+        workers=workers,
+        reduction=str(found["reduction"]),
+        pairs=pairs,
+        steps=int(found["steps"]),
+        step_s=estimates["step"],
+        silent_step_s=estimates["silent step"],
+        ablation_s=estimates["ablation"],
+        timer_s=estimates.get("timer"),
+        difference_s=difference,
+        laps_s=grown,
+        silent_sync_s=estimates.get("silent sync"),
+        ranks_s=tuple(estimates[f"rank {rank}"] for rank in range(workers)),
+        outside=outside,
+        verdict=verdict,
+        sentence=_sentence(verdict, estimates, grown, outside, why),
+        why_no_timer=why,
+        doubts=_doubts(estimates, found),
+    )
+
+
+def _blocks(found: Mapping[str, Any], column: str) -> Floats | None:
+    """Return a column of the block rows as (pairs, 2, workers): normal, silent; None where it is not known."""
+    blocks = found["blocks"]
+    if blocks.get(column) is None:
+        return None
+    table = np.full((int(found["pairs"]), 2, int(found["workers"])), np.nan)
+    table[np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])] = blocks[
+        column
+    ]
+    return table
+
+
+def _estimates(columns: Mapping[str, Floats], rng: np.random.Generator) -> dict[str, Interval]:
+    """Return the mean of each column, (P,), with its interval over common resamples of the P rows."""
+    table = np.stack(list(columns.values()), axis=1)  # (P, quantities)
+    return dict(zip(columns, stats.bootstrap_means(table, rng, RESAMPLES), strict=True))
+
+
+def _verdict(ablation: Interval, difference: Interval | None) -> str:
+    if difference is None:
+        return NO_TIMER
+    if difference.excludes(0):
+        return DIFFER
+    return UNRESOLVED if difference.width > ablation.value else AGREE
+
+
+def _outside(grown: Mapping[str, Interval | None], difference: Interval | None) -> tuple[str, ...]:
+    """Return the laps but sync whose interval is on the side of zero to which the difference goes."""
+    sign = 1.0 if difference is None or difference.value > 0 else -1.0
+    moved = {
+        name: sign * each.value
+        for name, each in grown.items()
+        if name != "sync" and each is not None and min(sign * each.low, sign * each.high) > 0
+    }
+    return tuple(sorted(moved, key=lambda name: -moved[name]))
+
+
+def _sentence(
+    verdict: str,
+    estimates: Mapping[str, Interval],
+    grown: Mapping[str, Interval | None],
+    outside: tuple[str, ...],
+    why_no_timer: str,
+) -> str:
+    cost = estimates["ablation"]
+    ablation = (
+        f"without communication a step is {_ms(cost.negated())} longer"
+        if cost.value < 0
+        else (f"without communication a step is {_ms(cost)} shorter")
+    )
+    if verdict == NO_TIMER:
+        return f"{ablation}; the timer has no answer: {why_no_timer}"
+    timer, difference = f"the timer says {_ms(estimates['timer'])}", estimates["difference"]
+    if verdict == AGREE:
+        return f"{ablation}, {timer}: they agree, the difference {_ms(difference)} contains 0"
+    if verdict == UNRESOLVED:
+        return (
+            f"{ablation}, {timer}: not resolved, the interval of the difference {_ms(difference)} is wider than the "
+            "cost itself; measure on a quieter machine, or a longer run"
+        )
+    laps = ", ".join(f"{name} {_ms(each)}" for name in outside if (each := grown[name]) is not None)
+    if difference.value > 0:
+        where = f"communication also costs time outside the sync lap ({laps or 'no single lap stands out'})"
+    else:
+        where = "the sync lap holds more than communication adds to the step" + (
+            f", or it makes other laps shorter ({laps})" if laps else ""
+        )
+    return f"{ablation}, {timer}: they differ by {_ms(difference)}: {where}"
+
+
+def _doubts(estimates: Mapping[str, Interval], found: Mapping[str, Any]) -> tuple[str, ...]:
+    doubts = []
+    if estimates["ablation"].low <= 0:
+        doubts.append(
+            f"leaving communication out changed the step by {_ms(estimates['ablation'])}: no cost was resolved"
+        )
+    if found["steps"] < 5:
+        doubts.append(f"blocks of {found['steps']} counted steps are short; a run with more steps has longer ones")
+    if (others := found.get("other_cores")) is not None and others >= BUSY_CORES:
+        doubts.append(
+            f"other programs used {others:.1f} cores of a host while this was measured: a rank that waits leaves its "
+            "core to them, one that only computes does not, and so the two kinds of steps were not disturbed alike"
+        )
+    return tuple(doubts)
+
+
+def _ms(each: Interval) -> str:
+    return f"{each.value * 1e3:.3f} ms [{each.low * 1e3:.3f} to {each.high * 1e3:.3f}]"

@@ -1,0 +1,600 @@
+"""What the synchronisation of a step is made of: transfer floor, skew, runtime, and what none of them explains.
+
+For step i and rank r, from the laps that each rank records on its own clock:
+
+    ready[i, r]   from the end of r's synchronisation of step i - 1 to the end of its backward of step i (of its compute
+                  where that is captured in a CUDA graph)
+    wait[i, r]    max over ranks of ready[i] - ready[i, r]: ranks leave a synchronisation together and so wait for the
+                  last one
+
+and the parts of the mean synchronisation (over steps and ranks), means but for the floor, because only means add up:
+
+    floor         one raw all-reduce of the gradients, without runtime and without waiting, where nothing disturbs it:
+                  the 10 % quantile of those measured in the same job, beside the threads of the runtime
+    skew          mean of wait
+    runtime       a synchronisation through the runtime with aligned ranks, less the floor: packing, cycle,
+                  negotiation, and the time its threads take from the transfer
+    unexplained   the rest; it may be negative and stays so
+
+docs/attribution.md derives them and says what bounds their error; the measurement is measure/synchronisation.py.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.rank_steps import ready_steps, settings_of
+from horovod_study.config import COMMUNICATION
+from horovod_study.errors import AnalysisError
+from horovod_study.workloads import packaged
+
+OPTIONS = packaged().options
+
+Floats = NDArray[np.float64]
+
+FLOOR_QUANTILE = 0.1
+"""Raw all-reduces faster than all but so many of them were not disturbed. Horovod's thread, which asks the other ranks
+every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-reduces beside it is no floor."""
+PARTS = ("floor", "skew", "runtime", "unexplained")
+"""They add up to the synchronisation."""
+
+RESAMPLES = 2000
+_CHUNKS = 50
+NOTHING_ELSE = 0.1
+"""A part that moves by less than this share of the runtime's move has not moved."""
+
+BUSY_CORES = 0.25
+"""Other programs that use more disturb workers on all cores."""
+
+CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
+INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, and cannot be seen"
+INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Observation:
+    """One finished run, in seconds: what its ranks recorded in S steps, and what was measured after them."""
+
+    run: str
+    repeat: int
+    backend: str
+    transport: str
+    reduction: str
+    workers: int
+    batch: int
+    arm: str  # in words: what was set; runs that share everything here but run and repeat are repeats
+    settings: Mapping[str, Any]  # communication settings in effect: variable or option -> value
+    hosts: tuple[str, ...]  # of the ranks
+    ready_s: Floats  # (S, R)
+    sync_s: Floats | None  # (S, R); None where the backend cannot see it
+    floor_s: Floats | None = None  # (M,)
+    pack_s: Floats | None = None  # (M,)
+    through_s: Floats | None = None  # (M,)
+    block: int = 1  # measurements in a row
+    why_not_through: str = ""
+    why_no_sync: str = INSIDE_BACKWARD  # where sync_s is None
+    one_clock: bool = True  # whether the ranks read one clock when that was measured
+    other_cores: float = 0.0  # cores of a host in use by other programs, the most of any host
+
+    @property
+    def name(self) -> tuple[Any, ...]:
+        """Return what repeats share."""
+        return (self.backend, self.transport, self.reduction, self.workers, self.batch, self.arm)
+
+    @property
+    def step_s(self) -> Floats:
+        """Return the seconds from the end of one synchronisation to the end of the next, mean over ranks, (S,)."""
+        step: Floats = (self.ready_s if self.sync_s is None else self.ready_s + self.sync_s).mean(axis=1)
+        return step
+
+
+# ------------------------------------------------------------------------------------------------- from a record
+
+
+def observe(
+    run: str,
+    requested: Mapping[str, Any],
+    effective: Mapping[str, Any],
+    repeat: int,
+    rows: Sequence[Mapping[str, Any]],
+    bench: Mapping[str, Any] | None,
+) -> Observation:
+    """Make an Observation of a run's record, the columns of each rank's timed steps, and bench.json.
+
+    The first step of each epoch is left out: what came before it was an evaluation, a checkpoint, or the end of the
+    warm-up, with a barrier after it. Raises AnalysisError for fewer than 20 steps.
+    """
+    steps = ready_steps(rows, source=run)
+    given = {name: _array(bench, name) for name in ("floor_s", "pack_s", "through_s")} if bench else {}
+    return Observation(
+        run=run,
+        repeat=repeat,
+        backend=str(effective["backend"]),
+        transport=str(effective["transport"]),
+        reduction=str(effective["reduction"]),
+        workers=int(effective["workers"]),
+        batch=int(effective["batch"]),
+        arm=arm_of(requested, effective),
+        settings=settings_of(effective),
+        hosts=tuple(str(each["host"]) for each in effective.get("ranks") or ()) or ("",) * len(rows),
+        ready_s=steps.own_s,
+        sync_s=None if np.isnan(steps.sync_s).any() else steps.sync_s,
+        block=int(bench["block"]) if bench else 1,
+        why_not_through=str(bench["why_not_through"]) if bench else "",
+        why_no_sync=INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD,
+        one_clock=bench is None or bench["clock"] == "common",
+        other_cores=max((each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()), default=0.0),
+        **given,
+    )
+
+
+def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
+    """Return in words how the workers of a run were configured to communicate: `library defaults, cycle 10 ms`."""
+    if effective["workers"] == 1:
+        return "one worker"
+    words = ["library defaults" if requested.get("horovod_defaults") else "shipped settings"]
+    for name in COMMUNICATION:
+        value = requested.get(name)
+        if name in ("horovod_defaults", "reduction") or value is None or value == OPTIONS[name].default:
+            continue
+        words.append(OPTIONS[name].say(f"{value:g}" if isinstance(value, float) else value))
+    settings = dict(effective.get("settings") or {})
+    words += [f"{name}={each['value']}" for name, each in settings.items() if _source(each) == "user"]
+    return ", ".join(words)
+
+
+def _source(setting: Any) -> Any:
+    return setting.get("source") if isinstance(setting, Mapping) else None
+
+
+def _array(bench: Mapping[str, Any], name: str) -> Floats | None:
+    return None if bench.get(name) is None else np.asarray(bench[name], dtype=np.float64)
+
+
+# ------------------------------------------------------------------------------------------------------- one run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What one run says of one quantity: its mean, and draws of that mean, shape (D,)."""
+
+    value: float
+    draws: Floats
+
+
+def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
+    """Return the mean of every quantity (of the floor the 10 % quantile) of one run in s, with block-bootstrap draws.
+
+    Steps are not independent (a slow moment lasts for several), so whole blocks of consecutive steps are drawn. Keys:
+    step, ready, and what is known of sync, skew, floor, pack, runtime, rest, unexplained, exposed (sync less skew),
+    last (the smallest sync of the ranks), steady (skew if each rank always took its mean time), lag 0, lag 1, ...
+    (ready of a rank less the mean rank's), wait 0, wait 1, ... (of a rank for the last one).
+    """
+    rng = np.random.default_rng(seed)
+    ready = seen.ready_s
+    mean_ready = ready.mean(axis=1)
+    waits = ready.max(axis=1, keepdims=True) - ready  # (S, R)
+    columns = {"step": seen.step_s, "ready": mean_ready}
+    together = seen.workers > 1 and seen.sync_s is not None  # else ranks have waited inside backward already
+    if together:
+        columns |= {f"wait {rank}": waits[:, rank] for rank in range(ready.shape[1])}
+        columns |= {f"lag {rank}": ready[:, rank] - mean_ready for rank in range(ready.shape[1])}
+    if seen.sync_s is not None:
+        columns |= {"sync": seen.sync_s.mean(axis=1), "last": seen.sync_s.min(axis=1)}
+    table = np.stack(list(columns.values()), axis=1)
+    draws = _block_means(table, max(10, round(math.sqrt(len(table)))), rng)
+    found = {
+        name: Part(value=float(table[:, place].mean()), draws=draws[:, place]) for place, name in enumerate(columns)
+    }
+    if together:
+        ranks = range(ready.shape[1])
+        found["skew"] = _combined(lambda *each: np.mean(each, axis=0), *(found[f"wait {rank}"] for rank in ranks))
+        found["steady"] = _combined(lambda *each: np.max(each, axis=0), *(found[f"lag {rank}"] for rank in ranks))
+    if seen.floor_s is not None:
+        floor = float(np.quantile(seen.floor_s, FLOOR_QUANTILE))
+        found["floor"] = Part(value=floor, draws=_block_quantiles(seen.floor_s, FLOOR_QUANTILE, seen.block, rng))
+    for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
+        if samples is not None:
+            means = _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0]
+            found[name] = Part(value=float(samples.mean()), draws=means)
+    if together:
+        found["exposed"] = _combined(lambda sync, skew: sync - skew, found["sync"], found["skew"])
+        if "through" in found:
+            found["runtime"] = _combined(lambda through, floor: through - floor, found["through"], found["floor"])
+            found["rest"] = _combined(lambda runtime, pack: runtime - pack, found["runtime"], found["pack"])
+            found["unexplained"] = _combined(lambda all_, through: all_ - through, found["exposed"], found["through"])
+    return found
+
+
+def _combined(rule: Any, *parts: Part) -> Part:
+    return Part(value=float(rule(*(part.value for part in parts))), draws=rule(*(part.draws for part in parts)))
+
+
+def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
+    """Return means of `table`, (S, C), over series drawn from its blocks of consecutive rows, (RESAMPLES, C).
+
+    The series is closed to a ring, so that each row is in as many blocks as any other.
+    """
+    rows = len(table)
+    block = max(1, min(block, rows // 4))
+    ring = np.concatenate([table, table[: block - 1]])
+    sums = np.cumsum(np.concatenate([np.zeros((1, table.shape[1])), ring]), axis=0)
+    means = (sums[block:] - sums[:-block]) / block  # (S, C): of the block that begins at each row
+    starts = rng.integers(0, rows, size=(RESAMPLES, math.ceil(rows / block)))
+    # A part of the series at a time: those of a long run of many ranks would not fit into memory together.
+    return np.concatenate([means[some].mean(axis=1) for some in np.array_split(starts, _CHUNKS)])
+
+
+def _block_quantiles(samples: Floats, quantile: float, block: int, rng: np.random.Generator) -> Floats:
+    """Return quantiles of `samples`, (S,), over series drawn from its blocks of consecutive ones, (RESAMPLES,)."""
+    block = max(1, min(block, len(samples) // 4))
+    starts = rng.integers(0, len(samples), size=(RESAMPLES, math.ceil(len(samples) / block)))
+    rows = (starts[:, :, np.newaxis] + np.arange(block)) % len(samples)  # a ring, as in _block_means
+    drawn: Floats = np.quantile(samples[rows.reshape(RESAMPLES, -1)], quantile, axis=1)
+    return drawn
+
+
+# ---------------------------------------------------------------------------------------------------- all of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """What the repeats of one runtime come to, in s; a quantity that cannot be determined is missing."""
+
+    backend: str
+    transport: str
+    reduction: str
+    workers: int
+    batch: int
+    arm: str
+    runs: tuple[str, ...]
+    hosts: tuple[str, ...]
+    settings: Mapping[str, Any]
+    parts: Mapping[str, Interval]  # see parts_of
+    efficiency: Mapping[str, Interval]  # now, without runtime, without skew, without unexplained, at the floor
+    baseline: str  # what an efficiency of 1 is
+    why_not: str = ""  # why parts are missing
+    slow_rank: int | None = None  # the rank that is later than the others, beyond doubt
+    leave_spread_s: float = math.nan  # how far apart ranks leave a synchronisation: bounds the error of the skew
+    cycle_ms: float | None = None  # None where there is none, or where the thread is woken
+    expected_cycle_wait: tuple[float, float] | None = None  # s, by `cycle_wait`: threads together, far apart
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {
+            **{name: getattr(self, name) for name in ("backend", "transport", "reduction", "workers", "batch", "arm")},
+            "runs": list(self.runs),
+            "hosts": list(self.hosts),
+            "settings": dict(self.settings),
+            "seconds": {name: each.to_dict() for name, each in self.parts.items()},
+            "efficiency": {name: each.to_dict() for name, each in self.efficiency.items()},
+            "baseline": self.baseline,
+            "why_not": self.why_not,
+            "slow_rank": self.slow_rank,
+            "leave_spread_s": stats.finite_or_none(self.leave_spread_s),
+            "cycle_ms": self.cycle_ms,
+            "expected_cycle_wait_s": self.expected_cycle_wait and list(self.expected_cycle_wait),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """Two arms that differ in the cycle time alone: what moved, in s."""
+
+    short: str
+    long: str
+    backend: str
+    transport: str
+    factor: float
+    verdict: str  # confirmed | refuted | not resolved
+    expected_s: tuple[float, float]  # s, of the runtime's move: from, to
+    moves_s: Mapping[str, Interval]  # sync, floor, skew, runtime, unexplained
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attribution:
+    """Where the synchronisation time of a set of runs goes."""
+
+    arms: tuple[Arm, ...]
+    experiments: tuple[Experiment, ...]
+    one_worker_step_s: Mapping[int, Interval] = field(default_factory=dict)  # batch -> step of one worker alone
+    doubts: tuple[str, ...] = ()  # the limitations of it
+
+
+def attribute(observations: Iterable[Observation]) -> Attribution:
+    """Take the synchronisation of every run apart and sum repeats up, in the order of their first appearance.
+
+    Intervals are 95 %: of one run from its steps (block bootstrap); of several runs from the scatter between them
+    (Student's t), which holds what one run cannot know. Raises AnalysisError when no run has several workers.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[Observation, dict[str, Part]]]] = {}
+    for place, seen in enumerate(observations):
+        groups.setdefault(seen.name, []).append((seen, parts_of(seen, seed=1 + place)))
+    alone = {name: group for name, group in groups.items() if group[0][0].workers == 1}
+    several = {name: group for name, group in groups.items() if name not in alone}
+    if not several:
+        raise AnalysisError("none of the runs has several workers: there is no synchronisation to take apart")
+    bases: dict[int, list[tuple[Observation, dict[str, Part]]]] = {}
+    for group in alone.values():
+        if group[0][0].backend == "serial":
+            bases.setdefault(group[0][0].batch, []).extend(group)
+    arms = tuple(_arm(group, bases.get(group[0][0].batch, [])) for group in several.values())
+    return Attribution(
+        arms=arms,
+        experiments=tuple(_experiments(list(several.values()))),
+        one_worker_step_s={batch: over_runs([parts["step"] for _, parts in group]) for batch, group in bases.items()},
+        doubts=tuple(_doubts([seen for group in groups.values() for seen, _ in group], arms)),
+    )
+
+
+def _doubts(runs: Sequence[Observation], arms: Sequence[Arm]) -> Iterable[str]:
+    busy = [seen for seen in runs if seen.other_cores >= BUSY_CORES]
+    if busy:
+        yield (
+            f"other programs used up to {max(seen.other_cores for seen in busy):.1f} cores during {len(busy)} of "
+            f"{len(runs)} runs; parts that are measured at different moments then do not belong together"
+        )
+    apart = [seen for seen in runs if not seen.one_clock]
+    if apart:
+        yield (
+            f"the ranks of {len(apart)} of {len(runs)} runs share no clock: floor and runtime begin at each rank's own "
+            "end of the barrier, and hold its unevenness"
+        )
+    for arm in arms:
+        if "skew" in arm.parts and arm.leave_spread_s > arm.parts["skew"].value:
+            yield (
+                f"{arm.backend}/{arm.transport}, {arm.arm}: the ranks leave a synchronisation about "
+                f"{arm.leave_spread_s * 1e3:.2f} ms apart, more than the skew of {arm.parts['skew'].value * 1e3:.2f} "
+                "ms: how much of it is waiting for the last worker is not certain"
+            )
+
+
+def _arm(
+    group: Sequence[tuple[Observation, dict[str, Part]]], base: Sequence[tuple[Observation, dict[str, Part]]]
+) -> Arm:
+    first = group[0][0]
+    names = [name for name in group[0][1] if all(name in parts for _, parts in group)]
+    parts = {name: over_runs([each[name] for _, each in group]) for name in names}
+    ratios = [_efficiencies(seen, each, base) for seen, each in group]
+    why_not = first.why_no_sync if first.sync_s is None else first.why_not_through
+    cycle = _cycle_s(first.settings)
+    lag = {rank: parts[f"lag {rank}"] for rank in range(first.workers) if f"lag {rank}" in parts}
+    slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
+    waits = _waits(group, cycle) if cycle and "floor" in parts else None
+    return Arm(
+        backend=first.backend,
+        transport=first.transport,
+        reduction=first.reduction,
+        workers=first.workers,
+        batch=first.batch,
+        arm=first.arm,
+        runs=tuple(seen.run for seen, _ in group),
+        hosts=first.hosts,
+        settings=first.settings,
+        parts=parts,
+        efficiency={name: over_runs([each[name] for each in ratios]) for name in ratios[0]},
+        baseline="one worker alone" if base else "its own step without synchronisation",
+        why_not=why_not,
+        slow_rank=slowest if slowest is not None and _certain(lag[slowest]) else None,
+        leave_spread_s=float(np.mean([leave_spread(seen) for seen, _ in group])),
+        cycle_ms=None if cycle is None else cycle * 1e3,
+        expected_cycle_wait=waits,
+    )
+
+
+def _efficiencies(
+    seen: Observation, parts: Mapping[str, Part], base: Sequence[tuple[Observation, dict[str, Part]]]
+) -> dict[str, Part]:
+    """Return the efficiency of one run now, and what it would be if a part of the synchronisation were not there.
+
+    The baseline is the step of one worker alone, from the same repeat where there is one, else from all of them; or
+    the run's own step without synchronisation.
+    """
+    same = [each for other, each in base if other.repeat == seen.repeat] or [each for _, each in base]
+    if same:
+        one = _combined(lambda *steps: np.mean(steps, axis=0), *(each["step"] for each in same))
+    elif "sync" in parts:
+        one = parts["ready"]
+    else:
+        return {}
+    now = parts["step"]
+    found = {"now": _combined(lambda one, step: one / step, one, now)}
+    for part in ("runtime", "skew", "unexplained"):
+        if part in parts:
+            found[f"without {part}"] = _combined(lambda one, step, gone: one / (step - gone), one, now, parts[part])
+    if "floor" in parts and "sync" in parts:
+        found["at the floor"] = _combined(
+            lambda one, step, sync, floor: one / (step - sync + floor), one, now, parts["sync"], parts["floor"]
+        )
+    if "sync" in parts:
+        found["without synchronisation"] = _combined(lambda one, ready: one / ready, one, parts["ready"])
+    return found
+
+
+def _certain(lag: Interval) -> bool:
+    """Return whether a lag is above zero by twice the distance of its interval's lower end.
+
+    Twice, because the latest of several ranks is looked at, and because neighbouring steps are alike.
+    """
+    return lag.value > 2 * (lag.value - lag.low)
+
+
+def over_runs(parts: Sequence[Part]) -> Interval:
+    """Return the mean over repeats: the bootstrap of one run's steps, or Student's t between several runs."""
+    if len(parts) == 1:
+        return stats.percentiles(parts[0].value, parts[0].draws)
+    return stats.student([part.value for part in parts])
+
+
+def leave_spread(seen: Observation) -> float:
+    """Return how far apart, in s, the ranks of a run leave a synchronisation; NaN where sync is not visible.
+
+    The period of rank r, from leaving one synchronisation to leaving the next, is ready + sync; periods of two ranks
+    differ by the change of how far apart they leave. If that changes from step to step by chance, its standard
+    deviation is 1 / sqrt(2) of that of the differences. The estimated waits are wrong by about as much in one step.
+    A rank that always leaves later by the same time is not seen, and shifts that time from skew to unexplained.
+    """
+    if seen.sync_s is None:
+        return math.nan
+    period = seen.ready_s + seen.sync_s
+    return float(np.std(period - period.mean(axis=1, keepdims=True)) / math.sqrt(2))
+
+
+# ------------------------------------------------------------------------------------------------- for a whole study
+
+
+ARM_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "reduction", "horovod_defaults"),
+    *("workers", "nodes", "batch", "arm", "runs", "part", "seconds", "low_s", "high_s", "of_sync", "of_step"),
+    "why_not",
+)
+"""One row per cell, arm and part: step, sync and what it is made of, in s per step; `runs` is how many say so."""
+
+ROWS = ("step", "sync", "floor", "skew", "pack", "rest", "runtime", "unexplained")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decomposition:
+    """What one run says of its synchronisation, without the arrays that it comes from."""
+
+    arm: str
+    parts: Mapping[str, Interval]  # those of ROWS that are known
+    why_not: str  # why parts are missing
+
+
+def decompose_observation(seen: Observation) -> Decomposition:
+    """Return the parts of one run with the intervals that its own steps give them."""
+    parts = parts_of(seen)
+    return Decomposition(
+        arm=seen.arm,
+        parts={name: over_runs([parts[name]]) for name in ROWS if name in parts},
+        why_not=seen.why_no_sync if seen.sync_s is None else seen.why_not_through,
+    )
+
+
+def arm_rows(runs: pd.DataFrame, taken: Mapping[str, Decomposition]) -> pd.DataFrame:
+    """Return ARM_COLUMNS of the runs of a named run table (points.with_series) that were decomposed, by run.
+
+    Means over repeats with Student's interval; of one run its own, and NaN where some repeat does not know a part.
+    """
+    rows: list[dict[str, Any]] = []
+    own = runs[runs["run"].isin(list(taken))]
+    arms = [taken[name].arm for name in own["run"]]
+    keys = ["series", "workers", "nodes", "batch", "_arm"]
+    for key, cell in own.assign(_arm=arms).groupby(keys, sort=False, dropna=False):
+        found = [taken[name] for name in cell["run"]]
+        first = cell.iloc[0]
+        head = {name: first[name] for name in ARM_COLUMNS[:10]} | {"arm": key[-1]}
+        known = {name: [each.parts[name] for each in found if name in each.parts] for name in ROWS}
+        whole = {name: stats.together(each) for name, each in known.items() if len(each) == len(found)}
+        for name, each in whole.items():
+            shares = {f"of_{of}": each.value / whole[of].value if of in whole else math.nan for of in ("sync", "step")}
+            ends = {"seconds": each.value, "low_s": each.low, "high_s": each.high}
+            rows.append({**head, "runs": len(found), "part": name, **ends, **shares, "why_not": found[0].why_not})
+    return pd.DataFrame(rows, columns=list(ARM_COLUMNS))
+
+
+# -------------------------------------------------------------------------------------------------- the experiment
+
+
+def cycle_wait(ready_s: Floats, operation_s: float, cycle_s: float, apart_s: float = 0.0) -> float:
+    """Return the mean time in s that gradients wait for the next look of threads that look every `cycle_s`.
+
+    ready_s, (S, R). The threads' cycle goes on from the last look that found work; that work took `operation_s`, and
+    the last rank comes `max ready` later. With busy = max ready + operation and looks every c, the wait is
+    c ceil(busy / c) - busy: c / 2 on average where busy varies by more than a cycle; c - busy where the cycle is longer
+    than the step, which then lasts one cycle.
+
+    Each rank's thread looks on its own, and the work begins with the look of the latest. `apart_s`, from 0 to c: how
+    much earlier the earliest looks. It must find the gradients too: c ceil((busy + apart) / c) - busy.
+    """
+    busy = ready_s.max(axis=1) + operation_s
+    return float(np.mean(np.ceil((busy + apart_s) / cycle_s) * cycle_s - busy))
+
+
+def _waits(group: Sequence[tuple[Observation, dict[str, Part]]], cycle_s: float) -> tuple[float, float]:
+    """Return the expected wait in s with threads that look together, and with threads as far apart as can be."""
+    low = float(np.mean([cycle_wait(seen.ready_s, parts["floor"].value, cycle_s) for seen, parts in group]))
+    return low, low + cycle_s
+
+
+def _cycle_s(settings: Mapping[str, Any]) -> float | None:
+    """Return Horovod's cycle in s, or None where there is none or where new gradients end it."""
+    if CYCLE not in settings or float(settings.get(IDLE_CYCLE) or 0) > 0:
+        return None
+    cycle_ms = float(settings[CYCLE] or 0)
+    return cycle_ms / 1e3 if cycle_ms > 0 else None
+
+
+def _experiments(groups: Sequence[Sequence[tuple[Observation, dict[str, Part]]]]) -> Iterable[Experiment]:
+    """Yield every pair of arms whose settings are alike but for a cycle time that is several times as long."""
+    for place, one in enumerate(groups):
+        for other in groups[place + 1 :]:
+            short, long = sorted((one, other), key=lambda group: _cycle_s(group[0][0].settings) or 0.0)
+            a, b = short[0][0], long[0][0]
+            cycles = _cycle_s(a.settings), _cycle_s(b.settings)
+            if cycles[0] is None or cycles[1] is None or cycles[1] < 2 * cycles[0]:
+                continue
+            if a.name[:-1] != b.name[:-1] or {**a.settings, CYCLE: 0} != {**b.settings, CYCLE: 0}:
+                continue
+            if all("runtime" in parts for group in (short, long) for _, parts in group):
+                yield _experiment(short, long, cycles[0], cycles[1])
+
+
+def _experiment(
+    short: Sequence[tuple[Observation, dict[str, Part]]],
+    long: Sequence[tuple[Observation, dict[str, Part]]],
+    short_s: float,
+    long_s: float,
+) -> Experiment:
+    moves = {name: _difference(short, long, name) for name in ("sync", *PARTS)}
+    before, after = _waits(short, short_s), _waits(long, long_s)
+    expected = (after[0] - before[1], after[1] - before[0])
+    return Experiment(
+        short=short[0][0].arm,
+        long=long[0][0].arm,
+        backend=short[0][0].backend,
+        transport=short[0][0].transport,
+        factor=long_s / short_s,
+        expected_s=expected,
+        moves_s=moves,
+        # The scatter between runs is not in one run: a single pair decides nothing.
+        verdict=verdict(moves["runtime"], moves["floor"], expected) if len(short) > 1 < len(long) else "not resolved",
+    )
+
+
+def _difference(
+    short: Sequence[tuple[Observation, dict[str, Part]]],
+    long: Sequence[tuple[Observation, dict[str, Part]]],
+    name: str,
+) -> Interval:
+    """Return long less short: within repeats where both have the same several, else between independent runs."""
+    a = {seen.repeat: parts[name] for seen, parts in short}
+    b = {seen.repeat: parts[name] for seen, parts in long}
+    if sorted(a) == sorted(b) and 1 < len(a) == len(short) == len(long):
+        return stats.student([b[repeat].value - a[repeat].value for repeat in a])
+    means = [np.mean([each[name].draws for _, each in group], axis=0) for group in (short, long)]
+    values = [float(np.mean([each[name].value for _, each in group])) for group in (short, long)]
+    return stats.percentiles(values[1] - values[0], means[1] - means[0])
+
+
+def verdict(runtime: Interval, floor: Interval, expected: tuple[float, float]) -> str:
+    """Say whether a longer cycle has moved the runtime part as expected, and the floor not at all.
+
+    confirmed: the runtime's move, beyond chance, is in the expected range (widened by a tenth of its ends), and the
+    whole interval of the floor's move is within a tenth of it. refuted: the runtime's move is certainly outside the
+    range, or the floor has certainly moved by more than a tenth of it. Else: not resolved.
+    """
+    low, high = expected[0] - 0.1 * abs(expected[0]), expected[1] + 0.1 * abs(expected[1])
+    allowed = NOTHING_ELSE * abs(runtime.value)
+    if runtime.high < low or runtime.low > high or floor.low > allowed or floor.high < -allowed:
+        return "refuted"
+    still = -allowed <= floor.low and floor.high <= allowed
+    return "confirmed" if runtime.low > 0 and low <= runtime.value <= high and still else "not resolved"

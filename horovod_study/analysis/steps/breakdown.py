@@ -1,0 +1,287 @@
+"""Where the time of a step goes, and what more workers add to it.
+
+Laps tile the step: data, compute or forward and backward, sync, update and the residual ("unexplained") add up to the
+step, so differences of laps add up to the difference of steps. docs/metrics.md defines each lap and its limits;
+accounting.py makes the same of the rows of every step.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.series.points import (
+    CAPTURED,
+    LAP_COLUMNS,
+    baseline_place,
+    cells_of,
+    measured,
+    whole_numbers,
+    with_series,
+    worker_counts,
+)
+from horovod_study.text.words import plural
+
+Floats = NDArray[np.float64]
+
+NOTES = {
+    "hidden": "inside backward",
+    "captured": "inside compute",
+    "gathered": "inside forward",
+    "together": "its growth holds that of update, which one worker has in compute",
+    "alone": "one worker has nobody to wait for",
+    "unmarked": "not marked; its time is in what is unexplained",
+    "off": "not timed",
+}
+"""Why a lap is empty or trivial."""
+
+HOLDS_SYNC = {NOTES["hidden"]: "backward", NOTES["captured"]: "compute"}
+"""What is noted of a synchronisation that cannot be seen, and the lap that it is in."""
+
+PARTS = ("data", "compute", "forward", "backward", "sync", "update", "residual", "step")
+"""The rows of one cell, in the order of a step; `step` is the whole. `compute` is there where some run knows it."""
+
+BASES = ("plain", "wrapped")
+TILING = 0.01
+UNEXPLAINED = 0.05
+GROWTH_WORTH_SPLITTING = 0.02
+_PLACES = {part: place for place, part in enumerate(PARTS)}
+
+
+def breakdown(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return `split` of the finished runs of a run table."""
+    table = with_series(runs)
+    return split(table[measured(table)])
+
+
+def split(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per (series, workers, nodes, lap) of runs with a series: what a step is made of, how it grows.
+
+    mean_s is the mean over repeats of the means per step: unlike medians, means of laps that tile still tile. median_s,
+    min_s and max_s are those of the repeats, and do not add up. minus_plain_s and minus_wrapped_s are mean_s less the
+    same lap of the one-worker baseline (for a strong series less that lap / workers, the step of an ideal machine),
+    with 95 % intervals (_low_s, _high_s) from three repeats on, how these were made (interval_plain, ...), and the
+    series of the baseline (base_plain, ...); growth_plain and growth_wrapped are their shares of the growth of the
+    whole step, left out where that is below 2 % of the step. A lap that one side cannot see is compared together with
+    the lap that holds it, so that every growth adds up: the graph of one worker holds the update too, so that its
+    growth is in that of compute. NaN where unknown; `note` says why a lap is empty or trivial.
+
+    compute has rows only where one of the runs knows it.
+    """
+    cells: list[dict[str, Any]] = []
+    for cell in cells_of(table):
+        timed = cell[cell["step_s"].astype(float) > 0]
+        if not timed.empty:
+            first = {f"{name}": value for name, value in cell.iloc[0].items()}
+            values = folded(timed[[*LAP_COLUMNS, "step_s"]].to_numpy(dtype=np.float64))
+            names = tuple(timed["repeat"])
+            cells.append({**first, "repeats": len(timed), "values": values, "names": names})
+    rows = [row for cell in cells for row in _rows(cell, cells)]
+    if all(math.isnan(row["mean_s"]) for row in rows if row["lap"] == "compute"):
+        rows = [row for row in rows if row["lap"] != "compute"]
+    columns = [
+        *("series", "partition", "backend", "transport", "batch", "workers", "nodes", "mode", "repeats", "lap"),
+        *("mean_s", "share", "minus_plain_s", "growth_plain", "minus_wrapped_s", "growth_wrapped", "note"),
+        *("median_s", "min_s", "max_s"),
+        *(f"{name}_{kind}{end}" for kind in BASES for name, end in _INTERVAL),
+    ]
+    frame = pd.DataFrame(rows, columns=columns)
+    return whole_numbers(frame, ("batch", "workers", "nodes"))
+
+
+_INTERVAL = (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))
+
+
+def shown(cells: pd.DataFrame, laps: Sequence[str]) -> list[str]:
+    """Return those of `laps` that have a place in a table or figure of the rows of `split`: compute has one only where
+    some run knows it, and then any other only where some run knows that one."""
+    known = {str(lap) for lap in cells.loc[cells["mean_s"].notna(), "lap"]}
+    return [lap for lap in laps if (lap in known if "compute" in known else lap != "compute")]
+
+
+def hiding(cells: pd.DataFrame) -> list[str]:
+    """Return the laps that hold a synchronisation of several workers in some of the rows of `split`."""
+    noted = set(cells.loc[(cells["lap"] == "sync") & (cells["workers"] > 1), "note"])
+    return [lap for note, lap in HOLDS_SYNC.items() if note in noted]
+
+
+def folded(values: Floats) -> Floats:
+    """Return rows of parts, shape (R, 8) in the order of PARTS, with one answer to which parts are known.
+
+    A part that some row does not know (NaN) is NaN in all rows, and what the others have in it is added to the part
+    that holds it where it cannot be separated: a sync to backward, else whatever it is to compute, else to the
+    residual. Where some rows have compute and the others forward and backward, all have compute.
+    """
+    result = values.copy()
+    captured = ~np.isnan(values[:, _PLACES["compute"]])
+    apart = [_PLACES["forward"], _PLACES["backward"]]
+    if captured.any() and not captured.all() and not np.isnan(values[~captured][:, apart]).any():
+        result[~captured, _PLACES["compute"]] = 0.0  # and forward and backward are added below
+    hidden = np.asarray(np.isnan(result).any(axis=0))
+    for part in PARTS[:-2]:
+        place = _PLACES[part]
+        if not hidden[place]:
+            continue
+        homes = ("backward", "compute", "residual") if part == "sync" else ("compute", "residual")
+        home = next((_PLACES[each] for each in homes if not hidden[_PLACES[each]]), None)
+        if home is not None:
+            result[:, home] += np.nan_to_num(result[:, place])
+        result[:, place] = np.nan
+    result[:, hidden] = np.nan
+    return result
+
+
+def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    values: Floats = cell["values"]  # (R, 8)
+    means, step_s = values.mean(axis=0), float(values[:, -1].mean())
+    grown = {kind: _growth(cell, cells, kind) for kind in BASES}
+    rows = []
+    for place, part in enumerate(PARTS):
+        row = {
+            name: cell[name] for name in ("series", "partition", "backend", "transport", "batch", "workers", "nodes")
+        }
+        row |= {"mode": cell["mode"], "repeats": cell["repeats"], "lap": part}
+        row |= {"mean_s": float(means[place]), "share": float(means[place]) / step_s}
+        row |= {"median_s": float(np.median(values[:, place]))}
+        row |= {"min_s": float(values[:, place].min()), "max_s": float(values[:, place].max())}
+        for kind, growth in grown.items():
+            minus, low, high, how, base = growth
+            worth = abs(minus[-1]) >= GROWTH_WORTH_SPLITTING * step_s
+            row |= {f"minus_{kind}_s": float(minus[place])}
+            row |= {f"growth_{kind}": float(minus[place] / minus[-1]) if worth else math.nan}
+            row |= {f"minus_{kind}_low_s": float(low[place]), f"minus_{kind}_high_s": float(high[place])}
+            row |= {f"interval_{kind}": how, f"base_{kind}": base}
+        row["note"] = _note(cell, means, part)
+        rows.append(row)
+    compute, update = rows[_PLACES["compute"]], rows[_PLACES["update"]]
+    if any(not math.isnan(compute[f"minus_{kind}_s"]) and math.isnan(update[f"minus_{kind}_s"]) for kind in BASES):
+        compute["note"] = NOTES["together"] if not math.isnan(update["mean_s"]) else ""
+    return rows
+
+
+def _note(cell: dict[str, Any], means: Floats, part: str) -> str:
+    if part in ("step", "residual"):
+        return NOTES["off"] if math.isnan(means[_PLACES["residual"]]) and part == "residual" else ""
+    if math.isnan(means[_PLACES[part]]):
+        if np.isnan(means[:-2]).all():
+            return NOTES["off"]
+        if part == "compute":
+            return ""
+        if part == "sync" and cell["workers"] == 1 and not math.isnan(means[_PLACES["compute"]]):
+            return NOTES["alone"]
+        if not math.isnan(means[_PLACES["compute"]]):
+            return NOTES["captured"]
+        if part == "data" and cell["cuda_graphs"] is True and not math.isnan(means[_PLACES["forward"]]):
+            return NOTES["gathered"]
+        return NOTES["hidden" if part == "sync" and not math.isnan(means[_PLACES["backward"]]) else "unmarked"]
+    return NOTES["alone"] if part == "sync" and cell["workers"] == 1 else ""
+
+
+def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tuple[Floats, Floats, Floats, str, str]:
+    """Return T(N) - T(1) of every part, shape (8,), its interval, in words what that is of, and the base's series.
+
+    The one-worker cell is the one that speedups use too.
+    """
+    unknown = np.full(len(PARTS), np.nan)
+    place = baseline_place(cells, cell, kind)
+    if place is None:
+        return unknown, unknown, unknown, "no baseline", ""
+    base, scale = cells[place], cell["batch"] / cell["ref_batch"]
+    alone = base["values"].copy()
+    if not np.isnan(alone[:, _PLACES["compute"]]).any():
+        # The graph of one worker holds no synchronisation: there is nobody to wait for.
+        alone[:, _PLACES["sync"]] = np.nan_to_num(alone[:, _PLACES["sync"]])
+    both = folded(np.concatenate([cell["values"], scale * alone]))
+    ours, theirs = both[: len(cell["values"])], both[len(cell["values"]) :]
+    low, high, how = difference_interval(ours, theirs, cell["names"], base["names"])
+    return ours.mean(axis=0) - theirs.mean(axis=0), low, high, how, str(base["series"])
+
+
+def difference_interval(
+    ours: Floats, theirs: Floats, our_names: tuple[Any, ...], their_names: tuple[Any, ...]
+) -> tuple[Floats, Floats, str]:
+    """Return the 95 % interval of the difference of means over repeats, (R, P) and (Q, P), and how it was made.
+
+    Repeats of a study run side by side, so that what disturbs one disturbs its twin: where both sides have the same
+    ones, Student's t of their differences; else Welch's.
+    """
+    fewest = min(len(ours), len(theirs))
+    if fewest < stats.MIN_REPEATS:
+        unknown = np.full(ours.shape[1], np.nan)
+        one = len(ours) == len(theirs) == 1
+        few = f"{fewest} repeat{'s' if fewest > 1 else ''}, and an interval needs {stats.MIN_REPEATS}"
+        return unknown, unknown, f"{'one run each' if one else few}: no interval"
+    order = [{name: place for place, name in enumerate(names)} for names in (our_names, their_names)]
+    if set(order[0]) == set(order[1]) and len(order[0]) == len(ours) == len(theirs):
+        pairs = ours - theirs[[order[1][name] for name in our_names]]
+        mean, half = pairs.mean(axis=0), stats.half_width(stats.standard_error(pairs, axis=0), len(pairs) - 1.0)
+        return mean - half, mean + half, f"95 %, Student's t of {len(pairs)} pairs of repeats"
+    squares = np.stack([each.var(axis=0, ddof=1) / len(each) for each in (ours, theirs)])
+    variance, freedom = stats.welch(squares, [len(ours), len(theirs)])
+    half = stats.half_width(np.sqrt(variance), freedom)
+    mean = ours.mean(axis=0) - theirs.mean(axis=0)
+    return mean - half, mean + half, f"95 %, Welch's t of {len(ours)} and {len(theirs)} repeats"
+
+
+def doubts(runs: pd.DataFrame) -> list[str]:
+    """Return the limitations of the laps: steps that do not add up, and unexplained time."""
+    table = with_series(runs)
+    good = table[measured(table) & (table["step_s"].astype(float) > 0)]
+    laps = good[list(LAP_COLUMNS)].astype(float)
+    step = good["step_s"].astype(float)
+    known = laps.notna().any(axis=1)
+    gap = (laps.sum(axis=1) - step).abs() / step
+    residual = laps["residual_s"].abs() / step
+    found = [*_captured(good), *_recording(table[measured(table)])]
+    for series, rows in good[known & (gap > TILING)].groupby("series", sort=False):
+        found.append(
+            f"{series}: the laps of {plural(len(rows), 'run')} at "
+            f"{worker_counts(rows['workers'])} do not add up to the step (off by up to "
+            f"{100 * gap[rows.index].max():.1f} %); do not quote their shares."
+        )
+    for series, rows in good[residual > UNEXPLAINED].groupby("series", sort=False):
+        found.append(
+            f"{series}: up to {100 * residual[rows.index].max():.1f} % of the step at "
+            f"{worker_counts(rows['workers'])} is unexplained (outside every lap)."
+        )
+    return found
+
+
+def _captured(good: pd.DataFrame) -> list[str]:
+    """Return what to know where steps captured in CUDA graphs are beside ordinary ones."""
+    captured = good[CAPTURED].notna()
+    ordinary = good[~captured & good[["forward_s", "backward_s"]].notna().any(axis=1)]
+    if ordinary.empty or not captured.any():
+        return []
+    return [
+        f"{plural(len(good[captured]), 'run')} captured whole steps in CUDA graphs and {len(ordinary)} did not: their "
+        "laps are not comparable one by one; compare compute with forward + backward, and with forward + backward + "
+        "update where compute holds the update (one worker, and synchronisation inside the graph)."
+    ]
+
+
+def _recording(good: pd.DataFrame) -> list[str]:
+    """Return the doubts that the recording of finished runs had itself: lost rows, a steady state not found."""
+    found = []
+    if "rows_lost" in good.columns:
+        lost = pd.to_numeric(good["rows_lost"]).fillna(0)
+        for series, rows in good[lost > 0].groupby("series", sort=False):
+            found.append(
+                f"{series}: {lost[rows.index].sum():.0f} step rows of {plural(len(rows), 'run')} at "
+                f"{worker_counts(rows['workers'])} are lost (the disk was full); the parts are those of the others."
+            )
+    if "steady_doubt" in good.columns:
+        texts = good["steady_doubt"].fillna("").astype(str)
+        for series, rows in good[texts != ""].groupby("series", sort=False):
+            told = texts[rows.index].iloc[0].rstrip(".")
+            if len(rows) > 1:
+                whole = int((good["series"] == series).sum())
+                told = f"step time drifts (steady_doubt in runs.csv; the first: {told})"
+                found.append(f"{series}: {len(rows)} of {whole} runs at {worker_counts(rows['workers'])}: {told}.")
+            else:
+                found.append(f"{series}: 1 run at {worker_counts(rows['workers'])}: {told}.")
+    return found

@@ -1,0 +1,509 @@
+"""One page about a run or a study: where the time of a step goes, who is slow, what more workers add, what would help.
+
+Nothing is measured or fitted here that another module does not do: laps and their growth are those of accounting.py,
+waiting and exposed communication those of attribution.py, slow ranks those of stragglers.py, more workers those of
+prediction.py. What is unknown is None, with the reason.
+
+A gain is a share of the throughput. A step of T seconds that loses d of them makes d / (T - d) more samples per second:
+`at most` where d is all of a part, and nobody removes all of it.
+"""
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.forecast.prediction import predict
+from horovod_study.analysis.series.exchange import points_of
+from horovod_study.analysis.series.points import measured, scaling_points, with_series
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
+from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, over_runs, parts_of
+from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
+from horovod_study.analysis.steps.inspection import Inspection, inspect
+from horovod_study.analysis.steps.stragglers import Lateness
+from horovod_study.errors import AnalysisError
+from horovod_study.records import RecordedRun, finite
+from horovod_study.roles import Role
+from horovod_study.workloads import packaged
+
+WORTH = 0.02
+"""A share of the step below this is not worth an advice."""
+
+MIN_COUNTS = 3
+"""Worker counts from which on more workers are forecast."""
+
+_WORK = Role.DATA | Role.LEARNING | Role.COMPUTING
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One worker count of a series: the mean over its repeats, times in s per step."""
+
+    series: str
+    workers: int
+    nodes: float
+    runs: tuple[str, ...]
+    samples_per_s: float | None  # median over repeats
+    efficiency: float | None  # of points.scaling_points, against one worker alone, else one inside the library
+    step_s: float
+    parts_s: Mapping[str, float | None]  # breakdown.PARTS but step
+    exposed_s: Interval | None = None  # communication that no computing hides, without waiting for the last rank
+    waiting_s: Interval | None = None  # for the last rank
+    left_out_s: Interval | None = None  # what communication costs, by blocks without it
+    why_not: str = ""  # why exposed and waiting are not known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slow:
+    """Whether a rank of the runs of one cell is slower than the others beyond chance."""
+
+    series: str
+    workers: int
+    run: str  # that which is told of: the one with the latest rank
+    looked_at: int  # runs
+    named_in: int  # runs in which this rank is named
+    ranks: tuple[Lateness, ...]  # the named ranks of `run`, the slowest first
+    chance: float  # how often a rank is the last one where all are equal
+    period_s: float  # of a step
+    delay_s: float  # see stragglers.Stragglers
+    waiting_s: float | None  # mean over ranks and steps
+    resolution_s: float | None  # a lateness that would certainly have been named
+    why_not: str = ""  # why it cannot be told
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """What more workers add to a step of a series, in s."""
+
+    series: str
+    base: str  # the baseline, in words
+    workers: int
+    parts_s: Mapping[str, float | None]  # breakdown.PARTS but step
+    step_s: Interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Help:
+    """Something to do next."""
+
+    what: str
+    command: str = ""  # a line to type
+    gain: Interval | None = None  # more throughput, as a share; None where nobody can say
+    kind: str = ""  # about | at most | forecast | measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """What a run or a set of runs says of itself."""
+
+    names: tuple[str, ...]  # of the runs
+    states: Mapping[str, int]
+    hosts: tuple[str, ...]
+    steps: int  # of a rank, the fewest and ...
+    steps_most: int  # ... the most of a run
+    cells: tuple[Cell, ...]
+    slow: tuple[Slow, ...]  # of the most workers of each series
+    growth: tuple[Growth, ...]
+    why_no_growth: str
+    help: tuple[Help, ...]  # the greatest gain first
+    doubts: tuple[str, ...]
+
+    @property
+    def last(self) -> tuple[Cell, ...]:
+        """Return the cell with the most workers of each series."""
+        return tuple({cell.series: cell for cell in self.cells}.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values; unknown is None."""
+        names = ("names", "states", "hosts", "steps", "steps_most", "cells", "slow", "growth", "why_no_growth", "help")
+        return {**{name: finite(getattr(self, name)) for name in names}, "doubts": list(self.doubts)}
+
+
+def explain(table: pd.DataFrame, runs: Iterable[RecordedRun]) -> Explanation:
+    """Explain recorded runs; `table` and `runs` are those of records.recorded_runs.
+
+    Raises AnalysisError where no run has a step.
+    """
+    named = with_series(table)
+    most = named.groupby("series")["workers"].transform("max")
+    largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"])
+    accounts: list[RunAccount] = []
+    looked: dict[str, Inspection | str] = {}
+    kept: dict[str, RecordedRun] = {}
+    for run in runs:
+        accounts.append(account_run(run, views=run.name in largest))
+        kept[run.name] = replace(run, rows={})  # rows are large
+        if run.name in largest:
+            try:
+                looked[run.name] = inspect(run)
+            except AnalysisError as error:
+                looked[run.name] = str(error).partition(": ")[2]
+    accounting = account(table, accounts, views=False)
+    if accounting.cells.empty:
+        why = next((run.why_not for run in accounts if run.why_not), "none holds a step")
+        raise AnalysisError(f"{accounts[0].run}: nothing to explain: {why}; name a run that made steps")
+    cells = _cells(named, accounting)
+    growth, why_no_growth = _growth(accounting.cells, cells)
+    slow = tuple(_slow(cell, [looked[run] for run in cell.runs if run in looked]) for cell in _last(cells))
+    slow = tuple(each for each in slow if each.looked_at)
+    steps = [run.steps for run in accounting.runs if run.ranks] or [0]
+    found = Explanation(
+        names=tuple(run.run for run in accounting.runs),
+        states={
+            state: sum(run.state == state for run in accounts) for state in sorted({run.state for run in accounts})
+        },
+        hosts=tuple(dict.fromkeys(rank.host for run in accounting.runs for rank in run.ranks if rank.host)),
+        steps=min(steps),
+        steps_most=max(steps),
+        cells=tuple(cells),
+        slow=slow,
+        growth=tuple(growth),
+        why_no_growth=why_no_growth,
+        help=(),
+        doubts=tuple(_doubts(accounting, looked.values())),
+    )
+    advice = [*_advice(found, kept), *_more_workers(named, found)]
+    return replace(found, help=tuple(sorted(advice, key=lambda each: -_least(each))))
+
+
+def _least(each: Help) -> float:
+    """Return by what advice is sorted: a gain that is sure goes before one that is at most that."""
+    if each.gain is None:
+        return -1.0
+    if math.isfinite(each.gain.low):
+        return each.gain.low
+    return each.gain.value * (0.5 if each.kind == "at most" else 1.0)
+
+
+# ---------------------------------------------------------------------------------------------------- what there is
+
+
+def _cells(named: pd.DataFrame, accounting: Accounting) -> list[Cell]:
+    """Return the cells in the order of the account: series after series, the fewest workers first."""
+    accounts = {run.run: run for run in accounting.runs}
+    done = measured(named)
+    points = scaling_points(named)
+    cells: list[Cell] = []
+    keys: Any
+    for keys, rows in accounting.cells.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
+        series, workers, nodes = keys
+        by_part = dict(zip(rows["lap"], rows["mean_s"], strict=True))
+        here = _rows_of(named, series, workers, nodes)
+        finished = here[done[here.index]]
+        used = [str(each) for each in (here if finished.empty else finished)["run"]]
+        rate = float(finished["samples_per_s"].median()) if len(finished) else math.nan
+        point = _rows_of(points, series, workers, nodes)
+        good = [float(each) for kind in BASES for each in point[f"efficiency_{kind}"].dropna()]
+        cell = Cell(
+            series=str(series),
+            workers=int(workers),
+            nodes=float(nodes),
+            runs=tuple(used),
+            samples_per_s=stats.finite_or_none(rate),
+            efficiency=next(iter(good), None),
+            step_s=float(by_part["step"]),
+            parts_s={part: stats.finite_or_none(by_part.get(part, math.nan)) for part in PARTS[:-1]},
+        )
+        cells.append(_with_communication(cell, [accounts[run] for run in used if run in accounts]))
+    return cells
+
+
+def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
+    """Return a cell with what its communication costs, as far as its runs say so."""
+    left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
+    blocks = stats.together(left_out) if left_out else None
+    if cell.workers == 1:
+        return replace(cell, why_not="one worker communicates with nobody")
+    parts = [parts_of(run.seen, seed=1 + place) for place, run in enumerate(runs) if run.seen is not None]
+    known = {
+        name: over_runs([each[name] for each in parts])
+        for name in ("exposed", "skew")
+        if parts and all(name in each for each in parts)
+    }
+    why_not = ""
+    if not known:
+        told = [run.why_not_seen for run in runs if run.why_not_seen]
+        hidden = [run.seen.why_no_sync for run in runs if run.seen is not None and run.seen.sync_s is None]
+        why_not = next(iter([*told, *hidden]), INSIDE_BACKWARD)
+    return replace(
+        cell,
+        exposed_s=known.get("exposed"),
+        waiting_s=known.get("skew"),
+        left_out_s=blocks,
+        why_not=why_not,
+    )
+
+
+def _rows_of(table: pd.DataFrame, series: str, workers: int, nodes: float) -> pd.DataFrame:
+    """Return the rows of one cell; how many nodes it has may be unknown."""
+    same = table["nodes"].isna() if math.isnan(nodes) else table["nodes"] == nodes
+    return table[(table["series"] == series) & (table["workers"] == workers) & same]
+
+
+def _last(cells: Sequence[Cell]) -> list[Cell]:
+    return list({cell.series: cell for cell in cells}.values())
+
+
+def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
+    """Return who is slow in the runs of one cell; in repeats the same rank is counted."""
+    seen = [each for each in looked if isinstance(each, Inspection)]
+    told = [each for each in seen if each.stragglers.verdict != "unknown"]
+    if not told:
+        reasons = [each if isinstance(each, str) else each.stragglers.why_not for each in looked]
+        return Slow(
+            series=cell.series,
+            workers=cell.workers,
+            run=cell.runs[0] if cell.runs else "",
+            looked_at=len(looked),
+            named_in=0,
+            ranks=(),
+            chance=1 / cell.workers,
+            period_s=cell.step_s,
+            delay_s=0.0,
+            waiting_s=None,
+            resolution_s=None,
+            why_not=next(iter(reasons), "none of its runs was looked at"),
+        )
+    worst = max(told, key=lambda each: (len(each.stragglers.slow) > 0, each.stragglers.delay_s))
+    late = worst.stragglers
+    slowest = late.slow[:1]
+    return Slow(
+        series=cell.series,
+        workers=cell.workers,
+        run=worst.name,
+        looked_at=len(looked),
+        named_in=sum(bool(slowest) and slowest[0] in each.stragglers.slow for each in told),
+        ranks=late.named,
+        chance=1 / len(late.ranks),
+        period_s=late.period_s,
+        delay_s=late.delay_s,
+        waiting_s=None if late.skew_s is None else late.skew_s["mean"],
+        resolution_s=stats.finite_or_none(late.resolution_s),
+    )
+
+
+def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], str]:
+    """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers."""
+    found = []
+    for cell in _last(cells):
+        rows = _rows_of(table, cell.series, cell.workers, cell.nodes).set_index("lap")
+        whole: dict[Any, Any] = rows.loc["step"].to_dict()
+        kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
+        first = next(each for each in cells if each.series == cell.series)
+        if cell.workers > 1 and kind is not None:
+            minus = rows[f"minus_{kind}_s"]
+            low, high = (whole[f"minus_{kind}_{end}_s"] for end in ("low", "high"))
+            step = Interval(value=float(minus["step"]), low=low, high=high)
+            base = "1 worker alone" if kind == "plain" else "1 worker inside the library"
+            parts = {part: stats.finite_or_none(float(minus.get(part, math.nan))) for part in PARTS[:-1]}
+        elif first.workers < cell.workers:
+            step, base = Interval(value=cell.step_s - first.step_s), f"{first.workers} workers"
+            parts = {part: _less(cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]}
+        else:
+            continue
+        found.append(Growth(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
+    if found or all(cell.workers == 1 for cell in cells):
+        return found, "" if found else "no run has several workers"
+    return [], "one worker count only, and no run of one worker with the same work beside it"
+
+
+def _less(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
+
+
+def _doubts(accounting: Accounting, looked: Iterable[Inspection | str]) -> list[str]:
+    """Return what a reader must know, each once."""
+    doubts = list(accounting.doubts)
+    for each in looked:
+        if isinstance(each, Inspection):
+            doubts += [f"{each.name}: {note}" for note in each.stragglers.notes]
+    busy = [run for run in accounting.runs if run.seen is not None and run.seen.other_cores >= BUSY_CORES]
+    if busy:
+        most = max(run.seen.other_cores for run in busy if run.seen is not None)
+        doubts.append(f"other programs used up to {most:.1f} cores during {len(busy)} of {len(accounting.runs)} runs")
+    return list(dict.fromkeys(doubts))
+
+
+# ------------------------------------------------------------------------------------------------- what would help
+
+
+def _advice(found: Explanation, runs: Mapping[str, RecordedRun]) -> Iterable[Help]:
+    """Yield what the parts of the steps with the most workers suggest."""
+    cell = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
+    run = runs[cell.runs[0]]
+    yield from _late_ranks(found, cell, runs)
+    yield from _communication(cell, run)
+    yield from _other_parts(cell, run)
+    yield from _slower_computing(found, cell)
+    yield from _quicker_series(found)
+
+
+def _late_ranks(found: Explanation, cell: Cell, runs: Mapping[str, RecordedRun]) -> Iterable[Help]:
+    slow = next((each for each in found.slow if each.series == cell.series), None)
+    if slow is None:
+        return
+    if slow.ranks:
+        first = slow.ranks[0]
+        ranks = f"rank {first.rank}" if len(slow.ranks) == 1 else f"{len(slow.ranks)} ranks"
+        where = f" on {first.host}" if first.host else ""
+        yield Help(
+            what=f"make {ranks}{where} as quick as the others; its steps in detail",
+            command=_line("explain", runs[slow.run].directory, "--part", "steps"),
+            gain=_gain(slow.delay_s, slow.period_s),
+            kind="about",
+        )
+    elif slow.waiting_s is not None and slow.waiting_s > WORTH * slow.period_s:
+        yield Help(
+            what="even out the ranks, which are late by turns: is the machine quiet?",
+            command=_line("doctor"),
+            gain=_gain(slow.waiting_s, slow.period_s),
+            kind="at most",
+        )
+
+
+def _communication(cell: Cell, run: RecordedRun) -> Iterable[Help]:
+    """Yield what a large exposed communication suggests, with commands where the run is one of this package."""
+    cost = cell.exposed_s or cell.left_out_s
+    if cell.workers == 1 or (cost is not None and cost.value < WORTH * cell.step_s):
+        return
+    effective = run.record.effective
+    several_hosts = len({rank.get("host") for rank in effective.get("ranks") or ()}) > 1
+    runtime = f"{effective.get('backend')}/{effective.get('transport')}"
+    gain = None if cost is None else _gain(cost.value, cell.step_s)
+    if not _ours(run):
+        if cost is None:
+            yield Help(what="one worker of the same script beside it would say what communication costs")
+        return
+    several = ("--workers", cell.workers, *_work_of(run))
+    if cost is None and run.state != "done":
+        return
+    if cost is None:
+        what = "measure communication by leaving it out in some blocks: a run with this option"
+        yield Help(
+            what=what, command=f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(run))}"
+        )
+        return
+    if effective.get("reduction") == "flat" and packaged().options["reduction"].matters(runtime):
+        backward = cell.parts_s.get("backward")
+        hidden = cost.value if backward is None else min(cost.value, backward)
+        sides = (f"{runtime},reduction=flat", f"{runtime},reduction=hooks")
+        yield Help(
+            what="send gradients while backward computes (hooks), not after it (flat)"
+            + ("; in a study file, reduction: [flat, hooks]" if several_hosts else ""),
+            command="" if several_hosts else _line("compare", *sides, *several),
+            gain=_gain(hidden, cell.step_s),
+            kind="at most",
+        )
+    if several_hosts:  # the experiments below run on one machine
+        return
+    yield Help(
+        what="find the fastest communication settings",
+        command=_line("tune", "--runtime", runtime, *several),
+        gain=gain,
+        kind="at most",
+    )
+    if run.synchronisation is None:
+        yield Help(
+            what="find out what the communication consists of: transfer, or the library around it",
+            command=_line("explain", "--measure", "--runtime", runtime, *several),
+        )
+
+
+def _other_parts(cell: Cell, run: RecordedRun) -> Iterable[Help]:
+    data, residual = cell.parts_s["data"] or 0.0, cell.parts_s["residual"] or 0.0
+    if data > WORTH * cell.step_s:
+        batch = run.record.effective.get("batch")
+        yield Help(
+            what="load data while computing, with another loader",
+            command=_line("bench", "loading", "--batch", batch) if _ours(run) and batch else "",
+            gain=_gain(data, cell.step_s),
+            kind="at most",
+        )
+    if residual > UNEXPLAINED * cell.step_s:
+        yield Help(
+            what="find what is outside all laps",
+            command=_line("explain", run.directory, "--part", "account"),
+            gain=_gain(residual, cell.step_s),
+            kind="at most",
+        )
+
+
+def _slower_computing(found: Explanation, cell: Cell) -> Iterable[Help]:
+    """Yield that each worker computes more slowly beside others than alone; a batch of another size is no reason."""
+    growth = next((each for each in found.growth if each.series == cell.series), None)
+    if growth is None:
+        return
+    more = sum(growth.parts_s.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
+    if more > UNEXPLAINED * cell.step_s:
+        yield Help(
+            what="find out why workers compute more slowly beside each other: cores, memory or clock rates are shared",
+            command=_line("doctor"),
+            gain=_gain(more, cell.step_s),
+            kind="at most",
+        )
+
+
+def _quicker_series(found: Explanation) -> Iterable[Help]:
+    """Yield that another series made more samples per second with as many workers."""
+    last = [cell for cell in found.last if cell.samples_per_s]
+    for cell in last:
+        rivals = [each for each in last if each.workers == cell.workers and each.series != cell.series]
+        best = max(rivals, key=lambda each: each.samples_per_s or 0.0, default=None)
+        if best is not None and best.samples_per_s and cell.samples_per_s:
+            more = best.samples_per_s / cell.samples_per_s - 1
+            if more > WORTH:
+                what = f"{best.series} instead of {cell.series}, at {cell.workers} workers"
+                yield Help(what=what, gain=Interval(value=more), kind="measured")
+
+
+def _more_workers(named: pd.DataFrame, found: Explanation) -> Iterable[Help]:
+    """Yield the forecast of twice as many workers for each series with enough worker counts."""
+    try:
+        points = points_of(named)
+    except AnalysisError:
+        return
+    for cell in found.last:
+        rows = points[points["series"] == cell.series]
+        if rows["workers"].nunique() < MIN_COUNTS or not cell.samples_per_s:
+            continue
+        try:
+            forecast = next(iter(predict(rows, workers=[2 * cell.workers]).values()))[0]
+        except AnalysisError:
+            continue
+        now = cell.samples_per_s
+        more, low, high = (each / now - 1 for each in (forecast.samples_per_s, forecast.low, forecast.high))
+        gain = Interval(value=more, low=low, high=high)
+        if gain.low > WORTH:
+            what = f"{2 * cell.workers} workers instead of {cell.workers} ({cell.series})"
+            yield Help(what=what, gain=gain, kind="forecast")
+
+
+def _gain(seconds: float, step_s: float) -> Interval:
+    """Return how much more throughput it makes when a step loses so many seconds."""
+    return Interval(value=seconds / (step_s - seconds) if seconds < step_s else math.inf)
+
+
+def _ours(run: RecordedRun) -> bool:
+    """Return whether this package's trainer made a run, which other commands can start again."""
+    return "steps_per_epoch" in run.record.effective
+
+
+def _work_of(run: RecordedRun) -> list[str]:
+    """Return the options that say what a run trained, as far as they are not the usual ones."""
+    words = []
+    for name, each in packaged().options.items():
+        value = run.record.requested.get(name, each.default)
+        if not each.roles & _WORK or value in (each.default, None):
+            continue
+        flag = "--" + name.replace("_", "-")
+        words += [flag if value else f"--no-{flag[2:]}"] if each.kind is bool else [flag, str(value)]
+    return words
+
+
+def _line(*words: object) -> str:
+    return shlex.join(["horovod-study", *map(str, words)])

@@ -1,0 +1,306 @@
+"""One run in detail: what it was, whether its laps add up, who was late, what paused, and the course of its steps."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.analysis.steps.ablation import CommunicationCost, answer
+from horovod_study.analysis.steps.pauses import Pauses, StepStatistics, find_pauses
+from horovod_study.analysis.steps.rank_steps import PARTS, Floats, RankSteps, align
+from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
+from horovod_study.errors import AnalysisError
+from horovod_study.records import RecordedRun, RunSideFiles, finite, hosts_of
+
+ROWS_STEPS, ROWS_S, AGREE_S = 512, 2.0, 0.25
+"""When the trainer writes rows, and about how often its ranks agree on the time; see trainer.py."""
+
+BINS = 240
+"""The course of a run is drawn with at most so many bars."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankLaps:
+    """The mean step of one rank, in s; a lap that is not known is None."""
+
+    rank: int
+    host: str
+    steps: int
+    laps_s: Mapping[str, float | None]
+    step_s: float
+    gap: float | None  # greatest distance of the sum of laps from the step, as a share of it; None if laps are unknown
+    own_s: float | None = None  # see rank_steps.py
+    wait_s: float | None = None  # for the last rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepCourse:
+    """Step times over the run in B bins of consecutive steps, means over ranks, in s.
+
+    The laps of a bin are the means over its middle half of steps, those between the quartiles of the step time: unlike
+    medians of laps they add up, to about the median step.
+    """
+
+    first: NDArray[np.int64]  # (B,), step numbers
+    last: NDArray[np.int64]  # (B,)
+    laps_s: Mapping[str, Floats]  # lap -> (B,)
+    middle_s: Floats  # (B,), of the step, over the same steps as the laps
+    low_s: Floats  # (B,), shortest step
+    high_s: Floats  # (B,), longest step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SystemUse:
+    """What the sensors of the hosts said over the timed steps; see analysis/machine/system.py."""
+
+    rows: tuple[Mapping[str, Any], ...] = ()  # of `analysis.system.summary`
+    why_not: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Inspection:
+    """What one run says of itself."""
+
+    name: str
+    state: str  # see records.RunRecord.state
+    reason: str
+    facts: Mapping[str, Any]  # what ran: backend, transport, reduction, workers, hosts, batch, ...
+    first_step: int  # of the timed window
+    first_step_by: str
+    excluded: int  # steps recorded before it
+    steps: int  # compared, of the window
+    ranks: tuple[RankLaps, ...]
+    stragglers: Stragglers
+    pop: Pop | None
+    pauses: Pauses
+    course: StepCourse
+    rows_lost: tuple[int, ...] | None  # of each rank, to a full disk
+    ablation: CommunicationCost | None  # what communication costs by leaving it out
+    why_no_ablation: str
+    system: SystemUse
+    files: Mapping[str, tuple[str, ...]]  # kind -> paths of what else was recorded
+    directory: str
+    doubts: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values; None for what is not known."""
+        return {
+            **{name: getattr(self, name) for name in ("name", "directory", "state", "reason")},
+            "facts": dict(self.facts),
+            "window": {
+                "first_step": self.first_step,
+                "by": self.first_step_by,
+                "excluded": self.excluded,
+                "steps": self.steps,
+            },
+            "rows_lost": None if self.rows_lost is None else list(self.rows_lost),
+            "ablation": finite(self.ablation),
+            "why_no_ablation": self.why_no_ablation,
+            "system": finite(self.system),
+            "recorded_beside": {kind: list(paths) for kind, paths in self.files.items()},
+            "doubts": list(self.doubts),
+            **{name: finite(getattr(self, name)) for name in ("ranks", "stragglers", "pop", "pauses", "course")},
+        }
+
+
+def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
+    """Look at everything that one run recorded, finished or not.
+
+    Raises AnalysisError for a run without rows.
+    """
+    if not run.rows:
+        why = "; ".join(f"rank {rank} {text}" for rank, text in list(run.missing.items())[:3])
+        raise AnalysisError(
+            f"{run.directory}: holds no step rows{f' ({why})' if why else ''}; name a run that made steps"
+        )
+    record, doubts = run.record, []
+    if all(np.isnan(np.asarray(rows["step_s"], dtype=np.float64)).all() for rows in run.rows.values()):
+        raise AnalysisError(
+            f"{run.directory}: its steps were not timed (--timer-mode off); record it again with --timer-mode light"
+        )
+    told = hosts_of(record, range(run.workers))
+    hosts = [told[rank] for rank in range(run.workers)]
+    lay = partial(align, run.rows, workers=run.workers, hosts=hosts, missing=run.missing, name=str(run.directory))
+    everything = lay()
+    first, by = run.first_step, run.first_step_by
+    longest = _longest(run, first)
+    if longest < (MIN_STEPS if len(run.rows) > 1 else 1):
+        few = f"only {longest:,} steps" if longest else "no step"
+        doubts.append(f"{few} from step {first:,} on {_were(longest)} recorded, so that the warm-up is looked at too")
+        first, by = int(everything.step[0]), "the first that was recorded"
+        longest = _longest(run, first)
+    rows = lay(from_step=first, fewest=min(MIN_STEPS, longest))
+    if run.state != "done":
+        so_far = "these are its rows so far" if run.state == "running" else "its rows end early"
+        doubts.insert(0, f"the run is {run.state}{f' ({record.reason})' if record.reason else ''}: {so_far}")
+    doubts += rows.notes
+    late = find_stragglers(rows)
+    lost = record.totals.get("rows_lost")
+    if any(_counts(lost)):
+        doubts.append(f"{sum(_counts(lost)):,} rows were lost to a full disk")
+    steady = record.totals.get("steady")
+    if isinstance(steady, Mapping) and steady.get("doubt"):
+        doubts.append(str(steady["doubt"]))
+    system, system_doubts = _system(run, beside or RunSideFiles(why_no_system="not looked at"))
+    doubts += system_doubts
+    ablation, why_no_ablation = None, run.why_no_ablation
+    if run.ablation is not None:
+        try:
+            ablation = answer(run.ablation)
+        except AnalysisError as error:
+            why_no_ablation = str(error)
+    return Inspection(
+        name=run.name,
+        state=run.state,
+        reason=record.reason,
+        facts=_facts(run, hosts),
+        first_step=first,
+        first_step_by=by,
+        excluded=int((everything.step < first).sum()),
+        steps=len(rows.step),
+        ranks=tuple(_rank_laps(rows, late)),
+        stragglers=late,
+        pop=pop_of(rows) if rows.workers > 1 else None,
+        pauses=find_pauses(rows, _step_statistics(run)),
+        course=course(everything),
+        rows_lost=None if lost is None else tuple(_counts(lost)),
+        ablation=ablation,
+        why_no_ablation=why_no_ablation,
+        system=system,
+        files=_files(beside),
+        directory=str(run.directory),
+        doubts=tuple(doubts),
+    )
+
+
+def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[SystemUse, list[str]]:
+    if not beside.system:
+        doubts = [beside.why_no_system] if beside.damaged_system else []
+        return SystemUse(why_not=beside.why_no_system), doubts
+    import pandas as pd
+
+    from horovod_study.analysis.machine import system
+
+    rows, told = [], []
+    steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
+    for host, samples in beside.system.items():
+        at_s = samples.rows["at_s"]
+        table = system.phases(
+            steps,
+            beside.evaluations,
+            first_timed=run.first_step,
+            first_s=float(at_s.min()),
+            last_s=float(at_s.max()),
+        )
+        rows += [
+            {str(k): v for k, v in row.items()} for row in system.summary({host: samples}, table).to_dict("records")
+        ]
+        told += system.doubts({host: samples}, table)
+    told += system.doubts({}, pd.DataFrame(), run.record.totals)
+    return SystemUse(rows=tuple(rows)), [text.rstrip(".") for text in told]
+
+
+def _files(beside: RunSideFiles | None) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    if beside is not None and beside.timeline is not None:
+        found["timeline"] = (str(beside.timeline),)
+    if beside is not None and beside.profiles:
+        found["profile"] = tuple(str(path) for path in beside.profiles)
+    return found
+
+
+def _longest(run: RecordedRun, first: int) -> int:
+    return max(int((np.asarray(rows["step"]) >= first).sum()) for rows in run.rows.values())
+
+
+def _were(count: int) -> str:
+    return "was" if count <= 1 else "were"
+
+
+def _counts(lost: Any) -> list[int]:
+    """Return how many rows each rank lost; nothing where the record does not say."""
+    return [int(each or 0) for each in (lost if isinstance(lost, list) else [lost])]
+
+
+def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
+    effective, requested = run.record.effective, run.record.requested
+    timer = effective.get("timer_mode")
+    names = ("backend", "transport", "reduction", "batch", "device", "precision", "launcher")
+    return {
+        "study": run.record.study,
+        "started": run.record.started,
+        "finished": run.record.finished,
+        "workers": run.workers,
+        "hosts": list(dict.fromkeys(hosts)),
+        **{name: effective.get(name, requested.get(name)) for name in names},
+        "timer_mode": timer.get("value") if isinstance(timer, Mapping) else requested.get("timer_mode"),
+        "samples_per_s": run.record.totals.get("samples_per_s"),
+        "window_s": run.record.totals.get("window_s"),
+    }
+
+
+def _step_statistics(run: RecordedRun) -> StepStatistics:
+    effective, requested = run.record.effective, run.record.requested
+    trained = "steps_per_epoch" in effective  # by this package's own trainer, whose intervals are known
+    return StepStatistics(
+        steps_per_epoch=effective.get("steps_per_epoch"),
+        checkpoint_every=requested.get("checkpoint_every"),
+        evaluate_every=requested.get("evaluate_every"),
+        rows_steps=ROWS_STEPS if trained else None,
+        rows_s=ROWS_S if trained else None,
+        agree_s=AGREE_S if trained else None,
+        sampler_s=requested.get("system_interval_s"),
+    )
+
+
+def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:
+    own = {each.rank: each for each in late.ranks}
+    told = rows.sync_s is not None  # else `own` is a part only, and no column of a table
+    whole = np.sum(list(rows.laps.values()), axis=0) if rows.laps else None
+    found = []
+    for place, rank in enumerate(rows.ranks):
+        step = rows.step_s[:, place]
+        gap = None
+        if whole is not None and "residual" in rows.laps and (step > 0).all():
+            gap = float(np.abs(whole[:, place] / step - 1).max())
+        found.append(
+            RankLaps(
+                rank=rank,
+                host=rows.hosts[place],
+                steps=len(step),
+                laps_s={lap: float(rows.laps[lap][:, place].mean()) if lap in rows.laps else None for lap in PARTS},
+                step_s=float(step.mean()),
+                gap=gap,
+                own_s=own[rank].own_s if rank in own and told else None,
+                wait_s=own[rank].wait_s if rank in own and told else None,
+            )
+        )
+    return found
+
+
+def course(rows: RankSteps, bins: int = BINS) -> StepCourse:
+    """Return the course of the step times over all steps, in at most `bins` bins of equally many steps."""
+    step_s = rows.step_s.mean(axis=1)
+    laps = {lap: values.mean(axis=1) for lap, values in rows.laps.items()}
+    width = math.ceil(len(step_s) / bins)
+    parts = np.split(np.arange(len(step_s)), np.arange(width, len(step_s), width))
+    middles = [_middle_half(part, step_s) for part in parts]
+    return StepCourse(
+        first=rows.step[[part[0] for part in parts]],
+        last=rows.step[[part[-1] for part in parts]],
+        laps_s={lap: np.array([values[some].mean() for some in middles]) for lap, values in laps.items()},
+        middle_s=np.array([step_s[some].mean() for some in middles]),
+        low_s=np.array([step_s[part].min() for part in parts]),
+        high_s=np.array([step_s[part].max() for part in parts]),
+    )
+
+
+def _middle_half(part: NDArray[np.int64], step_s: Floats) -> NDArray[np.int64]:
+    """Return the steps of a bin without the shortest and the longest quarter."""
+    ordered = part[np.argsort(step_s[part], kind="stable")]
+    cut = math.floor(len(part) / 4)
+    return ordered[cut : len(part) - cut]

@@ -1,0 +1,265 @@
+"""Each run for itself: one row with all that is known of it, and its course over the timed window in equal parts.
+
+What a point hides, a run shows: which repeat was slow, when, and what the machine did then. Step times of a part are
+those of its steps; the load of its hosts is the mean of the sensors' readings over its time, where each reading stands
+for the time since the one before it, as everywhere (docs/system.md). Unknown is NaN.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from horovod_study.analysis.series.points import LAP_COLUMNS, OF_RANKS, measured, with_series
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+MAX_PARTS = 40
+"""Of a run: as many as a small plot shows."""
+
+MIN_STEPS = 8
+"""Of a part: the 90 % quantile of fewer is nearly their maximum."""
+
+LOADS: Mapping[str, tuple[str, str, bool]] = {
+    "cpu_percent_per_rank": ("rank", "cpu_percent", False),
+    "rss_mb_per_rank": ("rank", "rss_mb", False),
+    "gpu_percent": ("gpu", "gpu_percent", False),
+    "gpu_memory_mb": ("gpu", "gpu_memory_mb", False),
+    "gpu_power_w": ("gpu", "power_w", True),
+    "package_power_w": ("package", "power_w", True),
+}
+"""Column -> the parts of a host it is of, the sensors' column, and whether it is their sum; else it is their mean."""
+
+SAMPLED = ("at_s", "cpu_percent", "rss_mb", "gpu_percent", "gpu_memory_mb", "power_w")
+"""Columns of system samples that the course of a run is made with."""
+
+ON_THE_WAY: Mapping[str, tuple[float, ...]] = {"sync_s": (0.5,), "step_s": (0.5, 0.9)}
+"""Columns of step rows that the course of a run takes, and the quantiles over the steps of each part."""
+
+PROFILE_COLUMNS = (
+    *("run", "part", "first_step", "steps", "begin_s", "end_s"),
+    *("step_s", "step_s_median", "step_s_p90", "sync_s", "sync_s_median"),
+    *LOADS,
+)
+"""One row per run and part of its timed window. `step_s` and `sync_s` are means over steps and ranks; `step_s_median`
+and `step_s_p90` are over steps, the largest of the ranks, `sync_s_median` over steps, the mean of the ranks: as in the
+totals of a run. begin_s and end_s are seconds since the run's first step, on the clock of its first rank."""
+
+SPEEDUPS = ("speedup_plain", "efficiency_plain", "speedup_wrapped", "efficiency_wrapped")
+
+_FROM_ACCOUNTS = (*OF_RANKS, "residual_share_mean", "open_steps", "why_not")
+_SENSORS = ("cpu_percent_per_rank", "rss_mb_per_rank", "gpu_percent", "gpu_memory_mb", "gpu_power_w", "package_power_w")
+_TOLD = ("hosts", "launcher", "command", "finished", "excluded_by", "steady_doubt", "energy_doubt", "energy_of")
+_NUMBERS = ("step_s_p90", "sync_s_median", "excluded_steps", "rows_lost", "rss_mb_max", "pss_mb_max", "energy_j")
+RUN_COLUMNS = (
+    *("run", "series", "setting", "mode", "study", "partition", "backend", "transport", "batch", "workers", "nodes"),
+    *("repeat", "status", "reason", "started", "host", *_TOLD),
+    *("samples_per_s", *SPEEDUPS, "window_s", "steps", "step_s", "step_s_median", *LAP_COLUMNS),
+    *(*_NUMBERS, "energy_per_sample_j", "test_mse", *_SENSORS, *_FROM_ACCOUNTS),
+)
+"""What the table of runs has at least; every other column of the run table follows."""
+
+_NAMES = ("series", "setting", "mode")
+_POINT = ("series", "batch", "train_samples", "workers", "nodes")
+
+
+def runs_table(
+    runs: pd.DataFrame, points: pd.DataFrame | None = None, accounts: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Return the run table in the order of its series, with RUN_COLUMNS and whatever else it has.
+
+    Options are as they were asked for. A speedup is the throughput of this run over the median baseline of its point
+    in `points` (points.scaling_points), its efficiency that over the workers. `accounts` (Accounting.run_rows) says
+    what the step rows know of the ranks. What is not known is NaN or None.
+    """
+    named = with_series(runs.assign(_place=range(len(runs))))
+    table = runs.drop(columns=list(_NAMES), errors="ignore").iloc[named["_place"]].reset_index(drop=True)
+    for place, name in enumerate(_NAMES, start=list(table.columns).index("run") + 1):
+        table.insert(place, name, named[name].to_numpy())
+    speed = table["samples_per_s"].where(measured(table)).to_numpy(dtype=np.float64)
+    for kind in ("plain", "wrapped"):
+        base = np.full(len(table), math.nan) if points is None else _base(named, points, f"base_{kind}_samples_per_s")
+        table[f"speedup_{kind}"] = speed / base
+        table[f"efficiency_{kind}"] = speed / base / named["workers"].to_numpy(dtype=np.float64)
+    whole = None if accounts is None else accounts[accounts["rank"].isna()].drop_duplicates("run").set_index("run")
+    unknown = pd.Series(math.nan, table.index)
+    for name in _FROM_ACCOUNTS:
+        table[name] = unknown if whole is None else table["run"].map(whole[name])
+    for name in RUN_COLUMNS:
+        if name not in table.columns:
+            table[name] = None if name in _TOLD else math.nan
+    return table
+
+
+def _base(named: pd.DataFrame, points: pd.DataFrame, column: str) -> Floats:
+    """Return a column of the point of each run."""
+    numbers = dict.fromkeys(_POINT[1:], "float64")
+    known = points[[*_POINT, column]].drop_duplicates(list(_POINT)).astype(numbers)
+    return named[list(_POINT)].astype(numbers).merge(known, how="left", on=list(_POINT))[column].to_numpy(np.float64)
+
+
+# ---------------------------------------------------------------------------------------------------- the course
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Profile:
+    """The course of one run over its timed window, in P parts of as equal numbers of steps as can be."""
+
+    first_step: Places  # (P,)
+    steps: Places  # (P,), of the first rank
+    columns: Mapping[str, Floats]  # PROFILE_COLUMNS but the first four -> (P,)
+
+
+def part_places(steps: int) -> Places:
+    """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
+    parts = max(1, min(MAX_PARTS, steps // MIN_STEPS))
+    size, more = divmod(steps, parts)
+    number = np.arange(parts + 1)
+    places: Places = number * size + np.minimum(number, more)
+    return places
+
+
+class Course:
+    """Gathers the course of a run from its ranks, one after the other: no column is kept.
+
+    The first rank says which steps make a part; a rank that lacks some of them counts with those it has.
+    """
+
+    def __init__(self) -> None:
+        self._first: Places | None = None  # (P + 1,): the first step of each part, and the one after the last
+        self._steps = self._places = np.empty(0, dtype=np.int64)
+        self._begin_s = self._end_s = np.empty(0)
+        self._order: slice | Places = slice(None)
+        self._ranks: dict[str, list[Floats]] = {}  # column, or column and quantile -> of each rank, (P,)
+
+    def begin_rank(self, step: NDArray[np.integer], column: Callable[[str], Floats]) -> None:
+        """Begin with a rank of timed steps `step`, (S,); `column` returns another column of these rows."""
+        self._order = slice(None) if (step[1:] > step[:-1]).all() else np.argsort(step, kind="stable")
+        step = step[self._order]
+        if self._first is None:
+            places = part_places(len(step))
+            begin_s, last = column("begin_s")[self._order], places[1:] - 1
+            self._first = np.append(step[places[:-1]], step[-1] + 1).astype(np.int64)
+            self._steps = np.diff(places)
+            self._begin_s = begin_s[places[:-1]]
+            self._end_s = begin_s[last] + column("step_s")[self._order][last]
+        self._places = np.searchsorted(step, self._first)
+
+    def add(self, name: str, values: Floats) -> None:
+        """Take one of the columns ON_THE_WAY of the present rank, (S,), NaN where unknown."""
+        means, levels = by_part(values[self._order], self._places, ON_THE_WAY[name])
+        self._ranks.setdefault(name, []).append(means)
+        for level, found in zip(ON_THE_WAY[name], levels, strict=True):
+            self._ranks.setdefault(f"{name} {level}", []).append(found)
+
+    def profile(self, samples: Mapping[str, Mapping[str, Mapping[str, Floats]]]) -> Profile | None:
+        """Return the profile, with the load of the hosts from {host: {part: columns}}; None without timed steps."""
+        if self._first is None:
+            return None
+        columns = {
+            "begin_s": self._begin_s,
+            "end_s": self._end_s,
+            "step_s": self._over(np.mean, "step_s"),
+            "step_s_median": self._over(np.max, "step_s 0.5"),
+            "step_s_p90": self._over(np.max, "step_s 0.9"),
+            "sync_s": self._over(np.mean, "sync_s"),
+            "sync_s_median": self._over(np.mean, "sync_s 0.5"),
+            **load_by_part(samples, self._begin_s, self._end_s),
+        }
+        return Profile(first_step=self._first[:-1], steps=self._steps, columns=columns)
+
+    def _over(self, how: Callable[..., Any], name: str) -> Floats:
+        """Return one value per part over the ranks that have steps there; NaN where one of them does not know it."""
+        ranks = np.stack(self._ranks[name])  # (R, P); infinite where a rank has no step
+        here = ~np.isinf(ranks)
+        if here.all():
+            return np.asarray(how(ranks, axis=0), dtype=np.float64)
+        return np.array([how(ranks[here[:, part], part]) for part in range(ranks.shape[1])])
+
+
+def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple[Floats, Floats]:
+    """Return the mean (P,) and `quantiles` (Q, P) of `values`, (S,), in the parts that begin at `places`, (P + 1,).
+
+    NaN in a part that holds a NaN, infinite for a part without values.
+    """
+    sizes = np.diff(places)
+    means = np.full(len(sizes), math.inf)
+    levels = np.full((len(quantiles), len(sizes)), math.inf)
+    cuts = np.flatnonzero(np.diff(sizes)) + 1  # parts of one size are side by side: one block of rows each
+    for first, after in zip((0, *cuts), (*cuts, len(sizes)), strict=True):
+        size = int(sizes[first])
+        if size == 0:
+            continue
+        block = values[places[first] : places[first] + size * (after - first)].reshape(after - first, size)
+        means[first:after] = block.mean(axis=1)
+        if len(quantiles):
+            levels[:, first:after] = _quantiles(block, quantiles)
+    return means, levels
+
+
+def _quantiles(block: Floats, levels: Sequence[float]) -> Floats:
+    """Return quantiles of each row of (P, K), interpolated linearly, (Q, P); NaN for a row with a NaN."""
+    at = (block.shape[1] - 1) * np.asarray(levels)
+    low = np.floor(at).astype(int)
+    high = np.minimum(low + 1, block.shape[1] - 1)
+    # The last place is where a NaN goes.
+    chosen = np.partition(block, np.unique([*low, *high, block.shape[1] - 1]), axis=1)
+    found: Floats = (chosen[:, low] + (at - low) * (chosen[:, high] - chosen[:, low])).T
+    return np.where(np.isnan(chosen[:, -1]), math.nan, found)
+
+
+def load_by_part(
+    samples: Mapping[str, Mapping[str, Mapping[str, Floats]]], begin_s: Floats, end_s: Floats
+) -> dict[str, Floats]:
+    """Return LOADS of the times from begin_s to end_s, (P,), from {host: {part: columns}}; NaN where nothing is known.
+
+    A sum is known where every device is.
+    """
+    found = {}
+    for name, (kind, column, summed) in LOADS.items():
+        each = [
+            held(columns["at_s"], columns[column], begin_s, end_s)
+            for parts in samples.values()
+            for part, columns in parts.items()
+            if part.split(" ")[0] == kind and column in columns and np.isfinite(columns[column]).any()
+        ]
+        if not each:
+            found[name] = np.full(len(begin_s), math.nan)
+        else:
+            found[name] = np.sum(each, axis=0) if summed else np.mean(each, axis=0)
+    return found
+
+
+def held(at_s: Floats, values: Floats, begin_s: Floats, end_s: Floats) -> Floats:
+    """Return the means of readings (N,) over times (P,), where each stands for the time since the one before it.
+
+    at_s is ascending. NaN where no reading stands for any of a time.
+    """
+    known = np.isfinite(values)
+    spans = np.where(known, np.diff(at_s, prepend=at_s[:1]), 0.0)
+    area, seen = np.cumsum(np.where(known, values, 0.0) * spans), np.cumsum(spans)
+    total = np.interp(end_s, at_s, area) - np.interp(begin_s, at_s, area)
+    over_s = np.interp(end_s, at_s, seen) - np.interp(begin_s, at_s, seen)
+    mean: Floats = np.divide(total, over_s, out=np.full(len(begin_s), math.nan), where=over_s > 1e-9)
+    return mean
+
+
+def profile_rows(profiles: Iterable[tuple[str, Profile | None]]) -> pd.DataFrame:
+    """Return PROFILE_COLUMNS of runs, given with their names, in their order; a run without timed steps has no row."""
+    there = [(run, each) for run, each in profiles if each is not None]
+    if not there:
+        return pd.DataFrame(columns=list(PROFILE_COLUMNS))
+    counts = [len(each.steps) for _, each in there]
+    table = {
+        "run": np.repeat(np.array([run for run, _ in there], dtype=object), counts),
+        "part": np.concatenate([np.arange(count) for count in counts]),
+        "first_step": np.concatenate([each.first_step for _, each in there]),
+        "steps": np.concatenate([each.steps for _, each in there]),
+        **{name: np.concatenate([each.columns[name] for _, each in there]) for name in PROFILE_COLUMNS[4:]},
+    }
+    return pd.DataFrame(table, columns=list(PROFILE_COLUMNS))

@@ -1,0 +1,322 @@
+"""Which rank is slow, by how much, and in which lap: from each rank's own clock, without comparing clocks.
+
+For step k and rank r, with `own` as rank_steps.py defines it:
+
+    wait[r, k]    max over ranks of own[k] - own[r, k]: how long r waits for the last rank
+    skew[k]       mean over ranks of wait[k]: this part of a synchronisation is waiting, not communicating
+    lateness[r]   mean over steps of own[r] less the same of the middle one of the other ranks
+
+The middle one, because two slow ranks of eight are two slow ones, and not each other's measure. Steps are correlated (a
+slow moment lasts for several), so the interval of a lateness comes from the means of blocks of steps: Student's t over
+the blocks. A rank is named when its lateness is above zero even after allowing for having looked at all ranks
+(Bonferroni), and at least 1 % of the step.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.steps.rank_steps import (
+    BEFORE_SYNC,
+    GAP_S,
+    GAP_STEPS,
+    CommonSteps,
+    Floats,
+    RankSteps,
+    gaps_s,
+    same_epoch,
+)
+from horovod_study.records import finite
+
+MIN_STEPS = 20
+WORTH = 0.01
+"""A lateness below this share of the step is not worth mentioning."""
+
+_BLOCKS = (8, 20)
+_STEPS_PER_BLOCK = 25
+_MOST_OF_IT = 0.5
+_COMPUTING = ("compute", "forward", "backward", "update")
+CAUSES = {
+    "data": "loading its batch",
+    "compute": "computing (one CUDA graph)",
+    "forward": "computing forward",
+    "backward": "computing backward",
+    "update": "updating the parameters",
+    "residual": "outside all laps",
+    "computing": "computing (forward, backward and update)",
+    "several": "in several laps",
+}
+"""Where a rank loses its time, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lateness:
+    """How one rank compares with the others, in s per step."""
+
+    rank: int
+    host: str
+    own_s: float  # mean
+    wait_s: float  # mean, for the last rank
+    value_s: float  # lateness; negative: earlier than the others
+    low_s: float  # 95 % interval
+    high_s: float
+    certain_s: float  # what it is at least, allowing for all ranks that were looked at
+    last_share: float  # of the steps in which it was the last; ties are shared
+    last_p: float  # chance of being last so often among equal ranks, if steps were independent
+    laps_s: Mapping[str, float]  # what each lap adds to the lateness; they add up to it
+    cause: str = ""  # a key of CAUSES, for a named rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stragglers:
+    """What was found in F steps of R ranks, in s."""
+
+    verdict: str  # named | none | unknown
+    why_not: str = ""  # of unknown, in words
+    notes: tuple[str, ...] = ()  # what a reader must know
+    steps: int = 0  # F
+    block_steps: int = 0
+    laps: tuple[str, ...] = ()  # that `own` consists of
+    period_s: float = math.nan  # mean, from the end of a synchronisation to the end of the next
+    skew_s: Mapping[str, float] | None = None  # mean, median, p90
+    spread_s: float = math.nan  # mean wait of each step's first rank
+    ranks: tuple[Lateness, ...] = ()
+    slow: tuple[int, ...] = ()  # the named ranks, the slowest first
+    resolution_s: float = math.nan  # a lateness that would certainly have been named
+    delay_s: float = 0.0  # by how much a step would be shorter if the named ranks were as quick as the middle one
+
+    @property
+    def skew_share(self) -> float:
+        """Return the mean skew as a share of the step; NaN where there is none."""
+        return math.nan if self.skew_s is None else self.skew_s["mean"] / self.period_s
+
+    @property
+    def named(self) -> tuple[Lateness, ...]:
+        """Return the ranks that are slower than the others, the slowest first."""
+        return tuple(each for rank in self.slow for each in self.ranks if each.rank == rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values; None for what is not known."""
+        return {
+            **{name: getattr(self, name) for name in ("verdict", "why_not", "steps", "block_steps")},
+            "notes": list(self.notes),
+            "laps": list(self.laps),
+            "period_s": stats.finite_or_none(self.period_s),
+            "skew_s": None if self.skew_s is None else dict(self.skew_s),
+            "skew_share": stats.finite_or_none(self.skew_share),
+            "spread_s": stats.finite_or_none(self.spread_s),
+            "resolution_s": stats.finite_or_none(self.resolution_s),
+            "slow": list(self.slow),
+            "ranks": finite(self.ranks),
+        }
+
+
+def find_stragglers(rows: RankSteps) -> Stragglers:
+    """Compare the ranks' own times over the steps that follow another of their stretch.
+
+    The verdict is `unknown`, with the reason, where there are fewer than two ranks or 20 such steps, or where no lap
+    distinguishes the ranks.
+    """
+    if rows.workers == 1:
+        return Stragglers(verdict="unknown", why_not="one worker has nobody to wait for", notes=rows.notes)
+    if len(rows.ranks) < 2:
+        return Stragglers(verdict="unknown", why_not="the rows of one rank only are there", notes=rows.notes)
+    steps = int(rows.follows.sum())
+    if steps < MIN_STEPS:
+        few = f"{steps} steps follow another of their stretch; at least {MIN_STEPS} are needed"
+        return Stragglers(verdict="unknown", why_not=few, notes=rows.notes, steps=steps)
+    laps = rows.own_laps()
+    notes = list(rows.notes)
+    if rows.sync_s is None:
+        if not laps:
+            why = "the wait for the others is not visible, and no lap is certainly before it"
+            return Stragglers(verdict="unknown", why_not=why, notes=rows.notes, steps=steps)
+        told = ", ".join(laps)
+        notes.append(
+            "the synchronisation is not visible here and the wait for the others is inside another lap, so that "
+            f"only {told} can be compared: a rank that is slow elsewhere is not seen"
+        )
+    table = np.stack(list(laps.values()))  # (laps, F, R)
+    own: Floats = table.sum(axis=0)  # (F, R)
+    waits = own.max(axis=1, keepdims=True) - own
+    skew = waits.mean(axis=1)
+    period = float((own if rows.sync_s is None else own + rows.sync_s[rows.follows]).mean())
+    if rows.sync_s is None:  # without it `own` is a part of the step only
+        period = float(rows.step_s[rows.follows].mean())
+    blocks = _blocks(steps)
+    found = [_lateness(place, rows, list(laps), table, waits, blocks) for place in range(len(rows.ranks))]
+    slow = sorted(
+        (each for each in found if each.certain_s > 0 and each.value_s >= WORTH * period),
+        key=lambda each: -each.value_s,
+    )
+    ranks = tuple(_with_cause(each) if each in slow else each for each in found)
+    even = own - np.array([each.value_s if each in slow else 0.0 for each in found])
+    return Stragglers(
+        verdict="named" if slow else "none",
+        notes=tuple(notes),
+        steps=steps,
+        block_steps=steps // len(blocks),
+        laps=tuple(laps),
+        period_s=period,
+        skew_s={
+            "mean": float(skew.mean()),
+            "median": float(np.median(skew)),
+            "p90": float(np.quantile(skew, 0.9)),
+        },
+        spread_s=float(waits.max(axis=1).mean()),
+        ranks=ranks,
+        slow=tuple(each.rank for each in slow),
+        resolution_s=max(WORTH * period, *(each.value_s - each.certain_s for each in found)),
+        delay_s=float((own.max(axis=1) - even.max(axis=1)).mean()),
+    )
+
+
+def _blocks(steps: int) -> list[NDArray[np.int64]]:
+    """Return the steps in blocks of consecutive ones: 25 in each, but 8 to 20 blocks."""
+    count = min(max(steps // _STEPS_PER_BLOCK, _BLOCKS[0]), _BLOCKS[1])
+    return np.array_split(np.arange(steps), count)
+
+
+def _lateness(
+    place: int, rows: RankSteps, laps: Sequence[str], table: Floats, waits: Floats, blocks: list[NDArray[np.int64]]
+) -> Lateness:
+    own = table.sum(axis=0)
+    # The middle one of the others: the mean of two where their number is even.
+    others = [each for each in np.argsort(own.mean(axis=0), kind="stable") if each != place]
+    middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
+    later = table[:, :, place] - table[:, :, middle].mean(axis=2)  # (laps, F)
+    total = later.sum(axis=0)
+    value = float(total.mean())
+    means = np.array([total[block].mean() for block in blocks])
+    error, freedom = float(stats.standard_error(means)), len(blocks) - 1.0
+    interval = stats.around(value, error, freedom)
+    guarded = stats.t_quantile(1 - 0.025 / len(rows.ranks), freedom)
+    last = waits <= 0  # (F, R)
+    share = float((last[:, place] / last.sum(axis=1)).mean())
+    count = round(share * len(last))
+    return Lateness(
+        rank=rows.ranks[place],
+        host=rows.hosts[place],
+        own_s=float(own[:, place].mean()),
+        wait_s=float(waits[:, place].mean()),
+        value_s=value,
+        low_s=interval.low,
+        high_s=interval.high,
+        certain_s=value - guarded * error,
+        last_share=share,
+        last_p=stats.binomial_tail(count, len(last), 1 / len(rows.ranks)),
+        laps_s={lap: float(each.mean()) for lap, each in zip(laps, later, strict=True)},
+    )
+
+
+def _with_cause(late: Lateness) -> Lateness:
+    """Return the lateness with the lap, or the kind of laps, that makes more than half of it."""
+    lap, most = max(late.laps_s.items(), key=lambda each: each[1])
+    computing = sum(late.laps_s.get(each, 0.0) for each in _COMPUTING)
+    if most > _MOST_OF_IT * late.value_s and not (lap in _COMPUTING and most < 0.8 * computing):
+        cause = lap
+    elif computing > _MOST_OF_IT * late.value_s:
+        cause = "computing"
+    else:
+        cause = "several"
+    return replace(late, cause=cause)
+
+
+# -------------------------------------------------------------------------------------------------- efficiencies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pop:
+    """The efficiencies of the POP project, dimensionless; parallel = load_balance x communication."""
+
+    load_balance: float  # mean useful / max useful
+    communication: float  # max useful / runtime
+    parallel: float  # mean useful / runtime
+
+
+def pop(useful_s: Sequence[float] | Floats, runtime_s: float) -> Pop:
+    """Return the POP efficiencies of ranks that did useful work for `useful_s` each in `runtime_s`.
+
+    Known answer: 1, 1, 1, 0.6 s in 1.25 s make 0.90, 0.80, 0.72. The split of `communication` into serialisation and
+    transfer needs a run on an ideal network, and is not made. https://co-design.pop-coe.eu/metrics
+    """
+    useful = np.asarray(useful_s, dtype=np.float64)
+    load_balance = float(useful.mean() / useful.max())
+    communication = float(useful.max() / runtime_s)
+    return Pop(load_balance=load_balance, communication=communication, parallel=load_balance * communication)
+
+
+def pop_of(rows: RankSteps) -> Pop | None:
+    """Return the POP efficiencies of the steps that follow another; None where the wait is not visible.
+
+    Useful is `own`, all of it: loading and the unexplained part too. The runtime is that of the slowest rank.
+    """
+    if rows.sync_s is None or not rows.follows.any():
+        return None
+    own = np.sum(list(rows.own_laps().values()), axis=0).sum(axis=0)  # (R,)
+    if not own.max() > 0:
+        return None
+    return pop(own, float((own + rows.sync_s[rows.follows].sum(axis=0)).max()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """What waiting for each other costs the ranks of a run: two means of `find_stragglers` and `pop_of`."""
+
+    pop: Pop | None  # None where not known
+    skew_s: float  # mean; NaN where not known
+
+
+def waiting(rows: Mapping[int, Mapping[str, Any]], shared: CommonSteps) -> Waiting:
+    """Return the mean skew and the POP efficiencies of ranks over the steps that they share.
+
+    The same numbers as of `find_stragglers(align(rows))` and `pop_of(align(rows))`, for runs whose rows do not fit into
+    memory together: at any time a few columns of one rank are there. Nothing is known where a rank cannot see its
+    synchronisation.
+    """
+    nothing = Waiting(pop=None, skew_s=math.nan)
+    names = ("sync_s", "begin_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
+    unknown: set[str] = set()
+    two_clocks = False
+    largest = np.full(max(len(shared.step) - 1, 0), -math.inf)  # gap before a step, of all ranks
+    for rank in shared.places:
+        columns = rows[rank]
+        found = {name: shared.column(columns, rank, name) for name in ("begin_s", "residual_s", "step_s")}
+        np.maximum(largest, gaps_s(found["begin_s"], found["residual_s"], found["step_s"]), out=largest)
+        for name in names:
+            if np.isnan(found[name] if name in found else shared.column(columns, rank, name)).any():
+                unknown.add(name)
+        two_clocks |= bool(np.isfinite(shared.column(columns, rank, "sync_host_s")).any())
+    if "sync_s" in unknown:
+        return nothing
+    laps = [lap for lap in BEFORE_SYNC if f"{lap}_s" not in unknown]
+    follows = same_epoch(shared)
+    if not unknown & {"begin_s", "residual_s"}:
+        allowed = GAP_S
+        if two_clocks:
+            every = [shared.column(rows[rank], rank, "step_s") for rank in shared.places]
+            allowed = GAP_STEPS * float(np.median(np.concatenate(every)))
+        follows[1:] &= largest <= allowed
+    steps = int(np.count_nonzero(follows))
+    if not (laps and steps):
+        return nothing
+    useful_s, runtime_s = [], []
+    last = np.full(steps, -math.inf)
+    for rank in shared.places:
+        columns = rows[rank]
+        own = np.zeros(steps)
+        for lap in laps:
+            values = shared.column(columns, rank, f"{lap}_s")
+            own += values[:-1][follows[1:]] if lap == "update" else values[follows]
+        useful_s.append(float(own.sum()))
+        runtime_s.append(useful_s[-1] + float(shared.column(columns, rank, "sync_s")[follows].sum()))
+        np.maximum(last, own, out=last)
+    return Waiting(
+        pop=pop(useful_s, max(runtime_s)) if max(useful_s) > 0 else None,
+        skew_s=(float(last.sum()) - math.fsum(useful_s) / len(useful_s)) / steps if steps >= MIN_STEPS else math.nan,
+    )

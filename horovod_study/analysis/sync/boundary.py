@@ -1,0 +1,424 @@
+"""What another node costs: synchronisation against workers and nodes, and the jump at each node boundary.
+
+A jump is the time per step on more nodes less that on fewer, means over repeats of what each run says of its steps.
+Two kinds are distinguished, because only the first compares like with like:
+
+    direct      equal workers, once on fewer and once on more nodes (placement fill against spread): another node and
+                nothing else
+    indirect    along one curve, from the largest worker count on fewer nodes to the smallest on more: another node
+                *and* further workers
+
+Along a series of these tables also the placement may differ: what elsewhere are two series, one filling the nodes and
+one sharing them evenly, are one here, because their difference is what is asked for.
+
+Intervals are those of breakdown.py: Student's t of the differences of pairs of repeats, else Welch's, 95 %, from three
+repeats on. A jump is resolved when its interval leaves out 0. docs/metrics.md defines it.
+
+An indirect jump holds the growth with the further workers too. Where two worker counts or more (above one) are known on
+the fewer nodes, `beyond_s` is what is left when that growth goes on as it was there: along log2 of the workers (a tree)
+and along the workers (a ring), the mean of both; its interval spans both.
+
+`boundaries` takes a run table, `boundaries_of_points` anybody's points with their nodes.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.series.points import CAPTURED, measured, with_series, worker_counts
+from horovod_study.analysis.steps.breakdown import difference_interval
+from horovod_study.errors import AnalysisError
+
+Floats = NDArray[np.float64]
+
+NODE_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "per_node", "path", "repeats"),
+    *("per_step", "sync_s_median", "sync_s_min", "sync_s_max", "step_s_median", "note"),
+    *("reduction", "horovod_defaults"),
+)
+"""One row per series, workers, nodes and workers on each node; the times are of the repeats."""
+
+_SIDE = ("workers", "nodes", "per_node", "partly", "path", "repeats", "sync_s", "step_s")
+BOUNDARY_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "kind", "per_step"),
+    *(f"fewer_{name}" for name in _SIDE),
+    *(f"more_{name}" for name in _SIDE),
+    *("jump_s", "low_s", "high_s", "resolved", "interval"),
+    *("step_jump_s", "step_low_s", "step_high_s", "step_resolved", "note"),
+    *("beyond_s", "beyond_low_s", "beyond_high_s", "beyond_resolved"),
+)
+"""One row per comparison. `fewer_` and `more_` are the sides, by their nodes; `partly`: some node of that side holds
+fewer workers than another, None where that is not known."""
+
+DIRECT, INDIRECT = "direct", "indirect"
+
+MEDIAN, MEAN = "median", "mean"
+
+NOTES = {
+    "alone": "one worker synchronises with nobody, so this is all that synchronising costs there, not the node alone",
+    "workers": "further workers and another node at once",
+    "hidden": "synchronisation runs inside backward and cannot be separated; the step as a whole can",
+    "captured": "synchronisation runs inside a CUDA graph and cannot be separated; the step as a whole can",
+    "partly": "the nodes are not equally full",
+}
+
+GROWTHS: tuple[Callable[[Floats], Floats], ...] = (np.log2, lambda workers: workers)
+"""How waiting may go on to grow with the workers on equal nodes: as in a tree, as in a ring."""
+
+_PLACING = ("placement", "workers_per_node")
+_WITHIN = ("shared memory", "memory", "tcp:lo")
+"""Ways that end at the edge of a machine."""
+
+
+def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return NODE_COLUMNS of the finished parallel runs of a run table (records.run_table), one row per cell.
+
+    A cell is a series at one number of workers, on one number of nodes, with one number of workers on each of them.
+    `per_step` says what a run gives: the median over its steps, or their mean where some run of the series knows no
+    median. NaN where a repeat does not know its synchronisation; `note` says why.
+    """
+    rows = []
+    for _, cell in _cells(runs):
+        rows.append(
+            {
+                **_name(cell),
+                **_side(cell),
+                "per_step": cell["per_step"].iloc[0],
+                "sync_s_median": _over(np.median, cell["sync_value_s"]),
+                "sync_s_min": _over(np.min, cell["sync_value_s"]),
+                "sync_s_max": _over(np.max, cell["sync_value_s"]),
+                "step_s_median": _over(np.median, cell["step_value_s"]),
+                "note": _hidden(cell),
+                **{name: cell[name].iloc[0] for name in ("reduction", "horovod_defaults")},
+            }
+        )
+    return _frame(rows, NODE_COLUMNS, whole=("workers", "nodes", "repeats"))
+
+
+def boundaries(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return BOUNDARY_COLUMNS of the finished parallel runs of a run table: the jump at every node boundary.
+
+    Direct comparisons are made at every number of workers that was run on several numbers of nodes, each with the next
+    larger one; indirect ones at every boundary of a series, and named so. An indirect one from one worker is the whole
+    cost of synchronising there, and its `note` says so. No row without a series on several nodes.
+    """
+    return _jumps(_cells(runs))
+
+
+def boundaries_of_points(points: pd.DataFrame, *, workers_per_node: int | None = None) -> pd.DataFrame:
+    """Return BOUNDARY_COLUMNS of points as `points_file` reads them: the jump at every node boundary of each series.
+
+    Needed is `workers`, and `sync_s` or `samples_per_s` with `batch_size` (per worker). The nodes of a row are those of
+    its column `nodes`, else as many as its `workers_per_node`, or the argument, needs when a node is filled before the
+    next one is used; rows that know neither are left out. Rows of equal workers and nodes are repeats, paired where
+    `repeat` numbers all of them. No row without a series on several nodes. Raises AnalysisError without a needed column
+    or with a `workers_per_node` below 1.
+    """
+    return _jumps(_point_cells(points, workers_per_node))
+
+
+def _jumps(found: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = []
+    cells: dict[str, list[pd.DataFrame]] = {}
+    for series, cell in found:
+        cells.setdefault(series, []).append(cell)
+    for own in cells.values():
+        counts = sorted({_int(cell, "nodes") for cell in own})
+        for fewer, more in pairwise(counts):
+            left, right = ([cell for cell in own if _int(cell, "nodes") == count] for count in (fewer, more))
+            for a in left:
+                rows += [_row(a, b, DIRECT) for b in right if _int(a, "workers") == _int(b, "workers")]
+            a = max(left, key=lambda cell: (_int(cell, "workers"), len(cell)))
+            beyond = [cell for cell in right if _int(cell, "workers") > _int(a, "workers")]
+            if beyond:
+                b = min(beyond, key=lambda cell: (_int(cell, "workers"), -len(cell)))
+                rows.append(_row(a, b, INDIRECT) | _beyond(left, b))
+    whole = [f"{side}_{name}" for side in ("fewer", "more") for name in ("workers", "nodes", "repeats")]
+    return _frame(rows, BOUNDARY_COLUMNS, whole=whole)
+
+
+def fewest_nodes(points: pd.DataFrame) -> pd.Series:
+    """Return which rows with series, workers and nodes are on the fewest nodes of their worker count, as booleans.
+
+    A law against workers is fitted to these: equal workers on more nodes are another curve.
+    """
+    least = points.groupby(["series", "workers"], dropna=False)["nodes"].transform("min")
+    return points["nodes"].isna() | (points["nodes"] == least)
+
+
+def doubts(runs: pd.DataFrame) -> list[str]:
+    """Return the limitations of the jumps, one sentence or two each, in a stable order."""
+    return [*jump_doubts(runs), *fit_doubts(runs)]
+
+
+def jump_doubts(runs: pd.DataFrame) -> list[str]:
+    """Return the doubts about the jumps themselves."""
+    found = []
+    cells: dict[str, list[pd.DataFrame]] = {}
+    for series, cell in _cells(runs):
+        cells.setdefault(series, []).append(cell)
+    for series, own in cells.items():
+        counts = sorted({_int(cell, "nodes") for cell in own})
+        if counts[-1] == 1:
+            continue
+        found += _doubt_paths(series, own)
+        if len(counts) == 1:
+            found.append(
+                f"{series}: all of its runs are on {counts[0]} nodes, so there is no node boundary to compare across; "
+                "add a worker count that fits on one node."
+            )
+        hidden = next((note for cell in own if _int(cell, "workers") > 1 and (note := _hidden(cell))), "")
+        if hidden:
+            found.append(f"{series}: {hidden}, so only that is given at the node boundary.")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- cells
+
+
+def over_placements(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished parallel runs with series along which the placement may differ, and what each run waited.
+
+    What it returned is taken as it is: every function here can be given it instead of a run table, but `fit_doubts`.
+    """
+    if "sync_value_s" in runs.columns:
+        return runs
+    table = with_series(runs)
+    if any(table[name].nunique() > 1 for name in _PLACING):
+        table = with_series(table.drop(columns=[*_PLACING, "ref_batch"]))
+    table = table[measured(table) & (table["backend"] != "serial") & table["nodes"].notna()]
+    for name in ("per_node", "path"):
+        texts = table[name].astype(object) if name in table.columns else pd.Series("", table.index, object)
+        table = table.assign(**{name: texts.fillna("").astype(str)})
+    table = table.assign(per_step=MEAN, sync_value_s=table["sync_s"].astype(float), step_value_s=table["step_s"])
+    if "sync_s_median" in table.columns:
+        medians = pd.to_numeric(table["sync_s_median"])
+        lacking = (medians.isna() & table["sync_s"].notna()).groupby(table["series"]).transform("any")
+        table = table.assign(
+            per_step=np.where(lacking, MEAN, MEDIAN),
+            sync_value_s=table["sync_value_s"].where(lacking, medians),
+            step_value_s=table["step_value_s"].where(lacking, table["step_s_median"]),
+        )
+    return table
+
+
+def _cells(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return the finished runs of each cell with their series: in the order of series, nodes and workers."""
+    table = over_placements(runs)
+    keys = ["workers", "nodes", "per_node"]
+    return [
+        (str(series), cell)
+        for series, own in table.groupby("series", sort=False)
+        for _, cell in own.groupby(keys, sort=True, dropna=False)
+    ]
+
+
+def _point_cells(points: pd.DataFrame, workers_per_node: int | None) -> list[tuple[str, pd.DataFrame]]:
+    """Return the rows of each cell of somebody's points with their series, in the form of `_cells`."""
+    if "workers" not in points.columns or not ({"sync_s"} & {*points.columns} or _TIMED <= {*points.columns}):
+        raise AnalysisError(
+            "points without a time per step: needed are 'workers', and 'sync_s' or 'samples_per_s' with 'batch_size'"
+        )
+    if workers_per_node is not None and workers_per_node < 1:
+        raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1; give its number of GPUs")
+
+    def numbers(name: str) -> pd.Series:
+        known = points[name] if name in points.columns else pd.Series(math.nan, points.index)
+        return pd.to_numeric(known).astype("float64")
+
+    workers, full = numbers("workers"), numbers("workers_per_node")
+    full = full.fillna(math.nan if workers_per_node is None else float(workers_per_node))
+    filled = pd.Series(np.ceil(workers / full), points.index)
+    nodes = numbers("nodes").fillna(filled)
+    texts = [
+        _filling(n, count, size) for n, count, size in zip(workers, nodes, full.where(filled == nodes), strict=True)
+    ]
+    table = pd.DataFrame(
+        {
+            "series": points["series"].astype(object).fillna("").astype(str) if "series" in points.columns else "",
+            **dict.fromkeys(("setting", "partition", "backend", "transport", "path", "study"), ""),
+            "workers": workers,
+            "nodes": nodes,
+            "per_node": texts,
+            "per_step": MEAN,
+            "sync_value_s": numbers("sync_s"),
+            "step_value_s": workers * numbers("batch_size") / numbers("samples_per_s"),
+            "repeat": numbers("repeat"),
+        }
+    )
+    known = table["nodes"].notna() & table[["sync_value_s", "step_value_s"]].notna().any(axis=1)
+    order = ["series", "workers", "nodes", "per_node", "repeat", "sync_value_s", "step_value_s"]
+    table = table[known].sort_values(order, kind="stable").reset_index(drop=True)
+    if table["repeat"].isna().any():
+        table["repeat"] = np.arange(len(table), dtype=np.float64)  # nobody's twin
+    keys = ["series", "workers", "nodes", "per_node"]
+    return [(str(key[0]), cell) for key, cell in table.groupby(keys, sort=True)]
+
+
+_TIMED = {"samples_per_s", "batch_size"}
+
+
+def _filling(workers: float, nodes: float, full: float) -> str:
+    """Return how many workers sit on how many nodes, as records.per_node does; empty where that is not known."""
+    if nodes == 1:
+        return f"1x{workers:.0f}"
+    if not math.isfinite(full):
+        return ""
+    rest = workers % full
+    return f"{workers // full:.0f}x{full:.0f}" + (f" 1x{rest:.0f}" if rest else "")
+
+
+def _partly(workers: int, nodes: int, per_node: str) -> bool | None:
+    """Return whether some node holds fewer workers than another; None where the record leaves it open."""
+    if per_node:
+        return " " in per_node
+    return True if workers % nodes else None
+
+
+def _int(cell: pd.DataFrame, name: str) -> int:
+    return int(cell[name].iloc[0])
+
+
+def _hidden(cell: pd.DataFrame) -> str:
+    return hidden_note(cell) if cell["sync_value_s"].isna().any() else ""
+
+
+def hidden_note(cell: pd.DataFrame) -> str:
+    """Return why the synchronisation of a cell is not known; empty for one worker whose graph holds none."""
+    if CAPTURED in cell.columns and cell[CAPTURED].notna().any():
+        return NOTES["captured"] if _int(cell, "workers") > 1 else ""
+    return NOTES["hidden"]
+
+
+def _name(cell: pd.DataFrame) -> dict[str, Any]:
+    return {name: cell[name].iloc[0] for name in ("series", "setting", "partition", "backend", "transport")}
+
+
+def _side(cell: pd.DataFrame) -> dict[str, Any]:
+    return {
+        **{name: cell[name].iloc[0] for name in ("workers", "nodes", "per_node")},
+        "partly": _partly(_int(cell, "workers"), _int(cell, "nodes"), cell["per_node"].iloc[0]),
+        "path": " or ".join(sorted(set(cell["path"]) - {""})),
+        "repeats": len(cell),
+    }
+
+
+def _over(what: Any, values: pd.Series) -> float:
+    """Return `what` of the repeats, NaN where one of them does not know its value."""
+    numbers = values.to_numpy(dtype=np.float64)
+    return float(what(numbers)) if np.isfinite(numbers).all() else math.nan
+
+
+# ---------------------------------------------------------------------------------------------------- jumps
+
+
+def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
+    """Return one comparison of two cells."""
+    row: dict[str, Any] = {**_name(more), "kind": kind, "per_step": more["per_step"].iloc[0]}
+    values = []
+    for side, cell in (("fewer", fewer), ("more", more)):
+        both = cell[["sync_value_s", "step_value_s"]].to_numpy(dtype=np.float64)  # (R, 2)
+        values.append(both)
+        row |= {f"{side}_{name}": value for name, value in _side(cell).items()}
+        row |= {f"{side}_sync_s": float(both[:, 0].mean()), f"{side}_step_s": float(both[:, 1].mean())}
+    names = [tuple(zip(cell["study"], cell["repeat"], strict=True)) for cell in (more, fewer)]
+    low, high, how = difference_interval(values[1], values[0], *names)
+    row["interval"] = how
+    for place, (name, start) in enumerate((("sync_s", ""), ("step_s", "step_"))):
+        row[f"{start}jump_s"] = row[f"more_{name}"] - row[f"fewer_{name}"]
+        row[f"{start}low_s"], row[f"{start}high_s"] = float(low[place]), float(high[place])
+        known = math.isfinite(low[place]) and math.isfinite(high[place])
+        row[f"{start}resolved"] = bool(low[place] > 0 or high[place] < 0) if known else None
+    notes = []
+    hidden = _hidden(fewer) or _hidden(more)
+    if hidden:
+        notes.append(hidden)
+    if kind == INDIRECT:
+        notes.append(NOTES["alone" if row["fewer_workers"] == 1 else "workers"])
+    if row["fewer_partly"] or row["more_partly"]:
+        notes.append(NOTES["partly"])
+    if len(fewer) < stats.MIN_REPEATS or len(more) < stats.MIN_REPEATS:
+        notes.append(f"fewer than {stats.MIN_REPEATS} repeats, so chance cannot be distinguished from a difference")
+    row["note"] = "; ".join(notes)
+    return row | dict.fromkeys(("beyond_s", "beyond_low_s", "beyond_high_s"), math.nan) | {"beyond_resolved": None}
+
+
+def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
+    """Return what `more` waits longer than the growth within the cells on fewer nodes leads to, with its interval.
+
+    The growth is the straight line of least squares through the means of the cells with several workers, against each
+    of GROWTHS; what it says of more workers is a sum of those means with fixed weights, so that variances add
+    (Welch's degrees of freedom).
+    """
+    inside = [cell for cell in left if _int(cell, "workers") > 1]
+    counts = np.array([_int(cell, "workers") for cell in inside], dtype=np.float64)
+    samples = [cell["sync_value_s"].to_numpy(dtype=np.float64) for cell in (more, *inside)]
+    if len(set(counts)) < 2 or any(np.isnan(each).any() for each in samples):
+        return {}
+    means = np.array([each.mean() for each in samples])
+    sizes = np.array([len(each) for each in samples])
+    repeated = bool(sizes.min() >= stats.MIN_REPEATS)
+    squares = np.array([each.var(ddof=1) if repeated else math.nan for each in samples]) / sizes
+    weights = []
+    for growth in GROWTHS:
+        x = growth(counts)
+        aside = (float(growth(np.array([float(_int(more, "workers"))]))[0]) - x.mean()) / np.sum((x - x.mean()) ** 2)
+        weights.append(np.concatenate([[1.0], -(1 / len(x) + aside * (x - x.mean()))]))
+    values = np.array([each @ means for each in weights])
+    variances, freedom = stats.welch(np.stack([each**2 * squares for each in weights], axis=1), sizes)
+    half = stats.half_width(np.sqrt(variances), freedom)
+    low, high = float((values - half).min()), float((values + half).max())
+    return {
+        "beyond_s": sum(values.tolist()) / len(values),
+        "beyond_low_s": low,
+        "beyond_high_s": high,
+        "beyond_resolved": bool(low > 0 or high < 0) if repeated else None,
+    }
+
+
+def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, whole: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame(list(rows), columns=list(columns))
+    return frame.astype(dict.fromkeys(whole, "int64"))
+
+
+# ---------------------------------------------------------------------------------------------------- doubts
+
+
+def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> list[str]:
+    """Return what is odd about which network carried the gradients."""
+    found = []
+    for cell in own:
+        where = f"{worker_counts(cell['workers'])} on {_int(cell, 'nodes')} node{'s' * (_int(cell, 'nodes') > 1)}"
+        paths = sorted(set(cell["path"]))
+        if len(paths) > 1:
+            told = ", ".join(path or "not known" for path in paths)
+            found.append(
+                f"{series} at {where}: its repeats were carried by different paths ({told}); they are not repeats of "
+                "one another."
+            )
+        within = [path for path in paths if path and all(way in _WITHIN for way in path.split(" and "))]
+        if _int(cell, "nodes") > 1 and within:
+            found.append(
+                f"{series} at {where}: the recorded path ({within[0]}) does not leave a machine; the nodes may be two "
+                "names of one."
+            )
+        unknown = _int(cell, "nodes") > 1 and paths == [""]
+        if unknown:
+            found.append(f"{series} at {where}: what carried its gradients is not recorded.")
+    return found
+
+
+def fit_doubts(runs: pd.DataFrame) -> list[str]:
+    """Return for which series some worker counts are left out of the laws, being on more nodes than others."""
+    table = with_series(runs)
+    table = table[measured(table) & (table["backend"] != "serial")]
+    return [
+        f"{series}: {worker_counts(rows['workers'])} ran on several numbers of nodes; laws are fitted to the fewest."
+        for series, rows in table[~fewest_nodes(table)].groupby("series", sort=False)
+    ]

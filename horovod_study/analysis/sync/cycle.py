@@ -1,0 +1,205 @@
+"""How much of synchronisation is Horovod's cycle, from runs with different cycle times.
+
+Horovod's thread looks for gradients once per cycle c. Ready at a time that has nothing to do with the looks they wait
+c/2 on average, and up to c more where the threads of the workers look at different times, since the latest decides.
+Where a cycle is longer than everything else in the step, looks set the pace: the wait is c less that rest. So
+
+    sync = rest + slope c       slope 1/2 to 3/2 for cycles shorter than the rest of the step, 1 to 2 for longer ones
+
+is fitted by least squares to the runs of cells that are equal in all but `cycle_time_ms`, shorter and longer cycles
+apart where both have two. Each repeat that has all the cycles gives a line of its own; from three on, intervals are
+Student's of those, which leaves out what moves a whole repeat. Else they are those of one line through all runs.
+With this project's idle sleep on, new gradients wake the thread, and the slope should be 0.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.stats import MIN_REPEATS, Interval
+from horovod_study.analysis.sync import synchronisation
+
+Floats = NDArray[np.float64]
+
+DEFAULT_CYCLE_S = 1e-3
+"""Of Horovod 0.28 (horovod/common/operations.cc, HOROVOD_CYCLE_TIME)."""
+
+CYCLE_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "cycles", "runs"),
+    *("shortest_cycle_s", "longest_cycle_s", "rest_of_step_s", "slope", "slope_low", "slope_high"),
+    *("expected_low", "expected_high", "rest_s", "rest_low_s", "rest_high_s", "default_cycle_s"),
+    *("share_at_default", "share_low", "share_high", "verdict", "interval", "note"),
+    *("reduction", "horovod_defaults"),
+)
+"""One row per cell and range of cycles. slope: s of sync per s of cycle; rest: sync at a cycle of 0;
+share_at_default: what part of sync is cycle when the cycle is DEFAULT_CYCLE_S."""
+
+AS_EXPECTED, NO_EFFECT, OTHERWISE, OPEN = "as the cycle explains", "no effect", "otherwise", "not resolved"
+
+_KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node", "idle")
+
+
+def cycle_shares(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return CYCLE_COLUMNS of the finished runs over Horovod whose cycle time was chosen; empty without two of them.
+
+    Series here are those of runs that may differ in the cycle time.
+    """
+    if "cycle_time_ms" not in runs.columns:
+        return pd.DataFrame(columns=list(CYCLE_COLUMNS))
+    chosen = pd.to_numeric(runs["cycle_time_ms"], errors="coerce")
+    if chosen.nunique() < 2:
+        return pd.DataFrame(columns=list(CYCLE_COLUMNS))
+    idle = pd.Series(math.nan, runs.index)
+    if "idle_cycle_time_ms" in runs.columns:
+        idle = pd.to_numeric(runs["idle_cycle_time_ms"], errors="coerce")
+    # What nobody chose is on as shipped and off in Horovod as it comes.
+    idle = idle.fillna(runs["horovod_defaults"].astype(bool).map({True: 0.0, False: math.inf}))
+    table = runs.drop(columns="cycle_time_ms").assign(_cycle_s=chosen / 1e3, idle=idle)
+    table = synchronisation.parallel(table)
+    table = table[table["_cycle_s"].notna() & (table["workers"] > 1) & (table["backend"] == "horovod")]
+    rows = []
+    for _, cell in table.groupby(list(_KEYS), sort=False, dropna=False):
+        rows += [_row(part, rest) for part, rest in _ranges(cell)]
+    whole = {"workers": "int64", "cycles": "int64", "runs": "int64"}
+    return pd.DataFrame(rows, columns=list(CYCLE_COLUMNS)).astype(whole)
+
+
+def _ranges(cell: pd.DataFrame) -> list[tuple[pd.DataFrame, float]]:
+    """Return the runs of each range of cycles with the rest of a step in s: shorter and longer than it, or all."""
+    known = cell[cell["sync_s"].astype(float).notna()]
+    if known["_cycle_s"].nunique() < 2:
+        return []
+    rest = float((known["step_s"] - known["sync_s"]).median())
+    parts = [known[known["_cycle_s"] <= rest], known[known["_cycle_s"] > rest]]
+    apart = [part for part in parts if part["_cycle_s"].nunique() >= 2]
+    return [(part, rest) for part in apart or [known]]
+
+
+def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
+    first = cell.iloc[0]
+    cycle, sync = (cell[name].to_numpy(dtype=np.float64) for name in ("_cycle_s", "sync_s"))
+    distinct = np.unique(cycle)
+    wait = np.where(distinct <= rest_of_step_s, distinct / 2, distinct - rest_of_step_s)
+    woken = bool(first["idle"] > 0)
+    expected = 0.0 if woken else _line(distinct, wait)[0]
+    (slope, rest, share), how = _estimates(cell, cycle, sync)
+    row = {
+        **{name: first[name] for name in ("series", "setting", "partition", "backend", "transport", "workers")},
+        **{name: first[name] for name in ("nodes", "batch", "reduction", "horovod_defaults")},
+        "cycles": len(distinct),
+        "runs": len(cell),
+        "shortest_cycle_s": float(distinct[0]),
+        "longest_cycle_s": float(distinct[-1]),
+        "rest_of_step_s": rest_of_step_s,
+        "slope": slope.value,
+        "slope_low": slope.low,
+        "slope_high": slope.high,
+        "expected_low": expected,
+        "expected_high": expected if woken else expected + 1.0,
+        "rest_s": rest.value,
+        "rest_low_s": rest.low,
+        "rest_high_s": rest.high,
+        "default_cycle_s": DEFAULT_CYCLE_S,
+        "share_at_default": share.value,
+        "share_low": share.low,
+        "share_high": share.high,
+        "interval": how,
+    }
+    row["verdict"] = _verdict(slope, row["expected_low"], row["expected_high"])
+    row["note"] = "; ".join(_notes(cell, cycle, sync, rest_of_step_s, woken))
+    if not distinct[0] <= DEFAULT_CYCLE_S <= distinct[-1]:
+        row |= dict.fromkeys(("share_at_default", "share_low", "share_high"), math.nan)
+        row["note"] = "; ".join(filter(None, [row["note"], "Horovod's default cycle is outside the cycles run"]))
+    return row
+
+
+def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[Interval], str]:
+    """Return slope, rest and share at the default cycle with their intervals, and in words how those were made."""
+    blocks = _blocks(cell, cycle, sync)
+    if len(blocks) >= MIN_REPEATS:
+        values = np.array([_three(*block) for block in blocks])  # (R, 3)
+        middle = values.mean(axis=0)
+        half = stats.half_width(stats.standard_error(values, axis=0), len(values) - 1.0)
+        return _around(middle, half), f"95 %, Student's t of the lines of {len(values)} repeats"
+    value = np.array(_three(cycle, sync))
+    freedom = len(cycle) - 2
+    if freedom < 1:
+        return [Interval(value=float(each)) for each in value], "two runs: no interval"
+    gap = sync - value[1] - value[0] * cycle
+    design = np.column_stack([cycle, np.ones_like(cycle)])
+    covariance = np.linalg.inv(design.T @ design) * float(gap @ gap) / freedom  # of slope and rest
+    at = value[1] + value[0] * DEFAULT_CYCLE_S
+    toward = np.array([value[1], -value[0]]) * DEFAULT_CYCLE_S / at**2 if at else np.full(2, math.nan)
+    errors = np.sqrt([covariance[0, 0], covariance[1, 1], float(toward @ covariance @ toward)])
+    half = stats.half_width(errors, float(freedom))
+    return _around(value, half), f"95 %, Student's t of one line through {len(cycle)} runs"
+
+
+def _around(values: Floats, halves: Floats) -> list[Interval]:
+    return [Interval(value=float(m), low=float(m - h), high=float(m + h)) for m, h in zip(values, halves, strict=True)]
+
+
+def _blocks(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> list[tuple[Floats, Floats]]:
+    """Return cycles and times of each repeat, where every repeat has every cycle once; else nothing."""
+    names = list(zip(cell["study"].astype(str), cell["repeat"], strict=True))
+    blocks = []
+    for name in sorted(set(names)):
+        own = np.array([each == name for each in names])
+        if sorted(cycle[own]) != sorted(set(cycle)):
+            return []
+        blocks.append((cycle[own], sync[own]))
+    return blocks
+
+
+def _line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Return slope and intercept of the straight line of least squares."""
+    aside = x - x.mean()
+    slope = float(aside @ y / (aside @ aside))
+    return slope, float(y.mean() - slope * x.mean())
+
+
+def _three(cycle: Floats, sync: Floats) -> tuple[float, float, float]:
+    slope, rest = _line(cycle, sync)
+    at = rest + slope * DEFAULT_CYCLE_S
+    return slope, rest, slope * DEFAULT_CYCLE_S / at if at else math.nan
+
+
+def _verdict(slope: Interval, expected_low: float, expected_high: float) -> str:
+    """Say whether the slope is what the cycle explains: its interval meets the expected range and leaves out 0."""
+    if not slope.known:
+        return OPEN
+    if not slope.excludes(0):
+        return NO_EFFECT if slope.high < 0.5 else OPEN
+    return AS_EXPECTED if slope.low <= expected_high and slope.high >= expected_low else OTHERWISE
+
+
+def _notes(cell: pd.DataFrame, cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> list[str]:
+    notes = []
+    if woken:
+        notes.append("new gradients wake the thread, whose cycle then hardly counts")
+    longer = cycle > rest_of_step_s
+    if longer.any() and not longer.all():
+        notes.append("cycles shorter and longer than the rest of the step in one line")
+    elif longer.all():
+        notes.append("cycles longer than the rest of the step: they set its pace")
+    if _bent(cycle, sync):
+        notes.append("the times are not on a straight line, so the rest is an extrapolation")
+    return notes
+
+
+def _bent(cycle: Floats, sync: Floats) -> bool:
+    """Return whether the means per cycle miss the line by more than the runs scatter (F test, 1 %)."""
+    slope, rest = _line(cycle, sync)
+    distinct, group = np.unique(cycle, return_inverse=True)
+    within = np.array([np.sum((sync[group == i] - sync[group == i].mean()) ** 2) for i in range(len(distinct))]).sum()
+    freedom = (len(distinct) - 2, len(cycle) - len(distinct))
+    if min(freedom) < 1:
+        return False
+    misfit = float(np.sum((sync - rest - slope * cycle) ** 2) - within)
+    if misfit <= 1e-18 * float(sync @ sync):
+        return False
+    return stats.lack_of_fit_p(misfit, within, freedom) < 0.01

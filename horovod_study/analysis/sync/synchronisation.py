@@ -1,0 +1,275 @@
+"""Synchronisation against workers: per step, per epoch, its share of the step, and the law it follows.
+
+A run says how long it waited for gradients in the mean step of its window (`sync_s`); an epoch has
+batches = floor(training samples / (batch x workers)) steps, so that
+
+    sync per epoch = sync per step x batches per epoch
+    share          = sync per step / step
+
+each of one run, then the median over repeats. Means over steps, because only those add up to an epoch.
+Intervals are those of points.py: Student's t on logarithms around the median, from three repeats on.
+Unknown is NaN: what a backend hides in its backward pass, and epochs of runs that do not know their training set.
+docs/metrics.md defines all of it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.fit.fitting import QuantityFit, ScalingFit, fit_quantity
+from horovod_study.analysis.series.points import measured, with_series, worker_counts
+from horovod_study.analysis.steps import breakdown
+from horovod_study.analysis.sync import boundary
+
+Floats = NDArray[np.float64]
+
+SYNC_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "batch", "train_samples", "workers", "nodes"),
+    *("per_node", "repeats", "step_s_median"),
+    *("sync_s_median", "sync_s_min", "sync_s_max", "sync_s_low", "sync_s_high"),
+    *("share_median", "share_low", "share_high", "batches_per_epoch"),
+    *("sync_per_epoch_s_median", "sync_per_epoch_s_low", "sync_per_epoch_s_high", "epoch_s_median", "note"),
+    *("reduction", "horovod_defaults"),
+)
+"""One row per cell of the parallel runs. `step_s` is the mean step of a run."""
+
+CURVE_COLUMNS = (
+    *("series", "law", "workers", "nodes", "sync_s", "sync_low_s", "sync_high_s", "extrapolated"),
+    *("batches_per_epoch", "sync_per_epoch_s", "sync_per_epoch_low_s", "sync_per_epoch_high_s"),
+)
+"""The selected law of each series at whole worker counts."""
+
+REACH = 1.5
+"""Curves go on to this multiple of the largest worker count measured; the part beyond it is extrapolated."""
+
+MIN_COUNTS = 3
+"""A curve through fewer worker counts says nothing that they do not say."""
+
+MAX_COUNTS = 60
+"""Worker counts of one curve; with more, some between are left out."""
+
+_KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node")
+_KEPT = ("setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
+NO_EPOCH = "how many samples an epoch has is not recorded"
+NO_BATCH = "the training set is smaller than one batch of all workers"
+
+
+def batches_per_epoch(train_samples: float, batch: float, workers: float) -> float:
+    """Return how many whole steps an epoch has: what is left over makes no batch. NaN where something is unknown."""
+    samples = batch * workers
+    if not (math.isfinite(train_samples) and math.isfinite(samples) and samples > 0):
+        return math.nan
+    return float(train_samples // samples)
+
+
+def synchronisation(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return SYNC_COLUMNS of the finished parallel runs of a run table (records.run_table), one row per cell.
+
+    A cell is a series at one number of workers on one number of nodes, and one filling of them. Raises AnalysisError
+    for a table without runs or without a needed column.
+    """
+    rows = []
+    for _, cell in parallel(runs).groupby(list(_KEYS), sort=False, dropna=False):
+        first = cell.iloc[0]
+        sync, step = (cell[name].to_numpy(dtype=np.float64) for name in ("sync_s", "step_s"))
+        batches = batches_per_epoch(first["train_samples"], first["batch"], first["workers"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(step > 0, sync / step, math.nan)
+        usable = batches if batches > 0 else math.nan
+        rows.append(
+            {
+                **{name: first[name] for name in (*_KEYS, *_KEPT)},
+                "repeats": len(cell),
+                "step_s_median": median(step),
+                **over_repeats("sync_s", sync),
+                "sync_s_min": float(sync.min()),
+                "sync_s_max": float(sync.max()),
+                **over_repeats("share", share),
+                "batches_per_epoch": batches,
+                **over_repeats("sync_per_epoch_s", usable * sync),
+                "epoch_s_median": usable * median(step),
+                "note": _note(cell, sync, step, batches),
+            }
+        )
+    frame = pd.DataFrame(rows, columns=list(SYNC_COLUMNS))
+    return frame.astype({"workers": "int64", "nodes": "float64", "repeats": "int64"})
+
+
+def fits(runs: pd.DataFrame, *, seed: int = 0) -> dict[str, QuantityFit]:
+    """Return the laws of synchronisation per step against workers of every series with two known counts above one.
+
+    One worker waits for nobody and is not fitted; neither are equal workers on more nodes than they need, which are
+    another curve. Nodes count where they are known.
+    """
+    table = parallel(runs)
+    table = table[(table["workers"] > 1) & (table["sync_s"].astype(float) > 0)]
+    if table.empty:
+        return {}
+    table = table[boundary.fewest_nodes(table)]
+    found = {}
+    for series, own in table.groupby("series", sort=False):
+        if own["workers"].nunique() < 2:
+            continue
+        nodes = own["nodes"].to_numpy(dtype=np.float64)
+        found[str(series)] = fit_quantity(
+            own["workers"].to_numpy(dtype=np.float64),
+            own["sync_s"].to_numpy(dtype=np.float64),
+            nodes=nodes if np.isfinite(nodes).all() else None,
+            runs=np.arange(len(own)),
+            seed=seed,
+        )
+    return found
+
+
+def curves(fitted: Mapping[str, QuantityFit], cells: pd.DataFrame) -> pd.DataFrame:
+    """Return CURVE_COLUMNS: the selected law of each fitted series, per step and, where batches are known, per epoch.
+
+    `cells` is the table of `synchronisation`. Worker counts are whole and go on to REACH times the largest one; how
+    many nodes those take is read off the fullest node measured. A series that crosses a node boundary has no curve
+    where its law knows nothing of nodes: a smooth line through a jump would claim what was not seen.
+    """
+    frames = []
+    for series, fit in fitted.items():
+        if fit.selected is None:
+            continue
+        law = fit.fits[fit.selected]
+        own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
+        if own["workers"].nunique() < MIN_COUNTS or _crosses(law, own):
+            continue
+        first, last = int(own["workers"].min()), int(own["workers"].max())
+        workers = _counts(first, max(last + 1, math.ceil(REACH * last)))
+        nodes = _nodes(own, workers)
+        known = {"nodes": nodes} if np.isfinite(nodes).all() else {}
+        sync = law(workers, **known)
+        low, high = law.interval(workers, **known)
+        sync, low = (np.maximum(each, 0.0) for each in (sync, low))
+        batches = _batches(own, workers)
+        frames.append(
+            pd.DataFrame(
+                {
+                    "series": series,
+                    "law": fit.selected,
+                    "workers": workers.astype("int64"),
+                    "nodes": nodes,
+                    "sync_s": sync,
+                    "sync_low_s": low,
+                    "sync_high_s": high,
+                    "extrapolated": workers > last,
+                    "batches_per_epoch": batches,
+                    "sync_per_epoch_s": batches * sync,
+                    "sync_per_epoch_low_s": batches * low,
+                    "sync_per_epoch_high_s": batches * high,
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS))
+
+
+def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
+    """Return what a reader must know of the waiting and its laws, one sentence or two per series, in a stable order."""
+    found = []
+    for series, fit in fitted.items():
+        own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
+        if fit.selected is not None and _crosses(fit.fits[fit.selected], own):
+            found.append(
+                f"{series}: its waiting for gradients crosses a node boundary, and its worker counts are too few for a "
+                f"law that knows of nodes; {fit.selected}, the closest of the others, is not drawn."
+            )
+    for name, own in cells[cells["workers"] > 1].groupby("series", sort=False):
+        wide = own[(own["sync_s_high"] - own["sync_s_low"]) > own["sync_s_median"]]
+        if len(wide):
+            counts = worker_counts(wide["workers"])
+            found.append(
+                f"{name}: the repeats do not agree on the waiting for gradients at {counts} (the 95 % interval is "
+                "wider than the value); its law and its jumps are poorly supported."
+            )
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- cells
+
+
+def parallel(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished runs that have somebody to communicate with or could have, with their series; per_node as
+    text.
+
+    Every function here, and transports.py, can be given what it returned instead of a run table.
+    """
+    table = with_series(runs)
+    table = table[measured(table) & (table["backend"] != "serial")]
+    texts = table["per_node"].astype(object) if "per_node" in table.columns else pd.Series("", table.index, object)
+    return table.assign(per_node=texts.fillna("").astype(str))
+
+
+def median(values: Floats) -> float:
+    """Return the median over repeats, NaN where one of them does not know its value."""
+    return float(np.median(values)) if len(values) and np.isfinite(values).all() else math.nan
+
+
+def over_repeats(name: str, values: Floats) -> dict[str, float]:
+    """Return NAME_median, _low and _high over repeats (R,); NaN where a repeat is unknown, or the interval is."""
+    found = stats.spread(values if np.isfinite(values).all() else ())
+    return {f"{name}_{end}": found[end] for end in ("median", "low", "high")}
+
+
+def _note(cell: pd.DataFrame, sync: Floats, step: Floats, batches: float) -> str:
+    notes = []
+    hidden = boundary.hidden_note(cell) if np.isfinite(step).all() else breakdown.NOTES["off"]
+    if np.isnan(sync).any() and hidden:
+        notes.append(hidden)
+    elif int(cell["workers"].iloc[0]) == 1:
+        notes.append(breakdown.NOTES["alone"])
+    if not batches > 0:
+        notes.append(NO_EPOCH if math.isnan(batches) else NO_BATCH)
+    return "; ".join(notes)
+
+
+# ---------------------------------------------------------------------------------------------------- curves
+
+
+def _crosses(law: ScalingFit, own: pd.DataFrame) -> bool:
+    """Return whether a law that knows nothing of nodes was fitted to cells on several numbers of them."""
+    return bool(own["nodes"].nunique() > 1 and not law.law.by_nodes)
+
+
+def _counts(first: int, last: int) -> Floats:
+    """Return whole worker counts from `first` to `last`, both among them, evenly apart on a logarithmic scale."""
+    if last - first < MAX_COUNTS:
+        return np.arange(first, last + 1, dtype=np.float64)
+    return np.unique(np.geomspace(first, last, MAX_COUNTS).round())
+
+
+def _nodes(own: pd.DataFrame, workers: Floats) -> Floats:
+    """Return the nodes of each worker count when each is as full as the fullest measured one; (N,)."""
+    per_node = np.ceil(own["workers"] / own["nodes"]).max()
+    if own["nodes"].max() == 1:
+        return np.ones_like(workers)  # nobody knows where the node ends
+    return np.asarray(np.ceil(workers / per_node), dtype=np.float64)
+
+
+def _batches(own: pd.DataFrame, workers: Floats) -> Floats:
+    """Return the batches per epoch at each worker count, under the rule that the measured cells follow; (N,).
+
+    Fixed local batch or fixed global batch, and a fixed or a growing training set; NaN where neither is the case.
+    """
+    batch, n, samples = (own[name].to_numpy(dtype=np.float64) for name in ("batch", "workers", "train_samples"))
+    local = _constant(batch, workers) if np.ptp(batch) == 0 else _constant(batch * n, workers) / workers
+    data = _constant(samples, workers) if np.ptp(samples) == 0 else _constant(samples / n, workers) * workers
+    with np.errstate(invalid="ignore"):
+        found = data // (local * workers)
+    return np.where(found > 0, found, math.nan)
+
+
+def _constant(values: Sequence[float] | Floats, workers: Floats) -> Floats:
+    same = np.ptp(values) == 0
+    return np.full_like(workers, values[0] if same else math.nan)
+
+
+def document(fitted: Mapping[str, QuantityFit]) -> dict[str, Any]:
+    """Return the laws of every series in plain values."""
+    return {"quantity": "sync_s", "unit": "s per step", "series": {name: fit.to_dict() for name, fit in fitted.items()}}
