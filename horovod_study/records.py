@@ -453,6 +453,7 @@ class StepWriter:
         self.kept: pa.Table | None = None  # rows of earlier attempts
         self._small: list[pa.RecordBatch] = []  # the batches at the end of the file that will be joined
         self._small_at = self._end = 0
+        self._pid = os.getpid()
         if resume_at is not None:
             self._resume(directory, rank, resume_at)
             return
@@ -518,6 +519,8 @@ class StepWriter:
         """
         import pyarrow as pa
 
+        if os.getpid() != self._pid:  # a fork of the script went on with the loop: these rows are none of the run's
+            return
         rows = len(columns["step"])
         arrays = [
             _arrow(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type)
@@ -544,7 +547,7 @@ class StepWriter:
 
     def close(self) -> None:
         """End the stream and close the file. A full disk takes nothing from rows that were appended before."""
-        if self._file.closed:
+        if self._file.closed or os.getpid() != self._pid:
             return
         try:
             self._join()

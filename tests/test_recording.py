@@ -1,8 +1,10 @@
 """Somebody's own loop: what each phase is counted as, and that the loop stays what it was."""
 
+import errno
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -608,6 +610,94 @@ def test_a_run_with_nothing_to_measure_has_failed(steps: int, message: str, tmp_
 
     assert message in str(caught.value)
     assert manifest(tmp_path / "run")["status"] == "failed" and message in manifest(tmp_path / "run")["reason"]
+
+
+def _io_error(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def _bug(*_: Any, **__: Any) -> Any:
+    raise TypeError("a bug of ours")
+
+
+@pytest.mark.parametrize("disk_full", ["go-on", "end"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "folder removed",
+        "folder replaced by a file",
+        "rows",
+        "end of the rows",
+        "record",
+        "digest of the parameters",
+        "steady window",
+    ],
+)
+def test_a_record_that_cannot_be_kept_ends_no_training(
+    fault: str, disk_full: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever trains for a day and saves the model after the `with` statement has it in any case."""
+    run, model = tmp_path / "run", Model()
+    optimizer, made = Optimizer(model.parameters()), 0
+    monkeypatch.setattr(session, "DRAIN_STEPS", 3)
+
+    def bring_about() -> None:
+        if fault.startswith("folder"):
+            shutil.rmtree(run)
+            if fault.endswith("file"):
+                run.write_text("")
+        where: dict[str, tuple[Any, str, Any]] = {
+            "rows": (records.StepWriter, "_write", _io_error),
+            "end of the rows": (records.StepWriter, "_join", _io_error),
+            "record": (records, "finish_run", _io_error),
+            "digest of the parameters": (recorder, "parameter_sha256", _bug),
+            "steady window": (session.steady, "find_steady", _bug),
+        }
+        if fault in where:
+            monkeypatch.setattr(*where[fault])
+
+    def train() -> None:
+        nonlocal made
+        with open_recorder(model, optimizer, run, warmup_steps=2, disk_full=disk_full) as record:
+            for x in record.steps(batches(12)):
+                model(x).sum().backward()
+                optimizer.step()
+                made += 1
+                if made == 6:
+                    bring_about()
+
+    if disk_full == "go-on":
+        train()
+        assert made == 12
+        assert [line for line in capsys.readouterr().err.splitlines() if "training goes on" in line] != []
+    else:
+        with pytest.raises((StudyError, OSError, TypeError)):
+            train()
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["leaves at once", "goes on with the loop"])
+def test_a_fork_of_the_script_leaves_the_record_alone(goes_on: bool, tmp_path: Path) -> None:
+    model = Model()
+    optimizer, pid = Optimizer(model.parameters()), -1
+    try:
+        with open_recorder(model, optimizer, tmp_path / "run", warmup_steps=2) as record:
+            for number, x in enumerate(record.steps(batches(12))):
+                model(x).sum().backward()
+                optimizer.step()
+                if number == 5:
+                    pid = os.fork()
+                    if pid == 0 and not goes_on:
+                        raise SystemExit
+                    if pid:
+                        os.waitpid(pid, 0) if not goes_on else None
+    finally:
+        if pid == 0:
+            os._exit(0)
+    if goes_on:
+        os.waitpid(pid, 0)
+
+    assert records.read_run(tmp_path / "run").status == "done"
+    assert records.read_steps(tmp_path / "run", 0)["step"].to_pylist() == list(range(12))
 
 
 # ------------------------------------------------------------------------------------------------ for real

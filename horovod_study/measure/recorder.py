@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from horovod_study.config import LAPS
+from horovod_study.errors import RecordError
 from horovod_study.measure.clock import LapClock, Milestones, now
 from horovod_study.progress import say
-from horovod_study.records import NoRoom, StepWriter, read_step_column
+from horovod_study.records import StepWriter, read_step_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +41,7 @@ class Recorder:
     """
 
     def __init__(self, writer: StepWriter, batch: int, *, rank: int = 0, disk_full: str = "end") -> None:
-        """`disk_full`: end raises NoRoom when rows find no room; go-on says so and keeps no rows from there on."""
+        """`disk_full`: end raises when rows cannot be written; go-on says so and keeps no rows from there on."""
         self._writer, self._batch, self._rank, self._disk_full = writer, batch, rank, disk_full
         # Pending steps. Numbers are in arrays, which nobody has to search for garbage.
         self._steps, self._epochs, self._samples = array("q"), array("q"), array("q")
@@ -184,7 +185,7 @@ class Recorder:
             try:
                 self._writer.append(columns)
                 return
-            except NoRoom as error:
+            except RecordError as error:
                 if self._disk_full == "end":
                     raise
                 first = int(columns["step"][0])

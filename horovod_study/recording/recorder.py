@@ -189,7 +189,7 @@ class Recording:
             raise StudyError(
                 "recorder: was used already; a recorder records one run, make another one with another out="
             )
-        self._state = "closed"  # until it is open
+        self._state, self._pid = "closed", os.getpid()  # until it is open
         device = next((parameter.device for parameter in self._bare.parameters()), torch.device("cpu"))
         self._peers = self._given_peers or attach(self._model, self._optimizer, on_gpu=device.type == "cuda")
         with WaitNotice("every rank must enter `with horovod_study.recorder(...)`"):
@@ -264,13 +264,13 @@ class Recording:
         return " + ".join(type(each).__name__ for each in (self._optimizer, *(own for _, own in self._beside)))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._state != "open":
+        if self._state != "open" or os.getpid() != self._pid:  # what a fork of the script leaves is not its own
             return
         self._state = "closed"
         self._precision.stop()
         for hooks in self.hooks:
             hooks.remove()
-        ended = error
+        ended, totals = error, None
         try:
             if error is None:
                 with WaitNotice(
@@ -279,15 +279,26 @@ class Recording:
                     totals = self._finish()
         except BaseException as own:
             ended = own
-            raise
+            if not self._can_go_on(own):
+                raise
+            why = " ".join(str(own).split()) or type(own).__name__
+            say(f"error: the recording failed, and the training goes on without it: {why}")
         finally:
             if ended is not None:
                 with suppress(Exception):  # it may be what has failed, and is not the error to tell
                     self.close_step()
             self._session.close(ended)
             self.hooks = []  # and with them the model, which may hold a process group that is destroyed before it
-        if error is None and self._session.is_root:
+        if totals is not None and self._session.is_root:
             say(_closing(totals, self.workers, self._session.directory))
+
+    def _can_go_on(self, error: BaseException) -> bool:
+        """Return whether the script goes on after an error in closing the record.
+
+        What it has trained is worth more than the record. Wrong use, which leaves nothing to measure, ends it.
+        """
+        wrong_use = self._step <= self._options.warmup_steps
+        return isinstance(error, Exception) and self._options.disk_full == "go-on" and not wrong_use
 
     def _finish(self) -> dict[str, Any]:
         """Close the record, and return the totals. Collective."""
@@ -372,8 +383,8 @@ class Recording:
             if turns not in (None, self._accumulate):
                 say(f"note: the optimizer stepped every {turns} turns of the loop: steps are counted by updates")
         return {
-            "batch": round(sum(usual) / len(usual)),
-            "global_batch": sum(usual),
+            "batch": None if None in usual else round(sum(usual) / len(usual)),
+            "global_batch": None if None in usual else sum(usual),
             "train_samples": everybody[0]["train_samples"],
             "precision": precision,
             "turns_per_update": turns,

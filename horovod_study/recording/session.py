@@ -128,7 +128,7 @@ class Session:
         Raises what explains the error better, where another rank is lost.
         """
         try:
-            with suppress(RecordError):  # a full disk may be the error itself, and is the one to tell
+            with suppress(RecordError, OSError):  # a full disk may be the error itself, and is the one to tell
                 if self.writer is not None:
                     self.writer.close()
             if error is not None:
@@ -393,7 +393,7 @@ class Session:
 
     def _mark_failed(self, reason: str) -> None:
         """Write why the run has failed into its record, from any rank that sees it."""
-        with suppress(RecordError):
+        with suppress(RecordError, OSError):
             self._mark("failed", reason, {})
 
     def _mark(self, status: str, reason: str, totals: Mapping[str, Any]) -> None:
