@@ -351,7 +351,7 @@ class RunConfig(Configuration):
 
 OPTIONS = options_of(RunConfig)
 COMMUNICATION = named(OPTIONS, Role.COMMUNICATION)
-"""How the workers talk, beside backend and transport; `Option.matters` says which have an effect on what."""
+"""How the workers communicate, besides backend and transport; `Option.matters` says which have an effect on what."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -162,7 +162,7 @@ def _mend_streams() -> None:
 
 
 def install() -> None:
-    """Repair the standard streams; tell lack of memory and Ctrl-C in one line where they would be a traceback."""
+    """Repair the standard streams; report lack of memory and Ctrl-C in one line where they would be a traceback."""
     _mend_streams()
     room = resource.getrlimit(resource.RLIMIT_AS)[0]
     if room != resource.RLIM_INFINITY and room < MIN_ADDRESS_BYTES + ADDRESS_BYTES_PER_CORE * (os.cpu_count() or 1):
@@ -171,7 +171,7 @@ def install() -> None:
         _try_threads(os.cpu_count() or 1)
     usual = sys.excepthook
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if is_lack(error):
             end(error)
         if issubclass(kind, KeyboardInterrupt):  # while libraries are imported, which takes seconds
@@ -179,7 +179,7 @@ def install() -> None:
             return
         usual(kind, error, trace)
 
-    sys.excepthook = tell
+    sys.excepthook = report
 
 
 def _try_threads(count: int) -> None:

@@ -84,7 +84,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session")
 def two_hosts() -> Iterator[TwoHosts]:
-    """Two hosts, node1 and node2, on this machine (two_hosts.py); all tests share them, and mend what they cut."""
+    """Two hosts, node1 and node2, on this machine (two_hosts.py); all tests share them, and restore what they cut."""
     reason = missing()
     if reason:
         pytest.skip(reason)

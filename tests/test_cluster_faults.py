@@ -35,7 +35,7 @@ def study(two_hosts: TwoHosts, tmp_path: Path) -> Iterator[PairStudy]:
         baselines=[],
         timeout_s=300,
     )
-    two_hosts.mend("node2")
+    two_hosts.restore("node2")
     two_hosts.limit(RATE)
     for _, process in [(name, each) for name in two_hosts.names for each in two_hosts.processes(name)]:
         os.kill(process.pid, signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_a_host_that_is_not_reached_is_named_and_nothing_starts(study: PairStudy
     assert study.left() == []
 
 
-def strike(study: PairStudy, process: HostProcess, harm: Callable[[Running], None], mend: Callable[[], None]) -> str:
+def strike(study: PairStudy, process: HostProcess, harm: Callable[[Running], None], restore: Callable[[], None]) -> str:
     """Do harm to each cell in mid-run, given its rank on node2; return what the runner said when it had ended."""
     hosts, struck = study.hosts, set[str]()
 
@@ -81,7 +81,7 @@ def strike(study: PairStudy, process: HostProcess, harm: Callable[[Running], Non
             struck.add(cell := rank.environment[MARKER])
             harm(rank)
             within(END_S, f"no process of {cell} is left", lambda cell=cell: not remain(cell))
-            mend()
+            restore()
         return str(process.communicate(timeout=END_S)[0])
     except BaseException:
         process.kill()
@@ -98,7 +98,7 @@ def test_faults_in_mid_run_end_their_cell_only_and_are_made_up_for_later(study: 
 
     def gone_behind_the_link() -> None:
         within(END_S, "nothing is left behind the cut link", lambda: hosts.processes("node2") == [])
-        hosts.mend("node2")
+        hosts.restore("node2")
 
     with study.start("run", "--no-smoke") as process:
         output = strike(study, process, lambda rank: hosts.cut("node2"), gone_behind_the_link)

@@ -2050,7 +2050,7 @@ print(json.dumps({{each.name: (each.verdict, each.what) for each in area.finding
     try:
         done = two_hosts.run("node1", line)
     finally:
-        two_hosts.mend("node2")
+        two_hosts.restore("node2")
     after = {each["name"]: each for each in json.loads(done.stdout)["findings"] if each["area"] == "ssh"}
     assert (done.returncode, after["node2"]["verdict"]) == (1, "fail")
     assert after["node2"]["what"].startswith(("it does not answer (", "there is no way to it ("))

@@ -214,7 +214,7 @@ def test_processes_on_the_other_host_are_ended_over_ssh(two_hosts: TwoHosts, tmp
     try:
         done = two_hosts.run("node1", [sys.executable, "-c", ask, marker, "20"], check=True, timeout_s=60)
     finally:
-        two_hosts.mend("node2")
+        two_hosts.restore("node2")
     assert done.stdout.startswith("Stopped(found=0, unreached={'node2': 'ssh: connect to host node2 port 22: ")
 
 

@@ -434,7 +434,7 @@ def test_a_configuration_file_for_a_long_run_is_shortened(tmp_path: Path) -> Non
         ({"minutes": math.nan}, "--minutes is nan; it must be greater than 0"),
         ({"rounds": 0}, "--rounds is 0; it must be at least 1"),
         ({"runtimes": ["horovod/mpl"]}, "'horovod/mpl' is not known (did you mean 'horovod/mpi'?); allowed: "),
-        ({"runtimes": ["serial"]}, "'serial' has nobody to communicate with"),
+        ({"runtimes": ["serial"]}, "'serial' does not communicate"),
         ({"knobs": ["cycle_time"]}, "knob 'cycle_time' is not known (did you mean 'cycle_time_ms'?); allowed: "),
         ({"knobs": ["bucket_mb"]}, "knob bucket_mb has no effect over horovod/mpi; knobs that do something over "),
         ({"knobs": ["hierarchical"]}, "knob hierarchical means something on several hosts only"),

@@ -88,7 +88,7 @@ def test_a_host_without_its_link_is_not_reached_and_knows_it_until_it_is_mended(
     assert not reached()
     assert [carrier(name) for name in two_hosts.names] == ["1", "0"]
 
-    two_hosts.mend("node2")
+    two_hosts.restore("node2")
     assert eventually(reached)
     assert [carrier(name) for name in two_hosts.names] == ["1", "1"]
 
@@ -225,7 +225,7 @@ def test_by_hand(tmp_path: Path):
         assert verb("exec", "node1", "ssh", *SHORT, "node2", "hostname").stdout == "node2\n"
         verb("cut", "node2")
         assert verb("exec", "node1", "ssh", *SHORT, "node2", "hostname").returncode == 255
-        verb("mend", "node2")
+        verb("restore", "node2")
         assert eventually(lambda: verb("exec", "node1", "ssh", *SHORT, "node2", "hostname").stdout == "node2\n")
     finally:
         down = verb("down")

@@ -14,7 +14,7 @@ Needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN), iproute2, util-linux, openssh-server 
 
     python tests/two_hosts.py up
     python tests/two_hosts.py exec node1 ssh node2 hostname
-    python tests/two_hosts.py cut node2        (and: mend node2, ps node2)
+    python tests/two_hosts.py cut node2        (and: restore node2, ps node2)
     python tests/two_hosts.py down
 """
 
@@ -175,7 +175,7 @@ class TwoHosts:
         """Take the link of a host down at the bridge: it loses its network, the others hear nothing of it any more."""
         self._in_switch("ip", "link", "set", self._port(name), "down")
 
-    def mend(self, name: str) -> None:
+    def restore(self, name: str) -> None:
         """Take the link of a host up again."""
         self._in_switch("ip", "link", "set", self._port(name), "up")
 
@@ -489,7 +489,7 @@ def _up() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The verbs for people: up, exec NODE COMMAND..., cut NODE, mend NODE, ps NODE, down."""
+    """The verbs for people: up, exec NODE COMMAND..., cut NODE, restore NODE, ps NODE, down."""
     verb, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if verb == "_hold":
         _hold(rest)
@@ -502,7 +502,7 @@ def main(arguments: Sequence[str]) -> int:
         print(problem or "node1 and node2 are up", file=sys.stderr if problem else sys.stdout)
         return 2 if problem else 0
     known = _known()
-    takes_node = verb in ("exec", "cut", "mend", "ps")
+    takes_node = verb in ("exec", "cut", "restore", "ps")
     if not (verb == "down" or takes_node) or (takes_node and (not rest or rest[0] not in NAMES)):
         print(__doc__)
         return 2
@@ -523,7 +523,7 @@ def main(arguments: Sequence[str]) -> int:
             print(each.pid, *each.argv)
         return 0
     port = f"port{NAMES.index(rest[0]) + 1}"
-    state = {"cut": "down", "mend": "up"}[verb]
+    state = {"cut": "down", "restore": "up"}[verb]
     _do(_find("nsenter"), "--target", str(known["switch"]), "--net", _find("ip"), "link", "set", port, state)
     return 0
 

@@ -298,7 +298,7 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
     totals = run.record.totals
     if run.state != "done" or not totals:
         return Recount(run=run.name, not_recounted=(f"the run is {run.state}",))
-    found = [*_asked(run.record), *_crowded(run.record), *_dated(run), *_unsampled(run, beside)]
+    found = [*_asked(run.record), *_oversubscribed(run.record), *_dated(run), *_unsampled(run, beside)]
     row_gaps = list(_row_gaps(run))
     openings = _openings(run, beside)
     ranks = [_Rank.of(run, rank, openings) for rank in run.rows]
@@ -867,7 +867,7 @@ def _unsampled(run: RecordedRun, beside: RunSideFiles) -> Iterable[Fault]:
             yield _differs(run.name, column, told["samples"], beside.why_no_system or None)
 
 
-def _crowded(record: RunRecord) -> list[Fault]:
+def _oversubscribed(record: RunRecord) -> list[Fault]:
     """Return whether the workers of a host have more threads than cores to run on."""
     ran = record.effective
     hosts: dict[str, list[Mapping[str, Any]]] = {}

@@ -1,7 +1,7 @@
 """Records a training whose script has no line of this package: `horovod-study record -- COMMAND`.
 
 Installed in every process that imports torch (inject/sitecustomize.py), it waits for a training and then does what
-`recorder` does by hand:
+`recorder` does in a script:
 
     a step      one turn of the loop over the DataLoader in which an optimizer stepped; where no loader is looped over,
                 from one update to the next; where no optimizer steps, from one backward to the next

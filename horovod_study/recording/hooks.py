@@ -6,7 +6,7 @@ backward    until autograd is done; for a model that averages in backward, until
 sync        the wait inside backward after that moment; or inside the `synchronize` of Horovod's optimizer
 update      the optimizer's step, but for what of the above happens inside it
 
-Autograd tells its end through its engine's `queue_callback`, which is not public but what PyTorch's own data
+Autograd reports its end through its engine's `queue_callback`, which is not public but what PyTorch's own data
 parallelism uses. Where a version should have none, the end of a wait inside backward is the next lap.
 """
 
@@ -113,9 +113,9 @@ class Hooks:
         return any(self._forwards)
 
     def settle(self) -> None:
-        """Give a backward its laps whose end autograd did not tell."""
+        """Give a backward its laps whose end autograd did not report."""
         if self._gradients:
-            self._end_backward(tell=False)
+            self._end_backward(seen=False)
 
     def _rest(self, at: Any = None) -> None:
         """Close what is since the stamp before: between the hooks nobody knows what the script did."""
@@ -148,17 +148,17 @@ class Hooks:
         """Autograd has made all gradients; of those that it calls at its end, this one came first."""
         self._queued = False
         if self._gradients and self._steps.in_step:
-            self._end_backward(tell=True)
+            self._end_backward(seen=True)
 
-    def _end_backward(self, *, tell: bool) -> None:
+    def _end_backward(self, *, seen: bool) -> None:
         last = self._last if self._gradients >= self._expected else None
         self._expected, self._gradients, self._last = self._gradients, 0, None
         self.backwards += 1
         if not averages_in_backward(self.model):
-            self._clock.lap("backward", at=None if tell else last)
+            self._clock.lap("backward", at=None if seen else last)
             return
         self._clock.lap("backward", at=last)
-        if tell and self._when_done is not None:
+        if seen and self._when_done is not None:
             self._when_done(self._averaged)  # behind what the model itself does at the end
         else:
             self._averaged()

@@ -131,7 +131,7 @@ def tune_request(
     for runtime in runtimes:
         if runtime not in tunable:
             raise ConfigError(
-                f"tune: --runtime {runtime!r} {'has nobody to talk to' if runtime == 'serial' else 'is not known'}"
+                f"tune: --runtime {runtime!r} {'does not communicate' if runtime == 'serial' else 'is not known'}"
                 f"{nearest(runtime, tunable)}; allowed: {', '.join(tunable)}"
             )
     file = load_yaml(path) if path else {}

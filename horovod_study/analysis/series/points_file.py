@@ -107,7 +107,7 @@ def _columns(header: list[str], source: str, line: int) -> tuple[list[tuple[int,
     missing = [name for name in COLUMNS if name not in names]
     unknown = [name for name in names if name not in COLUMNS]
     for name in unknown:
-        # Something close to a column that is there already (workers_total next to workers) is no slip of the pen.
+        # Something close to a column that is there already (workers_total next to workers) is not a typing error.
         suggestion = nearest(name, missing)
         if suggestion:
             raise DataError(f"{where}: unknown column {_shown(name)}{suggestion}; columns are {', '.join(COLUMNS)}")

@@ -73,7 +73,7 @@ class Slow:
     delay_s: float  # see stragglers.Stragglers
     waiting_s: float | None  # mean over ranks and steps
     resolution_s: float | None  # a lateness that would certainly have been named
-    why_not: str = ""  # why it cannot be told
+    why_not: str = ""  # why it is unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

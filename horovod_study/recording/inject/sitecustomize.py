@@ -1,7 +1,7 @@
 """Loaded by every Python that is started below `horovod-study record`, before its script.
 
 It waits for `import torch`, and installs the recorder then; a Python that never imports torch notices nothing. Only
-this file lies in its folder, which is put in front of PYTHONPATH, and it loads the sitecustomize that it hides.
+this file is in its folder, which is put in front of PYTHONPATH, and it loads the sitecustomize that it hides.
 """
 
 import importlib.machinery
