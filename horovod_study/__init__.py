@@ -25,12 +25,14 @@ A map of the package:
     alive       the one rule for who is alive; lease: who holds a run, a cell, a study
     variables   the one reader of numbers in environment variables
     text        numbers as readers see them
-    errors      what a user can do wrong; limits: what the system refuses, in one line
+    errors      what a user can do wrong; limits: what the system refuses, in one line; progress: what is said meanwhile
+    options     the command line made from configuration values; requirements: what a run must be (`--require`)
+    energy      energy of the timed window, from samples; record_forms: the declared form of run.json
     workloads   a training as studies know it: its options and their roles (roles); runtimes: what each library declares
 
-    run wing        studies (what is run, in which order), cluster (where it runs), programs (what ranks run beside
+    run wing:       studies (what is run, in which order), cluster (where it runs), programs (what ranks run beside
                     training), workload (what is trained), comm (how workers communicate), measure (clocks and probes)
-    analysis wing   analysis (tables in, tables and fitted laws out), report (figures and pages)
+    analysis wing:  analysis (tables in, tables and fitted laws out), report (figures and pages)
 
 The run wing writes run directories, the analysis wing reads them, and neither imports the other.
 Importing the package or its analysis wing needs neither PyTorch nor Horovod nor MPI.

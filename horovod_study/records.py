@@ -5,11 +5,11 @@
       steps-00000.arrows     one row per step and rank: an Arrow stream, readable to its last batch after a crash
       epochs.csv             one row per evaluation: losses and errors against epochs, samples and seconds
       bench.json             what the job measured after its timed window, in sections: with --measure-sync what the
-                             synchronisation is made of (measure/synchronisation.py), with --measure-ablation what
-                             communication costs (measure/ablation.py)
+                             synchronisation is made of (workload/probes/synchronisation.py), with
+                             --measure-ablation what communication costs (workload/probes/ablation.py)
       system-<host>.arrows   what the sensors of a host read, one row per sample and part, see measure/system.py
-      profile/               what a profiler wrote, per rank, with --profile (measure/profiling.py)
-      timeline.json          Horovod's own timeline of some steps, with --timeline-steps (measure/timeline.py)
+      profile/               what a profiler wrote, per rank, with --profile (workload/probes/profiling.py)
+      timeline.json          Horovod's own timeline of some steps, with --timeline-steps (workload/probes/timeline.py)
       checkpoints/           the newest two states of the run, see workload/checkpoint.py
       .reserve               while it runs: room for its end on a disk that is full by then
 
@@ -582,12 +582,12 @@ def benches_beside(root: Path) -> list[Path]:
 
 
 def write_synchronisation(directory: Path, found: Mapping[str, Any]) -> None:
-    """Write what measure/synchronisation.py found in this job into bench.json."""
+    """Write what workload/probes/synchronisation.py found in this job into bench.json."""
     _write_section(directory, "synchronisation", found)
 
 
 def write_ablation(directory: Path, found: Mapping[str, Any]) -> None:
-    """Write what measure/ablation.py found in this job into bench.json."""
+    """Write what workload/probes/ablation.py found in this job into bench.json."""
     _write_section(directory, "ablation", found)
 
 

@@ -21,11 +21,11 @@ from horovod_study import records
 from horovod_study.analysis.steps.ablation import CommunicationCost, answer
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError, BackendError, RecordError
-from horovod_study.measure import ablation
 from horovod_study.measure.clock import LapClock, now
-from horovod_study.measure.scratch import Scratch
 from horovod_study.records import finite
 from horovod_study.workload import checkpoint
+from horovod_study.workload.probes import ablation
+from horovod_study.workload.probes.scratch import Scratch
 
 # -------------------------------------------------------------------------------------------------------- the plan
 

@@ -2103,8 +2103,8 @@ def test_the_environment_of_the_partition_is_what_is_looked_at(place: Place) -> 
 def test_worries_are_what_is_not_well_with_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.room, "available_bytes", lambda: 10)
 
-    assert "memory" in {each.name for each in doctor.worries()}
-    assert "ok" not in {each.verdict for each in doctor.worries()}
+    assert "memory" in {each.name for each in machine.worries()}
+    assert "ok" not in {each.verdict for each in machine.worries()}
 
 
 SAMPLE = [

@@ -362,7 +362,7 @@ def test_the_package_starts_no_python_without_the_safe_path() -> None:
                 if not safe and ("sys.executable" in source or "here.python" in source):
                     bare.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     # None of these starts a Python: Slurm's commands, py-spy with the process that it looks at, git.
-    others = ("cluster/slurm.py", "studies/submit.py", "measure/profiling.py", "measure/environment.py")
+    others = ("cluster/slurm.py", "studies/submit.py", "workload/probes/profiling.py", "measure/environment.py")
     assert [each for each in bare if not each.startswith(others)] == []
 
 

@@ -30,7 +30,6 @@ from horovod_study.measure import evidence
 from horovod_study.measure.clock import DeviceStamps, LapClock, Unstamped, now
 from horovod_study.measure.recorder import Recorder
 from horovod_study.measure.sensors import Gpus
-from horovod_study.measure.sync_points import Finder
 from horovod_study.programs import timers
 from horovod_study.programs.microbench import copy_rates, launch_latency, launches_of, matrix_peak, matrix_rates
 from horovod_study.workload import dataset as data
@@ -40,6 +39,7 @@ from horovod_study.workload.loaders import Loader, feed, open_loader, resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer, set_learning_rate
 from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.probes.sync_points import Finder
 from horovod_study.workload.trainer import train_step
 
 LIMIT_S = 60

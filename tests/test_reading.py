@@ -48,7 +48,7 @@ READING = {
     "programs/equality.py": "the job and the arrays of the program that started it",
     "comm/liveness.py": "messages between ranks",
     "programs/collectives.py": "the plan of the program that started it",
-    "measure/profiling.py": "the file of a profiler that this program started",
+    "workload/probes/profiling.py": "the file of a profiler that this program started",
     "measure/system.py": "messages between sampler and trainer",
     "programs/timers.py": "the plan of the program that started it",
     "records.py": "tables whose digest was compared before",
@@ -84,6 +84,7 @@ OPENING = {
     "studies/ranks.py": "the log and the answer of ranks that this program started",
     "studies/study_file.py": "a file that was read through the door before",
     "studies/verify.py": "the answer of ranks that this program started",
+    "workload/probes/profiling.py": "what a profiler that this program started wrote",
     "workload/room.py": "facts of the system",
 }
 """Modules that open files by themselves -> what they read so."""

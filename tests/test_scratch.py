@@ -10,7 +10,7 @@ from make.scratch_job import Time, job
 
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
-from horovod_study.measure.scratch import Scratch
+from horovod_study.workload.probes.scratch import Scratch
 
 OPTIMIZERS = {
     "adam": torch.optim.Adam,

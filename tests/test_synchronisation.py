@@ -10,7 +10,7 @@ from conftest import Launch
 
 from horovod_study import cli, records
 from horovod_study.errors import RecordError
-from horovod_study.measure.synchronisation import after_the_last
+from horovod_study.workload.probes.synchronisation import after_the_last
 
 FOUND: dict[str, Any] = {
     "transport": "mpi",

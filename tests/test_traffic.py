@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study import records
+from horovod_study.comm import traffic
+from horovod_study.comm.traffic import Counters, Moved, Need, judge, moved, must_move, received_by_connections
 from horovod_study.errors import BackendError
-from horovod_study.measure import evidence, traffic
-from horovod_study.measure.traffic import Counters, Moved, Need, judge, moved, must_move, received_by_connections
+from horovod_study.measure import evidence
 
 MB = 1_000_000
 

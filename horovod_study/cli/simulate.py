@@ -117,8 +117,8 @@ def model_parallel(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.machine.advice import Asked, bench_of, case_of, layered_model
     from horovod_study.analysis.machine.advice import advise as advise_on
     from horovod_study.documents import load_yaml
-    from horovod_study.measure.memory import worker_memory
     from horovod_study.records import read_run
+    from horovod_study.workload.room import worker_memory
 
     source = str(options.model or "")
     model = layered_model(load_yaml(options.model), source=source) if options.model else None

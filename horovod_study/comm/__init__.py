@@ -10,6 +10,11 @@ distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce
 mpi           MPI's all-reduce through mpi4py, of one flat buffer or of buckets
 ps            a parameter server over MPI
 buckets       gradients that leave from hooks during backward
+settings_file communication settings that `tune` found, and what they were found for
+priority      who gets the core when gradients arrive
+traffic       the path that the gradients really took, from the kernel's counters
+meeting       small values exchanged through a folder, where the training's own communication must not be touched
+observed      the calls of torch.distributed in which a script waits for other ranks
 nccl_log      what NCCL says about the way it took
 libmpi        the MPI library that is loaded: where from, what it can, whether it is the launcher's
 raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from horovod_study.comm.settings import VARIABLES
-from horovod_study.config import COMMUNICATION
+from horovod_study.config import COMMUNICATION, OPTIONS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import now, sleep
 
@@ -62,10 +61,10 @@ def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name in COMMUNICATION:
-        setting = settings.get(name, settings.get(VARIABLES.get(name, ""), None))
+        setting = settings.get(name, settings.get(OPTIONS[name].variable))
         if isinstance(setting, Mapping) and setting.get("value") is not None:
             found[name] = _as_option(name, setting["value"])
-    variables = [settings[name] for name in VARIABLES.values() if name in settings]
+    variables = [settings[each.variable] for each in OPTIONS.values() if each.variable in settings]
     if variables:
         found["horovod_defaults"] = all(each["source"] != "shipped" for each in variables)
     return found

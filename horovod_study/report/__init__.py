@@ -4,6 +4,7 @@
     figures    one file for each family of figures, and the catalogue of those of a study
     page       report.html with its script, the tables for print, the check of all of it
     doctor     what `horovod-study doctor` shows
+    explanation  what `horovod-study explain` shows
     equality   what `horovod-study verify` shows
     export     traces, trackers, Extra-P and points files
 

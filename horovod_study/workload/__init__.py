@@ -1,5 +1,6 @@
 """What is trained.
 
+options         what may be chosen, and the workload that studies know
 material        the law, and the generator of labelled curves
 dataset         the files of a data set: making, checking, opening, split, batches
 floor           the Cramer-Rao bound: the smallest error that the noise of the curves allows
@@ -12,6 +13,9 @@ optimizer       the update rule and the arithmetic of a step
 schedule        how long a run is, and its learning rate
 job             what is trained on a rank, and what the record says of it
 trainer         the step and the loop
+graphs          whole steps as CUDA graphs
+kernels         loss and gradients by kernels made for this network; triton_kernels: those in Triton
+probes/         what looks into further steps after the timed window
 summary         what is told of a finished run
 evaluation      the error on the test set, beside the floor
 checkpoint      resumable state on disk

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_study.comm import Backend, fail_together, nccl_log, require_parity
+from horovod_study.comm import Backend, fail_together, nccl_log, require_parity, traffic
 from horovod_study.comm.liveness import Liveness
 from horovod_study.config import misplaced
 from horovod_study.errors import BackendError, DataError, StudyError
-from horovod_study.measure import evidence, profiling, traffic
+from horovod_study.measure import evidence
 from horovod_study.measure.clock import now
 from horovod_study.measure.evidence import parameter_count, parameter_sha256
 from horovod_study.measure.recorder import Recorder
@@ -27,6 +27,7 @@ from horovod_study.workload.material import CHANNELS, POINTS
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, learning_rate, make_optimizer
 from horovod_study.workload.options import StrainConfig, parse_widths
+from horovod_study.workload.probes import profiling
 from horovod_study.workload.schedule import last_step
 
 EXPLODED = 1000.0

@@ -21,7 +21,7 @@ from itertools import repeat
 from multiprocessing.connection import wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
@@ -32,9 +32,6 @@ from horovod_study.workload import dataset as data
 from horovod_study.workload import room
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.options import StrainConfig
-
-if TYPE_CHECKING:
-    from horovod_study.workload.graphs import CapturedStep
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Curves (B, C, L) and targets (B, P), float32, on the device of the loader."""
@@ -93,7 +90,14 @@ def resident(loader: Loader) -> Resident | None:
     return loader.resident() if isinstance(loader, _Device) else None
 
 
-def feed(loader: Loader, captured: "CapturedStep", epoch: int, first: int = 0) -> Iterator[Batch | None]:
+class TakesPlaces(Protocol):
+    """A captured step, as far as a loader knows it."""
+
+    def begin_epoch(self, places: torch.Tensor) -> None:
+        """Take the places in the training set of the batches of an epoch."""
+
+
+def feed(loader: Loader, captured: TakesPlaces, epoch: int, first: int = 0) -> Iterator[Batch | None]:
     """Return what `captured.take` is given in the steps of `epoch`, from step `first` on: batches, or None for each.
 
     None where the step gathers its batches itself, whose places it is told here, before the first one.

@@ -21,11 +21,10 @@ from horovod_study.comm.stop import Stopped, StopRequest, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
 from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import BackendError, RecordError, StudyError
-from horovod_study.measure import ablation, environment, profiling, synchronisation, timeline
+from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
 from horovod_study.measure.evidence import parameter_sha256
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
-from horovod_study.measure.scratch import Scratch
 from horovod_study.progress import Progress, say
 from horovod_study.recording.session import RecordOptions, Session, settle
 from horovod_study.workload import checkpoint
@@ -40,6 +39,8 @@ from horovod_study.workload.optimizer import (
     set_learning_rate,
 )
 from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.probes import ablation, profiling, synchronisation, timeline
+from horovod_study.workload.probes.scratch import Scratch
 from horovod_study.workload.resume import Resumption, notes, require_same_run
 from horovod_study.workload.schedule import Budget, lr_factor, next_evaluation, scaled_lr
 from horovod_study.workload.summary import printed

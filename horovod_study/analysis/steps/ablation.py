@@ -10,7 +10,7 @@ and the estimates are means over the pairs. Their 95 % intervals are percentiles
 resamples for every quantity. Percentiles of n resampled values are too narrow for small n; they are therefore taken
 further out, so that the interval of a mean of normal values is Student's (the expanded percentile interval of
 Hesterberg, The American Statistician 69, 2015). docs/ablation.md says how to read it; the measurement is
-measure/ablation.py.
+workload/probes/ablation.py.
 """
 
 from collections.abc import Mapping

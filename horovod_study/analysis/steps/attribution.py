@@ -16,7 +16,7 @@ and the parts of the mean synchronisation (over steps and ranks), means but for 
                   negotiation, and the time its threads take from the transfer
     unexplained   the rest; it may be negative and stays so
 
-docs/attribution.md derives them and says what bounds their error; the measurement is measure/synchronisation.py.
+docs/attribution.md derives them and says what bounds their error; workload/probes/synchronisation.py measures them.
 """
 
 import math

@@ -27,7 +27,7 @@ from horovod_study.cluster.doctor.slurm import Slurm
 from horovod_study.cluster.doctor.software import EarlierChecks, Software
 from horovod_study.cluster.partitions import Host, Partition
 
-__all__ = ["Finding", "examine", "exit_code", "to_dict", "worries"]
+__all__ = ["Finding", "examine", "exit_code", "to_dict"]
 
 QUICK_S = 2.5
 """How long an area may take in a quick examination, and below how long it may in a full one."""
@@ -89,7 +89,7 @@ def examine(
             ("runs folder", "space", lambda area: files.space(area, runs)),
             ("runs folder", "writable", lambda area: files.works(area, runs)),
         ],
-        _of_machine(
+        machine.checks(
             here,
             load,
             several=len(hosts) > 1,
@@ -100,29 +100,6 @@ def examine(
     started = [guarded(chain, limit_s) for chain in chains]
     software_found, network_found, *rest = [result() for result in started]
     return [*software_found, *network_found, *ssh, *(finding for found in rest for finding in found)]
-
-
-def _of_machine(
-    here: Here, load: machine.Load, *, several: bool, workers: int = 0, elsewhere: bool = False
-) -> list[tuple[str, str, Check]]:
-    return [
-        ("machine", "cores", lambda area: machine.cores(area, here, workers)),
-        ("machine", "memory", machine.memory),
-        ("machine", "shared memory", lambda area: machine.shared_memory(area, here)),
-        ("machine", "load", lambda area: load.check(area, elsewhere=elsewhere)),
-        ("machine", "limits", lambda area: machine.limits(area, here)),
-        ("machine", "clock", lambda area: machine.clock(area, here, several_hosts=several)),
-        ("machine", "real-time priority", lambda area: machine.priority(area, here)),
-        ("machine", "data cache", machine.data_cache),
-        ("machine", "earlier runs", lambda area: machine.leftovers(area, here)),
-    ]
-
-
-def worries() -> list[Finding]:
-    """Return what is not well with this machine itself; a host that is looked at from another one tells this."""
-    here = Here()
-    checks = _of_machine(here, machine.Load(here), several=True)
-    return [finding for finding in guarded(checks, 10.0)() if finding.verdict != "ok"]
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

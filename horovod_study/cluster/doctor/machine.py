@@ -8,7 +8,7 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from horovod_study.cluster.doctor.finding import Area, Here, count
+from horovod_study.cluster.doctor.finding import Area, Check, Finding, Here, count, guarded
 from horovod_study.cluster.launch import MARKER
 from horovod_study.config import available_cores
 from horovod_study.measure.clock import now, sleep
@@ -314,3 +314,27 @@ def _descends(pid: int, tops: Sequence[int], parents: dict[int, int]) -> bool:
     while pid > 1 and pid not in tops:
         pid = parents.get(pid, 0)
     return pid in tops
+
+
+def checks(
+    here: Here, load: Load, *, several: bool, workers: int = 0, elsewhere: bool = False
+) -> list[tuple[str, str, Check]]:
+    """Return what is looked at on a machine: area, name and check."""
+    return [
+        ("machine", "cores", lambda area: cores(area, here, workers)),
+        ("machine", "memory", memory),
+        ("machine", "shared memory", lambda area: shared_memory(area, here)),
+        ("machine", "load", lambda area: load.check(area, elsewhere=elsewhere)),
+        ("machine", "limits", lambda area: limits(area, here)),
+        ("machine", "clock", lambda area: clock(area, here, several_hosts=several)),
+        ("machine", "real-time priority", lambda area: priority(area, here)),
+        ("machine", "data cache", data_cache),
+        ("machine", "earlier runs", lambda area: leftovers(area, here)),
+    ]
+
+
+def worries() -> list[Finding]:
+    """Return what is not well with this machine itself; a host that is looked at from another one tells this."""
+    here = Here()
+    found = guarded(checks(here, Load(here), several=True), 10.0)()
+    return [finding for finding in found if finding.verdict != "ok"]

@@ -93,7 +93,7 @@ def _code() -> Any:
 
 
 def _worries() -> Any:
-    from horovod_study.cluster.doctor import worries
+    from horovod_study.cluster.doctor.machine import worries
 
     return [finding.to_dict() for finding in worries()]
 

@@ -6,5 +6,6 @@ drawing       a figure as a value that can be drawn at any width, and the files 
 interactive   figures inside a page: inline SVG, and what the page's script has to know of it
 pgf           figures that LaTeX sets in the letters of the document
 files         figures and texts of one result, written into one folder
+markup        tables as HTML
 typeset       tables as LaTeX, Markdown and CSV
 """

@@ -23,7 +23,7 @@ from horovod_study.config import LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import DeviceStamps, LapClock, now
-from horovod_study.measure.scratch import Scratch
+from horovod_study.workload.probes.scratch import Scratch
 
 PAIRS = 40
 MIN_PAIRS = 6

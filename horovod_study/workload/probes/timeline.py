@@ -14,8 +14,8 @@ from horovod_study.comm.base import fail_together
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import DeviceStamps, LapClock
-from horovod_study.measure.scratch import Scratch
 from horovod_study.text.numbers import amount
+from horovod_study.workload.probes.scratch import Scratch
 
 SETTLING_STEPS = 10
 """Scratch steps before the recording begins, in which Horovod remembers what it negotiated."""

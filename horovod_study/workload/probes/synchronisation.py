@@ -26,7 +26,7 @@ from horovod_study.comm.base import FlatGradients, fail_together
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw
 from horovod_study.measure.clock import now
-from horovod_study.measure.scratch import Scratch
+from horovod_study.workload.probes.scratch import Scratch
 
 REPEATS = 200
 """Steps of each kind that are kept, of a run that has made as many."""

@@ -36,10 +36,10 @@ from horovod_study.errors import BackendError, ConfigError, RecordError, StudyEr
 from horovod_study.files import not_written
 from horovod_study.measure import ranges
 from horovod_study.measure.clock import DeviceStamps, LapClock, now, sleep
-from horovod_study.measure.scratch import Scratch
-from horovod_study.measure.sync_points import Finder, NotInData
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
+from horovod_study.workload.probes.scratch import Scratch
+from horovod_study.workload.probes.sync_points import Finder, NotInData
 
 SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""

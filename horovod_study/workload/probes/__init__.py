@@ -1,0 +1,9 @@
+"""What looks into further steps of a training job, after its timed window; the model is put back afterwards.
+
+scratch          steps that leave no trace
+synchronisation  what a synchronisation is made of
+ablation         what communication costs, measured by leaving it out
+profiling        some steps under a profiler
+sync_points      which operations wait for the device
+timeline         Horovod's own timeline of some steps
+"""
