@@ -13,9 +13,9 @@ import horovod_study
 from horovod_study.cluster.launch import program_line
 from horovod_study.cluster.partitions import gpus_here
 from horovod_study.cluster.site import hosts_of_allocation
-from horovod_study.comm import detect
+from horovod_study.comm import detect, open_backend
 from horovod_study.comm.distributed import _LOCAL_RANKS, _local_rank
-from horovod_study.comm.launch import _LAUNCHERS, Launch, meeting_point, require_rendezvous
+from horovod_study.comm.launch import _LAUNCHERS, Launch, meeting_point, require_controller, require_rendezvous
 from horovod_study.comm.libmpi import require_connection
 from horovod_study.comm.settings import apply
 from horovod_study.comm.settings_file import nodes_of
@@ -151,6 +151,37 @@ def test_an_empty_rank_is_none_and_half_a_launcher_is_refused(
 def test_a_rank_is_below_the_number_of_workers(rank: str, workers: str, wrong: str) -> None:
     with pytest.raises(BackendError, match=f"variable {wrong} "):
         detect({"RANK": rank, "WORLD_SIZE": workers})
+
+
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+@pytest.mark.parametrize("value", [*ODD, "mpi", "gloo", "GLOO", "ccl", "", " "])
+@pytest.mark.parametrize("name", ["HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"])
+def test_horovod_is_not_loaded_with_another_controller_than_the_launch_has(
+    name: str, value: str, controller: str
+) -> None:
+    environ = {name: value, "KEPT": ""}
+    if value.lower() == controller or (value, name) == ("ccl", "HOROVOD_CPU_OPERATIONS"):
+        require_controller(environ, controller)
+        assert environ == {name: value, "KEPT": ""}
+    elif not value.strip():
+        require_controller(environ, controller)
+        assert environ == {"KEPT": ""}
+    else:
+        with pytest.raises(BackendError, match=f"{name} .*{controller}") as told:
+            require_controller(environ, controller)
+        str(told.value).encode("ascii")
+
+
+@pytest.mark.parametrize("launcher, rank, workers, mark", _LAUNCHERS)
+def test_who_refuses_a_launch_names_the_variables_that_told_of_it(
+    launcher: str, rank: str, workers: str, mark: str | None
+) -> None:
+    """They may be left of another program, which nobody remembers."""
+    launch = detect({rank: "0", workers: "2", **({mark: "id"} if mark else {})})
+
+    assert launch.named == f"{launcher} ({rank}, {workers})"
+    with pytest.raises(BackendError, match=rf"{rank}, {workers}\) started 2"):
+        open_backend(StrainConfig(backend="serial"), launch)
 
 
 @pytest.mark.parametrize("value", [*ODD, "0", "65536", "99999"])

@@ -28,7 +28,14 @@ from torch import nn
 
 from horovod_study.comm import builds, settings
 from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces, require_rendezvous
+from horovod_study.comm.launch import (
+    Launch,
+    foreign_port,
+    meeting_point,
+    require_controller,
+    require_interfaces,
+    require_rendezvous,
+)
 from horovod_study.comm.libmpi import (
     cuda_aware,
     loaded_library,
@@ -57,6 +64,7 @@ class HorovodBackend:
         # The build mpi hands GPU memory to MPI: for an MPI that does not take it the installed one copies to the host.
         by_name = on_gpu and not (wanted == "mpi" and own_takes_gpu_memory() is False)
         build = builds.select(config.horovod_build, transport=wanted if by_name else "auto")
+        require_controller(os.environ, controller)
         if controller == "mpi":
             require_connection(launch)
             find_open_mpi()

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from horovod_study.errors import BackendError
@@ -19,6 +19,12 @@ class Launch:
     rank: int
     workers: int
     backend: str  # what `--backend auto` becomes
+    variables: tuple[str, ...] = ()  # in which it told so
+
+    @property
+    def named(self) -> str:
+        """The launcher with the variables that tell of it, which may be left of an earlier program: for messages."""
+        return f"{self.launcher} ({', '.join(self.variables)})" if self.variables else self.launcher
 
 
 MAX_WORKERS = 10**6
@@ -59,7 +65,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
             backend = {"horovodrun --gloo": "horovod", "torchrun": "ddp"}.get(launcher)
             if backend is None:
                 backend = "horovod" if importlib.util.find_spec("horovod") else "mpi"
-            return Launch(launcher=launcher, rank=number, workers=count, backend=backend)
+            return Launch(launcher=launcher, rank=number, workers=count, backend=backend, variables=(rank, workers))
     return Launch(launcher="none", rank=0, workers=1, backend="serial")
 
 
@@ -78,6 +84,21 @@ def meeting_point(environ: Mapping[str, str]) -> tuple[str, int] | None:
             "ranks meet, the same for all of them"
         )
     return host, port
+
+
+def require_controller(environ: MutableMapping[str, str], controller: str) -> None:
+    """Raise BackendError where a variable of Horovod asks for another controller than this run has: it would abort.
+
+    Variables that are empty are removed, because Horovod takes them for a name.
+    """
+    for name, allowed in (("HOROVOD_CONTROLLER", (controller,)), ("HOROVOD_CPU_OPERATIONS", (controller, "ccl"))):
+        if name in environ and not is_set(name, environ):
+            del environ[name]
+        elif name in environ and environ[name].strip().lower() not in allowed:
+            raise BackendError(
+                f"environment variable {name} is {environ[name]!a}, but this run was launched over {controller}; "
+                f"`unset {name}`, or start with horovodrun --gloo or --mpi, which set it"
+            )
 
 
 def require_interfaces(environ: Mapping[str, str], variable: str) -> None:

@@ -84,7 +84,7 @@ def require_launchers_mpi(launch: Launch, workers: int, library: str) -> None:
     if launch.launcher == "none" or launch.workers == workers:
         return
     started = f"{launch.workers} worker{'s' * (launch.workers > 1)}"
-    counts = f"{launch.launcher} started {started}, but {library} sees {workers}"
+    counts = f"{launch.named} started {started}, but {library} sees {workers}"
     if launch.launcher == "torchrun":
         raise BackendError(
             f"{counts}: MPI does not know torchrun's workers; start with mpirun or horovodrun, or use --backend ddp "

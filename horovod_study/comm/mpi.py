@@ -96,7 +96,7 @@ class MpiRanks(ABC):
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         if launch.launcher in ("horovodrun --gloo", "torchrun"):
             raise BackendError(
-                f"backend {self.name} needs mpirun, but {launch.launcher} started this run; launch with mpirun"
+                f"backend {self.name} needs mpirun, but {launch.named} started this run; launch with mpirun"
             )
         require_connection(launch)
         self.settings = settings.apply(f"{self.name}/mpi", config=config)

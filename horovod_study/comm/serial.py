@@ -29,7 +29,7 @@ class SerialBackend:
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         if launch.workers > 1:
             raise BackendError(
-                f"backend serial is one worker, but {launch.launcher} started {launch.workers}; "
+                f"backend serial is one worker, but {launch.named} started {launch.workers}; "
                 "use --backend auto, or start one process"
             )
         self.settings: dict[str, Any] = {}

@@ -260,9 +260,7 @@ def bench_document(
         jobs = plan_jobs(transports, runtimes)
         count = launch.workers if launched else worker_count(workers, available_cores())
         if launched and workers not in (None, count):
-            raise ConfigError(
-                f"bench: --workers is {workers}, but {launch.launcher} started {count}; leave --workers out"
-            )
+            raise ConfigError(f"bench: --workers is {workers}, but {launch.named} started {count}; leave --workers out")
         StrainConfig(batch=batch, widths=widths)  # for its complaints
         model = model_facts(widths, batch)
         chosen = message_sizes(
@@ -325,7 +323,7 @@ def _measure_here(
         fitting = _LAUNCHED_BY.get(launch.launcher, ("horovod/mpi", "horovod/nccl", "mpi/mpi"))
         if len(runtimes) > 1 or runtimes[0] not in fitting:
             raise ConfigError(
-                f"bench: --runtime {' '.join(runtimes)}, but {launch.launcher} started these ranks, and they can "
+                f"bench: --runtime {' '.join(runtimes)}, but {launch.named} started these ranks, and they can "
                 f"measure one of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
             )
         name, _, transport = runtimes[0].partition("/")

@@ -75,7 +75,7 @@ def measure_timers(
     launch = detect(os.environ)
     if launch.workers > 1:
         raise ConfigError(
-            f"bench timers: {launch.launcher} started {launch.workers} ranks of it, but it starts its own; start it "
+            f"bench timers: {launch.named} started {launch.workers} ranks of it, but it starts its own; start it "
             "alone, with --workers"
         )
     found = []
