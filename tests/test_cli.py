@@ -358,3 +358,31 @@ def test_what_explain_cannot_do_together_is_refused(
 
     assert (code, out) == (2, "")
     assert message in err
+
+
+PLACES = (
+    "horovod_study",
+    "docs",
+    "experiments",
+    "examples",
+    "jobs",
+    "data",
+    "notebooks",
+    "README.md",
+    "CONTRIBUTING.md",
+)
+
+
+def test_nobody_is_told_to_type_an_old_verb() -> None:
+    """Messages, comments and pages name today's verbs; the change log and cli/old.py tell of the others."""
+    root = Path(__file__).parents[1]
+    old = re.compile(rf"horovod-study ({'|'.join(OLD)})\b(?!\.)")
+    kinds = {".py", ".md", ".yaml", ".ipynb", ".j2"}
+    found = []
+    for path in (
+        each for place in PLACES for each in ((root / place).rglob("*") if (root / place).is_dir() else [root / place])
+    ):
+        if path.suffix in kinds and path.name != "old.py":
+            found += [f"{path.relative_to(root)}: {told[0]}" for told in old.finditer(path.read_text(encoding="utf-8"))]
+
+    assert found == []
