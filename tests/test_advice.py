@@ -245,7 +245,7 @@ def test_what_is_not_known_says_what_to_run() -> None:
 
     assert advice.best == "data"
     assert advice.verdict == "data parallel, as far as memory and bytes can tell"
-    assert "measure it with `horovod-study bench --out DIR` and give --network DIR/bench.json" in advice.missing[0]
+    assert "measure it with `horovod-study bench --out DIR` and give --bench DIR/bench.json" in advice.missing[0]
     assert "give --run RUN_DIR" in advice.missing[1]
     assert all(scheme.communication_s is None and scheme.efficiency is None for scheme in advice.schemes)
     assert "one worker: nothing is to be spread" in advise(Case(model=PLAIN, batch=1, workers=1)).verdict
@@ -344,8 +344,8 @@ def test_a_benchmark_brings_its_rate() -> None:
         ({"widths": "15-38-197", "model": PLAIN}, "--widths and --model both name a model"),
         ({"step_ms": 1.0, "flops_per_s": 1.0}, "--step-ms, --flops-per-s and --run all say how fast"),
         ({"alpha_us": 1.0}, "a network has --alpha-us and --gb-per-s; give both"),
-        ({"bench": ({}, "b"), "alpha_us": 1.0, "gb_per_s": 1.0}, "--network and --alpha-us both describe the network"),
-        ({"way": "x"}, "--way chooses from the file of --network"),
+        ({"bench": ({}, "b"), "alpha_us": 1.0, "gb_per_s": 1.0}, "--bench and --alpha-us both describe the network"),
+        ({"way": "x"}, "--way chooses from the file of --bench"),
         ({"batch": 0}, "--batch is 0 and --workers 2; both must be at least 1"),
         ({"workers_per_node": 0}, "--workers-per-node is 0; it must be at least 1"),
         ({"optimizer": "adm"}, r"--optimizer is 'adm' \(did you mean 'adam'\?\); allowed: adam, adamw, sgd"),
@@ -390,5 +390,5 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text("layers: [{name: x, parameters: 5, activations: 2, flop: 10}]")
     assert main(["simulate", "model-parallel", "--model", str(path)]) == 0
     assert "the model: " + str(path) in capsys.readouterr().out
-    assert main(["simulate", "model-parallel", "--network", str(tmp_path / "none.json")]) == 2
+    assert main(["simulate", "model-parallel", "--bench", str(tmp_path / "none.json")]) == 2
     assert "name the bench.json that `horovod-study bench` wrote" in capsys.readouterr().err

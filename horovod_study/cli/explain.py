@@ -132,7 +132,9 @@ def _sync(options: argparse.Namespace) -> Result:
     out = options.out or Path("runs/attribution")
     if options.measure:
         how = {"runtimes": options.runtime or DEFAULT_RUNTIMES, "workers": options.workers}
-        directories = run_experiment(run_values(options), out, rounds=options.rounds or ROUNDS, **how)
+        directories = run_experiment(
+            run_values(options), out, rounds=ROUNDS if options.rounds is None else options.rounds, **how
+        )
     else:
         directories = [directory for root in options.places for directory in readable_runs(root)]
     seen = []

@@ -901,7 +901,7 @@ def _missing(case: Case) -> list[str]:
     if case.network is None and case.workers > 1:
         missing.append(
             "the network, hence all communication times; measure it with `horovod-study bench --out DIR` and give "
-            "--network DIR/bench.json, or give --alpha-us and --gb-per-s"
+            "--bench DIR/bench.json, or give --alpha-us and --gb-per-s"
         )
     if case.flop_per_s is None:
         missing.append(
