@@ -142,7 +142,7 @@ def test_long_runs_are_taken_one_after_the_other(study: Path, monkeypatch: pytes
     monkeypatch.setattr(accounting, "account_run", watched)
     monkeypatch.setattr(accounting, "AT_ONCE_ROWS", 1)
     told: list[int] = []
-    found = account_runs(every, threads=3, told=told.append)
+    found = account_runs(every, threads=3, on_progress=told.append)
 
     assert [each.run for each in found] == [run.name for run in every]
     assert max(at_a_time) == 1
