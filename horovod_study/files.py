@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from horovod_study.errors import RecordError, StudyError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -72,6 +74,15 @@ def not_written(place: Path | str, error: OSError, again: str) -> str:
     """Return the line of an error that says which file below `place` could not be written, why, and what to do."""
     below = isinstance(error.filename, str) and Path(error.filename).is_relative_to(place)
     return f"{error.filename if below else place}: cannot be written ({error.strerror or error}); {again}"
+
+
+@contextmanager
+def writing(place: Path | str, again: str, *, error: type[StudyError] = RecordError) -> Iterator[None]:
+    """Raise `error` where what is done in it below `place` ends in an OSError; `again`: what to do about that."""
+    try:
+        yield
+    except OSError as problem:
+        raise error(not_written(place, problem, again)) from None
 
 
 def append_text(path: Path, text: str, *, head: str = "") -> None:

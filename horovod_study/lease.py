@@ -38,7 +38,7 @@ from typing_extensions import TypedDict
 from horovod_study import alive
 from horovod_study.documents import conform, open_file, parse_json
 from horovod_study.errors import StudyError
-from horovod_study.files import not_written, write_file
+from horovod_study.files import not_written, write_file, writing
 from horovod_study.variables import whole_number
 
 CLAIMS = ".claims"
@@ -258,12 +258,8 @@ class Lease:
             return
         self._ending.set()
         self._content |= {"released": utc_now(), "state": state, "reason": " ".join(reason.split())}
-        try:
+        with writing(self.claim.path, "make room there; the claim ends with this process anyway", error=StudyError):
             write_file(self.claim.path, json.dumps(self._content) + "\n")
-        except OSError as error:
-            raise StudyError(
-                not_written(self.claim.path, error, "make room there; the claim ends with this process anyway")
-            ) from None
 
     def give_back(self) -> None:
         """Release it if that can be written; otherwise it ends with this process."""

@@ -49,16 +49,7 @@ from horovod_study import alive
 from horovod_study.config import LAPS
 from horovod_study.documents import conform, parse_csv, parse_json, read_bytes, read_json, read_text, shown
 from horovod_study.errors import RecordError
-from horovod_study.files import (
-    append_text,
-    csv_of,
-    csv_rows,
-    new_file,
-    not_written,
-    result_folder,
-    unguarded,
-    write_file,
-)
+from horovod_study.files import append_text, csv_of, csv_rows, new_file, result_folder, unguarded, write_file, writing
 from horovod_study.workloads import packaged
 
 OWN = packaged()
@@ -212,12 +203,10 @@ def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
     `again` as in `require_no_run`.
     """
     require_no_run(directory, again=again)
-    try:
+    with writing(directory, "choose a writable --out"):
         directory.mkdir(parents=True, exist_ok=True)
         _with_reserve(directory, write_file, directory / MANIFEST, _to_json(record))
         _reserve(directory)
-    except OSError as error:
-        raise RecordError(not_written(directory, error, "choose a writable --out")) from None
 
 
 def require_no_run(directory: Path, *, again: str = "") -> None:
@@ -246,11 +235,9 @@ def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str
         last = {**last, "status": "incomplete", "reason": last["reason"] or "its process was gone"}
     begun = replace(record, status="running", finished=None, totals={}, reason="", files={}, digest="")
     going_on = replace(begun, attempts=(*before, last, begun._attempt(began, from_step=from_step)))
-    try:
+    with writing(directory, "make it writable"):
         _with_reserve(directory, write_file, directory / MANIFEST, _to_json(going_on))
         _reserve(directory)
-    except OSError as error:
-        raise RecordError(not_written(directory, error, "make it writable")) from None
     return going_on
 
 
@@ -259,12 +246,10 @@ def silent_s(directory: Path) -> float:
 
     A run writes at least every few seconds, except during a long evaluation or while its first batch is made.
     """
-    try:
+    with writing(directory, "make it writable"):
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".now.") as probe:
             present = os.fstat(probe.fileno()).st_mtime
             written = [path.stat().st_mtime for path in directory.iterdir() if not path.name.startswith(".")]
-    except OSError as error:
-        raise RecordError(not_written(directory, error, "make it writable")) from None
     return present - max(written, default=present)
 
 
@@ -569,10 +554,8 @@ def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     """Append one row to epochs.csv, with the header when it is the first."""
     path = directory / "epochs.csv"
     text, head = csv_rows(EPOCH_COLUMNS, [row], head=False), csv_rows(EPOCH_COLUMNS, [])
-    try:
+    with writing(path, "free space and run again"):
         _with_reserve(directory, append_text, path, text, head=head)
-    except OSError as error:
-        raise RecordError(not_written(path, error, "free space and run again")) from None
 
 
 def benches_beside(root: Path) -> list[Path]:
@@ -598,11 +581,9 @@ def _write_section(directory: Path, section: str, found: Mapping[str, Any]) -> N
     with suppress(RecordError):
         content = read_json(path, again="")
     others = content if isinstance(content, dict) and content.get("schema") == BENCH_SCHEMA else {}
-    try:
+    with writing(path, "free space and run again"):
         text = json.dumps({**others, "schema": BENCH_SCHEMA, section: found}, allow_nan=False)
         _with_reserve(directory, write_file, path, text + "\n")
-    except OSError as error:
-        raise RecordError(not_written(path, error, "free space and run again")) from None
 
 
 def profile_path(directory: Path, profiler: str, rank: int, ending: str) -> Path:
@@ -622,18 +603,14 @@ def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
 
 def write_profile_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
     """Write a table of a profile as CSV, with a head also where it has no rows; columns are those of the first row."""
-    try:
+    with writing(path, "free space and run again"):
         write_file(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
-    except OSError as error:
-        raise RecordError(not_written(path, error, "free space and run again")) from None
 
 
 def write_profile_text(path: Path, text: str) -> None:
     """Write a table of a profile for reading."""
-    try:
+    with writing(path, "free space and run again"):
         write_file(path, text)
-    except OSError as error:
-        raise RecordError(not_written(path, error, "free space and run again")) from None
 
 
 def timeline_path(directory: Path) -> Path:
@@ -1444,10 +1421,6 @@ def _sensors(record: RunRecord) -> dict[str, float]:
     }
 
 
-def _or_nan(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunSideFiles:
     """What is in a run directory besides its record and its step rows."""
@@ -1797,7 +1770,7 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
     """
     path = directory / SOURCE
     known: dict[str, Any] = {}
-    try:
+    with writing(path, "choose a writable folder"):
         if runs is None:
             with suppress(RecordError):
                 known = read_source(directory)
@@ -1810,8 +1783,6 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
         if kept["schema"] > 1:
             kept["digest"] = _own_digest(kept)
         write_file(path, json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise RecordError(not_written(path, error, "choose a writable folder")) from None
     return path
 
 
@@ -1912,15 +1883,13 @@ def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
 def save_tables(directory: Path, tables: Mapping[str, "pd.DataFrame"], documents: Mapping[str, Any]) -> list[Path]:
     """Write NAME.csv and NAME.json files, byte-identical for equal content; return the paths."""
     paths = []
-    try:
+    with writing(directory, "choose a writable folder"):
         directory.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
             paths.append(write_file(directory / f"{name}.csv", csv_of(table)))
         for name, document in documents.items():
             text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
             paths.append(write_file(directory / f"{name}.json", text + "\n"))
-    except OSError as error:
-        raise RecordError(not_written(directory, error, "choose a writable folder")) from None
     return paths
 
 

@@ -30,7 +30,7 @@ import horovod_study
 from horovod_study.cluster.partitions import Partition
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
-from horovod_study.files import not_written, write_file
+from horovod_study.files import write_file, writing
 
 CODE = ".code"
 ENVIRONMENTS = ".environments"
@@ -167,13 +167,11 @@ def remember(directory: Path, partitions: Iterable[Partition | None] = (None,)) 
     """Write into a study's folder what the present identities stand for; what is known already stays as it is."""
     files = code_files()
     code = code_digest(files)
-    try:
+    with writing(directory, "choose a writable folder with --runs", error=StudyError):
         _keep(directory / CODE / f"{code}.json", {"files": files})
         for partition in partitions:
             here = environment(partition)
             _keep(directory / ENVIRONMENTS / f"{_identity(code, here)}.json", {"code": code, "environment": here})
-    except OSError as error:
-        raise StudyError(not_written(directory, error, "choose a writable folder with --runs")) from None
 
 
 def _keep(path: Path, content: Mapping[str, Any]) -> None:

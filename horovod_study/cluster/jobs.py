@@ -86,10 +86,6 @@ class Job:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**values, "tasks": [list(task) for task in self.tasks], "inside": dict(self.inside)}
 
-    def task_of(self, key: str) -> int | None:
-        """Return the number of the task that runs the cell `key`, or None."""
-        return next((number for number, task in enumerate(self.tasks) if key in task), None)
-
     def slurm_id(self, task: int) -> str:
         """Return what Slurm calls a task: 123, or 123_4 in an array."""
         return f"{self.job_id}_{task}" if len(self.tasks) > 1 else self.job_id

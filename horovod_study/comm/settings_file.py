@@ -25,7 +25,7 @@ import yaml
 
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
-from horovod_study.files import not_written, write_file
+from horovod_study.files import write_file, writing
 from horovod_study.roles import Option, Role
 from horovod_study.runtimes import CARRIED, RUNTIMES
 from horovod_study.variables import whole_number
@@ -188,10 +188,8 @@ def write_settings(
     text = "".join(f"# {line}".rstrip() + "\n" for line in comments)
     text += "\n" + yaml.safe_dump(body, sort_keys=False, width=1000)
     text += "\n" + yaml.safe_dump({"settings": dict(values)}, sort_keys=False, width=1000)
-    try:
+    with writing(path, "choose a writable --out", error=StudyError):
         write_file(path, text)
-    except OSError as error:
-        raise StudyError(not_written(path, error, "choose a writable --out")) from None
 
 
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS")

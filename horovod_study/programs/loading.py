@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from horovod_study.comm import detect, open_backend
-from horovod_study.errors import ConfigError, RecordError, nearest
-from horovod_study.files import not_written, write_file
+from horovod_study.errors import ConfigError, nearest
+from horovod_study.files import write_file, writing
 from horovod_study.measure import environment
 from horovod_study.measure.clock import DeviceStamps, LapClock, now, utc_now
 from horovod_study.text.tables import table_of, to_lines
@@ -165,11 +165,9 @@ def save(comparisons: Sequence[LoaderComparison], directory: Path) -> Path:
         "machine": environment.describe(),
         "comparisons": [each.to_dict() for each in comparisons],
     }
-    try:
+    with writing(path, "choose another --out"):
         directory.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps(document, indent=1) + "\n")
-    except OSError as error:
-        raise RecordError(not_written(path, error, "choose another --out")) from None
     return path
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_study.errors import RecordError
-from horovod_study.files import csv_rows, not_written, write_file
+from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -55,12 +54,10 @@ def write(result: Mapping[str, Any], out: Path) -> list[Path]:
         "verify.json": json.dumps(finite(dict(result)), allow_nan=False) + "\n",
         "verify.csv": _csv(result["cases"]),
     }
-    try:
+    with writing(out, "choose a writable --out"):
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_file(out / name, content)
-    except OSError as error:
-        raise RecordError(not_written(out, error, "choose a writable --out")) from None
     return [out / name for name in files]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_study.analysis.series.exchange import counts_of
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import not_written, write_file
+from horovod_study.files import not_written, write_file, writing
 from horovod_study.records import RunRecord
 
 if TYPE_CHECKING:
@@ -68,11 +68,9 @@ def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mappi
     `about` is stored as the trace's metadata. Raises RecordError when it cannot be written.
     """
     content = {"traceEvents": list(events), "displayTimeUnit": "ms", "metadata": dict(about)}
-    try:
+    with writing(path, "choose a writable --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
-    except OSError as error:
-        raise RecordError(not_written(path, error, "choose a writable --out")) from None
     return path
 
 
@@ -82,7 +80,7 @@ def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> li
     Raises RecordError when they cannot be written.
     """
     paths: list[Path] = []
-    try:
+    with writing(directory, "choose a writable --out"):
         directory.mkdir(parents=True, exist_ok=True)
         for document in documents:
             counts = counts_of(document)
@@ -90,18 +88,14 @@ def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> li
             taken = sum(path.stem == name or path.stem.startswith(f"{name}-part-") for path in paths)
             paths.append(directory / f"{name}{f'-part-{taken + 1}' if taken else ''}.json")
             write_file(paths[-1], json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise RecordError(not_written(directory, error, "choose a writable --out")) from None
     return paths
 
 
 def write_text(text: str, path: Path) -> Path:
     """Write a text and return its path; RecordError when it cannot be written."""
-    try:
+    with writing(path, "choose a writable --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, text)
-    except OSError as error:
-        raise RecordError(not_written(path, error, "choose a writable --out")) from None
     return path
 
 

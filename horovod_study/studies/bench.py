@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, RecordError, StudyError, nearest, require_known
-from horovod_study.files import not_written, write_file
+from horovod_study.errors import ConfigError, StudyError, nearest, require_known
+from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import sleep
 from horovod_study.programs.answer import leave
 from horovod_study.progress import Line
@@ -211,11 +211,9 @@ def _run(
     )
     path = folder / "plan.json"
     content = {"plan": {**plan, "transports": job.transports, "runtime": job.itself}, "config": config.to_dict()}
-    try:
+    with writing(folder, "choose a writable --out"):
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps(content, indent=1))
-    except OSError as error:
-        raise RecordError(not_written(folder, error, "choose a writable --out")) from None
     return run_ranks(
         ProgramRun(
             runtime=job.runtime,

@@ -21,7 +21,7 @@ from typing import Any
 
 from horovod_study.cluster.process import GRACE_S, stop_marked
 from horovod_study.errors import RecordError, StudyError
-from horovod_study.files import not_written
+from horovod_study.files import writing
 from horovod_study.lease import ATTEMPTS, hold_study, move_run
 from horovod_study.progress import say
 from horovod_study.records import MANIFEST, read_run
@@ -138,10 +138,8 @@ def working_in(out: Path, what: str, *, command: str = "", grace_s: float = GRAC
 
     `what` it was, such as "comparison"; `command` is what continues. StudyError: the folder cannot be written.
     """
-    try:
+    with writing(out, "choose a writable --out", error=StudyError):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StudyError(not_written(out, error, "choose a writable --out")) from None
     with Interruption() as stop, hold_study(out, option="out"):
         if left := stop_marked(str(out.resolve()), grace_s=grace_s):
             say(f"stopped what an interrupted {what} left behind ({left} processes)")

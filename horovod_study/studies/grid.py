@@ -22,7 +22,7 @@ from horovod_study.cluster.process import GRACE_S, stop_marked
 from horovod_study.cluster.site import HERE, Site
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
-from horovod_study.files import not_written
+from horovod_study.files import writing
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, require_free
 from horovod_study.measure.clock import now
 from horovod_study.records import MANIFEST, RunRecord, read_run
@@ -271,8 +271,6 @@ def request(directory: Path, claim: Claim) -> Path:
 def ask_to_end(directory: Path, claim: Claim) -> None:
     """Ask the holder of `claim` to end what he runs."""
     path = request(directory, claim)
-    try:
+    with writing(path, "make room there", error=StudyError):
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    except OSError as error:
-        raise StudyError(not_written(path, error, "make room there")) from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from horovod_study.documents import conform, parse_json
 from horovod_study.errors import StudyError
-from horovod_study.files import not_written
+from horovod_study.files import writing
 from horovod_study.programs.answer import ANSWER
 from horovod_study.studies.attempt import TIMED_OUT, ProgramRun, Running
 from horovod_study.studies.engine import attempt
@@ -28,14 +28,12 @@ def run_ranks(run: ProgramRun, *, on_progress: Callable[[str], None] | None = No
             on_progress(running.last_line() or "starting")
 
     path = run.out / ANSWER
-    try:
+    with writing(run.out, "choose a writable folder", error=StudyError):
         run.out.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         with Interruption() as stop:
             ended = attempt(replace(run, watch=watch), stop)
         found = path.read_text(encoding="utf-8") if path.exists() else ""
-    except OSError as error:
-        raise StudyError(not_written(run.out, error, "choose a writable folder")) from None
     who = f"{run.runtime} with {run.workers} worker{'s' * (run.workers > 1)}"
     if ended.state == TIMED_OUT:
         raise StudyError(f"{who} gave no answer within {run.timeout_s:g} s; see {run.log}")

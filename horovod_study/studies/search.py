@@ -41,7 +41,7 @@ from horovod_study import alive
 from horovod_study.cluster.process import GRACE_S, stop_marked
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.files import csv_rows, not_written, write_file
+from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.progress import Line, duration, say
 from horovod_study.records import MANIFEST, epoch_rows
@@ -207,10 +207,8 @@ def run_search(
         )
     directory = runs_dir / search.name
     require_launchers([search.example()], launch)
-    try:
+    with writing(directory, "choose a writable folder with --runs", error=StudyError):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StudyError(not_written(directory, error, "choose a writable folder with --runs")) from None
     with Interruption() as stop, _quiet():
         database = _Database(search, directory, storage, grace_s)
         trials = _Trials(search, directory, database, stop, launch, grace_s)

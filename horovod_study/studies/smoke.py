@@ -20,7 +20,7 @@ from horovod_study.cluster.site import Site
 from horovod_study.config import Cell, Placement
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
-from horovod_study.files import not_written, write_file
+from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import utc_stamp
 from horovod_study.progress import duration
 from horovod_study.roles import Role
@@ -54,10 +54,8 @@ def smoke_test(
     Nothing is done for what has passed before. StudyError: they cannot; what `doctor` finds is printed first.
     """
     _refuse_unreachable(cells, sites, partitions, directory, console)
-    try:
+    with writing(directory / FOLDER, "choose another folder with --runs", error=StudyError):
         sweep([_lane(cells, directory, places, sites, partitions, console, stop)], stop)
-    except OSError as error:
-        raise StudyError(not_written(directory / FOLDER, error, "choose another folder with --runs")) from None
 
 
 def _lane(

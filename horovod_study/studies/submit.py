@@ -33,7 +33,7 @@ from horovod_study.cluster.site import Site
 from horovod_study.cluster.slurm import counted, script, submit_environment
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
-from horovod_study.files import not_written, write_file
+from horovod_study.files import write_file, writing
 from horovod_study.lease import Held, hold_study
 from horovod_study.measure.clock import sleep, utc_now, utc_stamp
 from horovod_study.progress import duration
@@ -233,15 +233,13 @@ def _submit(
 ) -> Job:
     """Write the folder of a job completely, give it to sbatch, and note its number."""
     job, folder = draft.job, job_folder(directory.resolve(), draft.job.name)
-    try:
+    with writing(folder, "make room there or choose another folder with --runs", error=StudyError):
         folder.mkdir(parents=True)
         write_file(folder / "script.sh", os.fsencode(draft.text))
         write_file(folder / "study.yaml", study.text)
         partition = yaml.safe_dump(job.inside["partition"], sort_keys=False)
         write_file(folder / "partition.yaml", partition)
         write_job(directory, job)
-    except OSError as error:
-        raise StudyError(not_written(folder, error, "make room there or choose another folder with --runs")) from None
     number = _sbatch(draft, folder, directory, ask, environ)
     job = replace(job, job_id=number, submitted=utc_now())
     write_job(directory, job)

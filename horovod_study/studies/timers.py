@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, RecordError, require_known
-from horovod_study.files import not_written, write_file
+from horovod_study.errors import ConfigError, require_known
+from horovod_study.files import write_file, writing
 from horovod_study.programs.answer import ROWS
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
@@ -82,12 +82,10 @@ def measure_timers(
     for runtime, count, config in request.configs():
         name = f"{count}w-b{config.batch}"
         folder = out / "jobs" / name
-        try:
+        with writing(folder, "choose a writable --out"):
             folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(folder / ROWS, ignore_errors=True)
             write_file(folder / "plan.json", json.dumps({"plan": request.plan(), "config": config.to_dict()}, indent=1))
-        except OSError as error:
-            raise RecordError(not_written(folder, error, "choose a writable --out")) from None
         text = f"batch {config.batch}, {count} worker{'s' * (count > 1)}"
         answered = run_ranks(
             ProgramRun(

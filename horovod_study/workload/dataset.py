@@ -34,7 +34,7 @@ from typing_extensions import TypedDict
 from horovod_study.config import available_cores
 from horovod_study.documents import open_file, read_json
 from horovod_study.errors import DataError
-from horovod_study.files import not_written, write_file
+from horovod_study.files import not_written, write_file, writing
 from horovod_study.text.numbers import amount
 from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
@@ -289,12 +289,10 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
     """Give a folder with empty arrays beside `path`; move it to `path` if the block ends well, else remove it."""
     if path.exists():
         raise DataError(f"{path}: exists already; choose another --out, or remove it first")
-    try:
+    with writing(path, "choose another folder", error=DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
         _require_disk(path.parent, size)
         making = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    except OSError as error:
-        raise DataError(not_written(path, error, "choose another folder")) from None
     try:
         making.chmod(0o755)
         _create_arrays(making, size)
@@ -380,11 +378,9 @@ def is_cached(dataset: str, *, seed: int) -> bool:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    try:
+    with writing(path, "set HOROVOD_STUDY_DATA to a writable folder", error=DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = open(path.with_name(f".{path.name}.lock"), "w")
-    except OSError as error:
-        raise DataError(not_written(path, error, "set HOROVOD_STUDY_DATA to a writable folder")) from None
     with stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

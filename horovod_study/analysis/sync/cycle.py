@@ -110,7 +110,7 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
         "interval": how,
     }
     row["verdict"] = _verdict(slope, row["expected_low"], row["expected_high"])
-    row["note"] = "; ".join(_notes(cell, cycle, sync, rest_of_step_s, woken))
+    row["note"] = "; ".join(_notes(cycle, sync, rest_of_step_s, woken))
     if not distinct[0] <= DEFAULT_CYCLE_S <= distinct[-1]:
         row |= dict.fromkeys(("share_at_default", "share_low", "share_high"), math.nan)
         row["note"] = "; ".join(filter(None, [row["note"], "Horovod's default cycle is outside the cycles run"]))
@@ -177,7 +177,7 @@ def _verdict(slope: Interval, expected_low: float, expected_high: float) -> str:
     return AS_EXPECTED if slope.low <= expected_high and slope.high >= expected_low else OTHERWISE
 
 
-def _notes(cell: pd.DataFrame, cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> list[str]:
+def _notes(cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> list[str]:
     notes = []
     if woken:
         notes.append("new gradients wake the thread, whose cycle then hardly counts")

@@ -63,7 +63,7 @@ def transports(runs: pd.DataFrame) -> pd.DataFrame:
     for a, b in _rivals(table):
         shared = [(key, a[key], b[key]) for key in sorted(a, key=_order) if key in b]
         for quantity in QUANTITIES:
-            own = [_row(quantity, *each) for each in shared if quantity != "sync_s" or each[0][0] > 1]
+            own = [_row(quantity, *pair) for key, *pair in shared if quantity != "sync_s" or key[0] > 1]
             rows += _judged([row for row in own if row["pairs"] or row["note"]])
     whole = dict.fromkeys(("workers", "pairs", "unpaired"), "int64")
     return pd.DataFrame(rows, columns=list(TRANSPORT_COLUMNS)).astype(whole)
@@ -103,7 +103,7 @@ def _way(cells: dict[Any, pd.DataFrame]) -> tuple[str, str]:
     return first["backend"], first["transport"]
 
 
-def _row(quantity: str, key: tuple[Any, ...], a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
+def _row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     """Return one comparison before its p is corrected."""
     ones, others, unpaired = _pairs(quantity, a, b)
     first, second = a.iloc[0], b.iloc[0]

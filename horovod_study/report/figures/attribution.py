@@ -58,7 +58,6 @@ _THOUGHT = {
     "runtime": "the runtime",
     "unexplained": "unexplained",
 }
-_CALLED = {"unexplained": "the unexplained part", "sync": "the synchronisation"}
 
 
 def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat = TEXT) -> list[Path]:

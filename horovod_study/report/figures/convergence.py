@@ -21,7 +21,7 @@ from matplotlib.transforms import ScaledTranslation
 from horovod_study.analysis.series.points import CHOICES
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
-from horovod_study.files import not_written, write_file
+from horovod_study.files import write_file, writing
 from horovod_study.report.kit.drawing import FORMATS, Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import MAX_HEIGHT_IN, grid_of, legend, marker
@@ -87,11 +87,9 @@ def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path
         raise RecordError("these runs have no evaluation yet; a run is evaluated after its first epoch")
     with style():
         content = to_bytes(settled(drawing.draw(PRINT_WIDTH_IN)), form)
-    try:
+    with writing(path, "choose a writable folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
-    except OSError as error:
-        raise RecordError(not_written(path, error, "choose a writable folder")) from None
 
 
 # ---------------------------------------------------------------------------------------------------- learning curves

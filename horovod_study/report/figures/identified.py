@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import csv_rows, not_written, write_file
+from horovod_study.errors import ConfigError
+from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import printable
 
@@ -133,10 +133,8 @@ def doubt_lines(doubts: Sequence[tuple[str, str, str]], headlines: Mapping[str, 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     """Write all rows; unknown values are empty cells."""
     text = csv_rows(list(rows[0]), [{key: _plain(value) for key, value in row.items()} for row in rows])
-    try:
+    with writing(path, "choose a writable --csv"):
         write_file(path, text)
-    except OSError as error:
-        raise RecordError(not_written(path, error, "choose a writable --csv")) from None
 
 
 def _plain(value: Any) -> Any:
@@ -182,10 +180,8 @@ def write_plot(curves: Sequence[Specimen], path: Path) -> None:
     form = plot_format(path)
     with style():
         picture = to_bytes(settled(draw(curves, PRINT_WIDTH_IN)), form)
-    try:
+    with writing(path, "choose a writable --plot"):
         write_file(path, picture)
-    except OSError as error:
-        raise RecordError(not_written(path, error, "choose a writable --plot")) from None
 
 
 def draw(curves: Sequence[Specimen], width_in: float) -> "Figure":

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import csv_of, not_written, result_folder, write_file
+from horovod_study.errors import ConfigError
+from horovod_study.files import csv_of, result_folder, write_file, writing
 from horovod_study.report.kit.pgf import need_latex, to_pgf
 from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
 
@@ -52,7 +52,7 @@ def write_drawings(
     if pgf:
         need_latex()
     paths = []
-    try:
+    with writing(directory, "choose a writable folder"):
         result_folder(directory)
         for each in made:
             with style(look):
@@ -67,6 +67,4 @@ def write_drawings(
             write_file(paths[-1], each.caption + "\n")
             paths.append(directory / f"{each.name}.csv")
             write_file(paths[-1], csv_of(each.data))
-    except OSError as error:
-        raise RecordError(not_written(directory, error, "choose a writable folder")) from None
     return paths

@@ -6,8 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from horovod_study.errors import RecordError
-from horovod_study.files import not_written, write_file
+from horovod_study.files import write_file, writing
 from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
 
 FORMATS = ("pdf", "svg", "png")
@@ -31,7 +30,7 @@ def write_result(
     cannot be written and to choose a writable `choose`; without `make` also where the folder does not exist.
     """
     paths = []
-    try:
+    with writing(directory, f"choose a writable {choose}"):
         if make:
             directory.mkdir(parents=True, exist_ok=True)
         with style(look, **looks):
@@ -43,6 +42,4 @@ def write_result(
         for name, text in texts.items():
             paths.append(directory / name)
             write_file(paths[-1], text)
-    except OSError as error:
-        raise RecordError(not_written(directory, error, f"choose a writable {choose}")) from None
     return paths

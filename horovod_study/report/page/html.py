@@ -25,8 +25,7 @@ from markupsafe import Markup
 
 from horovod_study import __version__
 from horovod_study.analysis.study import Analysis
-from horovod_study.errors import RecordError
-from horovod_study.files import csv_of, not_written, write_file
+from horovod_study.files import csv_of, write_file, writing
 from horovod_study.report.figures import boundary, forecast, resources, synchronisation
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.kit.drawing import Drawing
@@ -107,10 +106,8 @@ def write_report(
         text = render(analysis, against=against)
         tables = write_tables(analysis, directory / "tables")
         written = write_figures(analysis, figures, look=look, pgf=pgf) if drawn is None else drawn.result()
-    try:
+    with writing(page, "choose a writable folder"):
         write_file(page, text)  # last: a new page stands for new figures and tables
-    except OSError as error:
-        raise RecordError(not_written(page, error, "choose a writable folder")) from None
     return [page, *written, *tables]
 
 

@@ -21,8 +21,7 @@ from horovod_study.analysis.series.points import FLAGS
 from horovod_study.analysis.steps.breakdown import shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import INDIRECT
-from horovod_study.errors import RecordError
-from horovod_study.files import not_written, result_folder, write_file
+from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures import boundary, resources
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.kit.typeset import document, to_csv, to_latex, to_markdown
@@ -79,12 +78,10 @@ def write_tables(analysis: Analysis, directory: Path) -> list[Path]:
     if made:
         texts["tables.tex"] = document([table.name for table in made])
     paths = [directory / name for name in texts]
-    try:
+    with writing(directory, "choose a writable folder"):
         result_folder(directory)
         for path, text in zip(paths, texts.values(), strict=True):
             write_file(path, text)
-    except OSError as error:
-        raise RecordError(not_written(directory, error, "choose a writable folder")) from None
     return paths
 
 

@@ -33,7 +33,7 @@ from horovod_study import records
 from horovod_study.comm.base import Backend
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
-from horovod_study.files import not_written
+from horovod_study.files import writing
 from horovod_study.measure import ranges
 from horovod_study.measure.clock import DeviceStamps, LapClock, now, sleep
 from horovod_study.text.numbers import amount
@@ -274,10 +274,8 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
     ]
     lines += to_lines(table_of(("self s", "total s", "calls/step", "function"), texts, texts=(3,)))
     records.write_profile_text(place("txt"), "\n".join(lines) + "\n")
-    try:
+    with writing(place("prof"), "free space and run again"):
         profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
-    except OSError as error:
-        raise RecordError(not_written(place("prof"), error, "free space and run again")) from None
 
 
 # --------------------------------------------------------------------------------------------------------------- nsys
