@@ -35,6 +35,8 @@ WRITING = {
     "cluster/doctor/files.py": "tries what a file system can do, in a folder of its own",
     "cluster/doctor/hosts.py": "tries what hosts see of a file, in a folder of its own",
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
+    "comm/meeting.py": "empty files, whose age says that a rank lives",
+    "recording/automatic.py": "a line on how far a process has come, in a temporary folder of its command",
     "studies/grid.py": "an empty file, which asks a runner to end",
     "studies/search.py": "a lock, which stays empty",
     "programs/equality.py": "arrays for the ranks that are compared, in a temporary folder",
