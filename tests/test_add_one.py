@@ -199,3 +199,61 @@ def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
     assert json.loads(said(copy, *words, "greet", "Ada", "--json")) == {"greeted": "Ada"}
     changed = {path for path in copy.rglob("*.py") if before.get(path) != path.read_text()}
     assert {path.name for path in changed} == {"greet.py", "__init__.py"}
+
+
+FIGURE = '''
+"""The workers of each point, counted."""
+from horovod_study.report.kit.drawing import Drawing
+from matplotlib.figure import Figure
+def drawings(analysis):
+    data = analysis.points[["series", "workers"]]
+    def draw(width_in):
+        figure = Figure(figsize=(width_in, 2.0), layout="constrained")
+        figure.subplots().hist(data["workers"])
+        return figure
+    words = {"title": "How many points", "alt": "Bars of counts.", "caption": "Points by workers."}
+    return [Drawing(name="invented", data=data, draw=draw, **words)]
+'''
+
+
+def test_a_figure_takes_its_file_and_its_place_in_the_catalogue(copy: Path) -> None:
+    """It is among the figures, has files with caption and data, is on the page, and the check knows it."""
+    before = {path: path.read_text() for path in copy.rglob("*.py")}
+    (copy / "report" / "figures" / "invented.py").write_text(FIGURE)
+    catalogue = copy / "report" / "figures" / "catalogue.py"
+    text = catalogue.read_text()
+    for old, new in (("    forecast,\n", "    forecast,\n    invented,\n"), ("in (epochs, ", "in (epochs, invented, ")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    catalogue.write_text(text)
+    program = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from horovod_study.analysis.study import analyze
+from horovod_study.report.figures.catalogue import write_figures
+from horovod_study.report.page.html import render
+from make.synthetic_runs import run_table
+study = analyze(run_table((1, 2, 4), ways=(("serial", "none"), ("horovod", "mpi")), failed=()))
+files = sorted(path.name for path in write_figures(study, Path("figures")) if path.stem == "invented")
+print(json.dumps([files, "How many points" in render(study)]))
+"""
+    files, on_page = json.loads(said(copy, "-c", program).splitlines()[-1])
+
+    assert files == [f"invented.{ending}" for ending in ("csv", "pdf", "png", "svg", "txt")]
+    assert on_page
+    changed = {path for path in copy.rglob("*.py") if before.get(path) != path.read_text()}
+    assert changed == {catalogue, copy / "report" / "figures" / "invented.py"}
+
+
+def test_a_workload_takes_its_file(copy: Path) -> None:
+    """A study varies its options, whatever they are called; tests/test_workloads.py takes one the whole way."""
+    toy = (Path(__file__).parent / "workloads" / "toy.py").read_text()
+    (copy.parent / "invented.py").write_text(toy.replace("units", "neurons").replace('"toy"', '"invented"'))
+    path = study(copy, {"workers": [1], "runtime": "serial", "neurons": [3, 5]})
+    content = {**yaml.safe_load(path.read_text()), "workload": "invented.py", "run": {"steps": 3}}
+    path.write_text(yaml.safe_dump(content))
+
+    plan = json.loads(said(copy, "-m", "horovod_study.cli", "plan", str(path), "--json"))
+    names = {each["name"].partition(", repeat")[0] for each in plan["cells"]}
+    assert names == {"serial, 1 worker, neurons 3", "serial, 1 worker, neurons 5"}

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from horovod_study.comm.settings_file import write_settings
 from horovod_study.config import Cell, Placement, local_cell
 from horovod_study.errors import ConfigError
 from horovod_study.records import run_table
 from horovod_study.roles import Role
+from horovod_study.studies.compare import read_arm
 from horovod_study.studies.study_file import load_study
 from horovod_study.workload.options import STRAIN, StrainConfig
 from horovod_study.workloads import SHARED, Configuration, find_workload
@@ -135,6 +137,17 @@ def test_two_settings_of_another_workload_are_compared(folder: Path) -> None:
 
     assert found["differs"] == {"parts": [1, 2]}
     assert len(found["blocks"]) == 1
+
+
+def test_settings_tuned_for_another_workload_are_those_of_its_model(folder: Path) -> None:
+    toy, path = find_workload("toy.py", beside=folder), folder / "settings.yaml"
+    made_for = {"parameters": 49, "units": 8, "runtime": "ddp/gloo"}
+    write_settings(path, made_for=made_for, values={"backend": "ddp", "transport": "gloo", "parts": 2}, comments=[])
+
+    arm = read_arm("A", str(path), {"steps": "20"}, toy)
+    assert (arm.runtime, arm.config.to_dict()["parts"]) == ("ddp/gloo", 2)
+    with pytest.raises(ConfigError, match="units 8, but the runs have 4"):
+        read_arm("A", str(path), {"units": "4"}, toy)
 
 
 def test_what_another_workload_lets_tune_is_tuned(folder: Path) -> None:

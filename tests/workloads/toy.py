@@ -8,7 +8,7 @@ from horovod_study.roles import Option, Role
 from horovod_study.workloads import workload
 
 OWN = Role.SWEEPABLE | Role.CELL
-UNITS = Option(default=8, help="neurons", kind=int, low=1, roles=Role.LEARNING | OWN)
+UNITS = Option(default=8, help="neurons", kind=int, low=1, roles=Role.MODEL | Role.LEARNING | OWN)
 PARTS = Option(default=1, help="pieces of a batch", kind=int, low=1, roles=Role.COMPUTING | OWN, tries=(2,))
 WORKLOAD = workload("toy", __file__, {"units": UNITS, "parts": PARTS}, samples="pairs")
 
