@@ -65,7 +65,7 @@ def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> Non
     assert {"momentum 0.5" in name for name in map(str, names)} == {True, False}
     program = """
 import json
-from horovod_study.analysis.points import CHOICES
+from horovod_study.analysis.series.points import CHOICES
 from horovod_study.workload.options import STRAIN
 from horovod_study.report.figures.convergence import CHOICE_TITLES
 from horovod_study.roles import Role
