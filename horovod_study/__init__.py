@@ -29,6 +29,7 @@ A map of the package:
     options     the command line made from configuration values; requirements: what a run must be (`--require`)
     energy      energy of the timed window, from samples; record_forms: the declared form of run.json
     workloads   a training as studies know it: its options and their roles (roles); runtimes: what each library declares
+    scripted    anybody's script or command as a workload
 
     run wing:       studies (what is run, in which order), cluster (where it runs), programs (what ranks run beside
                     training), workload (what is trained), comm (how workers communicate), measure (clocks and probes)

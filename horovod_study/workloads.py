@@ -229,7 +229,12 @@ class Workload:
     small: Mapping[str, Any] | None = None
     """Values that make the options' defaults a run of seconds, to try whether workers can communicate; None: the
     options of the cell itself do, for a few steps."""
+    arguments: Callable[[Configuration, int], tuple[str, ...]] = lambda config, workers: ()
+    """Returns further arguments, which depend on the values of a cell and its number of workers."""
+    starts_ranks: bool = False
+    """Whether `command` is started once and starts its ranks itself, instead of being started as every rank."""
     file: Path | None = None  # it was declared in; None: the package
+    version: str = ""  # of what it runs; "": the content of its file
 
     def __post_init__(self) -> None:
         self.configuration.workload = self
@@ -278,6 +283,8 @@ class Workload:
         """Name and digest of the file it was declared in, "" for the package's own."""
         if self.file is None:
             return ""
+        if self.version:
+            return f"{self.name} {self.version}"
         content = read_bytes(self.file, error=ConfigError, again="a workload is a Python file that stays where it is")
         return f"{self.name} {hashlib.sha256(content).hexdigest()[:12]}"
 

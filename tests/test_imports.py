@@ -15,6 +15,7 @@ LAYERS = (
     ("variables", "limits", "alive", "files"),
     ("documents", "roles", "runtimes"),
     ("workloads",),
+    ("scripted",),
     ("config", "requirements", "options", "record_forms"),
     ("measure.clock",),
     ("records", "lease", "progress"),

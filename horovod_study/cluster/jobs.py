@@ -31,7 +31,8 @@ from horovod_study.documents import read_json, shown
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import utc_now
-from horovod_study.workloads import Workload, load_workload, packaged
+from horovod_study.scripted import workload_at
+from horovod_study.workloads import Workload, packaged
 
 JOBS = ".jobs"
 JOB_FILE = "job.json"
@@ -139,7 +140,7 @@ def workload_values(workload: Workload) -> dict[str, Any]:
 
 def workload_of(values: Mapping[str, Any]) -> Workload:
     """Return the workload of a cell or a study that was written down."""
-    return load_workload(Path(values["workload"])) if "workload" in values else packaged()
+    return workload_at(Path(values["workload"])) if "workload" in values else packaged()
 
 
 def cell_of(values: Mapping[str, Any]) -> Cell:

@@ -129,7 +129,11 @@ def launch_line(
     A missing one is a StudyError saying how to get it. `root`: Open MPI starts for root only when told to.
     All hosts of `site` see the same files under the same paths.
     """
-    job = cell.config.workload.command(config.absolute(), out.absolute(), resume)
+    workload = cell.config.workload
+    job = (
+        *workload.command(config.absolute(), out.absolute(), resume),
+        *workload.arguments(cell.config, cell.placement.workers),
+    )
     return program_line(
         cell.runtime,
         cell.placement.workers,
@@ -140,6 +144,7 @@ def launch_line(
         root=root,
         which=which,
         site=site,
+        starts_ranks=workload.starts_ranks,
     )
 
 
@@ -154,14 +159,18 @@ def program_line(
     root: bool = False,
     which: Callable[[str, str], str | None] | None = None,
     site: Site = HERE,
+    starts_ranks: bool = False,
 ) -> LaunchLine:
-    """Return how to start `workers` ranks of `python *job` over `runtime`, marked as the job in the folder `out`."""
+    """Return how to start `workers` ranks of `python *job` over `runtime`, marked as the job in the folder `out`.
+
+    `starts_ranks`: the job does that itself, and is started once.
+    """
     if site.hosts and sum(host.slots for host in site.hosts) != workers:
         placed = ", ".join(f"{host.name}: {host.slots}" for host in site.hosts)
         raise StudyError(f"{workers} workers cannot be placed as {placed}; the numbers must add up")
     path = site.environment.get("PATH", environ.get("PATH", ""))
     search = os.pathsep.join(part for part in (str(python.parent), path) if part)
-    starter = _starter(runtime, site)
+    starter = "" if starts_ranks else _starter(runtime, site)
     if starter == "mpirun" or (starter == "horovodrun" and not runtime.endswith("/gloo")):
         here = workers if site.alone else max(host.slots for host in site.hosts)
         if hindrance := mpi_hindrance(here):

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import horovod_study
@@ -43,11 +43,12 @@ def record(
     batch: int | None = None,
     model_name: str | None = None,
     own: Mapping[str, Any],
-    again: bool = False,
+    requested: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
     """Run `command`, have its training recorded in the run directory `out`, and return the exit code to end with.
 
-    It is the command's; 1 where that is 0 and nothing was recorded. A command that cannot be started is a StudyError.
+    The code is the command's; 1 where that is 0 and nothing was recorded. `own`: options of the script in which runs
+    differ; `requested`: what else a study asked for. A command that cannot be started is a StudyError.
     """
     out = out.absolute()
     records.require_no_run(out, again="")
@@ -61,6 +62,7 @@ def record(
         "batch": batch,
         "model_name": model_name,
         "own": dict(own),
+        "requested": dict(requested),
     }
     try:
         code = _run(command, environment(asked))

@@ -8,6 +8,7 @@ that it touches; it never waits for one that is gone.
 
 import json
 import os
+import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ BEAT_S = 2.0
 """How often a rank shows that it lives."""
 GONE_S = 60.0
 """A rank that has not shown itself for so long is gone; a file server may show its files some seconds late."""
+CLOSING_S = 10.0
+"""So long rank 0 waits at most for the others to have read its last value, before it removes the folder."""
 FIRST_S = 60.0
 """So long the ranks wait for each other at first: whoever trains comes to its first steps at about the same time."""
 
@@ -49,9 +52,22 @@ class Meeting:
         write_file(self._file(self._rank), text)
         return [self._value(rank) for rank in range(self._workers)]
 
-    def close(self) -> None:
-        """Show no longer that this rank lives."""
+    def close(self, *, remove: bool = False) -> None:
+        """Show no longer that this rank lives; `remove`: rank 0 removes the folder once all have read their last."""
         self._over.set()
+        if self._workers == 1:
+            return
+        with suppress(OSError):
+            self._closed(self._rank).touch()
+        if not remove or self._rank:
+            return
+        deadline = now() + CLOSING_S
+        while now() < deadline and not all(self._closed(rank).exists() for rank in range(self._workers)):
+            sleep(0.02)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _closed(self, rank: int) -> Path:
+        return self._folder / f"closed-{rank}"
 
     def _file(self, rank: int) -> Path:
         return self._folder / f"{self._round:03d}-{rank}.json"

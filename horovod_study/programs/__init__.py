@@ -5,5 +5,6 @@ equality     trains by several ranks and alone, and compares: what `verify` judg
 timers       what the timers of a run cost
 collectives  all-reduces of all sizes over each runtime
 microbench   what the processor, its memory and the GPU can do
+script       a script of somebody else, with its training recorded, as a rank of a cell
 loading      which loader bounds a run; it runs alone
 """

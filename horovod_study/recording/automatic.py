@@ -296,7 +296,10 @@ class Watcher:
             peers=replace(peers, all_values=self._meeting.all_values, waits_seen=self._observed is not None),
             beside=pairs[1:],
             count_samples=samples_of,
+            requested=self._asked.get("requested", {}),
         )
+        if hasattr(self._data, "__len__"):
+            self._record.train_samples = len(self._data)
         self._record.__enter__()
         self._state = "recording"
         self._handles.append(model.register_forward_pre_hook(self._forward_hook(), prepend=True, with_kwargs=True))
@@ -398,7 +401,7 @@ class Watcher:
         if self._observed is not None:
             self._observed.remove()
         if self._meeting is not None:
-            self._meeting.close()
+            self._meeting.close(remove=self._asked.get("remove_meeting", False))
 
     def _note(self, what: str, why: str = "") -> None:
         """Leave a word for `horovod-study record` on how far this process has come."""

@@ -121,11 +121,12 @@ class Recording:
         peers: Attached | None = None,
         beside: Sequence[tuple[nn.Module, torch.optim.Optimizer]] = (),
         count_samples: Callable[[Any], int] | None = None,
+        requested: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """`optimizer` None: parameters are updated without one, a turn is a step. `peers` None: those of the script.
 
         `beside`: other models that are trained in the same loop, each with its optimizer, as in a GAN. `count_samples`
-        returns how many samples a batch has.
+        returns how many samples a batch has. `requested`: what else a study has asked for, and the script was told.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
@@ -146,7 +147,7 @@ class Recording:
         self._step, self._epoch = 0, -1
         self._samples: int | None = None  # of the step so far
         self._loss: torch.Tensor | None = None
-        self._train_samples: int | None = None
+        self.train_samples: int | None = None  # of the data set; `steps` asks its loader
         self._window_samples = 0  # of the steps after the warm-up
         self.hooks: list[Hooks] = []
         self._accumulate = 1
@@ -154,6 +155,7 @@ class Recording:
         self._turns_of_steps: Counter[int] = Counter()  # turns -> steps that took so many; 0 turns: without an update
         self._turns_left = 0  # in steps that ended without an update, and do not count
         self._by_turns = optimizer is None  # no update was ever seen: a step is a turn
+        self._requested = dict(requested)
         self._count = count_samples or batch_samples
         self._uncounted = False  # whether steps were counted for samples, because nobody knows how many they have
 
@@ -238,6 +240,7 @@ class Recording:
             session.create(
                 {
                     **asked,
+                    **self._requested,
                     "out": str(session.directory),
                     "script": sys.argv[0],
                     **({"options": self._own} if self._own else {}),
@@ -366,7 +369,7 @@ class Recording:
             "sha256": parameter_sha256(self._bare),
             "precision": self._precision.found(),
             "turns": list(self._turns_of_steps.items()),
-            "train_samples": self._train_samples,
+            "train_samples": self.train_samples,
         }
         everybody = self._peers.gather(mine)
         made, usual = ([each[name] for each in everybody] for name in ("steps", "usual"))
@@ -403,8 +406,8 @@ class Recording:
         if accumulate < 1:
             raise ConfigError(f"record.steps: accumulate is {accumulate}; it must be at least 1, the turns of a step")
         data: Any = getattr(loader, "dataset", None)
-        if self._train_samples is None and hasattr(data, "__len__"):
-            self._train_samples = len(data)
+        if self.train_samples is None and hasattr(data, "__len__"):
+            self.train_samples = len(data)
         self._accumulate = accumulate
         self.begin_epoch()
         return self._over(loader, accumulate)

@@ -18,11 +18,12 @@ from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, require_keys
 from horovod_study.roles import Role, check_field
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
+from horovod_study.scripted import scripted
 from horovod_study.workloads import Configuration, Workload, find_workload
 
 STUDY_KEYS = (
     *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
-    *("scaling", "hosts", "budget", "workload"),
+    *("scaling", "hosts", "budget", "workload", "script", "command"),
 )
 PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _SWEPT = (*PLACING, "runtime", "backend", "transport", "global_batch")
@@ -364,7 +365,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         sweep["global_batch"] = fixed_together
     runtimes, left_out = _runtimes(source, workload, sweep, together)
     none = content.get("baselines") == []
-    baselines = () if none else tuple(listed(source, content, "baselines", list(BASELINES)))
+    baselines = () if none else tuple(listed(source, content, "baselines", _baselines(workload)))
     for baseline in baselines:
         if baseline not in BASELINES:
             raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: {', '.join(BASELINES)}")
@@ -410,6 +411,11 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     return study
 
 
+def _baselines(workload: Workload) -> list[str]:
+    """Return the baselines of a study that names none: a script that connects its workers may not run without them."""
+    return ["wrapped"] if workload.version else list(BASELINES)
+
+
 _TOLD_APART = ("workers", "runtime", "backend", "transport", "zip")
 
 
@@ -420,7 +426,9 @@ def _identities(partitions: Mapping[str, Partition]) -> dict[str, str]:
 
 
 def _workload(source: str, content: Mapping[str, Any], path: Path) -> Workload:
-    """Return the workload that the file names: a Python file beside it, or the package's own."""
+    """Return the workload that the file names or describes: a Python file beside it, a script, or the package's own."""
+    if (found := scripted(path, content)) is not None:
+        return found
     name = check_field(source, "workload", content.get("workload"), limits(str), optional=True)
     return find_workload(name, beside=path.parent)
 

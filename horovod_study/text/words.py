@@ -1,7 +1,7 @@
 """Words around numbers, and names from files: counted, listed, cut, and without what steers a terminal."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from horovod_study.text.numbers import THIN
 
@@ -9,12 +9,6 @@ from horovod_study.text.numbers import THIN
 def plural(count: float, noun: str, form: str = ".0f") -> str:
     """Return `1 worker` or `2 workers`; with the form `,` the thousands stand apart."""
     return f"{count:{form}} {noun}{'' if count == 1 else 's'}"
-
-
-def span(counts: Iterable[float]) -> str:
-    """Return `3`, or `2 to 4`: the smallest and the largest of some counts."""
-    ends = sorted({int(count) for count in counts})
-    return " to ".join(f"{end:,}" for end in dict.fromkeys((ends[0], ends[-1])))
 
 
 def listed(words: Sequence[str]) -> str:

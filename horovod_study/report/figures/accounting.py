@@ -43,7 +43,7 @@ from horovod_study.report.kit.style import (
 )
 from horovod_study.text.numbers import rounded
 from horovod_study.text.tables import Group, Table, table_of, to_lines
-from horovod_study.text.words import plural, span
+from horovod_study.text.words import plural
 
 NAME = "accounting"
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
@@ -175,8 +175,10 @@ def _excluded_lines(found: Accounting) -> list[str]:
             reasons.setdefault(run.excluded_by, []).append(run.excluded)
     lines = []
     for reason, counts in reasons.items():
-        if max(counts):
-            lines.append(f"excluded {span(counts)} steps of each rank ({reason}), kept in the rows")
+        low, high = min(counts), max(counts)
+        if high:
+            many = f"{high:,}" if low == high else f"{low:,} to {high:,}"
+            lines.append(f"excluded {many} steps of each rank ({reason}), kept in the rows")
     return lines
 
 

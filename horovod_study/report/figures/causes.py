@@ -35,7 +35,6 @@ from horovod_study.report.kit.panels import (
     workers_below,
 )
 from horovod_study.report.kit.style import (
-    BASELINES,
     INK,
     NARROW_IN,
     PAPER,
@@ -48,7 +47,7 @@ from horovod_study.report.kit.style import (
     text_in,
 )
 from horovod_study.text.numbers import THIN, milliseconds, percent, signed
-from horovod_study.text.words import plural, span
+from horovod_study.text.words import plural
 
 NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
 
@@ -124,11 +123,12 @@ def _losses(analysis: Analysis) -> Drawing | None:
             axes.set_title(folded(title, panel_in))
         return figure
 
+    bases = {"plain": "one plain PyTorch worker", "wrapped": "one worker inside the same communication library"}
     apart = set(top.loc[top["series"].isin(chosen["series"]), "part"])
     caption = (
         "From the ideal step to the measured one, means per step over the timed window, ranks and repeats, at the "
-        f"largest worker count of each series. Ideal: the step of {BASELINES[kind]} (for a fixed global batch divided "
-        "by the workers). Each bar is what T(N) - T(1) of one part adds, and begins where the one above ends; what is "
+        f"largest worker count of each series. Ideal: the step of {bases[kind]} (for a fixed global batch divided by "
+        "the workers). Each bar is what T(N) - T(1) of one part adds, and begins where the one above ends; what is "
         "below zero became shorter. In brackets: share of all that is lost. "
         + ("Waiting for the last worker (skew): from the step rows of all ranks. " if "skew" in apart else "")
         + (
@@ -238,13 +238,14 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
         legend(figure, handles(styles, shown["series"].drop_duplicates()), width_in)
         return figure
 
+    least, most = int(shown["repeats"].min()), int(shown["repeats"].max())
     caption = (
         "Stragglers against the number of workers. Waiting for the last worker (skew): mean over steps and ranks of "
         "the time from a rank's own gradients being ready to those of the last rank. Load balance: mean over ranks of "
         "the useful time over that of the slowest rank, 100 % where all are equally fast; its axis need not begin at "
         "zero. Both from the step rows of all ranks. Points: medians over repeats; bars: lowest to highest repeat; "
         "lines only guide the eye. Dashed vertical lines: further workers need another node. Repeats per point: "
-        f"{span(shown['repeats'])}.{left_out(known, settings)}"
+        f"{least if least == most else f'{least} to {most}'}.{left_out(known, settings)}"
     )
     names = [f"{name}_{end}" for name, *_ in _WAITING for end in ("median", "min", "max")]
     return Drawing(
@@ -331,7 +332,7 @@ def _attribution(analysis: Analysis) -> Drawing | None:
         "for the last worker, from the workers' own laps. Runtime: the same synchronisation with aligned workers, less "
         "the transfer. Unexplained: what is left; left of zero where the parts exceed the whole. Stroke: 95 % interval "
         "of the whole synchronisation (over repeats; of a single run over its steps). Runs per bar: "
-        f"{span(known['runs'])}." + (f" In the CSV file only: {plural(rest, 'further bar')}." if rest else "")
+        f"{_range(known['runs'])}." + (f" In the CSV file only: {plural(rest, 'further bar')}." if rest else "")
     )
     return Drawing(
         name=NAMES[2],
@@ -346,6 +347,11 @@ def _attribution(analysis: Analysis) -> Drawing | None:
 def _setting(rows: pd.DataFrame) -> str:
     (setting,) = settings_of(rows, most=1)
     return setting
+
+
+def _range(values: pd.Series) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _bar(axes: Axes, place: int, parts: Mapping[str, Mapping[Any, Any]], column: str, scale: float, name: str) -> None:

@@ -26,7 +26,6 @@ from horovod_study.report.kit.drawing import FORMATS, Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import MAX_HEIGHT_IN, grid_of, legend, marker
 from horovod_study.report.kit.style import (
-    BASELINES_IN_SHORT,
     NARROW_IN,
     PAPER,
     PRINT_WIDTH_IN,
@@ -375,7 +374,7 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
         legend(figure, _part_handles(shown), width_in)
         return figure
 
-    base = BASELINES_IN_SHORT[analysis.provenance["baseline"]]
+    base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[analysis.provenance["baseline"]]
     caption = (
         "Time until the test MSE is at most the target, by number of workers: the median run. A bar is made of the "
         f"time that the samples needed by {base} take at this throughput, the time of the further samples that these "

@@ -26,13 +26,17 @@ from horovod_study.report.kit.panels import (
     spread,
     workers_below,
 )
-from horovod_study.report.kit.style import BASELINES, QUIET, series_styles
+from horovod_study.report.kit.style import QUIET, series_styles
 from horovod_study.text.numbers import THIN, milliseconds, rounded
-from horovod_study.text.words import plural, span
+from horovod_study.text.words import plural
 
 NAMES = ("epoch_time", "weak_scaling")
 
 _IDEAL = "ideal: base / N"
+_BASES = {
+    "plain": "one plain PyTorch worker without a communication library",
+    "wrapped": "one worker inside the same communication library",
+}
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
@@ -81,11 +85,11 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
 
     works = shown.loc[shown["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
     caption = (
-        f"Time per epoch against the number of workers, both axes logarithmic. Baseline ({kind}): {BASELINES[kind]}. "
-        "Time per epoch = training samples / X, X = samples/s of all workers in the timed window, so without "
-        "evaluation and checkpoints. Points: medians over repeats; bars: fastest to slowest repeat; lines only guide "
-        "the eye. Thin grey: the baseline's epoch / N, of each partition its own. Dashed vertical lines: further "
-        "workers need another node. "
+        f"Time per epoch against the number of workers, both axes logarithmic. Baseline ({kind}): {_BASES[kind]}. Time "
+        "per epoch = training samples / X, X = samples/s of all workers in the timed window, so without evaluation and "
+        "checkpoints. Points: medians over repeats; bars: fastest to slowest repeat; lines only guide the eye. Thin "
+        "grey: the baseline's epoch / N, of each partition its own. Dashed vertical lines: further workers need "
+        "another node. "
         + " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in works.to_dict("records"))
         + f" {_repeats(shown)}"
         + left_out(parallel, settings)
@@ -111,7 +115,9 @@ def _epoch_tip(row: Mapping[Any, Any]) -> str:
 
 def _repeats(rows: pd.DataFrame) -> str:
     """Return how many repeats the points have, as a sentence."""
-    return f"Repeats per point: {span(rows.loc[rows['repeats'] > 0, 'repeats'])}."
+    counts = rows.loc[rows["repeats"] > 0, "repeats"]
+    low, high = int(counts.min()), int(counts.max())
+    return f"Repeats per point: {low if low == high else f'{low} to {high}'}."
 
 
 # ---------------------------------------------------------------------------------------------------- weak scaling
@@ -166,7 +172,7 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
         "Weak scaling: every worker keeps its batch, so a step processes N times the samples of one worker's. "
         "Throughput of all workers against N, both axes logarithmic"
         + (", and mean time per step" if timed else "")
-        + f". Baseline ({kind}): {BASELINES[kind]}. Thin grey: ideal, N times the throughput of the baseline"
+        + f". Baseline ({kind}): {_BASES[kind]}. Thin grey: ideal, N times the throughput of the baseline"
         + (" and its step, unchanged" if timed else "")
         + ". Points: medians over repeats"
         + (" (of the step the mean)" if timed else "")

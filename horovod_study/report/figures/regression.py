@@ -29,7 +29,7 @@ from horovod_study.report.kit.panels import (
 )
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, QUIET, SeriesStyle, series_styles
 from horovod_study.text.numbers import THIN, number, with_interval
-from horovod_study.text.words import plural, span
+from horovod_study.text.words import plural
 
 NAMES = ("regression", "karp_flatt")
 
@@ -147,7 +147,8 @@ def _speedup_tip(kind: str) -> Any:
 
 def _repeats(rows: pd.DataFrame) -> str:
     """Return how many repeats the points have, as a sentence."""
-    return f"Repeats per point: {span(rows['repeats'])}."
+    low, high = int(rows["repeats"].min()), int(rows["repeats"].max())
+    return f"Repeats per point: {low if low == high else f'{low} to {high}'}."
 
 
 # ---------------------------------------------------------------------------------------------------- Karp-Flatt

@@ -32,7 +32,6 @@ from horovod_study.report.kit.panels import (
     worker_axis,
 )
 from horovod_study.report.kit.style import (
-    BASELINES,
     EXTRAPOLATED_DASH,
     QUIET,
     THIN_LAWS,
@@ -50,7 +49,10 @@ MAX_THIN = 4
 
 
 def _baseline_words(analysis: Analysis) -> str:
-    return BASELINES[analysis.provenance["baseline"]]
+    return {
+        "plain": "one plain PyTorch worker without a communication library",
+        "wrapped": "one worker inside the same communication library",
+    }[analysis.provenance["baseline"]]
 
 
 def _drawn(analysis: Analysis) -> pd.DataFrame:

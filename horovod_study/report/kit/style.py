@@ -134,14 +134,6 @@ _VARIANTS: tuple[tuple[bool, Any], ...] = (
 )
 
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
-BASELINES = {
-    "plain": "one plain PyTorch worker without a communication library",
-    "wrapped": "one worker inside the same communication library",
-}
-"""Kinds of baseline -> what they are, in captions."""
-BASELINES_IN_SHORT = {"plain": "one plain worker", "wrapped": "one worker of the same library"}
-"""The same in sentences."""
-
 THIN_LAWS: dict[str, Any] = {"amdahl": (0, (8, 1.5)), "gustafson": (0, (1.2, 1.2))}
 """Laws drawn thinly beside the selected one, with their dashes."""
 

@@ -31,7 +31,7 @@ from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import by_series, to_html
-from horovod_study.report.kit.style import BASELINES_IN_SHORT, DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
+from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page import run_pages
 from horovod_study.report.page.sentences import ENVIRONMENT, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
@@ -293,7 +293,7 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
     found = max(findings, key=lambda each: (each["workers"], each["series"][0]["speedup"]))
     best, step = found["series"][0], found["step"]
     several = len(analysis.provenance["partitions"]) > 1
-    base = BASELINES_IN_SHORT[found["baseline"]]
+    base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[found["baseline"]]
     low, high = best["low"], best["high"]
     interval = (
         f"95{THIN}% interval {with_interval(best['speedup'], low, high).split(' ', 1)[1]}"

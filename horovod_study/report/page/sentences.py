@@ -6,7 +6,7 @@ from typing import Any
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.cycle import AS_EXPECTED
-from horovod_study.report.kit.style import BASELINES_IN_SHORT, LAPS, series_labels
+from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text.numbers import THIN as THIN
 from horovod_study.text.numbers import known, milliseconds, number, percent, rounded, scientific, with_interval
 from horovod_study.text.words import listed, plural
@@ -176,7 +176,7 @@ def _to_target(analysis: Analysis, labels: Mapping[str, str], *, several: bool) 
     if len(met):
         met = met[met["target_mse"] == met["target_mse"].min()]
         row = met.sort_values(["workers", "speedup"], ascending=False, kind="stable").iloc[0]
-        base = BASELINES_IN_SHORT[row["base"]]
+        base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[row["base"]]
         text.append(
             f"A test MSE of {scientific(row['target_mse'])} takes {_who(row, labels, several=several)} "
             f"{rounded(row['train_s'], 3)}{THIN}s, "
@@ -215,7 +215,7 @@ def _sentences(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], 
     best, *others = found["series"]
     workers = plural(found["workers"], "worker")
     label = labels[best["series"]]
-    base = BASELINES_IN_SHORT[found["baseline"]]
+    base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[found["baseline"]]
     text = []
     if best["speedup"] is None:
         speed = rounded(best["samples_per_s"])

@@ -23,7 +23,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import INDIRECT
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures import boundary, resources
-from horovod_study.report.kit.style import BASELINES, LAPS, series_labels
+from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.kit.typeset import document, to_csv, to_latex, to_markdown
 from horovod_study.report.page.sentences import ENVIRONMENT
 from horovod_study.text.numbers import (
@@ -46,6 +46,8 @@ __all__ = ["Table", "tables", "write_tables"]
 
 CLASSIC = ("linear", "amdahl", "gustafson", "usl")
 """Laws in the table of every series; another one where it is the selected one, and all of them in its CSV."""
+
+BASES = {"plain": "one plain worker without a communication library", "wrapped": "one worker of the same library"}
 
 INTERVALS = "Brackets: 95 % intervals"
 
@@ -144,7 +146,7 @@ def _points(analysis: Analysis) -> Table | None:
     points = points.assign(waiting_share=waiting)
     marks = _marks(points["flags"])
     scale, unit = _rates(points["samples_per_s_median"])
-    other = next(kind for kind in BASELINES if kind != base)
+    other = next(kind for kind in BASES if kind != base)
 
     def throughput(row: Mapping[Any, Any]) -> str:
         spread = _spread(row["samples_per_s_min"], row["samples_per_s_max"], scale) if row["repeats"] > 1 else ""
@@ -158,7 +160,7 @@ def _points(analysis: Analysis) -> Table | None:
     return _table(
         name="points",
         title="Throughput, speedup and efficiency",
-        caption=f"Medians over repeats. Speedup: throughput over that of {BASELINES[base]}, of the same batch and data "
+        caption=f"Medians over repeats. Speedup: throughput over that of {BASES[base]}, of the same batch and data "
         f"set; efficiency: speedup over workers. Waiting for gradients: share of the mean step. {INTERVALS}; none from "
         "fewer than three repeats, and none for the baseline itself.",
         columns=(
@@ -182,7 +184,7 @@ def _points(analysis: Analysis) -> Table | None:
             *("series", "setting", "mode", "partition", "backend", "transport", "workers", "nodes", "batch", "repeats"),
             *("failed", "samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high"),
             *("samples_per_s_min", "samples_per_s_max", "step_s_median"),
-            *(f"{name}_{kind}{end}" for kind in BASELINES for name in _RATIOS for end in ("", "_low", "_high")),
+            *(f"{name}_{kind}{end}" for kind in BASES for name in _RATIOS for end in ("", "_low", "_high")),
             *("karp_flatt", "waiting_share", "flags", "reasons"),
         ),
     )
@@ -242,8 +244,8 @@ def _laws(analysis: Analysis) -> Table | None:
         name="laws",
         title="Fitted scaling laws",
         caption="Least squares on the speedup of every run over that of "
-        f"{BASELINES[analysis.provenance['baseline']]}. RMSE: in speedup. AICc: corrected Akaike criterion, of which "
-        f"only differences within one series mean something. {INTERVALS}. Linear: S = slope N + intercept; Amdahl: "
+        f"{BASES[analysis.provenance['baseline']]}. RMSE: in speedup. AICc: corrected Akaike criterion, of which only "
+        f"differences within one series mean something. {INTERVALS}. Linear: S = slope N + intercept; Amdahl: "
         "S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; USL: S = \u03b3N/(1 + \u03b1(N \u2212 1) + "
         "\u03b2N(N \u2212 1)).",
         columns=(
@@ -292,7 +294,7 @@ def _lost(analysis: Analysis) -> Table | None:
 
 
 def _lost_to_other(analysis: Analysis) -> Table | None:
-    other = next(kind for kind in BASELINES if kind != analysis.provenance["baseline"])
+    other = next(kind for kind in BASES if kind != analysis.provenance["baseline"])
     return _lost_to(analysis, other, name=f"losttime-{other}")
 
 
@@ -302,7 +304,7 @@ def _lost_to(analysis: Analysis, base: str, *, name: str) -> Table | None:
         analysis,
         name=name,
         title=f"What more workers add to a step, over one {base} worker",
-        caption=f"T(N) \u2212 T(1), over the step of {BASELINES[base]} (with a fixed global batch: over that step / N) "
+        caption=f"T(N) \u2212 T(1), over the step of {BASES[base]} (with a fixed global batch: over that step / N), "
         f"and the part of each lap in it. {INTERVALS}.",
         whole=(f"minus_{base}_s", f"minus_{base}_low_s", f"minus_{base}_high_s"),
         part=f"minus_{base}_s",
@@ -881,7 +883,7 @@ def _targets(analysis: Analysis) -> Table | None:
         name="targets",
         title="Time to target",
         caption="The median run. Speedup to the target over "
-        f"{BASELINES[base]} = throughput ratio \u00d7 statistical efficiency. {INTERVALS}; < and > are before bounds "
+        f"{BASES[base]} = throughput ratio \u00d7 statistical efficiency. {INTERVALS}; < and > are before bounds "
         "from targets that were not met.",
         columns=(
             _numbers("Target\ntest MSE", "target_mse", unit="10\u207b\u2074", scale=1e4, digits=2),

@@ -1,0 +1,77 @@
+"""Runs a script of somebody else as a rank of a cell, and has its training recorded: see scripted.py.
+
+    python -m horovod_study.programs.script --config CELL.yaml --out RUN_DIR -- train.py --batch-size 32
+
+The script sees itself as the program: `__main__`, sys.argv, and its own folder first on the path. With `--command` the
+words are a command that starts the ranks.
+"""
+
+import argparse
+import json
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PASSED = ("warmup_steps", "study", "partition", "repeat")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script, or the command, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--own", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], dest="variables")
+    parser.add_argument("--command", action="store_true")
+    parser.add_argument("words", nargs="+")
+    options = parser.parse_args(arguments)
+    values = yaml.safe_load(options.config.read_text(encoding="utf-8"))
+    asked = {name: values[name] for name in PASSED} | {"disk_full": "go-on"}
+    own = {name: str(values[name]) if isinstance(values[name], bool) else values[name] for name in options.own}
+    os.environ.update(text.split("=", 1) for text in options.variables)
+    os.environ.setdefault("OMP_NUM_THREADS", str(values["threads"]))
+    if options.command:
+        from horovod_study.cluster import recorded
+
+        return recorded.record(options.words, options.out, asked, own=own, requested={"batch": values["batch"]})
+    return _script(options, asked, own, values)
+
+
+def _script(
+    options: argparse.Namespace, asked: Mapping[str, Any], own: Mapping[str, Any], values: Mapping[str, Any]
+) -> int:
+    import torch  # in the environment of the cell
+
+    from horovod_study.recording import automatic
+
+    words, out = options.words, options.out.absolute()
+    torch.set_num_threads(values["threads"])
+    # One launch has one folder in which its ranks meet: its configuration is written again for each, and seen by all.
+    launch = options.config.stat().st_mtime_ns
+    automatic.install(
+        json.dumps(
+            {
+                "out": str(out),
+                "meeting": str(out.parent / f".{out.name}.{launch}.record"),
+                "options": asked,
+                "batch": None,
+                "model_name": None,
+                "own": own,
+                "requested": {"batch": values["batch"]},
+                "remove_meeting": True,
+            }
+        )
+    )
+    sys.argv = list(words)
+    sys.path[0] = str(Path(words[0]).parent)
+    runpy.run_path(words[0], run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Anybody's training as a workload: a study file names its script, or the whole command that starts it.
+
+    script: train.py --batch-size {batch} --hidden {hidden}                     launched as all cells are
+    command: torchrun --nproc-per-node {workers} train.py --hidden {hidden}     launches its ranks by itself
+    sweep: {workers: [1, 2], runtime: ddp/gloo, hidden: [64, 128], NCCL_ALGO: [Ring, Tree]}
+
+What is varied is what the line has a place for, {hidden}, and variables of the environment, NCCL_ALGO. Values are put
+into the words of the line, and no shell reads them. The training is recorded as by `horovod-study record`.
+"""
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, make_dataclass
+from pathlib import Path
+from typing import Any
+
+from horovod_study.documents import load_yaml, read_bytes
+from horovod_study.errors import ConfigError
+from horovod_study.roles import Option, Role
+from horovod_study.workloads import SHARED, Configuration, Workload, load_workload
+
+PROGRAM = "horovod_study.programs.script"
+TAKEN = ("threads", "warmup_steps")
+"""Options of a run that need no place in the line: the program applies them."""
+PLACED = ("workers", "repeat")
+"""Has a place in the line if wanted, and is not given under `run`."""
+_PLACE = re.compile(r"\{(\w+)\}")
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+_OF_THE_STUDY = ("workers", "nodes", "workers_per_node", "placement", "runtime", "backend", "transport", "global_batch")
+_FACTOR = Role.SWEEPABLE | Role.CELL
+
+
+def workload_at(path: Path) -> Workload:
+    """Return the workload of a Python file that declares it, or of a study file that names a script or a command."""
+    if path.suffix not in (".yaml", ".yml"):
+        return load_workload(path)
+    found = scripted(path, load_yaml(path))
+    if found is None:
+        raise ConfigError(f"{path}: names neither script nor command")
+    return found
+
+
+def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
+    """Return the workload that the study file `path` describes by `script` or `command`, None where it has neither.
+
+    Raises ConfigError for a line without words, a place that nothing fills, and a value that has no place.
+    """
+    given = [name for name in ("script", "command") if name in content]
+    if not given:
+        return None
+    if len(given) > 1 or "workload" in content:
+        raise ConfigError(f"{path}: give one of script, command and workload")
+    kind = given[0]
+    try:
+        words = shlex.split(str(content[kind]))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {kind}: {error}; quote as for a shell") from None
+    if not words:
+        raise ConfigError(f"{path}: {kind} is empty; write e.g. train.py --batch-size {{batch}}")
+    if kind == "script":
+        words[0] = str((path.parent / words[0]).resolve())
+        if not Path(words[0]).is_file():
+            raise ConfigError(f"{path}: script {words[0]} is no file; it is looked for beside the study file")
+    places = {name for word in words for name in _PLACE.findall(word)}
+    factors = _factors(path, content, places)
+    variables = tuple(name for name in factors if name not in places)
+    missing = places - set(SHARED) - set(factors) - set(PLACED)
+    if missing:
+        raise ConfigError(f"{path}: {kind} has a place for {min(missing)}, which neither run nor sweep gives")
+    options = {**SHARED, **factors}
+    made = make_dataclass(
+        "ScriptConfiguration",
+        [(name, Any, field(default=each.default, metadata={"option": each})) for name, each in options.items()],
+        bases=(Configuration,),
+        frozen=True,
+        kw_only=True,
+        slots=True,
+    )
+
+    def command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
+        return ("-m", PROGRAM, "--config", str(config), "--out", str(directory))
+
+    def arguments(config: Configuration, workers: int) -> tuple[str, ...]:
+        values = {**config.to_dict(), "workers": workers}
+        own = [f"--own={name}" for name in factors if values[name] is not None]
+        set_to = [f"--set={name}={values[name]}" for name in variables if values[name] is not None]
+        return (*own, *set_to, *(["--command"] if kind == "command" else []), "--", *filled(words, values))
+
+    return Workload(
+        name=Path(words[0]).stem,
+        configuration=made,
+        command=command,
+        arguments=arguments,
+        starts_ranks=kind == "command",
+        file=path.resolve(),
+        version=_version(kind, words),
+    )
+
+
+def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Return the words of a line with values in their places."""
+    return [_PLACE.sub(lambda place: str(values.get(place[1], place[0])), word) for word in words]
+
+
+def _factors(path: Path, content: Mapping[str, Any], places: set[str]) -> dict[str, Option]:
+    """Return the options of the script that the file gives values, by name; ConfigError where one has no place."""
+    given: dict[str, list[Any]] = {}
+    run, sweep = (content.get(name) for name in ("run", "sweep"))
+    rows = sweep.get("zip") if isinstance(sweep, Mapping) else None
+    for source in (run, sweep, *(rows if isinstance(rows, list) else [rows])):
+        for name, values in source.items() if isinstance(source, Mapping) else ():
+            if name != "zip" and name not in _OF_THE_STUDY:
+                given.setdefault(str(name), []).extend(values if isinstance(values, list) else [values])
+    for name in given:
+        if name not in places and name not in TAKEN and not _VARIABLE.fullmatch(name):
+            raise ConfigError(
+                f"{path}: {name} has a value, but the line has no place for it: write {{{name}}} where it goes; "
+                "variables of the environment are in capitals"
+            )
+    return {
+        name: Option(
+            name=name,
+            kind=_kind(values),
+            help=f"{{{name}}} of the line",
+            roles=_FACTOR | (Role.LEARNING if name in places else Role.COMPUTING),
+        )
+        for name, values in given.items()
+        if name not in SHARED
+    }
+
+
+def _kind(values: Iterable[Any]) -> type:
+    kinds = {type(value) for value in values}
+    return next((kind for kind in (bool, int) if kinds == {kind}), float if kinds <= {int, float} else str)
+
+
+def _version(kind: str, words: Sequence[str]) -> str:
+    """Return a digest of the line and of the script, if it is named."""
+    digest = hashlib.sha256(repr((kind, [Path(words[0]).name, *words[1:]])).encode())
+    for word in words:
+        if word.endswith(".py") and Path(word).is_file():
+            digest.update(read_bytes(Path(word), error=ConfigError, again="name the script that trains"))
+    return digest.hexdigest()[:12]
