@@ -148,7 +148,8 @@ class Analysis:
             unknown = [column for column in _OPTIONS if column in frame.columns and frame[column].isna().any()]
             columns = [*(column for column in _TEXTS if column in frame.columns), *unknown]
             texts = {column: frame[column].astype(object).fillna("") for column in columns}
-            object.__setattr__(self, name, frame.assign(**texts))
+            # A copy lies in one piece: pandas warns of a table to which a hundred columns were added one by one.
+            object.__setattr__(self, name, frame.assign(**texts).copy())
         if self.provenance.get("schema") != SCHEMA:
             raise AnalysisError(
                 f"provenance.json: schema is {self.provenance.get('schema')!r}, this program reads {SCHEMA}; "
