@@ -406,7 +406,6 @@ def test_the_verb_from_records(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     ("words", "message"),
     [
         (["--workers", "2"], "nothing says what the network does"),
-        ([*GIVEN], "the following arguments are required: --workers"),
         ([*GIVEN, "--workers", "0"], "--workers 0; allowed: 1 to 10,000,000"),
         ([*GIVEN, "--workers", "2", "--what-if", "bandwith=2x"], r"did you mean 'bandwidth'\?"),
         ([*GIVEN, "--workers", "2", "--scaling", "wek"], r"did you mean 'weak'\?"),
