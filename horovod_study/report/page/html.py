@@ -24,6 +24,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from horovod_study import __version__
+from horovod_study.analysis.forecast.study_forecast import FORECAST
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
 from horovod_study.report.figures import boundary, forecast, resources, synchronisation
@@ -155,6 +156,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         waiting_tables=[(title, made[name]) for name, title in _WAITING.items() if name in made],
         waiting_figures=[figures[name] for name in synchronisation.NAMES if name in figures],
         ahead=figures.get(forecast.NAME),
+        without_forecast=_without_forecast(analysis, labels),
         learning=[figures[name] for name in LEARNING if name in figures],
         more=[figure for name, figure in figures.items() if name not in CLAIMED],
         learned=learned(analysis),
@@ -224,9 +226,19 @@ def _contents(page: Mapping[str, Any]) -> list[tuple[str, str]]:
         "boundary": "boundary" in page["made"],
         "resources": page["resources"]["figure"] is not None,
         "waiting": bool(page["waiting_tables"]),
-        "ahead": "forecast" in page["made"] or "holdout" in page["made"],
+        "ahead": "forecast" in page["made"] or "holdout" in page["made"] or bool(page["without_forecast"]),
     }
     return [(place, title) for need, place, title in _CONTENTS if needs.get(need, True)]
+
+
+def _without_forecast(analysis: Analysis, labels: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each series of which nothing is forecast."""
+    known = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
+    return [
+        f"No forecast of {labels[series]}: {scored['why_not'] or 'its points do not determine one'}."
+        for series, scored in analysis.holdout["series"].items()
+        if series not in known
+    ]
 
 
 def _compared(against: Any) -> dict[str, Any] | None:
