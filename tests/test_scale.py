@@ -77,7 +77,7 @@ import sys, tracemalloc
 from pathlib import Path
 import pyarrow as pa
 from horovod_study import alive, records
-from horovod_study.analysis.accounting import account_run
+from horovod_study.analysis.steps.accounting import account_run
 run = records.recorded_run(Path(sys.argv[1]))
 tracemalloc.start()
 found = account_run(run, views=False)
