@@ -74,7 +74,7 @@ def test_resnet_alone_and_with_horovod_beside_a_run_of_the_own_trainer(tmp_path:
     assert wide["speedup_plain"] > 0  # its baseline is the ResNet that ran alone
     told = run("horovod-study", "explain", "--part", "account", str(tmp_path / "runs")).stdout
     assert re.search(
-        r"horovod/mpi ResNet18-44622 batch 4, 2 workers\n.*\n +difference( +[+-]\d+\.\d+){6}", told
+        r"horovod/mpi ResNet18-44622 batch 4, 2 workers\n.*\n +difference( +[+\u2212-]?\d[\d,.]*){6}", told
     )  # T(2) - T(1)
     assert "Closure" in run("horovod-study", "explain", "--part", "steps", str(tmp_path / "runs" / "2w")).stdout
 

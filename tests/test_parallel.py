@@ -169,8 +169,13 @@ def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
         ),
         ("mpirun", ("--horovod-build", "none-such"), 2, "horovod_build is 'none-such', and no such build is in"),
         # torchrun's environment means nothing to MPI: each process would train alone
-        ("torchrun", ("--backend", "horovod"), 1, "torchrun started 2 workers, but Horovod sees 1"),
-        ("mpirun", ("--backend", "serial"), 2, "backend serial is one worker, but mpirun started 2"),
+        (
+            "torchrun",
+            ("--backend", "horovod"),
+            1,
+            r"torchrun \(RANK, WORLD_SIZE\) started 2 workers, but Horovod sees 1",
+        ),
+        ("mpirun", ("--backend", "serial"), 2, r"backend serial is one worker, but mpirun \(\w+, \w+\) started 2"),
         ("mpirun", ("--out", "/proc/none/run"), 2, "/proc/none/run: cannot be written"),
         # torchrun answers 1 whatever its workers answered
         ("torchrun", ("--transport", "mpi"), 1, "torch.distributed cannot use mpi here"),
@@ -198,7 +203,8 @@ def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path, backend: str, libr
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert re.fullmatch(
-        rf"mpirun started 2 workers, but {library} sees 1: the launcher belongs to another MPI than {library}, which "
+        rf"mpirun \(PMI_RANK, PMI_SIZE\) started 2 workers, but {library} sees 1: the launcher belongs to another MPI "
+        rf"than {library}, which "
         r"loaded \S+/libmpi\.so\S*; start with that MPI's own mpirun, or install for the launcher's MPI with "
         r"`make setup MPI=site`",
         error_lines(done)[0],

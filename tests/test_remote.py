@@ -215,7 +215,7 @@ def test_processes_on_the_other_host_are_ended_over_ssh(two_hosts: TwoHosts, tmp
         done = two_hosts.run("node1", [sys.executable, "-c", ask, marker, "20"], check=True, timeout_s=60)
     finally:
         two_hosts.restore("node2")
-    assert done.stdout.startswith("Stopped(found=0, unreached={'node2': 'ssh: connect to host node2 port 22: ")
+    assert done.stdout.startswith("StoppedProcesses(found=0, unreached={'node2': 'ssh: connect to host node2 port 22: ")
 
 
 def test_the_sent_program_is_quoted_for_a_shell_that_reads_it():
