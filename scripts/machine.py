@@ -125,7 +125,7 @@ def room(needs: Mapping[Path, float]) -> str:
         if free_gib < wanted_gib[device]:
             raise Failure(
                 f"not enough disk space at {there}: {wanted_gib[device]:.1f} GiB needed, {free_gib:.1f} GiB free: free"
-                " some, or move: the environment stands in the project's folder, the cache in XDG_CACHE_HOME"
+                " some, or move: the environment is in the project's folder, the cache in XDG_CACHE_HOME"
             )
         found[device] = f"{free_gib:.0f} GiB free"
     return ", ".join(found.values())

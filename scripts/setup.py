@@ -210,7 +210,7 @@ def make_environment(places: Places, step: Step, problem: str) -> None:
     if places.venv.is_symlink() or places.venv.is_file():
         places.venv.unlink()
     elif places.venv.exists():
-        step.note(f"made anew: {problem}")
+        step.note(f"made again: {problem}")
         (places.venv / "setup.json").unlink(missing_ok=True)
         shutil.rmtree(places.venv)
     command = (sys.executable, "-m", "venv", "--prompt", "horovod_study", places.venv)

@@ -144,7 +144,7 @@ def inputs(places: Places, choices: Choices) -> dict[str, str]:
 
 
 def whats_wrong(places: Places, notes: Notes, *, site: str, this_python: bool) -> str | None:
-    """Return why the environment has to be made anew, None when it is whole (which includes not yet complete)."""
+    """Return why the environment has to be made again, None when it is whole (which includes not yet complete)."""
     if not places.venv.exists():
         return "there was none"
     if not notes.data:

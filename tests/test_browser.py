@@ -315,7 +315,7 @@ def test_on_paper_nothing_is_cut_off_and_the_colours_are_those_of_the_day(browse
     if shutil.which("pdftotext") is None:
         pytest.skip("pdftotext is not installed (poppler-utils): the text of the printed page is not read")
     text = subprocess.run(["pdftotext", "-layout", tmp_path / "report.pdf", "-"], capture_output=True, text=True).stdout
-    for word in ("Fitted laws", "Definitions", "How to read", "Karp-Flatt", "Mean time per step by part"):
+    for word in ("Fitted laws", "Definitions", "How to read", "Karp-Flatt", "Parts of a training step"):
         assert word in text, word
 
 

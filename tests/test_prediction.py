@@ -287,7 +287,7 @@ class TestNodes:
         assert 4 == one(points([8, 16], [800, 1590], workers_per_node=8.0), 32).nodes
 
     def test_unknown_nodes_are_a_doubt(self):
-        assert any("nodes are not known" in doubt for doubt in one(points([1, 2, 4], [100, 190, 370]), 8).doubts)
+        assert any("node size unknown" in doubt for doubt in one(points([1, 2, 4], [100, 190, 370]), 8).doubts)
 
 
 class TestSynchronisation:

@@ -194,7 +194,7 @@ def test_ranks_of_different_lengths_and_torn_files(bench: ModuleType, tmp_path: 
     assert runs["damaged"].missing[1].startswith("holds no readable step rows")
     assert runs["gone"].missing == {1: "has no file of steps"}
     for name, each in found.items():
-        assert each.torn, name
+        assert each.incomplete, name
         assert each.pop is None and np.isnan(each.skew_s), (
             "what waiting costs is not known of ranks that are incomplete"
         )

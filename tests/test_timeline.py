@@ -227,7 +227,7 @@ def test_one_buffer_over_gloo() -> None:
     assert found.last is None
     assert "then notes neither which rank came last" in sentence(found)
     assert found.cycles["count"] == 5
-    assert found.doubts == ()
+    assert all("end of the file cuts" in doubt for doubt in found.doubts)  # a rank may be late to close it
 
 
 def test_hooks_over_mpi_without_remembered_negotiations() -> None:

@@ -167,7 +167,7 @@ def trial_name(number: int) -> str:
 def repeat_command(search: SearchConfig, values: Mapping[str, Any], config: Path) -> str:
     """Return what a user types to repeat a trial whose configuration is in the file `config`."""
     if search.runtime == "serial":
-        return shlex.join(["horovod-study", "train", "--config", str(config)])
+        return shlex.join(["horovod-study", "strain", "train", "--config", str(config)])
     line = local_launch(search.cell(values), config, config)
     words = list(line.argv[: line.argv.index("--out")])
     python = Path(sys.executable)

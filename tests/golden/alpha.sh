@@ -14,7 +14,7 @@
 #SBATCH --open-mode=append
 
 # Study nccl_vs_mpi, partition alpha: 4 cells of 10 workers on 2 nodes, about 6 min in all.
-# Made by `horovod-study run`, which submits it; by hand: cd to its folder, then sbatch script.sh
+# Made by `horovod-study run`, which submits it; without it: cd to its folder, then sbatch script.sh
 # The cells, in the order in which they are run:
 #   horovod/nccl, 10 workers, 2 nodes, repeat 1  horovod-nccl-10w-b75-r0-0123456789ab
 #   horovod/mpi, 10 workers, 2 nodes, repeat 1  horovod-mpi-10w-b75-r0-0123456789ab

@@ -13,7 +13,7 @@
 #SBATCH --open-mode=append
 
 # Study nccl_vs_mpi, partition archer2: 2 cells of 256 workers on 2 nodes, about 3 min in all.
-# Made by `horovod-study run`, which submits it; by hand: cd to its folder, then sbatch script.sh
+# Made by `horovod-study run`, which submits it; without it: cd to its folder, then sbatch script.sh
 # The cells, in the order in which they are run:
 #   mpi/mpi, 256 workers, 2 nodes, repeat 1  mpi-mpi-256w-b75-r0-0123456789ab
 #   ddp/gloo, 256 workers, 2 nodes, repeat 1  ddp-gloo-256w-b75-r0-0123456789ab

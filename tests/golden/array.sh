@@ -18,7 +18,7 @@
 #SBATCH --open-mode=append
 
 # Study nccl_vs_mpi, partition alpha: 6 cells of 16 workers on 2 nodes, about 9 min in all.
-# Made by `horovod-study run`, which submits it; by hand: cd to its folder, then sbatch script.sh
+# Made by `horovod-study run`, which submits it; without it: cd to its folder, then sbatch script.sh
 # The cells, in the order in which they are run:
 # task 0:
 #   horovod/nccl, 16 workers, 2 nodes, repeat 1  horovod-nccl-16w-b75-r0-0123456789ab

@@ -14,7 +14,7 @@
 #SBATCH --open-mode=append
 
 # Study nccl_vs_mpi, partition gpu2: 1 cell of 4 workers on 1 node, about 1 min 30 s in all.
-# Made by `horovod-study run`, which submits it; by hand: cd to its folder, then sbatch script.sh
+# Made by `horovod-study run`, which submits it; without it: cd to its folder, then sbatch script.sh
 # The cells, in the order in which they are run:
 #   horovod/nccl, 4 workers, repeat 1  horovod-nccl-4w-b75-r0-0123456789ab
 

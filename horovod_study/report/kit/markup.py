@@ -78,7 +78,7 @@ def _cells(row: Iterable[str], columns: Iterable[Column]) -> Iterable[Markup]:
         strong = column.strong or (isinstance(cell, Cell) and cell.strong)
         kinds = ["missing"] if warning else [*(["n"] if column.number else []), *(["strong"] if strong else [])]
         kind = Markup(' class="{0}"').format(" ".join(kinds)) if kinds else ""
-        names = column.names and not warning
+        names = column.names and not warning and str(cell) != ""  # a heading without words names nothing
         name = Markup('th scope="row"') if names else Markup("td")
         end = "th" if names else "td"
         yield Markup("<{0}{1}{2}>{3}</{4}>").format(name, kind, spans, _content(cell), end)

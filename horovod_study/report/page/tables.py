@@ -254,7 +254,7 @@ def _laws(analysis: Analysis) -> Table | None:
             Column(head="Value", interval=True),
             Column(head="RMSE"),
             Column(head="AICc"),
-            Column(head="", number=False),
+            Column(head="Selection", number=False),
         ),
         groups=tuple(groups),
         data=pd.DataFrame(data),
