@@ -148,7 +148,7 @@ class Analysis:
             unknown = [column for column in _OPTIONS if column in frame.columns and frame[column].isna().any()]
             columns = [*(column for column in _TEXTS if column in frame.columns), *unknown]
             texts = {column: frame[column].astype(object).fillna("") for column in columns}
-            # A copy lies in one piece: pandas warns of a table to which a hundred columns were added one by one.
+            # A copy is one block of memory: pandas warns of a table to which a hundred columns were added one by one.
             object.__setattr__(self, name, frame.assign(**texts).copy())
         if self.provenance.get("schema") != SCHEMA:
             raise AnalysisError(
