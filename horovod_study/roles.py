@@ -67,7 +67,6 @@ class Option:
     over: tuple[str, ...] = ("*",)  # patterns of the runtimes on which it has any effect
     variable: str = ""  # of the environment, which its library reads
     parse: Callable[[str], Any] | None = None  # what a text means, by which values are sorted; ConfigError: nothing
-    needs: str = ""  # an option without which it does nothing
     hooks: bool = False  # does something only where gradients are reduced from hooks
     several_hosts: bool = False  # means something on several hosts only
     attributed: bool = False  # the experiment of `attribute` varies it

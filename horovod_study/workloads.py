@@ -170,9 +170,9 @@ class Configuration:
         self.check_together()
 
     @property
-    def captured(self) -> bool:
-        """Whether steps are replayed as CUDA graphs, which hold no hooks."""
-        return False
+    def no_hooks(self) -> tuple[str, str] | None:
+        """The option with which no hooks see the gradients, and why; None where hooks do."""
+        return None
 
     def check_together(self) -> None:
         """Raise ConfigError for values that are right each and do not fit together."""

@@ -32,6 +32,7 @@ from typing import NoReturn
 import gpu
 import horovod_wheel
 import machine
+import native_step
 import site_packages
 from console import Failure, Interrupted, Step, locked, output, raise_on_signals
 from gpu import chosen_builds
@@ -167,8 +168,9 @@ def set_up(places: Places, options: argparse.Namespace) -> None:
     else:
         with begin(places, "Horovod", "left out (HOROVOD=no)") as step:
             remove_horovod(places, notes, step)
-    with begin(places, "project", "horovod_study itself, editable") as step:
+    with begin(places, "project", "horovod_study itself, editable, and its native step") as step:
         install_project(places, notes, step, wanted)
+        native_step.install(places, step)
     with begin(places, "verification", "all of it loads and belongs together") as step:
         summary = verify(places, step, choices, list(notes.data.get("builds", {})))
         step.note(summary)

@@ -171,6 +171,7 @@ def test_a_run_killed_after_its_last_checkpoint_makes_no_step_more(tmp_path: Pat
         ("--loader", "prefetch"),
         ("--loader", "dataloader"),
         ("--loader", "device"),
+        ("--kernels", "native"),
         ("--optimizer", "sgd"),
         ("--optimizer", "adamw", "--weight-decay", "0.01", "--no-fused-optimizer"),
         ("--input-scaling", "fixed", "--precision", "bf16", "--memory-format", "contiguous"),

@@ -1,6 +1,7 @@
 """The set-up (scripts/): what it finds wrong, what it says, what it does again and what not. Nothing is built here."""
 
 import argparse
+import ctypes
 import io
 import os
 import re
@@ -25,6 +26,7 @@ import gpu
 import horovod_wheel
 import lock
 import machine
+import native_step
 import setup
 import site_packages
 import state
@@ -378,12 +380,13 @@ def test_a_second_set_up_of_the_same_folder_waits(tmp_path: Path):
 def places(tmp_path: Path) -> Places:
     """A project's folder with what the set-up reads, and no environment."""
     root = tmp_path / "project"
-    for folder in ("horovod_study", "patches", "scripts"):
+    for folder in ("horovod_study/workload", "patches", "scripts"):
         (root / folder).mkdir(parents=True)
     (root / "requirements.lock").write_text("# pins\nmpi4py==4.1.2\nnumpy==2.4.6\nopenmpi==4.1.8\npip==26.3\n")
     (root / "setup.cfg").write_text("[metadata]\n")
     (root / "pyproject.toml").write_text("[tool]\n")
     (root / "horovod_study" / "__init__.py").write_text('__version__ = "0.1.0"\n')
+    (root / "horovod_study" / "workload" / "native.cpp").write_text('extern "C" int lanes() { return LANES; }\n')
     return Places(root=root, cache=tmp_path / "cache")
 
 
@@ -426,6 +429,7 @@ def runs(places: Places, monkeypatch: pytest.MonkeyPatch) -> Runs:
             step.log.write_text("$ verify.py\nPython 3.11, torch 2.13.0\n")
 
     monkeypatch.setattr(Step, "run", pretend)
+    monkeypatch.setattr(native_step, "install", lambda places, step: None)
     monkeypatch.setattr(machine, "room", lambda needs: "9 GiB free")
     return runs
 
@@ -491,6 +495,7 @@ def test_what_was_chosen_stays_chosen(places: Places, runs: Runs, capsys: pytest
         ("setup.cfg", "[metadata]\nname = x\n", "setup.cfg", "--editable"),
         ("horovod_study/__init__.py", '__version__ = "0.2.0"\n', "version", "--editable"),
         ("patches/0001-new.patch", "+++ b/x\n", "patches", None),
+        ("horovod_study/workload/native.cpp", "// new\n", "native step", None),
     ],
 )
 def test_a_changed_input_makes_work_for_its_own_step(
@@ -516,6 +521,38 @@ def test_changed_sources_of_the_project_make_no_work(places: Places, runs: Runs)
     start(places)
 
     assert runs() == []
+
+
+def built_step(places: Places, tmp_path: Path) -> tuple[str, dict[str, int]]:
+    """What installing the native step says, and what each of its libraries answers."""
+    shown = io.StringIO()
+    with Step("", "", log=tmp_path / "log", env=dict(os.environ), stream=shown) as step:
+        native_step.install(places, step)
+    files = sorted(native_step.folder(places).glob("*.so"))
+    return shown.getvalue(), {file.stem: ctypes.CDLL(str(file)).lanes() for file in files}
+
+
+def test_the_native_step_is_built_for_each_set_of_instructions_and_kept(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    said, lanes = built_step(places, tmp_path)
+    assert ("built" in said, lanes) == (True, {"avx2": 8, "avx512": 16})
+
+    shutil.rmtree(places.venv)
+    said, lanes = built_step(places, tmp_path)
+    assert ("from the cache" in said, lanes) == (True, {"avx2": 8, "avx512": 16})
+    assert not list(tmp_path.rglob("*.so.*"))
+
+    source = places.root / native_step.SOURCE
+    source.write_text(source.read_text().replace("LANES", "-LANES"))
+    for compiler, reason in (("no-compiler", "no C++ compiler (no-compiler)"), ("false", "no C++ compiler (false)")):
+        monkeypatch.setenv("CXX", compiler)
+        said, lanes = built_step(places, tmp_path)
+        assert (reason in said, lanes) == (True, {})
+    monkeypatch.delenv("CXX")
+    source.write_text("#error not this one\n")
+    said, lanes = built_step(places, tmp_path)
+    assert ("cannot compile it" in said, lanes) == (True, {})
 
 
 def test_an_environment_left_in_the_middle_of_a_change_is_made_anew(

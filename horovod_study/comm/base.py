@@ -118,11 +118,11 @@ class FlatGradients:
         first = self._parameters[0]
         total = sum(parameter.numel() for parameter in self._parameters)
         self.buffer = torch.zeros(total, dtype=first.dtype, device=first.device)  # (number of parameters,)
-        self._views: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = []  # the gradient of each parameter, in the buffer
         offset = 0
         for parameter in self._parameters:
             view = self.buffer[offset : offset + parameter.numel()].view(parameter.shape)
-            self._views.append(view)
+            self.views.append(view)
             offset += parameter.numel()
             if not self.buffer.is_cuda:
                 parameter.register_post_accumulate_grad_hook(self._taker(view))  # type: ignore[no-untyped-call]
@@ -144,15 +144,15 @@ class FlatGradients:
         Raises BackendError if a parameter has none: the others would average theirs with what is left of the last step.
         """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if len(gradients) < len(self._views):
+        if len(gradients) < len(self.views):
             raise BackendError(
                 "a parameter got no gradient in this step, and there is nothing to average; use a model that uses all "
                 "its parameters"
             )
         if self.buffer.is_cuda:
-            torch._foreach_copy_(self._views, gradients)
+            torch._foreach_copy_(self.views, gradients)
             self.buffer.mul_(self._share)
-        for parameter, gradient, view in zip(self._parameters, gradients, self._views, strict=True):
+        for parameter, gradient, view in zip(self._parameters, gradients, self.views, strict=True):
             if gradient is not view:
                 if not self.buffer.is_cuda:  # set manually, not by backward
                     torch.mul(gradient, self._share, out=view)
@@ -239,16 +239,16 @@ def choose_reduction(
     Below `FLAT_BELOW_BYTES` messages cost by their number, and one flat buffer after backward is the fewest. Above it
     they cost by their size, which hooks hide behind backward. `hooks_asked`: an option was given that only hooks have.
     `flat_because`: why hooks cannot be used. `hooks_because`: why hooks are better whatever the size.
-    Raises BackendError for such an option with `cuda_graphs`.
+    Raises BackendError for such an option where no hooks are called (`no_hooks` of the configuration).
     """
     if workers == 1:
         return "none", {"value": "none", "source": "one worker averages nothing"}
-    if config.captured:
-        flat_because = "a CUDA graph captures no hooks"
+    if config.no_hooks is not None:
+        option, flat_because = config.no_hooks
         if hooks_asked:
             raise BackendError(
-                f"cuda_graphs does not go with an option that only hooks have: {flat_because}; leave that option out, "
-                "or leave cuda_graphs out"
+                f"{option} does not go with an option that only hooks have: {flat_because}; leave that option out, "
+                f"or leave {option} out"
             )
     if config.reduction != "auto":
         return config.reduction, {"value": config.reduction, "source": "asked"}

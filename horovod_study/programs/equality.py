@@ -97,8 +97,8 @@ class _Weighted(Arithmetic):
         super().__init__(config, device)
         self._weight = weight
 
-    def backward(self, loss: torch.Tensor) -> None:
-        super().backward(loss if self._weight == 1 else loss * self._weight)
+    def backward(self, loss: torch.Tensor, weight: float = 1.0) -> None:
+        super().backward(loss, weight * self._weight)
 
 
 class _Watched:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from horovod_study.comm import detect, open_backend
 from horovod_study.errors import ConfigError, nearest
@@ -285,14 +284,14 @@ class _Step:
         self.backend = open_backend(alone, detect({}))
         called = accelerate(model, config, device)
         self.model, self.optimizer = self.backend.bind(called, bare_optimizer)
+        self.arithmetic.bind(model, self.optimizer, self.backend)
         self.device = device
         self.clock = LapClock(device=DeviceStamps() if device.type == "cuda" else None)
 
     def __call__(self, curves: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Make one update from curves (B, C, L) and targets (B, P); return the loss, shape ()."""
         self.backend.zero_grad(self.optimizer)
-        with self.arithmetic.autocast():
-            loss = F.mse_loss(self.model(curves).float(), targets)
+        loss = self.arithmetic.loss(self.model, curves, targets)
         self.clock.lap("forward")
         self.arithmetic.backward(loss)
         self.clock.lap("backward")

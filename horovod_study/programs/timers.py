@@ -291,6 +291,7 @@ class _ModelSteps:
         bare_optimizer, _ = make_optimizer(config, self.bare_model.parameters(), workers=backend.workers)
         called = accelerate(self.bare_model, config, device)
         self._model, self._optimizer = backend.bind(called, bare_optimizer)
+        self._arithmetic.bind(self.bare_model, self._optimizer, backend)
         shared = _Stream(loader.epoch, steps_per_epoch)
         self._streams = {False: shared, True: shared}
         self.captured: dict[bool, CapturedStep] = {}  # with graphs of the phases or without -> the step

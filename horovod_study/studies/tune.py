@@ -278,7 +278,7 @@ def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
     Captured steps average one flat buffer whatever the library would do: a CUDA graph holds no hooks.
     """
     options = config.workload.options
-    hooks = runtime.startswith(("horovod/", "ddp/")) and not config.captured
+    hooks = runtime.startswith(("horovod/", "ddp/")) and config.no_hooks is None
     values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off"}
     if hooks:
         values |= {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False}

@@ -15,6 +15,7 @@ job             what is trained on a rank, and what the record says of it
 trainer         the step and the loop
 graphs          whole steps as CUDA graphs
 kernels         loss and gradients by kernels made for this network; triton_kernels: those in Triton
+native          loss, gradients and update by code made for this network on a CPU (native.cpp)
 probes/         what looks into further steps after the timed window
 summary         what is told of a finished run
 evaluation      the error on the test set, beside the floor

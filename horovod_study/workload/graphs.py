@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from horovod_study.comm import Backend
@@ -192,8 +191,7 @@ class CapturedStep:
         if self._resident is not None:
             rows = self._order.index_select(0, self._row).flatten()  # (B,)
             curves, targets = curves.index_select(0, rows), targets.index_select(0, rows)
-        with self._arithmetic.autocast():
-            self._loss = F.mse_loss(self._model(curves).to(targets.dtype), targets)
+        self._loss = self._arithmetic.loss(self._model, curves, targets)
 
     def _backward(self) -> None:
         if self._network is not None:

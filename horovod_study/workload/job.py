@@ -73,13 +73,15 @@ class TrainingJob:
             profiling.require_possible(config, backend, device)
             called = accelerate(self.bare_model, config, device)
         self.model, self.optimizer = backend.bind(called, optimizer)
+        self.arithmetic.bind(self.bare_model, self.optimizer, backend)
 
     def settings(self) -> dict[str, Any]:
         """Return what is recorded of the training itself."""
         config, dataset = self.config, self.dataset
-        as_asked = ("batch", "schedule", "precision", "widths", "input_scaling", "memory_format", "kernels", "loader")
+        as_asked = ("batch", "schedule", "precision", "widths", "input_scaling", "memory_format", "loader")
         return {
             **{name: getattr(config, name) for name in as_asked},
+            "kernels": self.arithmetic.kernels,
             **_timer_mode_of_graphs(config),
             "global_batch": config.batch * self.backend.workers,
             "optimizer": self.optimizer_text,

@@ -8,10 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from horovod_study.comm import Backend
 from horovod_study.errors import ConfigError
+from horovod_study.workload.model import StressCNN
+from horovod_study.workload.native import NativeStep, open_native
 from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.schedule import scaled_lr
 
@@ -173,10 +176,33 @@ class Arithmetic:
         if on_gpu:
             torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
+        if on_gpu and config.kernels == "native":
+            raise ConfigError(
+                "run: kernels native computes on the CPU, and this run on a GPU; use device cpu, or kernels torch"
+            )
+        self._config = config
+        self._native: NativeStep | None = None
         self._device = device.type
         self._type = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
         self._graphs = config.cuda_graphs
         self.scaler = torch.amp.GradScaler(device.type) if config.precision == "fp16" else None
+
+    def bind(self, model: StressCNN, optimizer: torch.optim.Optimizer, backend: Backend) -> None:
+        """Take the native step where it was asked for and can be had; after `backend.bind`. Collective."""
+        if self._config.kernels == "native":
+            self._native = open_native(self._config, model, optimizer, backend)
+
+    @property
+    def kernels(self) -> str:
+        """Return who really computes, after `bind`: the option's value, or torch in place of native."""
+        return "torch" if self._config.kernels == "native" and self._native is None else self._config.kernels
+
+    def loss(self, model: nn.Module, curves: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean squared error of `model` for curves (B, C, L) and targets (B, P), shape ()."""
+        if self._native is not None:
+            return self._native.forward(curves, targets)
+        with self.autocast():
+            return F.mse_loss(model(curves).to(targets.dtype), targets)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which forward is computed."""
@@ -185,8 +211,13 @@ class Arithmetic:
         # Casts kept from one use of a weight to the next would be freed between the replays of a captured graph.
         return torch.autocast(self._device, self._type, cache_enabled=not self._graphs)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of `loss`, shape (), scaled where the precision needs it."""
+    def backward(self, loss: torch.Tensor, weight: float = 1.0) -> None:
+        """Compute the gradients of `weight` times `loss`, shape (), scaled where the precision needs it."""
+        if self._native is not None:
+            self._native.backward(weight)
+            return
+        if weight != 1:
+            loss = loss * weight
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: torch.optim.Optimizer, backend: Backend) -> None:
@@ -194,7 +225,9 @@ class Arithmetic:
 
         Averaged gradients are the same on all workers, so all of them skip a step that overflowed, or none does.
         """
-        if self.scaler is None:
+        if self._native is not None:
+            self._native.update()
+        elif self.scaler is None:
             backend.step(optimizer)
         else:
             self.scaler.step(optimizer)

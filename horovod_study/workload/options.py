@@ -12,7 +12,7 @@ from horovod_study.roles import AS_SHIPPED, Role, declared, option
 from horovod_study.text.numbers import short_rate
 from horovod_study.workloads import COMPUTING, LEARNED, LENGTH, Configuration, Workload, shared
 
-KERNELS = ("torch", "fused")
+KERNELS = ("torch", "fused", "native")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LOADERS = ("memory", "prefetch", "device", "dataloader")
 DEFAULT_EPOCHS = 10
@@ -195,10 +195,10 @@ class _Training(Configuration):
     )
     kernels: str = option(
         "torch",
-        "who computes forward and backward: PyTorch, or kernels made for this network (fused; needs cuda_graphs)",
+        "who computes a step: PyTorch, or code made for this network: on a GPU forward and backward (fused; needs "
+        "cuda_graphs), on a CPU in fp32 the update too (native)",
         choices=KERNELS,
         heading=COMPUTING,
-        needs="cuda_graphs",
         roles=Role.COMPUTING | Role.CELL,
         words="{} kernels",
     )
@@ -295,8 +295,10 @@ class StrainConfig(RunConfig, _Training):
     """One training run as it was asked for; what it became (such as a scaled learning rate) is recorded separately."""
 
     @property
-    def captured(self) -> bool:
-        return self.cuda_graphs
+    def no_hooks(self) -> tuple[str, str] | None:
+        if self.cuda_graphs:
+            return "cuda_graphs", "a CUDA graph captures no hooks"
+        return ("kernels native", "its gradients are made without autograd") if self.kernels == "native" else None
 
     @property
     def loss_scaled(self) -> bool:
@@ -320,23 +322,43 @@ class StrainConfig(RunConfig, _Training):
                 "use loader dataloader, or leave loader_processes out"
             )
         self._check_graphs()
+        self._check_native()
         if self.profile == "sync-points" and self.compile:
             raise ConfigError(
                 "run: profile sync-points looks at each operation, and compiled ones are not seen; leave compile out"
             )
 
+    def _check_native(self) -> None:
+        """Raise ConfigError for what the native step has not."""
+        if self.kernels != "native":
+            return
+        for name, asked, instead in (
+            (f"precision {self.precision}", self.precision != "fp32", "precision fp32"),
+            (f"device {self.device}", self.device == "cuda", "device cpu"),
+            ("compile", self.compile, "no compile"),
+            ("cuda_graphs", self.cuda_graphs, "no cuda_graphs"),
+            ("an update that is not fused", not self.fused_optimizer, "fused_optimizer"),
+            (f"threads {self.threads}", self.threads > 1, "threads 1"),
+        ):
+            if asked:
+                raise ConfigError(
+                    f"run: kernels native computes in fp32 on one thread of a CPU and has no {name}; use {instead}, or "
+                    "kernels torch"
+                )
+
     def _check_graphs(self) -> None:
         """Raise ConfigError for what cannot be captured in CUDA graphs, or needs them."""
+        if self.no_hooks is not None and self.reduction == "hooks":
+            option, why = self.no_hooks
+            raise ConfigError(
+                f"run: reduction is 'hooks', and with {option} {why}; leave reduction out (one flat buffer is averaged "
+                f"after backward), or leave {option} out"
+            )
         if not self.cuda_graphs:
             for name, asked in (("kernels fused", self.kernels == "fused"), ("capture_sync", self.capture_sync)):
                 if asked:
                     raise ConfigError(f"run: {name} needs cuda_graphs; add cuda_graphs, or leave {name} out")
             return
-        if self.reduction == "hooks":
-            raise ConfigError(
-                "run: reduction is 'hooks', and a CUDA graph captures no hooks; leave reduction out (one flat buffer "
-                "is averaged between the graphs), or leave cuda_graphs out"
-            )
         if self.kernels == "fused":
             if self.precision == "fp16":
                 raise ConfigError(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from horovod_study import records, requirements
@@ -139,8 +138,7 @@ def train_step(
 ) -> torch.Tensor:
     """Make one update from one local batch, curves (B, C, L) and targets (B, P); return the local loss, shape ()."""
     backend.zero_grad(optimizer)
-    with arithmetic.autocast():
-        loss = F.mse_loss(model(curves).to(targets.dtype), targets)
+    loss = arithmetic.loss(model, curves, targets)
     clock.lap("forward")
     watch = backend.last_gradient if clock.takes_stamps else None
     if watch is not None:

@@ -351,8 +351,6 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
     for choice in told:
         value = family.settings[choice]
         option = OPTIONS[choice]
-        if option.needs and not family.settings[option.needs]:
-            continue
         if f"{value}" != UNKNOWN and (choice not in _OF_SEVERAL or family.settings["backend"] != "serial"):
             words += [word for word in (option.say(value),) if word]
     return " ".join(words)

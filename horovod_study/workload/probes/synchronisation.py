@@ -19,7 +19,6 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from horovod_study.comm.base import FlatGradients, fail_together
@@ -151,8 +150,7 @@ class _SyncSteps:
             self._backend.zero_grad(self._optimizer)
         else:
             self._model.zero_grad()
-        with self._arithmetic.autocast():
-            loss = F.mse_loss(self._model(curves).to(targets.dtype), targets)
+        loss = self._arithmetic.loss(self._model, curves, targets)
         self._arithmetic.backward(loss)
         self._scratch.settle()
 
