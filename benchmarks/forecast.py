@@ -8,6 +8,8 @@ few known counts and larger ones to forecast. Every task is given to
                    "LAW, fixed work" is its form for strong scaling, where it has one
     selected       the law that `horovod-study fit` selects
     proportional   the throughput at the largest known count, times the ratio of the counts
+    step = a + b x batch
+                   a line through the steps of the known batches, where that of the target is told
     Extra-P        its default single-parameter modeler, asked in the way that serves it best
 
 A forecast that is no positive number counts as an error of 100 %. Three groups of sources are kept apart: those that
@@ -52,10 +54,13 @@ COLUMNS = (
 )
 GROUPS = ("constants", "validation", "held out")
 """What a source was used for; see published/README.md."""
-KINDS = ("training", "simulation code")
-"""What scaled: deep learning, for which the forecast is made, or a code of another kind."""
+BATCH_TOLD = "training, batch told"
+KINDS = ("training", "simulation code", BATCH_TOLD)
+"""What scaled: deep learning, for which the forecast is made, or a code of another kind. Trainings whose batch per
+worker changes with the scale, and is told for the targets, are in no other group: no law knows a batch."""
 
 OURS = "forecast"
+STRAIGHT = "step = a + b x batch"
 FIXED = ", fixed work"
 NO_FORECAST = 1.0
 """The error of an answer that is no positive number: that of answering zero."""
@@ -132,13 +137,27 @@ def read_tasks(path: Path) -> list[Task]:
 def forecasts(task: Task) -> Iterator[Guess]:
     """The package's own forecast, and the proportional one."""
     counts = [int(count) for count in task.targets["workers"]]
-    found = predict(task.known, workers=counts, workers_per_node=task.per_node)[""]
+    told = task.targets["batch_size"]
+    batch = None if told.isna().any() else [float(each) for each in told]
+    found = predict(task.known, workers=counts, workers_per_node=task.per_node, batch=batch)[""]
     for one, measured in zip(found, task.targets["samples_per_s"], strict=True):
         yield guess(task, OURS, one.workers, float(measured), one.samples_per_s, one.low, one.high)
     largest = task.known["workers"].max()
     last = float(task.known.loc[task.known["workers"] == largest, "samples_per_s"].median())
     for count, measured in zip(counts, task.targets["samples_per_s"], strict=True):
         yield guess(task, "proportional", count, float(measured), last * count / float(largest))
+    if batch is not None:
+        for count, each, measured in zip(counts, batch, task.targets["samples_per_s"], strict=True):
+            yield guess(task, STRAIGHT, count, float(measured), count * each / straight(task.known, each))
+
+
+def straight(known: pd.DataFrame, batch: float) -> float:
+    """The step, in seconds, of `batch` samples on each worker: a line through the steps of the known batches."""
+    steps = (known["workers"] * known["batch_size"] / known["samples_per_s"]).groupby(known["batch_size"]).median()
+    if len(steps) == 1:
+        return float(steps.iloc[0] * batch / steps.index[0])
+    slope, start = np.polyfit(steps.index, steps, 1)
+    return float(max(start, 0.0) + slope * batch)
 
 
 def laws(tasks: Sequence[Task]) -> Iterator[Guess]:
@@ -441,7 +460,12 @@ def measure(folder: Path, only: Sequence[str]) -> tuple[dict[str, Any], pd.DataF
     table = frame(guesses)
     found = {}
     for group in (*GROUPS, "all", *KINDS):
-        of_group = {name for name in groups if group in ("all", sources[name]["used_for"], sources[name]["kind"])}
+        of_group = {
+            name
+            for name in groups
+            if group == sources[name]["kind"]
+            or (group in ("all", sources[name]["used_for"]) and sources[name]["kind"] != BATCH_TOLD)
+        }
         rows = table[table["source"].isin(of_group)]
         if len(rows):
             found[group] = {"scores": scores(rows), "paired": paired(rows)}

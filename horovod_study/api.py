@@ -127,10 +127,21 @@ def fit(points: "pd.DataFrame", *, baseline_samples_per_s: float | None = None) 
 
 
 def predict(
-    points: "pd.DataFrame", *, workers: Iterable[int], workers_per_node: int | None = None
+    points: "pd.DataFrame",
+    *,
+    workers: Iterable[int],
+    workers_per_node: int | None = None,
+    batch: float | Sequence[float] | None = None,
+    global_batch: float | None = None,
 ) -> dict[str, list[Prediction]]:
-    """Return the forecast of each series at `workers`, with 95 % intervals (docs/predict.md)."""
-    return predict_points(points, workers=list(workers), workers_per_node=workers_per_node)
+    """Return the forecast of each series at `workers`, with 95 % intervals (docs/predict.md).
+
+    `batch` is the number of samples per worker and step there, one or one for each count; `global_batch` that of all
+    workers together.
+    """
+    return predict_points(
+        points, workers=list(workers), workers_per_node=workers_per_node, batch=batch, global_batch=global_batch
+    )
 
 
 def simulate(

@@ -58,7 +58,7 @@ CLUSTER = "needs Slurm and nodes of a cluster; tests/test_cluster_slurm.py does 
 
 RULES: dict[str, Here | ByTest | NotHere] = {
     # the program on anybody's numbers
-    r"horovod-study (fit|predict) points\.csv.*": Here(),
+    r"horovod-study (fit|predict) (points|batches)\.csv.*": Here(),
     r"horovod-study simulate (?!--help).*": Here(instead={"100000": "2000"}),
     r"horovod-study( simulate)? --help": Here(),
     # recorded runs
@@ -187,6 +187,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, here / name)
     points = next(block for block in blocks(text_of("docs/fit.md"), "") if block.startswith("workers,"))
     (here / "points.csv").write_text(points)
+    batches = next(block for block in blocks(text_of("docs/predict.md"), "") if block.startswith("workers,batch_size"))
+    (here / "batches.csv").write_text(batches)
     (here / "bench").mkdir()
     bench = bench_document.document()
     for job in bench["jobs"]:

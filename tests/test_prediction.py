@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_study.analysis.fit.fitting import fit_series
+from horovod_study.analysis.forecast.holdout import score
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.series.points_file import parse_points
@@ -467,3 +468,107 @@ class TestBadInput:
     def test_impossible_points(self):
         with pytest.raises(AnalysisError, match="0 at 2 workers is no throughput"):
             predict(points([1, 2], [1, 0]), workers=[4])
+
+
+class TestBatch:
+    """A batch per worker that changes with the scale, and is told."""
+
+    STEP = staticmethod(lambda n, batch, growth=0.0: 1e-2 + 1e-3 * batch + growth * math.log2(n))
+
+    def table(self, batches, growth=0.0, repeats=1):
+        n = np.repeat(list(batches), repeats)
+        b = np.repeat(list(batches.values()), repeats).astype(float)
+        return points(n, [w * one / self.STEP(w, one, growth) for w, one in zip(n, b, strict=True)], batch_size=b)
+
+    def test_a_step_that_is_linear_in_the_batch_is_followed(self):
+        known = self.table({1: 256, 4: 64, 16: 128})
+
+        for workers, batch in ((32, 128), (64, 32), (256, 200)):
+            found = one(known, workers, batch=batch)
+            truth = workers * batch / self.STEP(workers, batch)
+            assert found.batch_size == batch
+            assert found.samples_per_s == pytest.approx(truth, rel=0.15)
+            assert found.low < truth < found.high
+
+    def test_the_same_batch_told_changes_nothing(self):
+        weak, strong = self.table({1: 64, 2: 64, 4: 64}), self.table({1: 64, 2: 32, 4: 16})
+
+        for known, options in ((weak, {"batch": 64}), (strong, {"batch": 4}), (strong, {"global_batch": 64})):
+            told, untold = one(known, 16, **options), one(known, 16)
+            assert (told.samples_per_s, told.low, told.high) == (untold.samples_per_s, untold.low, untold.high)
+
+    def test_a_global_batch_is_divided(self):
+        known = self.table({1: 256, 4: 64, 8: 128})
+
+        by_total = predict(known, workers=[16, 64], global_batch=1024)[""]
+        by_worker = predict(known, workers=[16, 64], batch=[64, 16])[""]
+
+        assert by_total == by_worker
+        assert [64, 16] == [each.batch_size for each in by_total]
+
+    def test_another_batch_than_the_only_one_known_is_less_sure_and_says_what_it_assumed(self):
+        known = self.table({1: 128, 2: 128, 4: 128})
+
+        same, half, tenth = (one(known, 8, batch=batch) for batch in (128, 64, 12.8))
+
+        widths = [math.log(each.high / each.low) for each in (same, half, tenth)]
+        assert widths == sorted(widths) and widths[0] < widths[2]
+        assert tenth.samples_per_s < half.samples_per_s < same.samples_per_s
+        assert same.doubts != half.doubts and any("128 samples per worker" in doubt for doubt in half.doubts)
+
+    def test_batches_that_differ_and_none_told(self):
+        known = self.table({1: 256, 4: 64, 16: 128})
+
+        found = one(known, 32)
+
+        assert found.samples_per_s == one(known, 32, batch=128).samples_per_s
+        assert any("128 samples per worker" in doubt and "--batch" in doubt for doubt in found.doubts)
+
+    def test_one_sample_shared_by_workers_gains_nothing(self):
+        known = self.table({8: 8, 32: 2, 64: 2})
+
+        whole, shared = one(known, 64, batch=1), one(known, 128, batch=0.5)
+
+        assert shared.samples_per_s <= 1.05 * whole.samples_per_s
+        assert any("fewer samples than workers" in doubt for doubt in shared.doubts)
+
+    def test_several_batches_at_one_count_are_points_of_their_own(self):
+        n, b = np.array([1, 1, 1, 2, 2]), np.array([16.0, 64.0, 256.0, 64.0, 64.0])
+        known = points(n, n * b / (1e-2 + 1e-3 * b), batch_size=b)
+
+        assert one(known, 4, batch=16).samples_per_s == pytest.approx(4 * 16 / self.STEP(4, 16), rel=0.1)
+
+    def test_growth_with_the_workers_is_found(self):
+        batches = {1: 64, 2: 32, 4: 64, 8: 32, 16: 64, 32: 32}
+        flat, growing = (one(self.table(batches, growth), 128, batch=32) for growth in (0.0, 5e-3))
+
+        truth = 128 * 32 / self.STEP(128, 32, 5e-3)
+        assert growing.samples_per_s < 0.8 * flat.samples_per_s
+        assert growing.samples_per_s == pytest.approx(truth, rel=0.1)
+
+    @pytest.mark.parametrize(
+        ("options", "named"),
+        [
+            ({"batch": 0}, "batch of 0"),
+            ({"batch": math.inf}, "batch of inf"),
+            ({"batch": [1, 2]}, "2 batches for 1"),
+            ({"batch": 1, "global_batch": 1}, "one of the two"),
+        ],
+    )
+    def test_impossible_batches(self, options, named):
+        with pytest.raises(AnalysisError, match=named):
+            one(self.table({1: 64, 2: 64}), 4, **options)
+
+    def test_points_without_a_batch_have_none_to_change(self):
+        with pytest.raises(AnalysisError, match="batch_size"):
+            one(points([1, 2, 4], [100, 190, 360]), 8, batch=32)
+
+    def test_hidden_counts_are_forecast_at_their_own_batch(self):
+        table = self.table({1: 256, 2: 256, 4: 128, 8: 64, 16: 16})
+
+        told = score(table, laws=())[""]
+        untold = score(table.drop(columns="batch_size"), laws=())[""]
+
+        assert told.hidden == (8, 16)
+        assert told.laws["combined"].coverage == 1
+        assert told.laws["combined"].worst_ape < 0.25 < untold.laws["combined"].worst_ape

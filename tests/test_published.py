@@ -76,7 +76,7 @@ def test_numbers_are_positive_where_they_are_given(table: pd.DataFrame):
     for column in ("workers", "samples_per_s", "nodes", "workers_per_node", "sync_s", "batch_size"):
         given = table[column].dropna()
         assert np.isfinite(given).all() and (given > 0).all(), column
-    for column in ("workers", "nodes", "workers_per_node", "batch_size", "repeat"):
+    for column in ("workers", "nodes", "workers_per_node", "repeat"):
         assert (table[column].dropna() % 1 == 0).all(), column
     assert table[["workers", "samples_per_s"]].notna().all(axis=None)
 
@@ -108,10 +108,14 @@ def test_targets_lie_beyond_at_least_two_known_counts(table: pd.DataFrame):
         assert str(task).endswith(f"/{cut}"), task
 
 
-def test_a_target_says_nothing_that_would_have_to_be_measured(table: pd.DataFrame):
+def test_a_target_says_nothing_that_would_have_to_be_measured(table: pd.DataFrame, sources: dict[str, dict[str, str]]):
     targets = table[table["role"] == "target"]
+    told = sources[table["source"].iloc[0]]["kind"] == forecast.BATCH_TOLD
 
-    assert targets[["sync_s", "batch_size"]].isna().all(axis=None)
+    assert targets["sync_s"].isna().all()
+    assert (targets["batch_size"].notna() == told).all(), (
+        "a batch is chosen, not measured, and then told for every target"
+    )
 
 
 def test_numbers_as_published():
@@ -205,6 +209,25 @@ def test_extra_p_is_among_them_or_is_missed(exact: tuple[dict[str, object], pd.D
         return
     assert len(asked) == 1, "the best way to ask it stands for it"
     assert error(exact[1], "line", asked[0]) == pytest.approx([0, 0], abs=1e-6)
+
+
+def test_a_told_batch_makes_the_step_known(tmp_path: Path):
+    """Steps of 1 ms + 0.1 ms x batch: the line through two of them is exact, and the law that knows no batch is not."""
+    step = {n: 1e-3 + 1e-4 * batch for n, batch in ((8, 100), (16, 50), (64, 10))}
+    rows = [
+        ("told/exact/N<=16->64", "known" if n < 64 else "target", n, n * batch / step[n], 1, 64, "", batch, "")
+        for n, batch in ((8, 100), (16, 50), (64, 10))
+    ]
+    pd.DataFrame(rows, columns=list(forecast.COLUMNS)).to_csv(tmp_path / "told.csv", index=False)
+    kind = f'told,constants,"{forecast.BATCH_TOLD}",r,c,p,s,mixed,u\n'
+    (tmp_path / "sources.csv").write_text(f"table,used_for,kind,repository,commit,path,system,scaling,unit\n{kind}")
+
+    result, table, _ = forecast.measure(tmp_path, [])
+
+    errors = table.set_index("method")["error"]
+    assert errors[forecast.STRAIGHT] == pytest.approx(0, abs=1e-9)
+    assert errors["forecast"] < 0.1 < errors["proportional"]
+    assert list(result["groups"]) == [forecast.BATCH_TOLD], "what knows a batch is compared with nothing else"
 
 
 def test_groups_are_kept_apart(exact: tuple[dict[str, object], pd.DataFrame]):

@@ -24,7 +24,7 @@ def answers(table, **questions):
 def exactly(monkeypatch, curve, width=0.0):
     """Make the forecast a known curve, so that answers have closed forms."""
 
-    def predict(table, *, workers, workers_per_node=None, bench=None):
+    def predict(table, *, workers, **known):
         name = str(table["series"].iloc[0]) if "series" in table else ""
         return {
             name: [

@@ -92,6 +92,10 @@ def _law_text(law: str, fitted: dict[str, Any], *, selected: bool) -> list[str]:
 def predict_arguments(parser: Parser) -> None:
     parser.add_argument("--workers", type=int, nargs="+", metavar="N", help="worker counts to forecast")
     parser.add_argument("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
+    parser.add_argument(
+        "--batch", type=float, nargs="+", metavar="B", help="samples per worker and step there: one, or one per count"
+    )
+    parser.add_argument("--global-batch", type=float, metavar="B", help="... or of all workers together")
     parser.add_argument("--bench", type=Path, metavar="bench.json", help="what `horovod-study bench` measured")
     parser.add_argument(
         "--holdout",
@@ -139,13 +143,16 @@ def predict(options: argparse.Namespace) -> int:
         raise AnalysisError("nothing is asked for: give --workers to forecast, --holdout or --recommend")
     if options.rolling and options.holdout is None:
         raise AnalysisError("--rolling says how to hide worker counts: give --holdout, too, or leave it out")
-    forecasts = predict_points(points, workers=options.workers, **known) if options.workers else {}
+    batch = {"batch": options.batch, "global_batch": options.global_batch}
+    forecasts = predict_points(points, workers=options.workers, **known, **batch) if options.workers else {}
     scores = {}
     if options.holdout is not None:
         hide = None if options.holdout is True else options.holdout
         scores = holdout.score(points, hide=hide, rolling=options.rolling, **known)
         _refuse(options, "no forecast can be scored", {name: one.why_not for name, one in scores.items()})
-    answers = recommendation.recommend(points, questions, **known) if recommended or not options.json else {}
+    answers = {}
+    if recommended or not (options.json or len(options.batch or ()) > 1):
+        answers = recommendation.recommend(points, questions, **known, **_one_batch(batch))
     if recommended:
         _refuse(options, "no worker count can be recommended", {name: one.why_not for name, one in answers.items()})
     if options.json:
@@ -182,6 +189,14 @@ def predict(options: argparse.Namespace) -> int:
     for answer in answers.values():
         print(*recommendation.lines(answer, only=None if recommended else ("knee",)), sep="\n")
     return 0
+
+
+def _one_batch(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch at every worker count that may be recommended."""
+    given = batch["batch"] or [None]
+    if len(given) > 1:
+        raise AnalysisError("--recommend looks at every worker count: give --batch with one value, or --global-batch")
+    return {**batch, "batch": given[0]}
 
 
 def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) -> None:

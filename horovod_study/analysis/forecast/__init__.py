@@ -4,6 +4,8 @@ trends.py          laws as a forecast combines them: per-worker throughput again
                    what they predicted
 prediction.py      forecast the throughput of worker counts that were not measured, with intervals that widen with
                    distance
+batch_size.py      steps of other batch sizes: what a batch per worker that changes with the scale does to a
+                   forecast
 holdout.py         forecasts scored like forecasts: the largest worker counts are hidden, forecast from the smaller
                    ones, and compared
 recommendation.py  how many workers? Answers from a forecast curve, each with a 95 % interval and with what makes it

@@ -15,7 +15,7 @@ counts for the errors and not for the coverage.
 A law *fails* when it cannot be fitted to the known counts; when its median error is above 50 %; or when it is above
 10 % and at most half of the targets are in its interval: wrong, without knowing it. docs/metrics.md defines all of it.
 
-What a planner knows beforehand stays known: the nodes on which a hidden count runs, and the micro-benchmark.
+What a planner knows beforehand stays known: the nodes on which a hidden count runs, its batch, and the micro-benchmark.
 Letters: K distinct worker counts, T targets.
 """
 
@@ -277,13 +277,23 @@ def planned_per_node(rows: pd.DataFrame) -> int | None:
     return int(np.ceil(rows["workers"] / rows["nodes"]).max()) if several else None
 
 
+def planned_batches(known: pd.DataFrame, asked: pd.DataFrame) -> list[float] | None:
+    """Samples per worker and step at each count of `asked`: whoever plans a run chooses it. None where not known."""
+    if "batch_size" not in known or known["batch_size"].isna().any() or asked["batch_size"].isna().any():
+        return None
+    return [float(each) for each in asked.groupby("workers")["batch_size"].median()]
+
+
 def _combined(
     known: pd.DataFrame, asked: pd.DataFrame, per_node: int | None, bench: Mapping[str, Any] | None
 ) -> Iterator[Target]:
     measured = asked.groupby("workers")["samples_per_s"].median()
-    counts = [int(count) for count in measured.index]
     forecasts = predict(
-        known.drop(columns="series", errors="ignore"), workers=counts, workers_per_node=per_node, bench=bench
+        known.drop(columns="series", errors="ignore"),
+        workers=[int(count) for count in measured.index],
+        workers_per_node=per_node,
+        bench=bench,
+        batch=planned_batches(known, asked),
     )
     for one, truth in zip(forecasts[""], measured, strict=True):
         yield Target(

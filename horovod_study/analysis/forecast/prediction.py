@@ -25,13 +25,14 @@ Letters: K distinct worker counts known, M counts to forecast.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
+from horovod_study.analysis.forecast.batch_size import StepModel, step_model
 from horovod_study.analysis.forecast.trends import Mixture, bench_trend, fit_trend, mix, sync_trends, trends
 from horovod_study.analysis.laws.law import MAX_WORKERS, Array, Trend
 from horovod_study.analysis.laws.power import TREND as POWER
@@ -65,10 +66,13 @@ class Prediction:
     weights: Mapping[str, float] = field(default_factory=dict)  # of the laws that were combined; they sum to 1
     ideal: float = math.nan  # `workers` times the best per-worker throughput measured, samples/s
     doubts: tuple[str, ...] = ()
+    batch_size: float | None = None  # samples per worker and step, where that was asked for
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; `batch_size` only where a batch was asked for."""
         return {
             "workers": self.workers,
+            **({} if self.batch_size is None else {"batch_size": self.batch_size}),
             "nodes": self.nodes,
             "samples_per_s": self.samples_per_s,
             "low": self.low,
@@ -86,6 +90,8 @@ def predict(
     workers: Sequence[int],
     workers_per_node: int | None = None,
     bench: Mapping[str, Any] | None = None,
+    batch: float | Sequence[float] | None = None,
+    global_batch: float | None = None,
 ) -> dict[str, list[Prediction]]:
     """Forecast every series of `points` at the given worker counts, in the order given.
 
@@ -94,6 +100,8 @@ def predict(
     With `workers_per_node` nodes are filled one after the other; without it, the fullest node known is the measure.
     `bench` is the content of a bench.json of `horovod-study bench`: its all-reduce of all gradients of its model is
     taken as that of the points, which need `batch_size` for it.
+    `batch` is the number of samples per worker and step at the forecast counts, one or one for each; `global_batch`
+    that of all workers together. Without them the batch stays what it is, and a fixed global batch is divided further.
     Raises AnalysisError for impossible worker counts, for rows that are not positive numbers, for a bench.json without
     a fitted all-reduce, and for a series with fewer than two distinct worker counts.
     """
@@ -106,10 +114,32 @@ def predict(
     if workers_per_node is not None and workers_per_node < 1:
         raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1 worker")
     network = None if bench is None else _network(bench)
+    batches = _batches(workers, batch, global_batch)
     return {
-        name: _predict_series(name, rows, [int(count) for count in workers], workers_per_node, network)
+        name: _predict_series(name, rows, [int(count) for count in workers], batches, workers_per_node, network)
         for name, rows in by_series(points)
     }
+
+
+def _batches(
+    workers: Sequence[int], batch: float | Sequence[float] | None, global_batch: float | None
+) -> list[float] | None:
+    """Samples per worker and step at each of `workers`; None where nothing is said."""
+    if batch is None and global_batch is None:
+        return None
+    if batch is not None and global_batch is not None:
+        raise AnalysisError("the batch is given per worker and for all workers together: give one of the two")
+    if global_batch is not None:
+        found = [global_batch / count for count in workers]
+    else:
+        found = [float(one) for one in np.atleast_1d(np.asarray(batch, dtype=np.float64))]
+        found = found * len(workers) if len(found) == 1 else found
+    if len(found) != len(workers):
+        raise AnalysisError(f"{len(found)} batches for {len(workers)} worker counts: give one, or one for each count")
+    for one in found:
+        if not 0 < one < math.inf:
+            raise AnalysisError(f"cannot forecast a batch of {one:g}: a batch is a number of samples above 0")
+    return found
 
 
 # --- what is known ----------------------------------------------------------------------------------------------------
@@ -133,6 +163,7 @@ class _Known:
     noise: float  # relative spread of single runs
     share: Array | None  # (K,) of the step that is exposed synchronisation
     batch: float  # samples per worker and step; NaN where it differs or is not known
+    steps: StepModel | None  # of the batch; None where it is not known
     strong: bool  # the global batch is fixed
     per_node: int | None
 
@@ -204,9 +235,17 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
         noise=_noise((np.log(x / n) - log_rate[group])[~rows.duplicated().to_numpy()], len(counts)),
         share=share,
         batch=float(batch[0]) if steady else math.nan,
+        steps=_steps(n, batch, x) if np.isfinite(batch).all() else None,
         strong=bool(fixed and not steady),
         per_node=workers_per_node,
     )
+
+
+def _steps(n: Array, batch: Array, samples_per_s: Array) -> StepModel:
+    """The step against workers and batch, from medians of each pair of them."""
+    table = pd.DataFrame({"n": n, "b": batch, "s": n * batch / samples_per_s})
+    found = table.groupby(["n", "b"], as_index=False)["s"].median()
+    return step_model(found["n"].to_numpy(), found["b"].to_numpy(), found["s"].to_numpy())
 
 
 def _noise(errors: Array, counts: int) -> float:
@@ -254,7 +293,12 @@ class _Outlook:
 
 
 def _predict_series(
-    name: str, rows: pd.DataFrame, workers: list[int], workers_per_node: int | None, network: _Network | None
+    name: str,
+    rows: pd.DataFrame,
+    workers: list[int],
+    batches: list[float] | None,
+    workers_per_node: int | None,
+    network: _Network | None,
 ) -> list[Prediction]:
     rows, off = _without_other_units(rows.sort_values(["workers", "samples_per_s"], kind="stable"))
     if workers_per_node is None and "workers_per_node" in rows and rows["workers_per_node"].notna().any():
@@ -303,7 +347,94 @@ def _predict_series(
                 doubts=tuple(_doubts(known, count, nodes, gap, off, network)),
             )
         )
-    return forecasts
+    return _with_batches(name, known, forecasts, batches)
+
+
+def _with_batches(
+    name: str, known: _Known, forecasts: list[Prediction], batches: list[float] | None
+) -> list[Prediction]:
+    """The forecasts at the batches asked for; as they are where the points have these already.
+
+    Points of one batch are continued by the laws, and another batch changes the step; points of several batches are
+    continued by the step's dependence on both.
+    """
+    model, varied = known.steps, math.isnan(known.batch) and not known.strong
+    if batches is None:
+        if model is None or not varied:
+            return forecasts
+        last = model.last[1]
+        assumed = (
+            f"the batch differs between the points: {last:g} samples per worker, the last, are assumed; give --batch"
+        )
+        return [_at_batch(known, model, one, last, (assumed,)) for one in forecasts]
+    if model is None:
+        where = f"series {name!r}" if name else "the points"
+        raise AnalysisError(f"{where}: a forecast for a batch needs the column batch_size in every row")
+    found = []
+    for one, batch in zip(forecasts, batches, strict=True):
+        implied = model.last[0] * model.last[1] / one.workers if known.strong else known.batch
+        if math.isclose(batch, implied, rel_tol=0.01):
+            found.append(replace(one, batch_size=batch))
+        elif math.isnan(known.batch):
+            found.append(_at_batch(known, model, one, batch))
+        else:
+            found.append(_other_batch(known, model, one, batch))
+    return found
+
+
+def _at_batch(
+    known: _Known, model: StepModel, one: Prediction, batch: float, doubts: tuple[str, ...] = ()
+) -> Prediction:
+    """The forecast of the step model, in place of the one of the laws, which know no batch.
+
+    Most trainings that its prior is from go from one node to several, so it has the network between nodes in it.
+    """
+    log_step, spread = model.log_step(one.workers, batch)
+    centre, reach = math.log(batch) - log_step, WIDTH * math.hypot(spread, known.noise)
+    ideal = math.log(batch) - model.log_step(known.workers[0], batch)[0]
+    return replace(
+        one,
+        batch_size=batch,
+        samples_per_s=one.workers * math.exp(centre),
+        low=one.workers * math.exp(centre - reach),
+        high=one.workers * math.exp(centre + reach),
+        law="batch",
+        weights={"batch": 1.0},
+        ideal=one.workers * math.exp(ideal),
+        doubts=(*one.doubts, *doubts, *_batch_doubts(model, batch)),
+    )
+
+
+def _other_batch(known: _Known, model: StepModel, one: Prediction, batch: float) -> Prediction:
+    """The forecast at the one known batch, moved to another: what a step costs whatever its batch is a prior."""
+    longer, spread = model.change(one.workers, known.batch, batch)
+    factor = math.exp(math.log(batch / known.batch) - longer)
+    centre = one.samples_per_s * factor
+    reach = WIDTH * spread
+    return replace(
+        one,
+        batch_size=batch,
+        samples_per_s=centre,
+        low=centre * math.exp(-math.hypot(math.log(one.samples_per_s / one.low), reach)),
+        high=centre * math.exp(math.hypot(math.log(one.high / one.samples_per_s), reach)),
+        ideal=one.ideal * factor,
+        doubts=(
+            *one.doubts,
+            f"all points have {known.batch:g} samples per worker: what {batch:g} change is taken from published "
+            "trainings; one run with another batch would say it",
+            *_batch_doubts(model, batch),
+        ),
+    )
+
+
+def _batch_doubts(model: StepModel, batch: float) -> list[str]:
+    low, high = model.batches
+    doubts = []
+    if batch < 1:
+        doubts.append("fewer samples than workers: no gain is taken from sharing one sample between workers")
+    if max(low / batch, batch / high) > 4 and low < high:
+        doubts.append(f"a batch of {batch:g} is more than 4 times away from those measured, {low:g} to {high:g}")
+    return doubts
 
 
 def _crosses(known: _Known, counts: Array | float) -> Any:

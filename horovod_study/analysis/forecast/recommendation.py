@@ -29,8 +29,9 @@ Letters: B drawn curves, C candidate worker counts, K knots at which the forecas
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,21 +162,24 @@ def recommend(
     *,
     workers_per_node: int | None = None,
     bench: Mapping[str, Any] | None = None,
+    batch: float | None = None,
+    global_batch: float | None = None,
     fits: Mapping[str, SeriesFit] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Recommendation]:
     """Answer `questions` (default: the knee, the peak and the cheapest count) for every series of `points`.
 
-    Columns as for `prediction.predict`, to which `workers_per_node` and `bench` are handed on. `fits` of
-    `fitting.fit_series` spare a second fit of USL.
+    Columns as for `prediction.predict`, to which `workers_per_node`, `bench` and the batch at the recommended
+    counts are handed on. `fits` of `fitting.fit_series` spare a second fit of USL.
     A series with one distinct worker count has no answers and says why.
     Raises AnalysisError for rows that are not positive numbers.
     """
     check_points(points)
     questions = questions or Questions()
+    forecast = partial(predict, workers_per_node=workers_per_node, bench=bench, batch=batch, global_batch=global_batch)
     return {
-        name: _series(name, rows, questions, workers_per_node, bench, (fits or {}).get(name), draws, seed)
+        name: _series(name, rows, questions, workers_per_node, forecast, (fits or {}).get(name), draws, seed)
         for name, rows in by_series(points)
     }
 
@@ -258,7 +262,7 @@ def _series(
     rows: pd.DataFrame,
     questions: Questions,
     workers_per_node: int | None,
-    bench: Mapping[str, Any] | None,
+    forecast: Callable[..., dict[str, list[Prediction]]],
     fits: SeriesFit | None,
     draws: int,
     seed: int,
@@ -271,7 +275,7 @@ def _series(
         return Recommendation(series=name, measured=(smallest, largest), answers={}, why_not=why_not)
     top = min(REACH * largest, MAX_WORKERS)
     asked = knots(smallest, top, measured, workers_per_node)
-    forecasts = predict(rows.assign(series=name), workers=asked, workers_per_node=workers_per_node, bench=bench)[name]
+    forecasts = forecast(rows.assign(series=name), workers=asked)[name]
     curves = _draw(forecasts, draws, seed)
     counts = np.arange(smallest, top + 1, dtype=np.float64)
     if len(counts) > MAX_CANDIDATES:

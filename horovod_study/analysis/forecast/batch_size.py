@@ -1,0 +1,108 @@
+"""Steps of other batch sizes: what a batch per worker that changes with the scale does to a forecast.
+
+    step(N, b) = c (max(b, 1) / B + a + g log2(N / N_0))
+
+c is the time that computing takes with the largest known batch B; `a` is what a step costs whatever its batch
+(launching, the optimiser, synchronisation), and `g` what each doubling of the workers adds (longer synchronisation,
+waiting for the slowest), both as shares of c. Workers that have less than one sample share it, and gain nothing by it.
+
+Two points hardly distinguish the three, so none is fitted: a grid of (a, g) is weighted by its prior times the
+likelihood of the known points, each compared with the one before it, and the forecast is the mean over the grid. The
+prior is what MLPerf's training results (benchmarks/published/mlperf.csv) have in common; a heavy-tailed likelihood
+lets one odd point refute nothing. Where all points have one batch, the prior alone says what another one changes, and
+the interval is as wide as that.
+
+Letters: P known points, G cells of the grid, M forecasts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from horovod_study.analysis.laws.law import Array
+
+FIXED = (-2.8, 1.1)  # mean and standard deviation of log a
+GROWTH = (-5.1, 1.1)  # the same of log g, where g is not 0
+NO_GROWTH = 0.1  # prior probability that g is 0
+FLOOR = 1e-4  # density of the priors far out: nothing is impossible
+POINT = 0.02  # log error of the median of a point
+PER_DOUBLING = 0.02  # log error that a doubling of the workers adds: other software, other hosts
+PER_HALVING = 0.06  # log error that a halving or doubling of the batch adds
+FREEDOM = 4.0  # degrees of freedom of the Student likelihood
+
+_A = np.exp(np.linspace(np.log(0.002), np.log(8.0), 36))
+_G = np.exp(np.linspace(np.log(0.001), np.log(0.6), 18))
+_FIXED, _GROWN = (each.ravel() for each in np.meshgrid(_A, np.append(0.0, _G), indexing="ij"))
+
+
+def _density(values: Array, mean: float, deviation: float) -> Array:
+    density = np.exp(-0.5 * ((values - mean) / deviation) ** 2) + FLOOR
+    return np.asarray(density / density.sum(), dtype=np.float64)
+
+
+_PRIOR = np.outer(
+    _density(np.log(_A), *FIXED), np.append(NO_GROWTH, (1 - NO_GROWTH) * _density(np.log(_G), *GROWTH))
+).ravel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepModel:
+    """The weighted grid, and the last known point, from which forecasts start."""
+
+    weight: Array  # (G,) sums to 1
+    first: float  # smallest worker count
+    batches: tuple[float, float]  # smallest and largest known batch per worker
+    last: tuple[float, float, float]  # workers, batch, log step of the last point
+
+    def _log_step(self, workers: float, batch: float) -> Array:
+        """(G,) log step in units of c."""
+        return _log_step(workers / self.first, batch / self.batches[1], 1 / self.batches[1])
+
+    def _moments(self, values: Array) -> tuple[float, float]:
+        mean = float(self.weight @ values)
+        return mean, float(self.weight @ (values - mean) ** 2)
+
+    def log_step(self, workers: float, batch: float) -> tuple[float, float]:
+        """Log of the step in seconds with `batch` samples on each of `workers`, and its standard deviation."""
+        n, b, log_step = self.last
+        mean, variance = self._moments(self._log_step(workers, batch) - self._log_step(n, b))
+        variance += 2 * POINT**2 + PER_DOUBLING**2 * abs(np.log2(workers / n)) + self._beyond(batch)
+        return log_step + mean, float(np.sqrt(variance))
+
+    def change(self, workers: float, before: float, after: float) -> tuple[float, float]:
+        """What batch `after` instead of `before` adds to the log of the step, and its standard deviation."""
+        mean, variance = self._moments(self._log_step(workers, after) - self._log_step(workers, before))
+        return mean, float(np.sqrt(variance + self._beyond(after)))
+
+    def _beyond(self, batch: float) -> float:
+        """Variance of a batch outside the known ones."""
+        low, high = self.batches
+        return PER_HALVING**2 * max(0.0, float(np.log2(low / batch)), float(np.log2(batch / high)))
+
+
+def step_model(workers: Array, batch: Array, step_s: Array) -> StepModel:
+    """Weigh the grid by known points, each (P,): workers, samples per worker and step, seconds per step.
+
+    Several batches of one worker count are points of their own; repeats of a point are to be their median.
+    """
+    order = np.lexsort((batch, workers))
+    n, b, log_step = workers[order], batch[order], np.log(step_s[order])
+    score = np.log(_PRIOR)
+    for i in range(1, len(n)):
+        one, other = (_log_step(n[j] / n[0], b[j] / b.max(), 1 / b.max()) for j in (i, i - 1))
+        variance = 2 * POINT**2 + PER_DOUBLING**2 * np.log2(n[i] / n[i - 1])
+        variance += PER_HALVING**2 * abs(np.log2(b[i] / b[i - 1]))
+        squares = (log_step[i] - log_step[i - 1] - (one - other)) ** 2 / variance
+        score -= (FREEDOM + 1) / 2 * np.log1p(squares / FREEDOM)
+    weight = np.exp(score - score.max())
+    return StepModel(
+        weight=weight / weight.sum(),
+        first=float(n[0]),
+        batches=(float(b.min()), float(b.max())),
+        last=(float(n[-1]), float(b[-1]), float(log_step[-1])),
+    )
+
+
+def _log_step(workers: float, batch: float, sample: float) -> Array:
+    """(G,) log step in units of c; workers relative to the fewest known, batch and one sample to the largest batch."""
+    return np.asarray(np.log(max(batch, sample) + _FIXED + _GROWN * np.log2(workers)), dtype=np.float64)
