@@ -31,7 +31,7 @@ ALLOWED = {
         "cli/benchmarks.py",
         "cuda_graphs kernels loader threads widths",
     ): "options of `bench timers`, which declares its own",
-    ("studies/verify.py", "dataset input_scaling lr_scaling"): "the job that the proof hands to its program",
+    ("studies/verify.py", "dataset input_scaling kernels lr_scaling"): "the job that the proof hands to its program",
     ("recording/recorder.py", "disk_full steady system_interval_s timer_mode warmup_steps"): "arguments of recorder()",
     ("recording/session.py", "lr timer_mode warmup_steps"): "keys of `effective` in run.json",
 }

@@ -21,6 +21,7 @@ from horovod_study.programs.equality import BatchShares, _order_difference, _Wei
 from horovod_study.report.equality import summary, text, write
 from horovod_study.studies import verify as verifying
 from horovod_study.studies.verify import BOUNDS, BREAKS, PARALLEL, Question, judge, shares, usable
+from horovod_study.workload import native
 from horovod_study.workload.dataset import Batches
 from horovod_study.workload.options import StrainConfig
 
@@ -212,6 +213,10 @@ def test_the_bound_belongs_to_the_precision_and_adam_in_float32_has_none() -> No
         ({"reductions": ("hook",)}, r"did you mean 'hooks'\?"),
         ({"optimizers": ()}, "--optimizer is empty; allowed: adam, sgd"),
         ({"broken": "sums"}, r"--break 'sums' is not known \(did you mean 'sum'\?\); allowed: sum, shard, lr, start"),
+        (
+            {"kernels": "native"},
+            "--kernels native computes in float32 and averages one flat buffer; add --dtype float32",
+        ),
         ({"workers": (2, 0)}, "--workers is 0; it must be at least 1"),
         ({"workers": (17,)}, "--workers 17 are more ranks than this machine has slots: 2 cores, at most 8 ranks on"),
         ({"steps": 0}, "--steps is 0; it must be at least 1"),
@@ -432,6 +437,17 @@ def test_two_workers_equal_one_process(proven: dict[str, Any], runtime: str, red
     assert max(tensor["relative_error"] for tensor in exact) < 1e-14
     assert max(tensor["gradient_error"] for tensor in exact) < 1e-13
     assert max(abs(one["gradient_factor"] - 1) for one in cases if one["dtype"] == "float64") < 1e-14
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.skipif(not native.usable()[0], reason=native.usable()[1])
+def test_the_native_step_in_two_workers_equals_pytorch_in_one_process() -> None:
+    only = {"runtimes": ("mpi/mpi", "horovod/mpi"), "dtypes": ("float32",), "reductions": ("flat",)}
+    cases = verifying.verify(Question(steps=3, batch=24, dataset="400", kernels="native", **only)).cases
+
+    assert [(one["why"], one["passed"]) for one in cases] == [("", True)] * 8
+    assert max(tensor["relative_error"] for one in cases for tensor in one["tensors"]) > 0, "PyTorch computed both"
 
 
 @pytest.mark.horovod

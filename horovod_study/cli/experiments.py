@@ -158,6 +158,12 @@ def verify_arguments(parser: Parser) -> None:
         help="none, fixed or standard, as for train (default standard: rounding is amplified least)",
     )
     parser.add_argument(
+        "--kernels",
+        default="torch",
+        metavar="NAME",
+        help="of the parallel runs: torch, or native with --dtype float32 --reduction flat (default torch)",
+    )
+    parser.add_argument(
         "--break",
         dest="wrong",
         metavar="HOW",
@@ -187,6 +193,7 @@ def verify(options: argparse.Namespace) -> int:
         dataset=options.dataset,
         lr_scaling=options.lr_scaling,
         input_scaling=options.input_scaling,
+        kernels=options.kernels,
         seed=options.seed,
         broken=options.wrong,
     )

@@ -378,6 +378,7 @@ def _config(job: Mapping[str, Any], reduction: str) -> StrainConfig:
         seed=job["seed"],
         device=job["device"],
         input_scaling=job["input_scaling"],
+        kernels=job["kernels"],
     )
 
 
@@ -398,6 +399,7 @@ def _train(
     with fail_together(backend) if workers > 1 else nullcontext():
         batches = _batches(job, trial, backend, dataset.train_size)
     local = batches.epoch(0).shape[1]
+    config = replace(config, batch=local)
     torch.manual_seed(config.seed + rank)
     bare_model = StressCNN(input_scaling=config.input_scaling).to(device, DTYPES[trial.dtype])
     bare_optimizer, _ = make_optimizer(config, bare_model.parameters(), workers=workers)
@@ -409,6 +411,9 @@ def _train(
 
     watched = _Watched(backend, bare_model.parameters(), float(workers) if wrong == "sum" else 1.0)
     arithmetic = _Weighted(config, device, workers * local / trial.batch)
+    arithmetic.bind(bare_model, optimizer, backend)
+    if arithmetic.kernels != config.kernels:
+        raise BackendError(f"kernels {config.kernels} cannot be used here, and nothing would be proven of them")
     loader = open_loader(config, dataset, batches, device)
     clock = LapClock()
     clock.start()

@@ -49,6 +49,7 @@ OPTIMIZERS = ("adam", "sgd")
 BREAKS = ("sum", "shard", "lr", "start")
 SCALINGS = ("none", "linear", "sqrt")
 INPUT_SCALINGS = ("none", "fixed", "standard")
+KERNELS = ("torch", "native")
 PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
 RANKS_PER_CORE = 8
 """More ranks than cores prove as much as few, but slowly."""
@@ -74,6 +75,7 @@ class Question:
     dataset: str = "4000"
     lr_scaling: str = "none"
     input_scaling: str = "standard"
+    kernels: str = "torch"  # of the parallel runs; the reference is always computed by torch's
     seed: int = 1
     broken: str | None = None  # one of BREAKS
     cores: int = field(default_factory=available_cores)
@@ -86,6 +88,7 @@ class Question:
             ("optimizer", self.optimizers, OPTIMIZERS),
             ("lr-scaling", (self.lr_scaling,), SCALINGS),
             ("input-scaling", (self.input_scaling,), INPUT_SCALINGS),
+            ("kernels", (self.kernels,), KERNELS),
             ("break", (self.broken,) if self.broken is not None else None, BREAKS),
         ):
             for value in values or ():
@@ -100,6 +103,11 @@ class Question:
         ):
             if number < lowest:
                 raise ConfigError(f"verify: --{option} is {number}; it must be at least {lowest}")
+        if self.kernels == "native" and (self.reductions != ("flat",) or self.dtypes != ("float32",)):
+            raise ConfigError(
+                "verify: --kernels native computes in float32 and averages one flat buffer; add --dtype float32 "
+                "--reduction flat, or leave --kernels out"
+            )
         most, limit = max(self.workers), RANKS_PER_CORE * self.cores
         if most > limit:
             raise ConfigError(
@@ -160,6 +168,7 @@ class Verification:
     seed: int
     lr_scaling: str
     input_scaling: str
+    kernels: str
     broken: str | None
     unavailable: Mapping[str, str]  # runtime -> why it was left out
     cases: Sequence[Mapping[str, Any]]
@@ -205,6 +214,7 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
         "break": None,
         "lr_scaling": "none",
         "input_scaling": question.input_scaling,
+        "kernels": "torch",
         "write": True,
         "reductions": ["auto"],
     }
@@ -239,6 +249,7 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
             "write": False,
             "break": question.broken,
             "lr_scaling": question.lr_scaling,
+            "kernels": question.kernels,
             "trials": question.trials(count, _device(runtime)),
             "reductions": reductions,
         }
@@ -262,6 +273,7 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
         seed=question.seed,
         lr_scaling=question.lr_scaling,
         input_scaling=question.input_scaling,
+        kernels=question.kernels,
         broken=question.broken,
         unavailable=unavailable,
         cases=cases,
