@@ -108,12 +108,14 @@ def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
     return {each.name: each for each in drawings(analysis)}
 
 
-def read_points(path: str | os.PathLike[str]) -> "pd.DataFrame":
+def read_points(path: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None) -> "pd.DataFrame":
     """Return the points of a CSV file with columns workers, samples_per_s and perhaps more (docs/fit.md).
 
+    Other names are read where they say what they are, which `attrs["read"]` tells; `columns` says it for the others,
+    {"workers": "GPUs"}.
     Raises DataError for a file or a value that cannot be used, with the line it is in.
     """
-    return parse_points(_text(path, "a CSV file with workers,samples_per_s"), source=str(path))
+    return parse_points(_text(path, "a CSV file with workers,samples_per_s"), source=str(path), columns=columns)
 
 
 def points_of(analysis: Analysis) -> "pd.DataFrame":

@@ -58,6 +58,7 @@ CLUSTER = "needs Slurm and nodes of a cluster; tests/test_cluster_slurm.py does 
 
 RULES: dict[str, Here | ByTest | NotHere] = {
     # the program on anybody's numbers
+    r"horovod-study fit runs\.csv.*": Here(),
     r"horovod-study (fit|predict) (points|batches)\.csv.*": Here(),
     r"horovod-study simulate (?!--help).*": Here(instead={"100000": "2000"}),
     r"horovod-study( simulate)? --help": Here(),
@@ -188,6 +189,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     points = next(block for block in blocks(text_of("docs/fit.md"), "") if block.startswith("workers,"))
     (here / "points.csv").write_text(points)
     batches = next(block for block in blocks(text_of("docs/predict.md"), "") if block.startswith("workers,batch_size"))
+    (here / "runs.csv").write_text("N;rate\n1;955,5\n2;1879\n4;3549\n")
     (here / "batches.csv").write_text(batches)
     (here / "bench").mkdir()
     bench = bench_document.document()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.analysis.series.points_file import COLUMNS, parse_points
+from horovod_study.analysis.series.points_file import parse_columns, parse_points
 from horovod_study.errors import DataError
 
 HEAD = "workers,samples_per_s\n"
@@ -90,25 +90,18 @@ class TestColumns:
     def test_numbers_without_names(self):
         assert "column 'workers' is missing in '1,100'; the first line names the columns" in refused("1,100\n2,190\n")
 
-    @pytest.mark.parametrize(
-        ("name", "meant"),
-        [
-            ("samples_per_sec", "samples_per_s"),
-            ("sample_per_s", "samples_per_s"),
-            ("worker", "workers"),
-            ("node", "nodes"),
-            ("sync_ms", "sync_s"),
-            ("batch", "batch_size"),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "meant"), [("samples_per_z", "samples_per_s"), ("werkers", "workers")])
     def test_misspelt(self, name, meant):
-        names = [meant if column == meant else column for column in ("workers", "samples_per_s")]
-        header = [name if column == meant else column for column in names]
-        if meant not in names:
-            header.append(name)
-        message = refused(",".join(header) + "\n" + ",".join("1" for _ in header) + "\n")
-        assert f"line 1: unknown column {name!r} (did you mean {meant!r}?)" in message
-        assert ", ".join(COLUMNS) in message
+        header = [name if column == meant else column for column in ("workers", "samples_per_s")]
+        message = refused(",".join(header) + "\n1,1\n")
+        assert f"column {meant!r} is missing" in message and f"did you mean {meant!r}" in message
+        assert f"--columns {meant}=NAME" in message
+
+    @pytest.mark.parametrize(("name", "meant"), [("nods", "nodes"), ("batch_sise", "batch_size")])
+    def test_a_misspelt_optional_column_is_a_doubt(self, name, meant):
+        frame = parse_points(f"workers,samples_per_s,{name}\n1,100,1\n", "my.csv")
+        (doubt,) = frame.attrs["doubts"]
+        assert f"{name!r} (did you mean {meant!r}?) not used" in doubt
 
     def test_unrelated_columns_are_left_aside_with_a_doubt(self):
         frame = parse_points("workers,samples_per_s,task,workers_max\n1,100,x,8\n", "my.csv")
@@ -117,11 +110,6 @@ class TestColumns:
 
     def test_twice(self):
         assert "column 'workers' appears 2 times" in refused("workers,samples_per_s,workers\n1,100,1\n")
-
-    @pytest.mark.parametrize(("separator", "word"), [(";", "semicolons"), ("\t", "tabs")])
-    def test_other_separators(self, separator, word):
-        message = refused(f"workers{separator}samples_per_s\n1{separator}100\n")
-        assert f"line 1: columns are separated by {word}; separate by commas, write decimals with a point" in message
 
 
 class TestCells:
@@ -140,9 +128,7 @@ class TestCells:
 
     def test_decimal_comma(self):
         assert "line 2: 3 cells where the first line names 2 columns" in refused(HEAD + "1,100,5\n")
-        message = refused(HEAD + '1,"100,5"\n')
-        assert "samples_per_s is '100,5'" in message
-        assert "(write decimals with a point)" in message
+        assert [100.5] == parse_points(HEAD + '1,"100,5"\n', "my.csv")["samples_per_s"].tolist()
 
     def test_optional_cells(self):
         assert "nodes is '0'; allowed is a whole number from 1" in refused("workers,samples_per_s,nodes\n1,1,0\n")
@@ -198,3 +184,133 @@ def test_a_file_of_steps_is_refused(monkeypatch):
     with pytest.raises(DataError, match=r"p.csv: has more than 3 points; a points file has one line per run"):
         parse_points("workers,samples_per_s\n" + "1,100\n" * 4, "p.csv")
     assert 3 == len(parse_points("workers,samples_per_s\n" + "1,100\n" * 3, "p.csv"))
+
+
+def read(text, columns=None):
+    """Workers and samples/s of a table, and what was said about how it was read."""
+    frame = parse_points(text, "my.csv", columns)
+    return frame["workers"].tolist(), frame["samples_per_s"].tolist(), frame.attrs["read"]
+
+
+class TestTablesAsPeopleHaveThem:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "GPUs",
+            "#GPUs",
+            "num_gpus",
+            "Number of GPUs",
+            "world size",
+            "np",
+            "MPI processes",
+            "TPU chips",
+            "# A100 GPUs",
+        ],
+    )
+    def test_names_of_workers(self, name):
+        assert read(f"{name},img/s\n1,100\n2,190\n")[:2] == ([1, 2], [100, 190])
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("img/s", "images/sec", "Images per second", "samples_per_second", "Throughput (img/s)", "throughput"),
+            *("tokens/s", "imgs_per_sec", "total img/sec", "sequences/s"),
+        ],
+    )
+    def test_names_of_rates_of_all_workers(self, name):
+        workers, rates, told = read(f"GPUs,{name}\n1,100\n2,190\n")
+        assert (workers, rates) == ([1, 2], [100, 190])
+        assert f"samples_per_s = {name}" in told and "workers = GPUs" in told
+
+    @pytest.mark.parametrize(
+        "name",
+        ["tokens/s/GPU", "img/s per GPU", "samples/sec/device", "Throughput per GPU (img/s)", "tokens_per_s_per_gpu"],
+    )
+    def test_rates_of_one_worker_are_multiplied_and_it_is_said(self, name):
+        workers, rates, told = read(f"GPUs,{name}\n1,100\n4,95\n")
+        assert (workers, rates) == ([1, 4], [100, 380])
+        assert f"{name} x workers" in told
+
+    @pytest.mark.parametrize(
+        "name", ["speedup", "efficiency", "std img/s", "images", "img/s/node", "TFLOPS/GPU", "loss"]
+    )
+    def test_what_is_no_rate_of_workers_is_not_taken_for_one(self, name):
+        assert "'samples_per_s' is missing" in refused(f"GPUs,{name}\n1,100\n")
+
+    @pytest.mark.parametrize(
+        ("name", "cell", "seconds"),
+        [
+            ("step time (ms)", "200", 0.2),
+            ("step_time_ms", "200", 0.2),
+            ("Iteration time [s]", "0.2", 0.2),
+            ("ms/step", "200", 0.2),
+            ("sec/it", "0.2", 0.2),
+            ("time per step", "0.2", 0.2),
+            ("batch time (us)", "2e5", 0.2),
+        ],
+    )
+    def test_times_of_steps(self, name, cell, seconds):
+        _, rates, told = read(f"GPUs,batch/GPU,{name}\n4,32,{cell}\n")
+        assert rates == [pytest.approx(4 * 32 / seconds)] and name in told
+        assert read(f"GPUs,Global Batch Size,{name}\n4,32,{cell}\n")[1] == [pytest.approx(32 / seconds)]
+        _, rates, told = read(f"GPUs,{name}\n4,{cell}\n")
+        assert rates == [pytest.approx(4 / seconds)] and "one batch per worker at every count is assumed" in told
+
+    def test_a_batch_of_whom_is_asked_where_it_matters(self):
+        table = "GPUs,batch,step time (s)\n4,32,2\n"
+        assert "--columns batch_size=batch or --columns global_batch=batch" in refused(table)
+        assert read(table, {"batch_size": "batch"})[1] == [64]
+        assert read(table, {"global_batch": "batch"})[1] == [16]
+        frame = parse_points("GPUs,batch,img/s\n4,32,2\n", "my.csv")
+        assert "batch_size" not in frame and any("'batch'" in doubt for doubt in frame.attrs["doubts"])
+
+    def test_times_of_epochs(self):
+        workers, rates, told = read("nodes,GPUs per node,epoch time (min)\n1,8,2\n2,8,1\n")
+        assert workers == [8, 16] and rates == pytest.approx([1 / 120, 1 / 60])
+        assert "epochs/s" in told
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "GPUs;img/s\n1;1234,5\n2;2400\n",
+            "GPUs;img/s\n1;1.234,5\n2;2.400,0\n",
+            "GPUs\timg/s\n1\t1,234.5\n2\t2,400\n",
+            'GPUs,img/s\n1,"1,234.5"\n2,"2,400"\n',
+            "GPUs;img/s\n1;1 234,5\n2;2 400\n",
+            "GPUs;img/s\n1;1\u202f234,5\n2;2'400\n",
+        ],
+    )
+    def test_separators_and_decimals(self, text):
+        assert read(text)[:2] == ([1, 2], [1234.5, 2400])
+
+    def test_two_columns_that_may_be_meant_are_named(self):
+        message = refused("GPUs,img/s,tokens/s\n1,1,1\n")
+        assert "'img/s' and 'tokens/s'" in message and "--columns samples_per_s=" in message
+        assert read("GPUs,img/s/GPU,img/s\n4,1,3.5\n")[1] == [3.5], "the total goes before the rate of one"
+        assert read("GPUs,CPU cores,img/s\n4,64,3.5\n")[0] == [4]
+
+    def test_columns_that_name_curves_are_joined(self):
+        frame = parse_points("GPUs,model,framework,img/s\n1,vgg,torch,9\n1,vgg,jax,8\n", "my.csv")
+        assert frame["series"].tolist() == ["vgg torch", "vgg jax"]
+
+    def test_a_guessed_column_with_other_things_in_it_is_left_aside(self):
+        frame = parse_points("GPUs,run,img/s\n1,first,9\n2,second,17\n", "my.csv")
+        assert "repeat" not in frame and any("'run' not used" in doubt for doubt in frame.attrs["doubts"])
+
+    def test_a_rate_that_does_not_grow_is_doubted(self):
+        doubts = parse_points("GPUs,throughput\n1,100\n8,97\n", "my.csv").attrs["doubts"]
+        assert any("--columns samples_per_s_per_worker=throughput" in doubt for doubt in doubts)
+
+    def test_columns_that_are_told(self):
+        assert read("a;b\n1;2,5\n", parse_columns(["workers=a,samples_per_s=b"]))[:2] == ([1], [2.5])
+        assert parse_columns(["workers=a", "step_s=s,x"]) == {"workers": "a", "step_s": "s,x"}
+        for words in (["workers"], ["workers="], ["workers=a", "workers=b"]):
+            with pytest.raises(DataError, match="--columns"):
+                parse_columns(words)
+        with pytest.raises(DataError, match="did you mean 'workers'"):
+            read("a,b\n1,2\n", {"wrkers": "a"})
+        with pytest.raises(DataError, match="none of the columns"):
+            read("a,b\n1,2\n", {"workers": "c"})
+
+    def test_a_table_in_the_names_of_the_package_is_read_without_a_word(self):
+        assert read("workers,samples_per_s,GPUs\n1,100,8\n")[2] == ""

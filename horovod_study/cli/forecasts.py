@@ -2,16 +2,20 @@
 
 import argparse
 import json
+import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod_study.cli.verbs import BENCH_JSON, Verb, read_input
 from horovod_study.errors import AnalysisError
 from horovod_study.options import Parser
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def fit_arguments(parser: Parser) -> None:
@@ -28,9 +32,8 @@ def fit_arguments(parser: Parser) -> None:
 def fit(options: argparse.Namespace) -> int:
     """Fit scaling laws to anybody's points."""
     from horovod_study.analysis.fit.fitting import fit_series
-    from horovod_study.analysis.series.points_file import parse_points
 
-    points = parse_points(read_input(options.points), source=str(options.points))
+    points = _points(options)
     fits = fit_series(points, baseline_samples_per_s=options.baseline)
     series = {name: one.to_dict() for name, one in fits.items()}
     if options.json:
@@ -132,9 +135,8 @@ def predict(options: argparse.Namespace) -> int:
     from horovod_study.analysis.forecast import holdout, recommendation
     from horovod_study.analysis.forecast.prediction import predict as predict_points
     from horovod_study.analysis.machine.advice import bench_of
-    from horovod_study.analysis.series.points_file import parse_points
 
-    points = parse_points(read_input(options.points), source=str(options.points))
+    points = _points(options)
     bench = bench_of(read_input(options.bench, BENCH_JSON), source=str(options.bench)) if options.bench else None
     known: dict[str, Any] = {"workers_per_node": options.workers_per_node, "bench": bench}
     questions = _questions(options)
@@ -222,8 +224,31 @@ def _questions(options: argparse.Namespace) -> Any:
 
 
 def _points_arguments(parser: Parser) -> None:
-    parser.add_argument("points", type=Path, metavar="POINTS.csv", help="columns workers, samples_per_s; - is stdin")
+    parser.add_argument(
+        "points",
+        type=Path,
+        metavar="POINTS.csv",
+        help="a table with columns workers, samples_per_s, or names that say as much; - is stdin",
+    )
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        metavar="WHAT=NAME",
+        default=[],
+        help="what columns are, where names do not say it: workers=N samples_per_s=rate (docs/fit.md)",
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+
+def _points(options: argparse.Namespace) -> "pd.DataFrame":
+    """The table of the command line; what was guessed about it is said on standard error."""
+    from horovod_study.analysis.series.points_file import parse_columns, parse_points
+
+    source = str(options.points)
+    points = parse_points(read_input(options.points), source=source, columns=parse_columns(options.columns))
+    if points.attrs["read"]:
+        print(printable(f"{source} read as: {points.attrs['read']}"), file=sys.stderr)
+    return points
 
 
 VERBS = (Verb("fit", fit, fit_arguments), Verb("predict", predict, predict_arguments))

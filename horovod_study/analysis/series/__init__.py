@@ -2,7 +2,9 @@
 
 points.py       run table in, scaling points out: throughput, speedup and efficiency of every cell with its spread
                 over repeats
-points_file.py  a user's own points: the text of a CSV file in, a validated frame out
+points_file.py  a user's own points: the text of a table in, a validated frame out
+column_names.py
+                what the columns of somebody's table are: a quantity, a unit, and whether it is of one worker or of all
 exchange.py     measured points in the forms that other programs read: a points file (CSV), and JSON for Extra-P
 history.py      what a run did over time, as curves for an experiment tracker: tag, step, seconds, value
 """

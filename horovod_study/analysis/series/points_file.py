@@ -1,4 +1,4 @@
-"""A user's own points: the text of a CSV file in, a validated frame out.
+"""A user's own points: the text of a table in, a validated frame out.
 
     workers          whole number of workers, 1 to 10,000,000           required
     samples_per_s    throughput of all workers together, above 0        required
@@ -9,8 +9,12 @@
     repeat           number of the run among runs of the same point
     workers_per_node workers that fill a node
 
-The first line names the columns, commas separate them, a point marks decimals; the order of rows and columns does not
-matter. A cell of an optional column may be empty. Rows of the same worker count are repeats of each other.
+The first line names the columns; the order of rows and columns does not matter. A cell of an optional column may be
+empty. Rows of the same worker count are repeats of each other.
+
+Other names are read where they say what they are (`column_names`): `GPUs`, `img/s`, `tokens/s/GPU`, times of a step or
+an epoch. Columns may be separated by commas, semicolons or tabs; decimals marked by a point or a comma; thousands
+separated. What was guessed is in `frame.attrs["read"]`, one line; `columns` says it instead.
 
 Every mistake is a DataError of one line: file, line, value, what is allowed, what to do.
 What is odd but readable becomes a doubt in `frame.attrs["doubts"]`, which `fitting.fit_series` passes on.
@@ -19,13 +23,16 @@ What is odd but readable becomes a doubt in `frame.attrs["doubts"]`, which `fitt
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 
-from horovod_study.errors import DataError, nearest
+from horovod_study.analysis.series.column_names import RATES, ROLES, Meaning, meaning
+from horovod_study.errors import DataError, nearest, require_known
 from horovod_study.files import unguarded
 
 REQUIRED = ("workers", "samples_per_s")
@@ -37,53 +44,104 @@ MAX_POINTS = 1_000_000
 _THROUGHPUT = (1e-9, 1e15)  # samples/s; outside, a number is a mistake
 
 
-def parse_points(text: str, source: str) -> pd.DataFrame:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A column that is used."""
+
+    at: int  # position
+    name: str  # as the file has it
+    means: Meaning
+    given: bool  # named as in COLUMNS, or by the caller: what it holds must be right
+
+    @property
+    def role(self) -> str:
+        return self.means.role
+
+
+def parse_points(text: str, source: str, columns: Mapping[str, str] | None = None) -> pd.DataFrame:
     """Read the text of a points file; `source` is its name in messages.
 
-    Returns the columns that the file has, in the order of `COLUMNS`: workers (int), series (str), the others as
-    floats with NaN for empty cells; rows in the order of the file.
+    `columns` maps what is meant (`column_names.ROLES`) to the names that the file has, {"workers": "GPUs"}.
+    Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
+    with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
-    rows = _rows(text, source)
+    rows, separator = _rows(text, source)
     if not rows:
         raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
     (header_line, header), body = rows[0], rows[1:]
-    columns, doubts = _columns(header, source, header_line)
+    found, doubts = _columns([name.strip() for name in header], f"{source} line {header_line}", columns or {})
     if not body:
         raise DataError(
             f"{source} line {header_line}: no points follow the names of the columns; add one line per point"
         )
-
-    records: list[dict[str, Any]] = []
-    lines: list[int] = []
     for line, cells in body:
         if len(cells) != len(header):
             raise DataError(
                 f"{source} line {line}: {len(cells)} cells where the first line names {len(header)} columns; "
-                f"separate cells by commas, write decimals with a point, leave unknown cells empty ({_shown(cells)})"
+                "separate cells as in the first line, quote cells with a separator in them, leave unknown cells empty "
+                f"({_shown(cells)})"
             )
-        record = {name: _PARSERS[name](cells[i].strip(), f"{source} line {line}", name) for i, name in columns}
-        if record.get("nodes", math.nan) > record["workers"]:
-            raise DataError(
-                f"{source} line {line}: {record['nodes']:g} nodes for {record['workers']} workers; "
-                "every node has at least one worker, so correct either"
-            )
-        records.append(record)
-        lines.append(line)
-
-    frame = pd.DataFrame.from_records(records)
+    comma = _decimal_comma([cells[each.at] for _, cells in body for each in found if each.role != "series"], separator)
+    frame = pd.DataFrame(index=range(len(body)))
+    for each in found:
+        try:
+            values = [_value(cells[each.at], each, f"{source} line {line}", comma=comma) for line, cells in body]
+        except DataError as error:
+            if each.given or each.role in REQUIRED + RATES:
+                raise
+            doubts.append(f"column {_shown(each.name)} not used ({error})")
+            continue
+        if each.role == "series" and "series" in frame:
+            values = [f"{one} {other}" for one, other in zip(frame["series"], values, strict=True)]
+        frame[each.role] = values
+    read = [f"{separator!r} separates columns"] if separator != "," else []
+    read += ["a comma marks decimals"] if comma else []
+    read += [
+        f"{each.role} = {each.name}" for each in found if each.role in COLUMNS and each.role in frame and not each.given
+    ]
+    read += _work_out(frame, {each.role: each.name for each in found})
+    lines = [line for line, _ in body]
+    over = list(frame.index[frame["nodes"] > frame["workers"]]) if "nodes" in frame else []
+    if over:
+        nodes, workers = frame["nodes"][over[0]], frame["workers"][over[0]]
+        raise DataError(
+            f"{source} line {lines[over[0]]}: {nodes:g} nodes for {workers} workers; "
+            "every node has at least one worker, so correct either"
+        )
     frame = frame[[name for name in COLUMNS if name in frame]]
+    rate = next((each for each in found if each.role == "samples_per_s" and not each.given), None)
+    doubts += [] if rate is None else _per_worker(frame, rate.name)
     doubts += [*_overfull(frame, lines, source), *_duplicates(frame, lines, source)]
     frame.attrs["doubts"] = tuple(doubts)
+    frame.attrs["read"] = "; ".join(read)
     return frame
 
 
-def _rows(text: str, source: str) -> list[tuple[int, list[str]]]:
-    """Cells of every line that is neither blank nor a # comment, with its number."""
-    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), skipinitialspace=True)
-    rows = []
+def parse_columns(words: Sequence[str]) -> dict[str, str]:
+    """{"workers": "GPUs"} of the words `workers=GPUs`, also joined by commas; DataError for anything else."""
+    found: dict[str, str] = {}
+    roles = "|".join(ROLES)
+    for word in words:
+        for part in re.split(rf",(?=(?:{roles})=)", word):
+            role, equals, name = part.partition("=")
+            if not (equals and name):
+                raise DataError(f"--columns {part!r}: give WHAT=NAME, such as workers=GPUs; WHAT is {', '.join(ROLES)}")
+            if role in found:
+                raise DataError(f"--columns: {role} is given twice; keep one of them")
+            found[role] = name
+    return found
+
+
+def _rows(text: str, source: str) -> tuple[list[tuple[int, list[str]]], str]:
+    """Cells of every line that is neither blank nor a # comment, with its number; and what separates them."""
+    text = text.removeprefix("\ufeff")
+    head = next((line for line in text.splitlines() if line.strip() and not _remark(re.split("[,;\t]", line))), "")
+    separator = next((mark for mark in ("\t", ";") if mark in head), ",")
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
+    rows: list[tuple[int, list[str]]] = []
     try:
         for cells in reader:
-            if any(cell.strip() for cell in cells) and not cells[0].lstrip().startswith("#"):
+            if any(cell.strip() for cell in cells) and not _remark(cells, after=bool(rows)):
                 rows.append((reader.line_num, cells))
             if len(rows) > MAX_POINTS + 1:
                 raise DataError(
@@ -92,37 +150,147 @@ def _rows(text: str, source: str) -> list[tuple[int, list[str]]]:
                 )
     except csv.Error as error:
         raise DataError(f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV") from None
-    return rows
+    return rows, separator
 
 
-def _columns(header: list[str], source: str, line: int) -> tuple[list[tuple[int, str]], list[str]]:
-    """(position, name) of the columns that are known, and a doubt about those that are not."""
-    where = f"{source} line {line}"
-    names = [name.strip().lower() for name in header]
-    for separator, word in ((";", "semicolons"), ("\t", "tabs")):
-        if len(names) == 1 and separator in names[0]:
-            raise DataError(
-                f"{where}: columns are separated by {word}; separate by commas, write decimals with a point"
-            )
-    missing = [name for name in COLUMNS if name not in names]
-    unknown = [name for name in names if name not in COLUMNS]
-    for name in unknown:
-        # Something close to a column that is there already (workers_total next to workers) is not a typing error.
-        suggestion = nearest(name, missing)
-        if suggestion:
-            raise DataError(f"{where}: unknown column {_shown(name)}{suggestion}; columns are {', '.join(COLUMNS)}")
-    for name in REQUIRED:
-        if name in missing:
-            raise DataError(
-                f"{where}: column {name!r} is missing in {_shown(names)}; the first line names the columns, "
-                f"of which {' and '.join(REQUIRED)} are needed and {', '.join(OPTIONAL)} may follow"
-            )
-    twice = [name for name in COLUMNS if names.count(name) > 1]
+def _remark(cells: list[str], *, after: bool = False) -> bool:
+    """Whether a line is a remark; `#GPUs` as the first name of the first line is none."""
+    return cells[0].lstrip().startswith("#") and (after or len(cells) == 1 or meaning(cells[0]) is None)
+
+
+def _columns(names: list[str], where: str, columns: Mapping[str, str]) -> tuple[list[_Column], list[str]]:
+    """The columns that are used, and a doubt about those that are not."""
+    plain = [name.lower() for name in names]
+    used: dict[int, _Column] = {}
+    for role, name in columns.items():
+        require_known(f"{where}: --columns", role, ROLES, error=DataError)
+        at = _position(name, names, plain, where)
+        guess = meaning(name)
+        factor = guess.factor if guess and guess.role == role else 1.0
+        used[at] = _Column(at=at, name=names[at], means=Meaning(role=role, factor=factor), given=True)
+    for at, name in enumerate(plain):
+        if at not in used and name in COLUMNS and name not in columns:
+            used[at] = _Column(at=at, name=names[at], means=Meaning(role=name), given=True)
+    twice = [each.role for each in used.values() if sum(each.role == other.role for other in used.values()) > 1]
     if twice:
-        raise DataError(f"{where}: column {twice[0]!r} appears {names.count(twice[0])} times; keep one of them")
-    some = [*map(_shown, unknown[:5]), *([f"{len(unknown) - 5} more"] if len(unknown) > 5 else [])]
+        count = sum(each.role == twice[0] for each in used.values())
+        raise DataError(f"{where}: column {twice[0]!r} appears {count} times; keep one of them")
+    used |= _guessed(names, used, where)
+    roles = {each.role for each in used.values()}
+    _require(names, used, where)
+    missing = [name for name in COLUMNS if name not in roles]
+    unknown = [names[at] for at in range(len(names)) if at not in used]
+    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in unknown[:5]]
+    some += [f"{len(unknown) - 5} more"] if len(unknown) > 5 else []
     doubts = [f"column{'s' * (len(unknown) > 1)} {', '.join(some)} not used"] if unknown else []
-    return [(i, name) for i, name in enumerate(names) if name in COLUMNS], doubts
+    return list(used.values()), doubts
+
+
+_BATCH = re.compile(r"(?:mini[ _-]?)?batch(?:[ _-]?size)?|bs")
+"""Of one worker, or of all: nobody can tell from the name."""
+
+
+_PROCESS = re.compile("core|proc|rank|np")
+
+
+def _position(name: str, names: list[str], plain: list[str], where: str) -> int:
+    found = [at for at, one in enumerate(names) if one == name] or [
+        at for at, one in enumerate(plain) if one == name.strip().lower()
+    ]
+    if not found:
+        raise DataError(f"{where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
+    return found[0]
+
+
+def _guessed(names: list[str], used: Mapping[int, _Column], where: str) -> dict[int, _Column]:
+    """Columns whose name says what they are, where nothing else is that."""
+    taken = {each.role for each in used.values()}
+    means = {at: each for at, name in enumerate(names) if at not in used and (each := meaning(name))}
+    if taken & set(RATES):
+        means = {at: each for at, each in means.items() if each.role not in RATES}
+    else:
+        first = next((role for role in RATES if any(each.role == role for each in means.values())), None)
+        means = {at: each for at, each in means.items() if each.role not in RATES or each.role == first}
+    if "batch_size" in taken | {each.role for each in means.values()}:
+        means = {at: each for at, each in means.items() if each.role != "global_batch"}
+    found: dict[int, _Column] = {}
+    for at, each in means.items():
+        if each.role in taken:
+            continue
+        same = [names[other] for other, one in means.items() if one.role == each.role]
+        if each.role == "workers":
+            same = [name for name in same if not _PROCESS.search(name.lower())] or same  # GPUs beside processes
+        if names[at] not in same:
+            continue
+        if len(same) > 1 and each.role != "series":
+            raise DataError(
+                f"{where}: {' and '.join(map(repr, same))} may both be {each.role}; "
+                f"say which: --columns {each.role}={same[0]!r}"
+            )
+        found[at] = _Column(at=at, name=names[at], means=each, given=False)
+    return found
+
+
+def _require(names: list[str], used: Mapping[int, _Column], where: str) -> None:
+    """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
+    roles = {each.role for each in used.values()}
+    lacking = [] if roles & {"workers", "nodes"} else ["workers"]
+    lacking += [] if roles & set(RATES) else ["samples_per_s"]
+    for name in lacking:
+        near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
+        raise DataError(
+            f"{where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
+            f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(OPTIONAL)} may follow, or say what "
+            f"a column is: --columns {name}=NAME"
+        )
+    unclear = [name for name in names if _BATCH.fullmatch(name.lower())] if "step_s" in roles else []
+    if unclear and not roles & {"batch_size", "global_batch"}:
+        raise DataError(
+            f"{where}: {unclear[0]!r} may be samples of one worker or of all, which times of steps need; say which: "
+            f"--columns batch_size={unclear[0]} or --columns global_batch={unclear[0]}"
+        )
+
+
+def _work_out(frame: pd.DataFrame, name: Mapping[str, str]) -> list[str]:
+    """Add to `frame` what it can be worked out from, and say how; `name` is what the file calls a role."""
+    read = []
+    if "workers" not in frame:
+        if "workers_per_node" in frame and frame["workers_per_node"].notna().all():
+            frame["workers"] = (frame["nodes"] * frame["workers_per_node"]).astype("int64")
+            read.append(f"workers = {name['nodes']} x {name['workers_per_node']}")
+        else:
+            frame["workers"] = frame["nodes"].astype("int64")
+            read.append(f"workers = {name['nodes']}: nodes are what is counted")
+    if "global_batch" in frame:
+        frame["batch_size"] = frame["global_batch"] / frame["workers"]
+        read.append(f"batch_size = {name['global_batch']} / workers")
+    if "samples_per_s" in frame:
+        return read
+    if "samples_per_s_per_worker" in frame:
+        frame["samples_per_s"] = frame["samples_per_s_per_worker"] * frame["workers"]
+        read.append(f"samples_per_s = {name['samples_per_s_per_worker']} x workers")
+    elif "step_s" in frame and "batch_size" in frame and frame["batch_size"].notna().all():
+        frame["samples_per_s"] = frame["workers"] * frame["batch_size"] / frame["step_s"]
+        read.append(f"samples_per_s = workers x batch_size / {name['step_s']}")
+    elif "step_s" in frame:
+        frame["samples_per_s"] = frame["workers"] / frame["step_s"]
+        read.append(f"samples_per_s = workers / {name['step_s']}: one batch per worker at every count is assumed")
+    else:
+        frame["samples_per_s"] = 1 / frame["epoch_s"]
+        read.append(f"samples_per_s = 1 / {name['epoch_s']}: epochs/s, of the same data at every count")
+    return read
+
+
+def _per_worker(frame: pd.DataFrame, name: str) -> list[str]:
+    """Doubt a rate that hardly grows with the workers: it may be that of one worker."""
+    medians = frame.groupby("workers")["samples_per_s"].median()
+    count, rate = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
+    if count < 2 or rate > 1.2:
+        return []
+    return [
+        f"{_shown(name)} is {rate:.2g} times as large with {count:g} times the workers: if it is of one worker, say so "
+        f"with --columns samples_per_s_per_worker={name}"
+    ]
 
 
 def _overfull(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]:
@@ -166,15 +334,52 @@ def _duplicates(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]
 # --- cells ------------------------------------------------------------------------------------------------------------
 
 
+_GROUPS = re.compile(r"([-+]?\d{1,3})((?:[ '\u00a0\u202f\u2009\u2019]\d{3})+)([.,]\d+)?")
+_COMMAS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+
+
+def _decimal_comma(cells: list[str], separator: str) -> bool:
+    """Whether a comma marks decimals. `1,234` says nothing by itself: with semicolons it is taken for a decimal."""
+    unclear = False
+    for cell in cells:
+        comma, point = cell.rfind(","), cell.rfind(".")
+        if comma < 0 and cell.count(".") < 2:
+            continue
+        if point > comma and cell.count(".") == 1:
+            return False
+        if comma > point and (cell.count(",") == 1 and (point >= 0 or not _COMMAS.fullmatch(cell.strip()))):
+            return True
+        if cell.count(".") > 1:
+            return True
+        unclear = unclear or cell.count(",") == 1
+    return unclear and separator == ";"
+
+
+def _value(cell: str, column: _Column, where: str, *, comma: bool) -> Any:
+    """The value of a cell in the unit of its role."""
+    text = cell.strip()
+    if column.role == "series":
+        return _PARSERS["series"](text, where, column.name)
+    plain = text
+    grouped = _GROUPS.fullmatch(plain)
+    if grouped:
+        plain = grouped[1] + re.sub(r"\D", "", grouped[2]) + (grouped[3] or "")
+    if comma:
+        plain = plain.replace(".", "").replace(",", ".")
+    elif _COMMAS.fullmatch(plain):
+        plain = plain.replace(",", "")
+    value = _PARSERS[column.role](plain, where, column.name)
+    return value * column.means.factor if column.means.factor != 1 else value
+
+
 def _number(cell: str, where: str, name: str, allowed: str) -> float:
     try:
         if "_" in cell or not cell.isascii():
             raise ValueError
         return float(cell)
     except ValueError:
-        comma = " (write decimals with a point)" if "," in cell else ""
         raise DataError(
-            f"{where}: {name} is {_shown(cell)}; allowed is {allowed}{comma}; correct it or drop the line"
+            f"{where}: {name} is {_shown(cell)}; allowed is {allowed}; correct it or drop the line"
         ) from None
 
 
@@ -215,6 +420,10 @@ _PARSERS: Mapping[str, Callable[[str, str, str], Any]] = MappingProxyType(
         "series": lambda cell, where, name: unguarded(cell),
         "repeat": _maybe(lambda cell, where, name: _whole(cell, where, name, 0, 10**9)),
         "workers_per_node": _maybe(_workers),
+        "samples_per_s_per_worker": _samples_per_s,
+        "step_s": lambda cell, where, name: _real(cell, where, name, 1e-12, 1e12, "a time above 0"),
+        "epoch_s": lambda cell, where, name: _real(cell, where, name, 1e-12, 1e12, "a time above 0"),
+        "global_batch": _maybe(lambda cell, where, name: _real(cell, where, name, 1e-9, 1e15, "samples, above 0")),
     }
 )
 

@@ -1,0 +1,105 @@
+"""What the columns of somebody's table are: a quantity, a unit, and whether it is of one worker or of all.
+
+    GPUs; img/s                     workers; samples_per_s
+    nodes, GPUs/node, tokens/s/GPU  workers_per_node, and a rate per worker, which is multiplied by the workers
+    world size, iter time (ms)      workers, and the time of a step
+
+A name that may mean something else is not guessed: `batch` (of one worker, or of all?), `time`, a rate per node, the
+spread of a rate. `points_file` names what it did not use, and --columns says what a column is.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+ROLES = (
+    *("workers", "samples_per_s", "nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node"),
+    *("samples_per_s_per_worker", "step_s", "epoch_s", "global_batch"),
+)
+"""What a column can be: the columns of a points file, and what these can be worked out from."""
+
+RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s")
+"""Of these one is enough, the first that is there."""
+
+TIMES = ("step_s", "epoch_s", "sync_s")
+SECONDS: Mapping[str, float] = MappingProxyType(
+    {
+        **dict.fromkeys(("us", "µs", "usec", "microseconds"), 1e-6),
+        **dict.fromkeys(("ms", "msec", "millis", "milliseconds"), 1e-3),
+        **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+        **dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0),
+        **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """What a column is, and what its values are multiplied by to be in samples/s or seconds."""
+
+    role: str
+    factor: float = 1.0
+
+
+_WORKER = r"(?:gpu|device|accelerator|tpu|npu|chip|core|worker|rank|proc|process|gcd|card|hpu)(?:e?s)?"
+_NODE = r"(?:node|host|machine|server)s?"
+_ITEM = r"(?:sample|image|img|sequence|seq|sentence|token|tok|item|example|record|frame|curve|row|word)s?"
+_COUNT = (
+    r"(?:num(?:ber)? |n |no |# ?|total |count of )?(?:of )?(?:(?:mpi|tpu|gpu|cuda|nvidia|amd|[abhlpv]\d+|mi\d+\w?) )?"
+)
+_SECOND = r"(?:s|sec|second)"
+_STEP = r"(?:step|iter|iteration|batch|update|it)"
+
+_FORMS: tuple[tuple[str, str], ...] = (
+    ("workers_per_node", rf"{_COUNT}{_WORKER} ?(?:/|per) ?{_NODE}|ppn|(?:tasks|ranks|slots) (?:/|per) node|local size"),
+    ("workers", rf"{_COUNT}{_WORKER}(?: count)?|np|nproc|world size|ranks|parallelism|dp size"),
+    ("nodes", rf"{_COUNT}{_NODE}(?: count)?|nnodes"),
+    ("global_batch", r"(?:global|total|effective) (?:mini ?)?batch(?: ?size)?|gbs"),
+    ("batch_size", rf"(?:local|per {_WORKER}) batch(?: ?size)?|batch(?: ?size)? ?(?:/|per) ?{_WORKER}"),
+    ("sync_s", r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?"),
+    ("epoch_s", r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch"),
+    ("step_s", rf"{_STEP} ?(?:time|duration|latency)|(?:time|duration) ?(?:/|per) ?{_STEP}"),
+    ("repeat", r"repeat|run|trial|rep|repetition|seed|attempt"),
+    ("series", r"series|curve|model|network|framework|system|config|configuration|experiment|setting|label"),
+)
+_RATE = re.compile(rf"\bk?{_ITEM} ?(?:/|per) ?{_SECOND}\b|\b{_ITEM} ?ps\b|\b(?:throughput|fps|ips|training speed)\b")
+_UNIT = re.compile(r"[(\[]([^)\]]*)[)\]]")
+
+
+def meaning(name: str) -> Meaning | None:
+    """What a column of this name is, None where the name does not say it."""
+    text = re.sub(r"[_\-.\s]+", " ", _UNIT.sub(r" \1 ", name.strip().lower().replace("#", "# "))).strip()
+    text = re.sub(r" ?/ ?", "/", re.sub(r"\bper ", "per ", text))
+    rate = _RATE.search(text)
+    if rate:
+        return _rate(text)
+    unit = next((word for word in re.split(r"[ /]", text) if word in SECONDS), None)
+    without = " ".join(_words(text, unit))
+    if unit and re.fullmatch(rf"epoch|{_STEP}", without):
+        without += " time"  # `epoch (s)`; without a unit it is the number of an epoch
+    for role, form in _FORMS:
+        if re.fullmatch(form, without):
+            if role in TIMES:
+                return Meaning(role=role, factor=SECONDS[unit or "s"])
+            return Meaning(role=role) if unit is None else None
+    return None
+
+
+def _words(text: str, unit: str | None) -> list[str]:
+    """The words without the unit of time; `ms/step` is `time/step`."""
+    if unit is None:
+        return text.split()
+    text = re.sub(rf"^{re.escape(unit)} ?(/| per )", r"time\1", text)
+    return [word for word in re.sub(rf"(?<![a-z]){re.escape(unit)}(?![a-z])", " ", text).split() if word != "in"]
+
+
+def _rate(text: str) -> Meaning | None:
+    """A rate of one worker or of all of them; None of a node, or relative to something else."""
+    if re.search(r"speed ?up|efficiency|scaling|ideal|expected|std|stdev|error|min\b|max\b|ratio|relative", text):
+        return None
+    thousands = 1000.0 if re.search(r"\bk(?:ilo)? ?(?:samples|images|tokens|tok)|thousand", text) else 1.0
+    if re.search(rf"(?:/|per ){_NODE}\b", text):
+        return None
+    each = re.search(rf"(?:/|per |each ){_WORKER}\b", text)
+    return Meaning(role="samples_per_s_per_worker" if each else "samples_per_s", factor=thousands)
