@@ -28,7 +28,7 @@ from horovod_study.analysis.steps.breakdown import BASES, HOLDS_SYNC, PARTS, hid
 from horovod_study.files import csv_of
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend
+from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend, note_at
 from horovod_study.report.kit.style import (
     INK,
     LAPS,
@@ -38,7 +38,6 @@ from horovod_study.report.kit.style import (
     TEXT,
     FigureFormat,
     folded,
-    small,
     text_in,
 )
 from horovod_study.text.numbers import rounded
@@ -422,17 +421,8 @@ def _steps(axes: Axes, bars: Sequence[tuple[str, dict[str, Any]]], wide_in: floa
         upright = upright or text_in(text) > 0.98 * pitch_in
         texts.append((place, height, text))
     for place, height, text in texts:
-        axes.annotate(
-            text,
-            (place, height),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            size=small(),
-            linespacing=1.05,
-            rotation=90 if upright else 0,
-        )
+        turned = 90 if upright else 0
+        note_at(axes, text, (place, height), (0, 3), ha="center", va="bottom", linespacing=1.05, rotation=turned)
     axes.set_xticks(range(len(bars)), [label for label, _ in bars])
     axes.set_xlim(-0.6, max(len(bars), _FEWEST_BARS) - 0.4)
     axes.set_ylim(0, top * (1.5 if upright else 1.34))
@@ -475,17 +465,8 @@ def _stack(axes: Axes, place: int, bar: dict[str, Any], values: dict[str, float]
         side = 1 if value > 0 else -1
         hidden = part == hides
         edge = LAPS["sync"].color if hidden else INK if look.hatch else PAPER
-        axes.bar(
-            place,
-            value,
-            bottom=ends[side],
-            width=0.66,
-            facecolor=look.color,
-            edgecolor=edge,
-            hatch=HIDDEN_HATCH if hidden else look.hatch,
-            linewidth=0.6 if look.hatch else 0.5,
-            zorder=2,
-        )
+        how: dict[str, Any] = {"hatch": HIDDEN_HATCH if hidden else look.hatch, "linewidth": 0.6 if look.hatch else 0.5}
+        axes.bar(place, value, bottom=ends[side], width=0.66, facecolor=look.color, edgecolor=edge, zorder=2, **how)
         ends[side] += value
     return [ends[1], ends[-1]]
 
@@ -498,25 +479,15 @@ def _whisker(axes: Axes, place: float, low: float, high: float) -> None:
 
 
 def _handles(cells: pd.DataFrame) -> list[Patch]:
-    handles = [
-        Patch(
-            facecolor=look.color,
-            edgecolor=INK if look.hatch else PAPER,
-            hatch=look.hatch,
-            linewidth=0.6 if look.hatch else 0.5,
-            label=look.label,
-        )
-        for look in (LAPS[lap] for lap in shown(cells, tuple(LAPS)))
+    looks = [LAPS[lap] for lap in shown(cells, tuple(LAPS))]
+    rows = [
+        *(
+            (each.color, INK if each.hatch else PAPER, each.hatch, 0.6 if each.hatch else 0.5, each.label)
+            for each in looks
+        ),
+        *((LAPS[lap].color, LAPS["sync"].color, HIDDEN_HATCH, 0.5, f"{lap} with hidden sync") for lap in hiding(cells)),
     ]
-    for lap in hiding(cells):
-        look = LAPS[lap]
-        handles.append(
-            Patch(
-                facecolor=look.color,
-                edgecolor=LAPS["sync"].color,
-                hatch=HIDDEN_HATCH,
-                linewidth=0.5,
-                label=f"{lap} with hidden sync",
-            )
-        )
-    return handles
+    return [
+        Patch(facecolor=face, edgecolor=edge, hatch=hatch, linewidth=width, label=label)
+        for face, edge, hatch, width, label in rows
+    ]

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from horovod_study.analysis.compare.study_comparison import (
     ALIKE,
@@ -34,7 +34,7 @@ from horovod_study.analysis.laws import law_label
 from horovod_study.report.kit.drawing import Drawing, write_drawings
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import legend
+from horovod_study.report.kit.panels import label_ticks, legend, panels_of
 from horovod_study.report.kit.style import (
     NARROW_IN,
     PAPER,
@@ -562,12 +562,9 @@ def drawings(found: StudyComparison) -> list[Drawing]:
         lines_of = math.ceil(len(names) / columns)
         panel_in = width_in / columns
         height_in = lines_of * max(1.7, (0.45 if columns == 1 else 0.62) * panel_in) + 0.6
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        grid = figure.subplots(lines_of, columns, squeeze=False, sharey=True)
-        for spare in grid.flat[len(names) :]:
-            spare.remove()
+        figure, made = panels_of(width_in, height_in, lines_of, columns, len(names), sharey=True)
         low, high = _range(shown)
-        for place, (axes, setting) in enumerate(zip(grid.flat, names, strict=False)):
+        for place, (axes, setting) in enumerate(zip(made, names, strict=True)):
             _panel(axes, shown[shown["setting"] == setting], styles, panel_in)
             axes.set_ylim(low, high)
             if len(names) > 1:
@@ -642,17 +639,8 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], pa
         marker = "o" if look.ring else look.marker
         for which, face in ((resolved, look.color), (~resolved, PAPER)):
             if which.any():
-                (points,) = axes.plot(
-                    x[which],
-                    y[which],
-                    linestyle="none",
-                    marker=marker,
-                    markersize=5,
-                    markerfacecolor=face,
-                    markeredgecolor=look.color,
-                    markeredgewidth=1.0,
-                    zorder=3,
-                )
+                how: dict[str, Any] = {"markerfacecolor": face, "markeredgecolor": look.color, "markeredgewidth": 1.0}
+                (points,) = axes.plot(x[which], y[which], marker, markersize=5, zorder=3, **how)
                 tips = [_tip(row, look.label) for row, keep in zip(_dicts(own), which, strict=True) if keep]
                 mark(points, series=look.label, tips=tips)
     axes.set_xlim(-0.6, len(counts) - 0.4)
@@ -662,8 +650,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], pa
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticklabels(labels[::step])
     axes.set_xlabel("Workers (nodes)" if several else "Workers")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    label_ticks(axes.yaxis, MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]), _tick)
 
 
 def _tick(value: float) -> str:

@@ -13,11 +13,10 @@ from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.attribution import PARTS, Arm, Attribution, Experiment
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import legend, swatch
+from horovod_study.report.kit.panels import legend, lying_bar, note_at, rimmed, swatch
 from horovod_study.report.kit.style import (
     INK,
     NARROW_IN,
-    PAPER,
     QUIET,
     TEXT,
     FigureFormat,
@@ -272,11 +271,7 @@ def draw(found: Attribution, width_in: float) -> Figure:
     written_in = 0.1 + max(text_in(_fixed(1e3 * arm.parts["sync"].value, _decimals(arm.parts["sync"]))) for arm in arms)
     spare = written_in / (0.6 * width_in if narrow else 0.33 * width_in)  # of the axis
     left.set_xlim(min(0.0, *(1.05e3 * _left_end(arm) for arm in arms)), 1e3 * longest / max(0.4, 1 - spare))
-    legend(
-        figure,
-        [swatch(look) for look in LOOKS.values()],
-        width_in,
-    )
+    legend(figure, [swatch(look) for look in LOOKS.values()], width_in)
     return figure
 
 
@@ -286,34 +281,12 @@ def _drawn(arm: Arm) -> bool:
 
 def _bar(axes: Axes, place: int, arm: Arm, *, scale: float, whiskers: bool) -> None:
     """Draw the parts of one arm one after the other; what is negative goes to the left from zero."""
-    ends = {1: 0.0, -1: 0.0}
-    for part, look in LOOKS.items():
-        value = arm.parts[part].value * scale
-        side = 1 if value >= 0 else -1
-        axes.barh(
-            place,
-            value,
-            left=ends[side],
-            height=0.62,
-            facecolor=look.color,
-            edgecolor=QUIET if look.hatch else PAPER,
-            hatch=look.hatch,
-            linewidth=0.5,
-            zorder=2,
-        )
-        ends[side] += value
+    lying_bar(axes, place, [(look, arm.parts[part].value * scale) for part, look in LOOKS.items()])
     if whiskers:
         sync = arm.parts["sync"]
-        for color, width in ((PAPER, 2.6), (INK, 1.0)):  # a white rim, or the line is lost on a dark bar
-            axes.plot([sync.low * scale, sync.high * scale], [place, place], color=color, linewidth=width, zorder=5)
-        axes.annotate(
-            _fixed(sync.value * scale, _decimals(sync)),
-            (max(_right_end(arm), sync.high) * scale, place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            size=small(),
-        )
+        rimmed(axes, (sync.low * scale, sync.high * scale), place)
+        end = max(_right_end(arm), sync.high) * scale
+        note_at(axes, _fixed(sync.value * scale, _decimals(sync)), (end, place), (4, 0), va="center")
 
 
 def _right_end(arm: Arm) -> float:

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import grid, legend, log_counts, log_values, marker, round_values, spread
+from horovod_study.report.kit.panels import entry, grid, legend, log_counts, log_values, round_values, spread
 from horovod_study.report.kit.style import MARKERS, QUIET, SeriesStyle, series_styles
 from horovod_study.text.numbers import THIN, number, percent, rounded, with_interval
 from horovod_study.text.words import plural
@@ -83,11 +83,10 @@ def _of(table: pd.DataFrame, key: _Key) -> pd.DataFrame:
 
 
 def _handles(looks: Mapping[_Key, SeriesStyle]) -> list[Any]:
-    found: dict[str, Line2D] = {}
+    first: dict[str, SeriesStyle] = {}
     for look in looks.values():
-        line = Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=look.label)
-        found.setdefault(look.label, line)
-    return list(found.values())
+        first.setdefault(look.label, look)
+    return [entry(look) for look in first.values()]
 
 
 def _batch_axis(axes: Axes, rows: pd.DataFrame, panel_in: float) -> None:

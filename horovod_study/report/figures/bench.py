@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from horovod_study.analysis.machine.network import WHOLE_GRADIENT, BenchedNetwork, LineFit, Roofline, bus_factor
 from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import legend
+from horovod_study.report.kit.panels import legend, note_at, paper_behind
 from horovod_study.report.kit.style import (
     GRID,
     INK,
@@ -31,7 +31,6 @@ from horovod_study.report.kit.style import (
     folded,
     runtime_label,
     series_styles,
-    small,
 )
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
@@ -301,16 +300,8 @@ def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
         own, look, fit = points[points["way"] == name].sort_values("bytes"), looks[name], network.fits.get(name)
         for axes, (middle, low, high, unit) in columns.items():
             axes.vlines(own["bytes"], own[low] * unit, own[high] * unit, color=look.color, linewidth=0.8, alpha=0.5)
-            axes.plot(
-                own["bytes"],
-                own[middle] * unit,
-                linestyle="none",
-                marker=look.marker,
-                markersize=3.6,
-                color=look.color,
-                markerfacecolor=look.color if look.filled else PAPER,
-                zorder=3,
-            )
+            how = {**_marker(look), "linestyle": "none", "markersize": 3.6}
+            axes.plot(own["bytes"], own[middle] * unit, zorder=3, **how)
         if fit is not None:
             along = np.geomspace(fit.low_bytes, fit.high_bytes, 200)
             seconds = fit.alpha_s + along / fit.beta_bytes_per_s
@@ -325,19 +316,10 @@ def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
         axes.set_title(title)
         axes.set_xlabel("Message (bytes)")
         _ticks(axes)
-    left.annotate(
-        f"{WHOLE_GRADIENT}\n{amount(flat)}",
-        (flat, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(-4, -2),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        size=small(),
-        color=_MODEL,
-    )
-    texts = {name: _legend(name, network.fits.get(name)) for name in names}
-    handles = [_handle(looks[name], folded(texts[name], 0.84 * width_in)) for name in names]
+    text, where = f"{WHOLE_GRADIENT}\n{amount(flat)}", ("data", "axes fraction")
+    note_at(left, text, (flat, 1.0), (-4, -2), xycoords=where, ha="right", va="top", color=_MODEL)
+    texts = {name: folded(_legend(name, network.fits.get(name)), 0.84 * width_in) for name in names}
+    handles = [Line2D([], [], **_marker(looks[name]), linewidth=1.0, label=texts[name]) for name in names]
     legend(figure, handles, width_in)
     return figure
 
@@ -353,18 +335,15 @@ def _legend(name: str, fit: LineFit | None) -> str:
     )
 
 
-def _handle(look: SeriesStyle, label: str) -> Line2D:
-    return Line2D(
-        [],
-        [],
-        color=look.color,
-        marker=look.marker,
-        markersize=4,
-        markerfacecolor=look.color if look.filled else PAPER,
-        linestyle=look.dash,
-        linewidth=1.0,
-        label=label,
-    )
+def _marker(look: SeriesStyle) -> dict[str, Any]:
+    face = look.color if look.filled else PAPER
+    return {
+        "color": look.color,
+        "linestyle": look.dash,
+        "marker": look.marker,
+        "markersize": 4,
+        "markerfacecolor": face,
+    }
 
 
 def network_caption(network: BenchedNetwork) -> str:
@@ -407,14 +386,8 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
     axes.plot([peak / max(bandwidths), right], [peak / 1e9] * 2, color=INK, linewidth=1.4, zorder=2)
     for name, value in roofline.peaks_flop_per_s.items():
         axes.axhline(value / 1e9, color=INK if value == peak else QUIET, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
-        axes.annotate(
-            f"matrix peak {PRECISION_NAMES.get(name, name)}  {value / 1e9:,.0f} GFLOP/s",
-            (left, value / 1e9),
-            xytext=(3, 2),
-            textcoords="offset points",
-            size=small(),
-            color=INK if value == peak else QUIET,
-        )
+        text = f"matrix peak {PRECISION_NAMES.get(name, name)}  {value / 1e9:,.0f} GFLOP/s"
+        note_at(axes, text, (left, value / 1e9), (3, 2), color=INK if value == peak else QUIET)
     done = roofline.flop_per_s / 1e9
     for x, filled, words in (
         (roofline.memory_flop_per_byte, False, "step, per byte of memory"),
@@ -423,18 +396,8 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
         if x is None:
             continue
         axes.plot(x, done, "o", markersize=6, color=_MODEL, markerfacecolor=_MODEL if filled else PAPER, zorder=4)
-        axes.annotate(
-            f"{words}\n{x:.3g} FLOP/byte, {done:.3g} GFLOP/s",
-            (x, done),
-            xytext=(0, -8),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            size=small(),
-            color=_MODEL,
-            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
-            zorder=3,
-        )
+        text, behind = f"{words}\n{x:.3g} FLOP/byte, {done:.3g} GFLOP/s", paper_behind(1.0, 0.8)
+        note_at(axes, text, (x, done), (0, -8), ha="center", va="top", color=_MODEL, bbox=behind, zorder=3)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(left, right)

@@ -10,8 +10,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
@@ -19,17 +17,19 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.panels import (
     MAX_PANELS,
+    entry,
     in_table_only,
     legend,
-    marker,
     node_boundaries,
+    paper_behind,
+    point_bars,
+    round_values,
     setting_panels,
     worker_axis,
 )
 from horovod_study.report.kit.style import (
     INK,
     NARROW_IN,
-    PAPER,
     SeriesStyle,
     folded,
     series_labels,
@@ -226,7 +226,7 @@ def _panel(
     left, right = axes.get_xlim()
     axes.set_xlim(left, right + _room(jumps, places, left, right, 0.85 * wide_in))
     axes.set_ylim(0, top)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    round_values(axes)
     axes.set_ylabel(folded("Waiting for gradients / ms per step", 0.8 * tall_in))
     texts = _arrows(axes, cells, jumps, places, styles)
     _write_apart(axes, texts if len(texts) <= _most_texts(wide_in) else [], top, tall_in)
@@ -272,10 +272,9 @@ def _points(
     x = [places[row["series"], row["workers"], row["nodes"]] for row in part.to_dict("records")]
     low, middle, high = (1000 * part[f"sync_s_{name}"] for name in ("min", "median", "max"))
     line = axes.plot(x, middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
-    spread = axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3)
-    dots = axes.plot(x, middle, linestyle="none", **marker(look), zorder=4)
-    mark([line, spread], series=name)
-    mark(dots, series=name, tips=tips(part, "sync_s_median", unit="ms", scale=1000))
+    mark(line, series=name)
+    texts = tips(part, "sync_s_median", unit="ms", scale=1000)
+    point_bars(axes, x, (middle, low, high), look, tips=texts, label=name)
 
 
 def _drawn(jumps: pd.DataFrame) -> list[dict[Any, Any]]:
@@ -358,7 +357,7 @@ def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str]], top: flo
             va="center",
             ha="left",
             zorder=5,
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+            bbox=paper_behind(),
         )
 
 
@@ -374,7 +373,4 @@ def _named(cells: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> dict[str, 
 
 def _handles(cells: pd.DataFrame, styles: dict[str, SeriesStyle]) -> list[Any]:
     entries = {label: styles[series] for series, label in reversed(_named(cells, styles).items())}
-    return [
-        Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=label)
-        for label, look in reversed(entries.items())
-    ]
+    return [entry(look, label) for label, look in reversed(entries.items())]

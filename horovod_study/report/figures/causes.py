@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.machine.network import BenchedNetwork, restored
 from horovod_study.analysis.steps.breakdown import NOTES
@@ -26,8 +26,13 @@ from horovod_study.report.kit.panels import (
     grid,
     handles,
     heading,
+    label_ticks,
     left_out,
     legend,
+    lying_bar,
+    note_at,
+    panels_of,
+    rimmed,
     round_values,
     settings_of,
     spread,
@@ -104,10 +109,7 @@ def _losses(analysis: Analysis) -> Drawing | None:
         rows = math.ceil(len(chosen) / columns)
         height_in = rows * (0.72 + 0.19 * len(order)) + 0.1
         panel_in = (width_in - 1.25) / columns - 0.15  # beside the names of the parts
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        axes_of = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
-        for spare in axes_of[len(chosen) :]:
-            spare.remove()
+        figure, axes_of = panels_of(width_in, height_in, rows, columns, len(chosen), sharey=True)
         for place, (axes, cell) in enumerate(zip(axes_of, chosen.to_dict("records"), strict=False)):
             own = top[(top["series"] == cell["series"]) & (top["batch"] == cell["batch"])]
             _way(
@@ -177,26 +179,14 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
         if before is not None and part != MEASURED:
             axes.plot([begin, begin], [before + 0.33, place - 0.33], color=QUIET, linewidth=0.6, zorder=1.5)
         if part == MEASURED and math.isfinite(row["low_s"]):
-            for color, width in ((PAPER, 2.6), (INK, 1.0)):  # a white rim, or the line is lost on a dark bar
-                axes.plot(
-                    [row["low_s"] * 1000, row["high_s"] * 1000], [place] * 2, color=color, linewidth=width, zorder=5
-                )
+            rimmed(axes, (row["low_s"] * 1000, row["high_s"] * 1000), place)
             right = max(right, float(row["high_s"]) * 1000)
         at = max(begin, end, float(row["high_s"]) * 1000 if part == MEASURED and math.isfinite(row["high_s"]) else 0.0)
-        axes.annotate(
-            f"{text}{share}",
-            (at, place),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            size=small() - 0.5,
-            zorder=6,
-        )
+        note_at(axes, f"{text}{share}", (at, place), (3, 0), va="center", size=small() - 0.5, zorder=6)
         before = place
     spare = min(0.6, (text_in(f"{MINUS}0.00 (100{THIN}%)") + 0.05) / panel_in)
     axes.set_xlim(min(0.0, 1.05e3 * min(float(row["to_s"]) for row in parts.values())), right / (1 - spare))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    label_ticks(axes.xaxis, MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
 
 
 # ---------------------------------------------------------------------------------------------------- stragglers
@@ -305,10 +295,7 @@ def _attribution(analysis: Analysis) -> Drawing | None:
             _bar(left, place, parts, "seconds", 1000.0, names[-1])
             _bar(right, place, parts, "of_sync", 100.0, names[-1])
             sync = parts["sync"]
-            for color, width in ((PAPER, 2.6), (INK, 1.0)):  # a white rim, or the line is lost on a dark bar
-                left.plot(
-                    [1000 * sync["low_s"], 1000 * sync["high_s"]], [place] * 2, color=color, linewidth=width, zorder=5
-                )
+            rimmed(left, (1000 * sync["low_s"], 1000 * sync["high_s"]), place)
         for axes, label in ((left, "ms per step"), (right, "% of the synchronisation")):
             axes.set_yticks(range(len(names)), [folded(name, 1.5 if not narrow else 0.9) for name in names])
             axes.tick_params(axis="y", length=0)
@@ -356,19 +343,13 @@ def _range(values: pd.Series) -> str:
 
 def _bar(axes: Axes, place: int, parts: Mapping[str, Mapping[Any, Any]], column: str, scale: float, name: str) -> None:
     """Draw the parts of one cell one after the other; what is negative goes to the left from zero."""
-    ends = {1: 0.0, -1: 0.0}
-    for part, look in attribution.LOOKS.items():
+    looks = attribution.LOOKS
+    drawn = lying_bar(axes, place, [(look, float(parts[part][column]) * scale) for part, look in looks.items()])
+    for bars, (part, look) in zip(drawn, looks.items(), strict=True):
         row = parts[part]
-        value = float(row[column]) * scale
-        side = 1 if value >= 0 else -1
-        bars = axes.barh(
-            place, value, left=ends[side], height=0.62, facecolor=look.color, edgecolor=QUIET if look.hatch else PAPER,
-            hatch=look.hatch, linewidth=0.5, zorder=2,
-        )  # fmt: skip
         share = f"{percent(row['of_sync'])} of the synchronisation" if math.isfinite(row["of_sync"]) else ""
         text = f"{name}: {look.label} {milliseconds(row['seconds'])}{THIN}ms per step, {share}"
         mark(bars, series=look.label, tips=[text])
-        ends[side] += value
 
 
 # ---------------------------------------------------------------------------------------------------- the machine

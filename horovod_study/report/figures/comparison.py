@@ -12,7 +12,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.compare.comparison import Comparison, CountResult
 from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import note_at
 from horovod_study.report.kit.style import INK, PRINT_WIDTH_IN, QUIET
+from horovod_study.text.words import plural
 
 NAME = "comparison"
 _FASTER, _SLOWER = "#009e73", "#d55e00"
@@ -42,7 +44,7 @@ def caption(comparison: Comparison, names: tuple[str, str]) -> str:
     """Return what a reader of the figure must know."""
     blocks = sorted({each.speed.ratio.n for each in comparison.counts})
     count = f"{blocks[0]}" if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
-    found = " ".join(f"With {_workers(each)}: {each.verdict}." for each in comparison.counts)
+    found = " ".join(f"With {plural(each.workers, 'worker')}: {each.verdict}." for each in comparison.counts)
     apart = any(each.odd for each in comparison.counts)
     line = "median where blocks are outliers, else geometric mean," if apart else "geometric mean"
     return (
@@ -66,17 +68,8 @@ def draw(comparison: Comparison, names: tuple[str, str], width_in: float) -> Fig
         edge, sign = (high, -1) if ratio > high else (low, 1)
         color = _color(counts[place])
         axes.plot(x, edge, marker="^" if ratio > high else "v", markersize=5, color=color, clip_on=False, zorder=4)
-        axes.annotate(
-            f"{(ratio - 1) * 100:+,.0f} %",
-            (x, edge),
-            xytext=(6, 5 * sign),
-            textcoords="offset points",
-            ha="left",
-            va="center",
-            size=7.5,
-            color=color,
-            zorder=4,
-        )
+        text, offset = f"{(ratio - 1) * 100:+,.0f} %", (6, 5 * sign)
+        note_at(axes, text, (x, edge), offset, ha="left", va="center", size=7.5, color=color, zorder=4)
     axes.set_xlim(-0.6, len(counts) - 0.4)
     axes.set_xticks(range(len(counts)), [_label(each) for each in counts])
     axes.tick_params(axis="x", size=0)
@@ -135,8 +128,4 @@ def _label(each: CountResult) -> str:
     word = "not resolved" if not each.resolved else "B faster" if each.shown.value > 1 else "B slower"
     if each.resolved:
         word += f" by {abs(each.shown.value - 1) * 100:.1f} %"
-    return f"{_workers(each)}\n{word}"
-
-
-def _workers(each: CountResult) -> str:
-    return f"{each.workers} worker{'' if each.workers == 1 else 's'}"
+    return f"{plural(each.workers, 'worker')}\n{word}"

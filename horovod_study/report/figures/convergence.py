@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from horovod_study.analysis.series.points import CHOICES
@@ -24,7 +24,16 @@ from horovod_study.errors import RecordError
 from horovod_study.files import write_file, writing
 from horovod_study.report.kit.drawing import FORMATS, Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import MAX_HEIGHT_IN, grid_of, legend, marker
+from horovod_study.report.kit.panels import (
+    MAX_HEIGHT_IN,
+    entry,
+    grid_of,
+    label_ticks,
+    legend,
+    marker,
+    note_at,
+    panels_of,
+)
 from horovod_study.report.kit.style import (
     NARROW_IN,
     PAPER,
@@ -43,6 +52,7 @@ from horovod_study.report.kit.style import (
 )
 from horovod_study.roles import Role
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific, short_rate
+from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
@@ -133,8 +143,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
                     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
                 else:
                     axes.set_xlim(left=0)
-                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: prefixed(value)))
-                axes.xaxis.set_minor_locator(NullLocator())
+                label_ticks(axes.xaxis, axes.xaxis.get_major_locator(), prefixed)
                 axes.set_xlabel(name)
             left.set_ylabel("Test MSE")
             if columns > 1:
@@ -146,7 +155,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
         handles: dict[str, Any] = {}
         for look in looks[: len(shown_rows)]:
             for each in look.values():
-                handles.setdefault(each.label, _handle(each))
+                handles.setdefault(each.label, entry(each, linewidth=1.5))
         floors = shown["floor_mse"].dropna().unique()
         if len(floors):
             label = f"statistical floor {scientific(floors[0])}" if len(floors) == 1 else "statistical floor"
@@ -246,7 +255,7 @@ def _labels(points: pd.DataFrame, cells: pd.DataFrame) -> dict[Any, str]:
         serial = row["backend"] == "serial"
         words = [
             names[row["series"]] if several_runtimes or alone else "",
-            _workers(row["workers"]) if (known["workers"].nunique() > 1 or alone) and not serial else "",
+            plural(row["workers"], "worker") if (known["workers"].nunique() > 1 or alone) and not serial else "",
             settings[row["setting"]],
         ]
         labels[tuple(row[name] for name in _CELL)] = ", ".join(word for word in words if word) or row["setting"]
@@ -306,10 +315,6 @@ def _evaluation(row: Mapping[Any, Any]) -> str:
     return f"{samples} samples, {seconds}{THIN}s: test MSE {scientific(row['test_mse_median'], 3)}"
 
 
-def _handle(look: SeriesStyle) -> Line2D:
-    return Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.5, **marker(look), label=look.label)
-
-
 def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
     """Label a logarithmic axis of errors so that two or more numbers are on it."""
     names = [name for name in ("test_mse_min", "test_mse_max", "best_mse_min", "best_mse_max") if name in rows.columns]
@@ -322,13 +327,7 @@ def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
     marks: tuple[float, ...] = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
     if decades <= 0.7:
         marks = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-    axes.yaxis.set_major_locator(LogLocator(subs=marks, numticks=12))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value)))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _workers(count: float) -> str:
-    return f"{count:.0f} worker{'' if count == 1 else 's'}"
+    label_ticks(axes.yaxis, LogLocator(subs=marks, numticks=12), scientific)
 
 
 # ---------------------------------------------------------------------------------------------------- time to target
@@ -438,15 +437,8 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
             foot = bound
         else:
             foot = _bar(axes, place, row)
-        axes.text(
-            place,
-            foot + 0.015 * top,
-            _seconds(row),
-            ha="center",
-            va="bottom",
-            size=small(),
-            rotation=90 if upright else 0,
-        )
+        turned = 90 if upright else 0
+        axes.text(place, foot + 0.015 * top, _seconds(row), ha="center", va="bottom", size=small(), rotation=turned)
     axes.set_xticks(ticks, labels)
     axes.set_xlim(0.4, place + 0.6)
     axes.set_ylim(0, top)
@@ -460,9 +452,9 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
             room_in = bar_in * (max(own_ticks) - min(own_ticks) + 0.9)
             text = folded(word, room_in)
             deepest = max(deepest, text.count("\n") + 1)
-            axes.annotate(
-                text, (middle, 0), xytext=(0, -2.0 * small()), xycoords=("data", "axes fraction"),
-                textcoords="offset points", ha="center", va="top", size=small(), color=QUIET, annotation_clip=False,
+            note_at(
+                axes, text, (middle, 0), (0, -2.0 * small()), xycoords=("data", "axes fraction"), ha="center", va="top",
+                color=QUIET, annotation_clip=False,
             )  # fmt: skip
         axes.set_xlabel("Workers", labelpad=1.3 * small() * deepest + 8)
 
@@ -482,17 +474,8 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
     foot = 0.0
     for name, (_, color, hatch) in PARTS.items():
         if values[name] > 0:
-            axes.bar(
-                place,
-                values[name],
-                bottom=foot,
-                width=0.68,
-                color=color,
-                hatch=hatch,
-                edgecolor=QUIET if hatch else PAPER,
-                linewidth=0.5,
-                zorder=2,
-            )
+            how: dict[str, Any] = {"color": color, "hatch": hatch, "edgecolor": QUIET if hatch else PAPER}
+            axes.bar(place, values[name], bottom=foot, width=0.68, linewidth=0.5, zorder=2, **how)
             foot += float(values[name])
     return foot
 
@@ -527,11 +510,8 @@ def _sensitivity(analysis: Analysis) -> Drawing | None:
         rows = math.ceil(len(panels) / columns)
         legends = max(len(lines) for _, lines in panels)
         height_in = rows * (width_in / columns * 0.6 + 0.17 * legends + 0.5)
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-        for spare in grid.flat[len(panels) :]:
-            spare.remove()
-        for place, (axes, (name, lines)) in enumerate(zip(grid.flat, panels, strict=False)):
+        figure, made = panels_of(width_in, height_in, rows, columns, len(panels), sharey=True)
+        for place, (axes, (name, lines)) in enumerate(zip(made, panels, strict=True)):
             _panel(axes, name, lines, table, width_in / columns)
             if place % columns == 0:
                 axes.set_ylabel("Best test MSE")
@@ -580,7 +560,7 @@ def _group_label(points: pd.DataFrame, rows: pd.DataFrame, keys: Sequence[str]) 
         words.append(names[row["series"]])
     for key in keys:
         if key == "workers":
-            words.append(_workers(row["workers"]))
+            words.append(plural(row["workers"], "worker"))
         elif key in CHOICES:
             words.append(OPTIONS[key].say(row[key]))
         elif key in ("batch", "train_samples"):
@@ -624,8 +604,7 @@ def _panel(
     _mse_axis(axes, table)
     if numeric:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator([float(value) for value in _apart([float(v) for v in values])]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+        label_ticks(axes.xaxis, FixedLocator(_apart([float(v) for v in values])), _plain)
         edge = (values[-1] / values[0]) ** 0.06
         axes.set_xlim(values[0] / edge, values[-1] * edge)
     else:

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.steps.losses import IDEAL
 from horovod_study.analysis.study import Analysis
@@ -22,6 +21,7 @@ from horovod_study.report.kit.panels import (
     left_out,
     legend,
     log_values,
+    round_values,
     settings_of,
     spread,
     workers_below,
@@ -210,8 +210,7 @@ def _steps(
     for series, each in mine.groupby("series", sort=False):
         top = max(top, spread(axes, each, ("mean_s", "min_s", "max_s"), styles[str(series)], scale=1000, tip=_step_tip))
     axes.set_ylim(0, 1.15 * top if top > 0 else 1)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    round_values(axes)
     workers_below(axes, mine, panel_in, log=True)
     axes.set_ylabel("Mean step / ms")
 

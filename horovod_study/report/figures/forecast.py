@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator
 
 from horovod_study.analysis.forecast.study_forecast import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.study import Analysis
@@ -23,10 +23,14 @@ from horovod_study.report.kit.panels import (
     MAX_PANELS,
     beyond,
     boundary_words,
+    entry,
+    handles,
     in_table_only,
+    label_ticks,
     legend,
     marker,
     node_boundaries,
+    point_bars,
     setting_panels,
 )
 from horovod_study.report.kit.style import (
@@ -96,12 +100,8 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], wi
     for series, own in rows.groupby("series", sort=False):
         _series(axes, own, styles[str(series)])
     told = rows.loc[rows["kind"].isin([MEASURED, FORECAST]), ["workers", "kind"]]
-    axes.xaxis.set_major_locator(FixedLocator(_ticks(told, wide_in, first, last)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if tall_in > 1.1 else (1.0,)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    label_ticks(axes.xaxis, FixedLocator(_ticks(told, wide_in, first, last)), "{:.0f}".format)
+    label_ticks(axes.yaxis, LogLocator(base=10, subs=(1.0, 2.0, 5.0) if tall_in > 1.1 else (1.0,)))
     axes.set_xlim(first / 1.12, last * 1.12)
     node_boundaries(axes, rows, wide_in, first=True)
     axes.set_xlabel("Workers")
@@ -134,19 +134,12 @@ def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
         linestyle=look.dash,
         zorder=2.5,
     )
-    spread = axes.vlines(
-        measured["workers"],
-        measured["samples_per_s_min"] / 1000,
-        measured["samples_per_s_max"] / 1000,
-        color=look.color,
-        linewidth=1.1,
-        zorder=3,
-    )
-    dots = axes.plot(measured["workers"], measured["samples_per_s"] / 1000, linestyle="none", **marker(look), zorder=4)
+    values = [measured[f"samples_per_s{end}"] / 1000 for end in ("", "_min", "_max")]
+    texts = tips(measured, "samples_per_s", unit="samples/s", note="measured")
+    point_bars(axes, measured["workers"], values, look, tips=texts)
     asked = told[told["kind"] == FORECAST]
     hollow = axes.plot(asked["workers"], asked["samples_per_s"] / 1000, linestyle="none", **_hollow(look), zorder=4)
-    mark([shade, ahead, line, spread], series=look.label)
-    mark(dots, series=look.label, tips=tips(measured, "samples_per_s", unit="samples/s", note="measured"))
+    mark([shade, ahead, line], series=look.label)
     told_words = tips(asked, "samples_per_s", low="low", high="high", unit="samples/s", note="forecast")
     mark(hollow, series=look.label, tips=told_words)
 
@@ -168,30 +161,10 @@ def _ticks(told: pd.DataFrame, wide_in: float, first: float, last: float) -> lis
 
 
 def _handles(shown: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> list[Any]:
-    handles: list[Any] = []
-    labels = set()
-    for series in shown["series"].drop_duplicates():
-        look = styles[str(series)]
-        key = (look.label, look.color, look.marker, look.filled)
-        if key in labels:
-            continue
-        labels.add(key)
-        line = Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=look.label)
-        handles.append(line)
-    handles.append(
-        Line2D(
-            [],
-            [],
-            color=QUIET,
-            linewidth=1.2,
-            linestyle=EXTRAPOLATED_DASH,
-            marker="o",
-            markersize=5,
-            markerfacecolor=PAPER,
-            markeredgecolor=QUIET,
-            label="forecast",
-        )
-    )
-    handles.append(Patch(facecolor=QUIET, alpha=0.2, linewidth=0, label="95 % interval"))
-    handles.append(Line2D([], [], color=QUIET, linewidth=0.7, label="ideal"))
-    return handles
+    grey = SeriesStyle(label="forecast", color=QUIET, marker="o", filled=False, dash=EXTRAPOLATED_DASH)
+    return [
+        *handles(styles, shown["series"].drop_duplicates()),
+        entry(grey, markeredgewidth=1.0),
+        Patch(facecolor=QUIET, alpha=0.2, linewidth=0, label="95 % interval"),
+        Line2D([], [], color=QUIET, linewidth=0.7, label="ideal"),
+    ]

@@ -4,13 +4,14 @@ import json
 import shlex
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.steps.inspection import Inspection, RankLaps
 from horovod_study.analysis.steps.pauses import MOST, Pause, Period
@@ -19,7 +20,7 @@ from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.records import RecordedRun, RunSideFiles
 from horovod_study.report.figures.system import write_system
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import legend
+from horovod_study.report.kit.panels import label_ticks, legend, note_at, paper_behind
 from horovod_study.report.kit.style import (
     INK,
     LAPS,
@@ -31,7 +32,6 @@ from horovod_study.report.kit.style import (
     FigureFormat,
     folded,
     runtime_label,
-    small,
     text_in,
 )
 from horovod_study.text.tables import table_of, to_lines
@@ -395,15 +395,8 @@ def draw_steps(found: Inspection, width_in: float) -> Figure:
     roof = _roof(found)
     if several:
         centres = (course.first + course.last) / 2
-        axes.vlines(
-            centres,
-            1e3 * course.low_s,
-            np.minimum(1e3 * course.high_s, roof),
-            color=QUIET,
-            linewidth=0.5,
-            alpha=0.8,
-            zorder=3.5,
-        )
+        ends = 1e3 * course.low_s, np.minimum(1e3 * course.high_s, roof)
+        axes.vlines(centres, *ends, color=QUIET, linewidth=0.5, alpha=0.8, zorder=3.5)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, roof)
     if found.excluded:
@@ -412,8 +405,7 @@ def draw_steps(found: Inspection, width_in: float) -> Figure:
     _mark_pauses(axes, found, roof, width_in)
     axes.set_xlabel("Step")
     axes.set_ylabel(folded("ms per step, mean over ranks", 1.4 if width_in >= NARROW_IN else 0.9))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8 if width_in >= NARROW_IN else 4))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    label_ticks(axes.xaxis, MaxNLocator(integer=True, nbins=8 if width_in >= NARROW_IN else 4), "{:,.0f}".format)
     handles = [
         Patch(facecolor=look.color, edgecolor=QUIET, hatch=look.hatch, linewidth=0.4, label=look.label)
         for look in (LAPS[lap] for lap in shown)
@@ -438,18 +430,9 @@ def _mark_pauses(axes: Axes, found: Inspection, roof: float, wide_in: float) -> 
     pauses = found.pauses.longest
     if not pauses:
         return
-    axes.plot(
-        [each.step for each in pauses],
-        [0.965 * roof] * len(pauses),
-        linestyle="none",
-        marker="v",
-        markersize=4,
-        markerfacecolor=_SLOW,
-        markeredgecolor=PAPER,
-        markeredgewidth=0.4,
-        zorder=6,
-        clip_on=False,
-    )
+    how: dict[str, Any] = {"markerfacecolor": _SLOW, "markeredgecolor": PAPER, "markeredgewidth": 0.4}
+    steps = [each.step for each in pauses]
+    axes.plot(steps, [0.965 * roof] * len(steps), "v", markersize=4, zorder=6, clip_on=False, **how)
     left, right = axes.get_xlim()
     placed: list[float] = []
     for each in pauses:
@@ -460,18 +443,9 @@ def _mark_pauses(axes: Axes, found: Inspection, roof: float, wide_in: float) -> 
         if all(abs(at - other) > (text_in(words) + 0.1) / (0.85 * wide_in) for other in placed):
             placed.append(at)
             edge = (text_in(words) / 2 + 0.03) / (0.85 * wide_in)
-            axes.annotate(
-                words,
-                (each.step, 0.94 * roof),
-                xytext=(0, -2),
-                textcoords="offset points",
-                ha="left" if at < edge else "right" if at > 1 - edge else "center",
-                va="top",
-                size=small(),
-                color=INK,
-                zorder=7,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 1},
-            )
+            side = "left" if at < edge else "right" if at > 1 - edge else "center"
+            place, behind = (each.step, 0.94 * roof), paper_behind(1, 0.8)
+            note_at(axes, words, place, (0, -2), ha=side, va="top", color=INK, zorder=7, bbox=behind)
 
 
 def draw_ranks(found: Inspection, width_in: float) -> Figure:

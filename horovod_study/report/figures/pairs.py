@@ -16,7 +16,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import grid, heading, legend, marker, round_values, workers_below
+from horovod_study.report.kit.panels import entry, grid, heading, legend, marker, round_values, workers_below
 from horovod_study.report.kit.style import QUIET, SeriesStyle, series_labels, series_styles
 from horovod_study.text.numbers import with_interval
 from horovod_study.text.words import plural
@@ -56,10 +56,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
             heading(
                 axes, f"{_TITLES[quantity]}: {'more' if quantity == 'samples_per_s' else 'less'} is better", panel_in
             )
-        entries = [
-            Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=look.label)
-            for look in looks.values()
-        ]
+        entries = [entry(look) for look in looks.values()]
         grey = SeriesStyle(label="", color=QUIET, marker="o", filled=True, dash="none")
         for filled, label in ((True, "resolved"), (False, "not resolved")):
             entries.append(Line2D([], [], linestyle="none", **marker(replace(grey, filled=filled)), label=label))

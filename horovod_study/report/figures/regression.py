@@ -5,23 +5,23 @@ Everything drawn is a column of the analysis.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import (
+    entry,
     grid,
     heading,
     left_out,
     legend,
-    marker,
     round_values,
     settings_of,
     spread,
@@ -70,7 +70,7 @@ def _regression(analysis: Analysis) -> Drawing | None:
             mark(axes.plot([0, 2 * last], [0, 2 * last], color=QUIET, linewidth=0.7, zorder=1), series="ideal")
             top = 1.0
             for series, each in own.groupby("series", sort=False):
-                look = _named(styles[str(series)], labels[str(series)])
+                look = replace(styles[str(series)], label=labels[str(series)])
                 line = lines[lines["series"] == series]
                 band = axes.fill_between(
                     line["workers"], line["low"], line["high"], color=look.color, alpha=0.14, linewidth=0, zorder=1.5
@@ -87,15 +87,12 @@ def _regression(analysis: Analysis) -> Drawing | None:
                 )
             workers_below(axes, own, panel_in)
             axes.set_ylim(0, 1.12 * top)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+            round_values(axes)
             axes.set_ylabel("Speedup")
             if len(settings) > 1:
                 heading(axes, setting, panel_in)
         looks = {series: styles[series] for series in slopes}
-        entries = [
-            Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.4, **marker(look), label=labels[series])
-            for series, look in looks.items()
-        ]
+        entries = [entry(look, labels[series], linewidth=1.4) for series, look in looks.items()]
         legend(figure, [*entries, Line2D([], [], color=QUIET, linewidth=0.7, label="ideal")], width_in)
         return figure
 
@@ -122,12 +119,6 @@ def _regression(analysis: Analysis) -> Drawing | None:
             ignore_index=True,
         ),
         draw=draw,
-    )
-
-
-def _named(look: SeriesStyle, label: str) -> SeriesStyle:
-    return SeriesStyle(
-        label=label, color=look.color, marker=look.marker, filled=look.filled, dash=look.dash, ring=look.ring
     )
 
 
@@ -182,10 +173,7 @@ def _karp_flatt(analysis: Analysis) -> Drawing | None:
             if len(settings) > 1:
                 heading(axes, setting, panel_in)
         looks = {styles[series].label: styles[series] for series in serial}
-        entries = [
-            Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=label)
-            for label, look in looks.items()
-        ]
+        entries = [entry(look, label) for label, look in looks.items()]
         if any(value is not None for value in serial.values()):
             entries.append(
                 Line2D([], [], color=QUIET, linewidth=1.0, linestyle=EXTRAPOLATED_DASH, label="Amdahl's s, fitted")

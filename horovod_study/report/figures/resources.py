@@ -13,15 +13,24 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
-from horovod_study.report.kit.panels import MAX_HEIGHT_IN, boundary_words, legend, marker, node_boundaries, worker_axis
+from horovod_study.report.kit.panels import (
+    MAX_HEIGHT_IN,
+    boundary_words,
+    handles,
+    law_line,
+    legend,
+    marker,
+    node_boundaries,
+    point_bars,
+    round_values,
+    worker_axis,
+)
 from horovod_study.report.kit.style import (
-    EXTRAPOLATED_DASH,
     NARROW_IN,
     PAPER,
     QUIET,
@@ -227,7 +236,8 @@ def _draw(
     top = 0.0
     for series, own in rows.groupby("series", sort=False):
         look = styles[str(series)]
-        _law(axes, lines[lines["series"] == series], panel.unit, look)
+        law = lines[lines["series"] == series]
+        law_line(axes, law, ("value", "low", "high"), look, scale=1 / panel.unit, width=1.5)
         if math.isnan(panel.target_mse):
             top = max(top, _points(axes, own, panel, look))
         else:
@@ -240,8 +250,7 @@ def _draw(
     worker_axis(axes, rows["workers"], last, panel_in)
     beyond = float(lines["value"].max()) / panel.unit if len(lines) else 0.0
     axes.set_ylim(0, 1.12 * max(top, min(beyond, 2 * top)) or 1.0)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6 if tall_in > 1 else 3, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    round_values(axes, nbins=6 if tall_in > 1 else 3)
     axes.set_ylabel(folded(panel.label, tall_in))
     node_boundaries(axes, rows, panel_in)
     if not math.isnan(panel.target_mse):
@@ -252,11 +261,8 @@ def _draw(
 def _points(axes: Axes, rows: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> float:
     """Draw medians and ranges of one series; return how high they reach."""
     low, middle, high = (rows[f"{panel.quantity}_{name}"] / panel.unit for name in ("min", "median", "max"))
-    spread = axes.vlines(rows["workers"], low, high, color=look.color, linewidth=1.1, zorder=3)
-    dots = axes.plot(rows["workers"], middle, linestyle="none", **marker(look), zorder=4)
-    unit = panel.unit_name
-    mark(spread, series=look.label)
-    mark(dots, series=look.label, tips=tips(rows, f"{panel.quantity}_median", unit=unit, scale=1 / panel.unit))
+    texts = tips(rows, f"{panel.quantity}_median", unit=panel.unit_name, scale=1 / panel.unit)
+    point_bars(axes, rows["workers"], (middle, low, high), look, tips=texts)
     return float(high.max()) if high.notna().any() else 0.0
 
 
@@ -283,54 +289,10 @@ def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> fl
     return float(values.max())
 
 
-def _law(axes: Axes, curve: pd.DataFrame, unit: float, look: SeriesStyle) -> None:
-    for extrapolated, piece in _pieces(curve):
-        band = axes.fill_between(
-            piece["workers"],
-            piece["low"] / unit,
-            piece["high"] / unit,
-            color=look.color,
-            alpha=0.09 if extrapolated else 0.18,
-            linewidth=0,
-            zorder=1.5,
-        )
-        line = axes.plot(
-            piece["workers"],
-            piece["value"] / unit,
-            color=look.color,
-            linewidth=1.2 if extrapolated else 1.5,
-            alpha=0.65 if extrapolated else 1,
-            linestyle=EXTRAPOLATED_DASH if extrapolated else look.dash,
-            dash_capstyle="butt",
-            zorder=2.5,
-        )
-        mark([band, line], series=look.label)
-
-
-def _pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:
-    """Return the parts of a law below, inside and beyond the fitted worker counts; they meet at its ends."""
-    if curve.empty:
-        return []
-    inside = curve[~curve["extrapolated"].astype(bool)]
-    first, last = inside["workers"].min(), inside["workers"].max()
-    parts = [
-        (True, curve[curve["workers"] <= first]),
-        (False, inside),
-        (True, curve[curve["workers"] >= last]),
-    ]
-    return [(outside, piece) for outside, piece in parts if len(piece) > 1]
-
-
 def _handles(
     shown: pd.DataFrame, analysis: Analysis, panels: Sequence[_Panel], styles: Mapping[str, SeriesStyle]
 ) -> list[Any]:
-    handles: dict[tuple[Any, ...], Any] = {}
-    for series in shown["series"].unique():
-        look = styles[series]
-        key = (look.label, look.color, look.marker, look.filled, look.ring)
-        dash: Any = "none" if look.ring else look.dash
-        handles[key] = Line2D([], [], color=look.color, linestyle=dash, linewidth=1.5, **marker(look), label=look.label)
-    found = list(handles.values())
+    found = handles(styles, shown["series"].unique(), linewidth=1.5)
     for panel in panels:
         own = analysis.crossings[analysis.crossings["target_mse"] == panel.target_mse]
         if len(own) and not own["reached"].astype(bool).all():

@@ -22,6 +22,7 @@ from horovod_study.analysis.simulate.step import PARTS
 from horovod_study.files import csv_of
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import note_at
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
     INK,
@@ -327,10 +328,7 @@ def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
         )
         bottom = bottom + height
     for place, row, top in zip(places, own.to_dict("records"), bottom, strict=True):
-        axes.annotate(
-            milliseconds(row["step_s"]), (place, top), xytext=(0, 2), textcoords="offset points", ha="center",
-            color=INK, size=small(),
-        )  # fmt: skip
+        note_at(axes, milliseconds(row["step_s"]), (place, top), (0, 2), ha="center", color=INK)
     axes.set_xticks(places, [prefixed(each, gap="") for each in own["workers"]])
     axes.set_title("Parts of the mean step (ms)")
     axes.set_xlabel("Workers")
@@ -372,9 +370,7 @@ def draw_validation(cases: Sequence[Mapping[str, Any]], *, within: float, width_
         lowest, highest = min(lowest, ratios[0] - 0.02), max(highest, ratios[-1] + 0.02)
         axes.plot(ratios, [place] * len(ratios), "o", markersize=3, color=_DOT, alpha=0.55, zorder=2)
         axes.plot(middle, place, "D", markersize=5.5, color=_DOT, markeredgecolor=PAPER, zorder=3)
-        axes.annotate(
-            f"{middle:.2f}", (middle, place), xytext=(0, 6), textcoords="offset points", ha="center", size=small()
-        )
+        note_at(axes, f"{middle:.2f}", (middle, place), (0, 6), ha="center")
     axes.set_yticks(range(len(cases)), [str(case["case"]) for case in cases])
     axes.set_ylim(len(cases) - 0.4, -0.8)
     axes.set_xlim(lowest, highest)

@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
@@ -24,11 +23,16 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.panels import (
     boundary_words,
+    entry,
     grid_of,
+    label_ticks,
     legend,
     marker,
     node_boundaries,
     panel_in,
+    panels_of,
+    point_bars,
+    round_values,
     worker_axis,
 )
 from horovod_study.report.kit.style import (
@@ -100,10 +104,7 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
         kinds = 2 if epochs else 1
         rows, columns, height_in = grid_of(width_in, len(settings) * kinds)
         wide_in = panel_in(width_in, len(settings) * kinds)
-        figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
-        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for spare in grid[len(settings) * kinds :]:
-            spare.remove()
+        figure, grid = panels_of(width_in, height_in + 0.4, rows, columns, len(settings) * kinds)
         for place, setting in enumerate(settings):
             axes = grid[place * kinds : (place + 1) * kinds]
             own = shown[shown["setting"] == setting]
@@ -117,7 +118,7 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
             if len(settings) > 1:
                 axes[0].set_title(folded(setting, 0.8 * wide_in))
         looks = {styles[str(series)].label: styles[str(series)] for series in shown["series"].drop_duplicates()}
-        handles = [_handle(look) for look in looks.values()]
+        handles: list[Any] = [entry(look) for look in looks.values()]
         if epochs:
             handles.append(Patch(facecolor=GRID, linewidth=0, label="batches per epoch"))
         legend(figure, handles, width_in)
@@ -194,7 +195,6 @@ def _panel(
     for series, own in cells.groupby("series", sort=False):
         look = styles[str(series)]
         own = own.sort_values("workers", kind="stable")
-        y = own[f"{column}_median"] * scale
         if str(series) not in set(curves["series"]):
             for _, part in own.groupby("nodes", sort=True, dropna=False):
                 line_y = part[f"{column}_median"] * scale
@@ -202,25 +202,17 @@ def _panel(
                     part["workers"], line_y, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2
                 )
                 mark(joined, series=look.label)
-        spread = axes.vlines(
-            own["workers"],
-            own[f"{column}_low"] * scale,
-            own[f"{column}_high"] * scale,
-            color=look.color,
-            linewidth=1.1,
-            zorder=3,
-        )
-        dots = axes.plot(own["workers"], y, linestyle="none", **marker(look), zorder=4)
         ends = {"low": f"{column}_low", "high": f"{column}_high", "unit": "ms" if scale == 1000 else "s"}
-        mark(spread, series=look.label)
-        mark(dots, series=look.label, tips=tips(own, f"{column}_median", scale=scale, **ends))
+        texts = tips(own, f"{column}_median", scale=scale, **ends)
+        values = [own[f"{column}_{name}"] * scale for name in ("median", "low", "high")]
+        point_bars(axes, own["workers"], values, look, tips=texts)
     worker_axis(axes, cells["workers"], last, wide_in)
     highest = cells[[f"{column}_median", f"{column}_high"]].max().max()
     # A wide band must not press the points to the floor.
     beyond = [curves[line].max(), min(float(curves[f"{line.removesuffix('_s')}_high_s"].max()), 1.5 * highest)]
     top = np.nanmax([highest, *(beyond if len(curves) else [])]) * scale * 1.1
     axes.set_ylim(0, top if top > 0 else 1)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    round_values(axes)
     if last > measured and column == "sync_s":
         axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
     node_boundaries(axes, cells, wide_in)
@@ -245,10 +237,6 @@ def _batches(axes: Axes, cells: pd.DataFrame, *, extrapolated: bool) -> None:
     axes.set_zorder(twin.get_zorder() + 1)
     axes.patch.set_visible(False)
     twin.spines["right"].set_visible(True)
-
-
-def _handle(look: SeriesStyle) -> Any:
-    return Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, **marker(look), label=look.label)
 
 
 # ---------------------------------------------------------------------------------------------------- transports
@@ -368,10 +356,7 @@ def _against_batch(analysis: Analysis) -> Drawing | None:
     def draw(width_in: float) -> Figure:
         panels = 1 + overhead + epochs
         rows, columns, height_in = grid_of(width_in, panels, alone=0.4, beside=0.4)
-        figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
-        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for spare in grid[panels:]:
-            spare.remove()
+        figure, grid = panels_of(width_in, height_in + 0.4, rows, columns, panels)
         _batch_panel(grid[0], shown, looks, "samples_per_s", 1 / 1000)
         _fitted(grid[0], curves, knees, looks)
         grid[0].set_ylabel("Throughput / 1000 samples/s")
@@ -379,16 +364,14 @@ def _against_batch(analysis: Analysis) -> Drawing | None:
         if epochs:
             _batch_panel(grid[place], shown, looks, "epoch_s", 1.0)
             grid[place].set_yscale("log")
-            grid[place].yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            grid[place].yaxis.set_minor_locator(NullLocator())
-            grid[place].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            label_ticks(grid[place].yaxis, LogLocator(subs=(1.0, 2.0, 5.0)))
             grid[place].set_ylabel("Time per epoch / s")
             place += 1
         if overhead:
             _batch_panel(grid[place], shown, looks, "overhead", 100.0)
             grid[place].set_ylim(0, None)
             grid[place].set_ylabel("Waiting / % of the step")
-        legend(figure, [_handle(look) for look in looks.values()], width_in)
+        legend(figure, [entry(look) for look in looks.values()], width_in)
         return figure
 
     return Drawing(
@@ -434,16 +417,11 @@ def _batch_panel(
         if name != "samples_per_s":
             line = known[f"{name}_median"] * scale
             mark(axes.plot(x, line, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2), series=look.label)
-        low, high = (known[f"{name}_{end}"] * scale for end in ("low", "high"))
-        spread = axes.vlines(x, low, high, color=look.color, linewidth=1.1)
-        dots = axes.plot(x, known[f"{name}_median"] * scale, linestyle="none", **marker(look), zorder=4)
-        mark(spread, series=look.label)
-        mark(dots, series=look.label, tips=_batch_tips(known, name))
+        values = [known[f"{name}_{end}"] * scale for end in ("median", "low", "high")]
+        point_bars(axes, x, values, look, tips=_batch_tips(known, name))
     axes.set_xscale("log")
     batches = sorted(set(shown["batch"]))
-    axes.xaxis.set_major_locator(FixedLocator(_apart(batches)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    label_ticks(axes.xaxis, FixedLocator(_apart(batches)))
     axes.set_xlabel("Batch of one worker")
     if name == "samples_per_s":
         axes.set_ylim(0, shown["samples_per_s_median"].max() * scale * 1.15)
@@ -518,11 +496,11 @@ def _sync_sentences(analysis: Analysis) -> list[str]:
         name = labels[row["series"]] + (f" ({row['setting']})" if several else "")
         text = (
             f"{name}, {plural(row['workers'], 'worker')}: waiting for gradients takes "
-            f"{_ms(row, 'sync_s')} of a step, {percent(row['share_median'])}"
+            f"{_with_unit(row, 'sync_s', 1000, 'ms')} of a step, {percent(row['share_median'])}"
         )
         if math.isfinite(row["sync_per_epoch_s_median"]):
             text += (
-                f", and {_seconds(row, 'sync_per_epoch_s')} of an epoch of {row['batches_per_epoch']:.0f} "
+                f", and {_with_unit(row, 'sync_per_epoch_s', 1, 's')} of an epoch of {row['batches_per_epoch']:.0f} "
                 f"batch{'' if row['batches_per_epoch'] == 1 else 'es'}"
             )
         found.append(f"{text}.")
@@ -598,16 +576,7 @@ _CYCLE_WORDS = {
 }
 
 
-def _ms(row: Any, name: str) -> str:
-    value, low, high = (1000 * row[f"{name}_{end}"] for end in ("median", "low", "high"))
-    return _with_unit(value, low, high, "ms")
-
-
-def _seconds(row: Any, name: str) -> str:
-    value, low, high = (row[f"{name}_{end}"] for end in ("median", "low", "high"))
-    return _with_unit(value, low, high, "s")
-
-
-def _with_unit(value: float, low: float, high: float, unit: str) -> str:
-    text, _, interval = with_interval(value, low, high).partition(" ")
+def _with_unit(row: Any, name: str, scale: float, unit: str) -> str:
+    values = (scale * row[f"{name}_{end}"] for end in ("median", "low", "high"))
+    text, _, interval = with_interval(*values).partition(" ")
     return f"{text}{THIN}{unit}{f' {interval}' if interval else ''}"

@@ -9,13 +9,22 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import grid, handles, heading, left_out, legend, settings_of, spread, workers_below
+from horovod_study.report.kit.panels import (
+    grid,
+    handles,
+    heading,
+    left_out,
+    legend,
+    round_values,
+    settings_of,
+    spread,
+    workers_below,
+)
 from horovod_study.report.kit.style import series_styles
 from horovod_study.text.numbers import rounded
 from horovod_study.text.words import plural
@@ -104,8 +113,7 @@ def _usage(analysis: Analysis) -> Drawing | None:
                 top = max(top, spread(axes, each, columns, styles[str(series)], tip=_tip(panel)))
             workers_below(axes, own, panel_in)
             axes.set_ylim(0, 1.15 * top if top > 0 else 1)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            round_values(axes, steps=(1, 2, 2.5, 5, 10))
             axes.set_ylabel(panel.label)
             if len(settings) > 1:
                 heading(axes, setting, panel_in)
@@ -203,8 +211,7 @@ def _load(analysis: Analysis) -> Drawing | None:
                 high = max(high, float(most.max()) if most.notna().any() else 0.0)
             axes.set_xlim(0, 1.02 * float(shown["at_s"].max()) or 1)
             axes.set_ylim(0, 1.12 * high if high > 0 else 1)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            round_values(axes, nbins=5, steps=(1, 2, 2.5, 5, 10))
             axes.set_ylabel(panel.label)
             axes.set_xlabel("Seconds since the timed window began")
         entries = [

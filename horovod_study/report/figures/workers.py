@@ -24,21 +24,17 @@ from horovod_study.report.kit.panels import (
     MAX_PANELS,
     beyond,
     boundary_words,
+    handles,
     in_table_only,
+    law_line,
+    law_pieces,
     legend,
-    marker,
     node_boundaries,
+    point_bars,
     setting_panels,
     worker_axis,
 )
-from horovod_study.report.kit.style import (
-    EXTRAPOLATED_DASH,
-    QUIET,
-    THIN_LAWS,
-    SeriesStyle,
-    folded,
-    series_styles,
-)
+from horovod_study.report.kit.style import QUIET, THIN_LAWS, SeriesStyle, folded, series_styles
 from horovod_study.text.words import plural
 
 MAX_THIN = 4
@@ -159,10 +155,10 @@ def throughput(analysis: Analysis) -> Drawing | None:
             axes.set_ylim(0, rows["samples_per_s_max"].max() / 1000 * 1.12)
             node_boundaries(axes, rows, wide_in)
             axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.5 * figure.get_figheight() / len(panels)))
-        handles = _series_handles(shown, styles)
+        entries = handles(styles, shown["series"].unique(), linewidth=1.5)
         if shown["base_plain_samples_per_s"].notna().any():
-            handles.append(Line2D([], [], color=QUIET, linewidth=0.7, label="N times the plain worker"))
-        legend(figure, [*handles, *_missing_handle(shown)], width_in)
+            entries.append(Line2D([], [], color=QUIET, linewidth=0.7, label="N times the plain worker"))
+        legend(figure, [*entries, *_missing_handle(shown)], width_in)
         return figure
 
     caption = (
@@ -244,7 +240,7 @@ def _curves(
     for (series, law), curve in lines.groupby(["series", "law"], sort=False):
         look = styles[str(series)]
         if law == laws.get(str(series)):
-            _line(axes, curve, ratio.curves, ratio.scale, look)
+            law_line(axes, curve, ratio.curves, look, scale=ratio.scale, width=1.7)
         elif law in THIN_LAWS and not oversubscribed:
             _thin_line(axes, curve, ratio.curves[0], ratio.scale, look, THIN_LAWS[str(law)])
 
@@ -291,52 +287,10 @@ def _ideal(axes: Axes, kind: str, last: float, scale: float) -> None:
     axes.plot(*xy, color=QUIET, linewidth=0.7, zorder=1)
 
 
-def _pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:
-    """Split a curve into measured and extrapolated stretches that share their end points."""
-    beyond = curve["extrapolated"].to_numpy(dtype=bool)
-    inside = np.flatnonzero(~beyond)
-    first, last = inside[0], inside[-1]
-    pieces = [(True, curve.iloc[: first + 1]), (False, curve.iloc[first : last + 1]), (True, curve.iloc[last:])]
-    return [(extrapolated, piece) for extrapolated, piece in pieces if len(piece) > 1]
-
-
-def _line(axes: Axes, curve: pd.DataFrame, names: tuple[str, str, str], scale: float, look: SeriesStyle) -> None:
-    middle, low, high = names
-    for extrapolated, piece in _pieces(curve):
-        band = axes.fill_between(
-            piece["workers"],
-            piece[low] * scale,
-            piece[high] * scale,
-            color=look.color,
-            alpha=0.09 if extrapolated else 0.18,
-            linewidth=0,
-            zorder=1.5,
-        )
-        line = axes.plot(
-            piece["workers"],
-            piece[middle] * scale,
-            color=look.color,
-            linewidth=1.2 if extrapolated else 1.7,
-            alpha=0.65 if extrapolated else 1,
-            linestyle=EXTRAPOLATED_DASH if extrapolated else look.dash,
-            dash_capstyle="butt",
-            zorder=2.5,
-        )
-        mark([band, *line], series=look.label)
-
-
 def _thin_line(axes: Axes, curve: pd.DataFrame, name: str, scale: float, look: SeriesStyle, dash: Any) -> None:
-    for extrapolated, piece in _pieces(curve):
-        line = axes.plot(
-            piece["workers"],
-            piece[name] * scale,
-            color=look.color,
-            linewidth=0.8,
-            alpha=0.5 if extrapolated else 0.9,
-            linestyle=dash,
-            dash_capstyle="butt",
-            zorder=2,
-        )
+    for extrapolated, piece in law_pieces(curve):
+        how: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.5 if extrapolated else 0.9, "linestyle": dash}
+        line = axes.plot(piece["workers"], piece[name] * scale, color=look.color, dash_capstyle="butt", zorder=2, **how)
         mark(line, series=look.label)
 
 
@@ -345,23 +299,8 @@ def _dots(
 ) -> None:
     there = ~points["missing"] & points[columns[0]].notna()
     known = points[there]
-    spread = axes.vlines(
-        known["workers"],
-        known[columns[1]] * scale,
-        known[columns[2]] * scale,
-        color=look.color,
-        linewidth=1.1,
-        zorder=3,
-    )
-    dots = axes.plot(
-        known["workers"],
-        known[columns[0]] * scale,
-        linestyle="none",
-        **marker(look),
-        zorder=4,
-    )
-    mark(spread, series=look.label)
-    mark(dots, series=look.label, tips=[text for text, here in zip(texts, there, strict=True) if here])
+    texts = [text for text, here in zip(texts, there, strict=True) if here]
+    point_bars(axes, known["workers"], [known[column] * scale for column in columns], look, tips=texts)
     lost = points[points["missing"]]
     if lost.empty:
         return
@@ -385,24 +324,6 @@ def _lost(row: Mapping[Any, Any]) -> str:
     return f"{plural(row['workers'], 'worker')}: no result"
 
 
-def _series_handles(points: pd.DataFrame, styles: dict[str, SeriesStyle]) -> list[Any]:
-    """Return one legend entry per look, with the label of its series."""
-    handles: dict[tuple[Any, ...], Any] = {}
-    for series in points["series"].unique():
-        look = styles[series]
-        key = (look.label, look.color, look.marker, look.filled, look.ring)
-        handles[key] = Line2D(
-            [],
-            [],
-            color=look.color,
-            linestyle="none" if look.ring else look.dash,
-            linewidth=1.5,
-            **marker(look),
-            label=look.label,
-        )
-    return list(handles.values())
-
-
 def _missing_handle(points: pd.DataFrame) -> list[Any]:
     if not points["missing"].any():
         return []
@@ -412,13 +333,10 @@ def _missing_handle(points: pd.DataFrame) -> list[Any]:
 def _handles(
     points: pd.DataFrame, styles: dict[str, SeriesStyle], lines: pd.DataFrame, laws: dict[str, str]
 ) -> list[Any]:
-    handles = _series_handles(points, styles)
+    entries = handles(styles, points["series"].unique(), linewidth=1.5)
     for law, dash in THIN_LAWS.items():
         thin = [series for series in lines.loc[lines["law"] == law, "series"].unique() if laws.get(series) != law]
         if thin:
-            handles.append(Line2D([], [], color=QUIET, linewidth=0.9, linestyle=dash, label=law_label(law)))
-    handles.append(Line2D([], [], color=QUIET, linewidth=0.7, label="ideal"))
-    return [*handles, *_missing_handle(points)]
-
-
-# ---------------------------------------------------------------------------------------------------- breakdown
+            entries.append(Line2D([], [], color=QUIET, linewidth=0.9, linestyle=dash, label=law_label(law)))
+    entries.append(Line2D([], [], color=QUIET, linewidth=0.7, label="ideal"))
+    return [*entries, *_missing_handle(points)]

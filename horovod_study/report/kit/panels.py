@@ -11,13 +11,26 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.style import NARROW_IN, PAPER, QUIET, SHADE, LapStyle, SeriesStyle, folded, small, text_in
+from horovod_study.report.kit.style import (
+    EXTRAPOLATED_DASH,
+    INK,
+    NARROW_IN,
+    PAPER,
+    QUIET,
+    SHADE,
+    LapStyle,
+    SeriesStyle,
+    folded,
+    small,
+    text_in,
+)
 
 MAX_SETTINGS = 4
 """Settings of one figure, each with a panel; the others are in its CSV file and in the tables of the page."""
@@ -29,11 +42,19 @@ def grid(count: int, width_in: float, *, most: int = 2, aspect: float = 0.66) ->
     rows = math.ceil(count / columns)
     panel_in = width_in / columns
     height_in = rows * max(1.75, (aspect if columns > 1 or width_in < NARROW_IN else 0.5) * panel_in) + 0.45
+    figure, made = panels_of(width_in, height_in, rows, columns, count)
+    return figure, made, panel_in
+
+
+def panels_of(
+    width_in: float, height_in: float, rows: int, columns: int, count: int, **how: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of this size and its first `count` panels, row by row; it has no others."""
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
-    made = list(figure.subplots(rows, columns, squeeze=False).flat)
+    made = list(figure.subplots(rows, columns, squeeze=False, **how).flat)
     for spare in made[count:]:
         spare.remove()
-    return figure, made[:count], panel_in
+    return figure, made[:count]
 
 
 def settings_of(rows: pd.DataFrame, *, most: int = MAX_SETTINGS) -> list[str]:
@@ -77,27 +98,102 @@ def spread(
     if known.empty:
         return 0.0
     middle, low, high = (known[column] * scale for column in columns)
-    bars = axes.vlines(known[x], low, high, color=look.color, linewidth=1.1, zorder=3)
-    mark(bars, series=look.label)
     if line and not look.ring:
         joined = axes.plot(known[x], middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
         mark(joined, series=look.label)
-    dots = axes.plot(known[x], middle, linestyle="none", **marker(look), zorder=4)
-    mark(dots, series=look.label, tips=[] if tip is None else [tip(row) for row in known.to_dict("records")])
+    texts = [] if tip is None else [tip(row) for row in known.to_dict("records")]
+    point_bars(axes, known[x], (middle, low, high), look, tips=texts)
     return float(pd.concat([middle, high]).max())
 
 
-def handles(styles: Mapping[str, SeriesStyle], series: Iterable[str], *, line: bool = True) -> list[Any]:
-    """Return one legend entry per look of these series."""
+def point_bars(
+    axes: Axes,
+    x: Sequence[float] | pd.Series,
+    values: Sequence[pd.Series],
+    look: SeriesStyle,
+    *,
+    tips: Sequence[str] = (),
+    label: str = "",
+) -> None:
+    """Draw points and their bars: `values` are middle, low and high, each (N,)."""
+    middle, low, high = values
+    mark(axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3), series=label or look.label)
+    dots = axes.plot(x, middle, linestyle="none", **marker(look), zorder=4)
+    mark(dots, series=label or look.label, tips=tips)
+
+
+def law_line(
+    axes: Axes, curve: pd.DataFrame, names: tuple[str, str, str], look: SeriesStyle, *, scale: float, width: float
+) -> None:
+    """Draw a fitted law and its band, lighter and dashed beyond the fitted counts; `names`: middle, low and high."""
+    for extrapolated, piece in law_pieces(curve):
+        middle, low, high = (piece[name] * scale for name in names)
+        alpha = 0.09 if extrapolated else 0.18
+        band = axes.fill_between(piece["workers"], low, high, color=look.color, alpha=alpha, linewidth=0, zorder=1.5)
+        how = (1.2, 0.65, EXTRAPOLATED_DASH) if extrapolated else (width, 1, look.dash)
+        style: dict[str, Any] = dict(zip(("linewidth", "alpha", "linestyle"), how, strict=True))
+        line = axes.plot(piece["workers"], middle, color=look.color, dash_capstyle="butt", zorder=2.5, **style)
+        mark([band, *line], series=look.label)
+
+
+def law_pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:
+    """Split a curve at the first and the last fitted count: whether a piece is extrapolated, and the piece."""
+    inside = np.flatnonzero(~curve["extrapolated"].to_numpy(dtype=bool))
+    if not len(inside):
+        return []
+    first, last = inside[0], inside[-1]
+    parts = [(True, curve.iloc[: first + 1]), (False, curve.iloc[first : last + 1]), (True, curve.iloc[last:])]
+    return [(extrapolated, piece) for extrapolated, piece in parts if len(piece) > 1]
+
+
+def entry(look: SeriesStyle, label: str = "", **changes: Any) -> Line2D:
+    """Return the entry of a legend that stands for a series: its line and its points."""
+    how: dict[str, Any] = {"linestyle": look.dash, "linewidth": 1.2, **marker(look), **changes}
+    return Line2D([], [], color=look.color, label=label or look.label, **how)
+
+
+def handles(styles: Mapping[str, SeriesStyle], series: Iterable[str], **changes: Any) -> list[Any]:
+    """Return one legend entry per look of these series; the ring of a baseline has no line."""
     found: dict[tuple[Any, ...], Any] = {}
-    for name in series:
-        look = styles[str(name)]
-        dash: Any = "none" if look.ring or not line else look.dash
-        found.setdefault(
-            (look.label, look.color, look.marker, look.filled),
-            Line2D([], [], color=look.color, linestyle=dash, linewidth=1.2, **marker(look), label=look.label),
-        )
+    for look in (styles[str(name)] for name in series):
+        key = (look.label, look.color, look.marker, look.filled)
+        found.setdefault(key, entry(look, **{**({"linestyle": "none"} if look.ring else {}), **changes}))
     return list(found.values())
+
+
+def label_ticks(axis: Axis, locator: Locator, write: Callable[[float], str] = "{:g}".format) -> None:
+    """Label an axis where `locator` says, with what `write` makes of a value, and nowhere else."""
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+
+
+def note_at(axes: Axes, text: str, at: tuple[Any, Any], offset: tuple[float, float], **how: Any) -> None:
+    """Write small letters beside a point of the data; `offset` in points of a letter."""
+    axes.annotate(text, at, xytext=offset, textcoords="offset points", **{"size": small(), **how})
+
+
+def paper_behind(pad: float = 0.6, alpha: float = 0.85) -> dict[str, Any]:
+    """Return what is laid behind letters that stand on lines."""
+    return {"facecolor": PAPER, "edgecolor": "none", "pad": pad, "alpha": alpha}
+
+
+def rimmed(axes: Axes, ends: tuple[float, float], place: float) -> None:
+    """Draw an interval on a lying bar, with a white rim: it would be lost on a dark one."""
+    for color, width in ((PAPER, 2.6), (INK, 1.0)):
+        axes.plot(ends, [place, place], color=color, linewidth=width, zorder=5)
+
+
+def lying_bar(axes: Axes, place: float, parts: Iterable[tuple[LapStyle, float]]) -> list[Any]:
+    """Draw the parts of a bar one after the other, what is negative to the left from zero; return what was drawn."""
+    ends, drawn = {1: 0.0, -1: 0.0}, []
+    for look, value in parts:
+        side = 1 if value >= 0 else -1
+        edge = QUIET if look.hatch else PAPER
+        how: dict[str, Any] = {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
+        drawn.append(axes.barh(place, value, left=ends[side], height=0.62, zorder=2, **how))
+        ends[side] += value
+    return drawn
 
 
 def workers_below(axes: Axes, rows: pd.DataFrame, panel_in: float, *, log: bool = False) -> None:
@@ -122,19 +218,14 @@ def log_counts(axes: Axes, counts: Sequence[float], panel_in: float) -> None:
         room = (text_in(f"{count:g}") + 0.07) / (0.8 * panel_in) * (span + 2 * margin)
         if all(abs(math.log(count / other)) >= room for other in kept):
             kept.append(count)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(kept)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    label_ticks(axes.xaxis, FixedLocator(sorted(kept)))
 
 
 def log_values(axes: Axes, low: float, high: float) -> None:
     """Make a logarithmic axis of values from `low` to `high`, with round numbers that a reader can use."""
     axes.set_yscale("log")
     axes.set_ylim(low / 1.25, high * 1.25)
-    steps = (1.0, 2.0, 5.0) if high / low < 200 else (1.0,)
-    axes.yaxis.set_major_locator(LogLocator(subs=steps))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    label_ticks(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
 
 
 def boundaries(axes: Axes, rows: pd.DataFrame, panel_in: float) -> None:
@@ -173,7 +264,7 @@ def boundaries(axes: Axes, rows: pd.DataFrame, panel_in: float) -> None:
                 size=small(),
                 va="top",
                 ha=side,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+                bbox=paper_behind(),
                 zorder=1.5,
             )
             free = begin + room
@@ -214,11 +305,8 @@ def setting_panels(
     """Return a figure with one panel per setting, titled where there are several, and width and height of a panel."""
     rows, columns, height_in = grid_of(width_in, len(settings), alone=alone, beside=beside)
     wide_in = panel_in(width_in, len(settings))
-    figure = Figure(figsize=(width_in, height_in + 0.45), layout="constrained")
-    cells = figure.subplots(rows, columns, squeeze=False)
-    for spare in cells.flat[len(settings) :]:
-        spare.remove()
-    panels = list(zip(cells.flat[: len(settings)], settings, strict=True))
+    figure, made = panels_of(width_in, height_in + 0.45, rows, columns, len(settings))
+    panels = list(zip(made, settings, strict=True))
     if len(settings) > 1:
         for axes, setting in panels:
             axes.set_title(folded(setting, 0.8 * wide_in))
@@ -231,10 +319,9 @@ def beyond(axes: Axes, begin: float, end: float, word: str) -> None:
     axes.text(0.99, 0.015, word, transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=small())
 
 
-def round_values(axes: Axes) -> None:
+def round_values(axes: Axes, nbins: int = 6, steps: Sequence[float] = (1, 2, 5, 10)) -> None:
     """Label a linear axis of values with a few round numbers."""
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    label_ticks(axes.yaxis, MaxNLocator(nbins=nbins, steps=steps))
 
 
 def panel_in(width_in: float, panels: int) -> float:
@@ -290,16 +377,14 @@ def worker_axis(axes: Axes, workers: pd.Series, last: float, wide_in: float) -> 
     counts = sorted({int(each) for each in workers})
     gap = (text_in(f"{counts[-1]}") + 0.07) / (0.85 * wide_in) * (right - left)
     if last <= 12 and gap <= 1:
-        ticks = list(range(1, int(last) + 1))
+        shown = list(range(1, int(last) + 1))
     else:
         ends = [counts[-1], counts[0], *([] if counts[-1] > 0.8 * last else [int(last)])]
-        ticks = []
+        shown = []
         for count in [*ends, *counts[::-1]]:
-            if all(abs(count - other) >= gap for other in ticks):
-                ticks.append(count)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+            if all(abs(count - other) >= gap for other in shown):
+                shown.append(count)
+    label_ticks(axes.xaxis, FixedLocator(sorted(shown)), "{:.0f}".format)
     axes.set_xlabel("Workers")
 
 
@@ -326,10 +411,9 @@ def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bo
         if at - written < letter:
             continue
         written = at + letter * (len(words) - 1)
-        axes.annotate(
-            "\n".join(words), (x, 0), xycoords=("data", "axes fraction"), xytext=(2, 3), textcoords="offset points",
-            rotation=90, ha="left", va="bottom", color=QUIET, size=small(), zorder=1.2,
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.75},
+        note_at(
+            axes, "\n".join(words), (x, 0), (2, 3), xycoords=("data", "axes fraction"), rotation=90, ha="left",
+            va="bottom", color=QUIET, zorder=1.2, bbox=paper_behind(0.4, 0.75),
         )  # fmt: skip
 
 
