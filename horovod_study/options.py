@@ -5,13 +5,14 @@ Options that are not given leave no trace in the parsed namespace, so that optio
 
 import argparse
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.roles import Option, Role, named
+from horovod_study.text.words import plural
 from horovod_study.workloads import HEADINGS, packaged
 
 BUDGETS, OPTIONS = packaged().budgets, packaged().options
@@ -94,6 +95,30 @@ SET_BY_ATTRIBUTION = (
     *(name for name, each in OPTIONS.items() if each.attributed),
 )
 """Options of a run that the experiment of `attribute` sets itself."""
+
+
+BY_RUNTIME = dict.fromkeys(named(OPTIONS, Role.RUNTIME), "use --runtime")
+"""What to use instead of the options that name a runtime."""
+
+
+def refuse_set(verb: str, given: Collection[str], names: Collection[str], instead: Mapping[str, str]) -> None:
+    """Raise ConfigError for one of the options `names`, which `verb` sets itself; `instead`: what to do, by option."""
+    for name in names:
+        if name in given:
+            use = instead.get(name, "leave it out")
+            raise ConfigError(f"{verb}: --{name.replace('_', '-')} has no place here; {use}")
+
+
+def require_workers(verb: str, workers: int, cores: int, *, least: int = 1, threads: int = 1) -> None:
+    """Raise ConfigError for fewer than `least` workers, and for more threads of all of them than `cores`."""
+    if workers < least:
+        raise ConfigError(f"{verb}: --workers is {workers}; it must be at least {least}")
+    if workers * threads > cores:
+        each = f" with {threads} threads each" if threads > 1 else ""
+        raise ConfigError(
+            f"{verb}: --workers is {workers}{each}, but this machine offers {plural(cores, 'core')}; workers that "
+            "share a core measure how it is shared, so lower --workers"
+        )
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, hidden: Collection[str] = ()) -> None:

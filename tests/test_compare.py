@@ -184,9 +184,9 @@ def test_a_side_from_what_tune_wrote(tmp_path: Path) -> None:
         ("ddp/gloo,bucket_mb=1,bucket_mb=2", {}, "A: bucket_mb is given twice"),
         ("ddp/gloo,steps=3", {}, "A: steps has no place here; it is the same for both sides"),
         ("nowhere.yaml", {}, "nowhere.yaml: no such file"),
-        ("mpi/mpi", {"backend": "ddp"}, "--backend has no place in a comparison; A and B each name a runtime"),
-        ("mpi/mpi", {"epochs": "2"}, "--epochs has no place in a comparison; give --steps, or --seconds per run"),
-        ("mpi/mpi", {"target_mse": "2"}, "--target-mse has no place in a comparison; leave it out"),
+        ("mpi/mpi", {"backend": "ddp"}, "--backend has no place here; A and B each name a runtime"),
+        ("mpi/mpi", {"epochs": "2"}, "--epochs has no place here; give --steps, or --seconds per run"),
+        ("mpi/mpi", {"target_mse": "2"}, "--target-mse has no place here; leave it out"),
     ],
 )
 def test_a_side_that_cannot_be_read_is_one_line(text: str, given: dict, message: str) -> None:

@@ -340,7 +340,7 @@ def test_horovod_is_not_started_with_what_makes_it_abort(variables: dict[str, st
     assert next(iter(variables)) in line
 
 
-@pytest.mark.parametrize("module", ["horovod_study.train", "horovod_study.cli", "horovod_study.programs.equality"])
+@pytest.mark.parametrize("module", ["horovod_study.train", "horovod_study.cli"])
 def test_programs_help_without_docstrings(module: str, tmp_path: Path) -> None:
     ended = _ended([module, "--help"], tmp_path, PYTHONOPTIMIZE="2")
 

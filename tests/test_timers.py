@@ -304,7 +304,7 @@ def request_for(dataset: Path, workers: Sequence[int], over: str) -> TimersReque
 @pytest.mark.parametrize(
     ("workers", "over", "message"),
     [
-        ([1000], "horovod/mpi", "bench timers: --workers 1000 on "),
+        ([1000], "horovod/mpi", "bench timers: --workers is 1000, but this machine offers "),
         ([1], "serial", "bench timers: --over 'serial' is not known"),
         ([1], "ddp/glo", "bench timers: --over 'ddp/glo' is not known (did you mean 'ddp/gloo'?); allowed: "),
     ],

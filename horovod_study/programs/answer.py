@@ -1,4 +1,5 @@
-"""What programs of several ranks have in common: the file in which rank 0 answers, and the end of all of them at once.
+"""What programs of several ranks have in common: the work that a file plans, the file in which rank 0 answers, and the
+end of all of them at once.
 
 The answer is not on standard output: launchers put marks of their own into long lines.
 """
@@ -6,14 +7,24 @@ The answer is not on standard output: launchers put marks of their own into long
 import json
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from horovod_study.cluster.remote import MARKER
+from horovod_study.errors import StudyError
 from horovod_study.files import write_file
+from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import say
+from horovod_study.records import finite
+
+if TYPE_CHECKING:  # PyTorch is for the ranks
+    from horovod_study.comm import Launch
+
+Work = Callable[[Path, Mapping[str, Any], "Launch", Callable[[str], None]], Mapping[str, Any]]
+"""Where a plan is, what it says, the launch, and what to call with the progress -> the answer, equal on all ranks."""
 
 ANSWER = "answer.json"
 """In the folder of the program."""
@@ -34,3 +45,36 @@ def leave(code: int, text: str = "") -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+@contextmanager
+def leaving_together(rank: int) -> Iterator[None]:
+    """End this process when something is raised: the launcher ends all ranks when one has failed."""
+    try:
+        yield
+    except StudyError as error:
+        if rank:
+            sleep(2.0)  # rank 0 speaks for all
+        leave(2, f"error: {error}")
+    except Exception:
+        leave(1, traceback.format_exc())  # or the ranks that wait for this one would wait for ever
+
+
+def serve(work: Work) -> NoReturn:
+    """Do the work that the file on the command line plans; rank 0 answers and says how far it is."""
+    from horovod_study.comm import detect
+
+    path = Path(sys.argv[1])
+    launch, last = detect(os.environ), now() - 1.0
+
+    def on_progress(text: str) -> None:
+        nonlocal last
+        if launch.rank == 0 and now() - last > 0.2:
+            last = now()
+            say(text)
+
+    with leaving_together(launch.rank):
+        result = work(path, json.loads(path.read_text(encoding="utf-8")), launch, on_progress)
+        if launch.rank == 0:
+            answer(finite(result))
+    leave(0)  # libraries' exit handlers wait for ranks that are gone, and now and then abort a good run

@@ -11,10 +11,8 @@ Everything is measured in rounds. Within a round all sizes, operations and runti
 moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.
 """
 
-import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,14 +23,14 @@ import psutil
 import torch
 import torch.nn.functional as F
 
-from horovod_study.comm import Backend, detect, fail_together, open_backend
+from horovod_study.comm import Backend, Launch, detect, fail_together, open_backend
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing
-from horovod_study.errors import BackendError, ConfigError, StudyError
+from horovod_study.errors import BackendError, ConfigError
 from horovod_study.measure import environment
-from horovod_study.measure.clock import now, sleep, utc_now
+from horovod_study.measure.clock import now, utc_now
 from horovod_study.measure.evidence import parameter_count
-from horovod_study.programs.answer import answer, leave
+from horovod_study.programs.answer import serve
 from horovod_study.programs.microbench import (
     copy_kinds,
     copy_seconds,
@@ -42,7 +40,6 @@ from horovod_study.programs.microbench import (
     step_flops,
     step_roofline,
 )
-from horovod_study.progress import say
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
@@ -547,33 +544,19 @@ def _mpi_library() -> str | None:
     return None if mpi is None else str(mpi.Get_library_version()).split(",")[0].strip("\0\n ")
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def _work(
+    path: Path, content: Mapping[str, Any], launch: Launch, on_progress: Callable[[str], None]
+) -> Mapping[str, Any]:
+    plan, config = plan_from(content["plan"]), strain_config(content["config"], source="bench")
+    backend = open_backend(config, launch)
+    result = measure(plan, backend, on_progress=on_progress)
+    backend.close()
+    return result
+
+
+def main() -> NoReturn:
     """Measure what a plan file says; rank 0 answers."""
-    (path,) = sys.argv[1:] if arguments is None else arguments
-    launch = detect(os.environ)
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        plan, config = plan_from(content["plan"]), strain_config(content["config"], source="bench")
-        backend = open_backend(config, launch)
-        last = now() - 1.0
-
-        def on_progress(text: str) -> None:
-            nonlocal last
-            if backend.rank == 0 and now() - last > 0.2:
-                last = now()
-                say(text)
-
-        result = measure(plan, backend, on_progress=on_progress)
-        backend.close()
-    except StudyError as error:
-        if launch.rank:
-            sleep(2.0)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
-        leave(2, f"error: {error}")
-    except Exception:
-        leave(1, traceback.format_exc())
-    if launch.rank == 0:
-        answer(result)
-    leave(0)  # libraries' exit handlers wait for ranks that are gone, and now and then abort a good run
+    serve(_work)
 
 
 if __name__ == "__main__":

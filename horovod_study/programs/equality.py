@@ -1,6 +1,6 @@
 """The rank program of `horovod-study verify`: trains a few steps, alone or in parallel, and compares weight by weight.
 
-    python -m horovod_study.programs.equality --job JOB.json
+    python -m horovod_study.programs.equality JOB.json
 
 Alone (job "write"), it trains on whole global batches and keeps in files what the parallel runs must reproduce: initial
 parameters, the gradients of the first steps, final parameters. In parallel, every rank trains on its share with the
@@ -9,15 +9,12 @@ trainer's own step, loader, optimiser and backend, compares itself with those fi
 Letters: N workers, B curves in a global batch, b_r of them on rank r, S steps, P parameters in all.
 """
 
-import argparse
 import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import sys
-import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,15 +26,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.comm import Backend, Launch, builds, detect, fail_together, open_backend
+from horovod_study.comm import Backend, Launch, builds, fail_together, open_backend
 from horovod_study.comm.base import LastGradient, Optimizer
 from horovod_study.comm.watchdog import StartWatchdog
-from horovod_study.errors import BackendError, StudyError
-from horovod_study.files import write_file
+from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
-from horovod_study.programs.answer import answer
-from horovod_study.progress import say
-from horovod_study.records import finite
+from horovod_study.programs.answer import serve
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import open_loader
@@ -163,35 +157,10 @@ def order_sha256(rows: NDArray[np.int64]) -> str:
     return hashlib.sha256(np.ascontiguousarray(rows, dtype="<i8").tobytes()).hexdigest()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Do the job; a StudyError becomes one line and exit code 2."""
-    parser = argparse.ArgumentParser(
-        prog="horovod_study.programs.equality", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--job", type=Path, required=True, metavar="JOB.json")
-    options = parser.parse_args(arguments)
-    try:
-        launch = detect(os.environ)
-        job = json.loads(options.job.read_text(encoding="utf-8"))
-        torch.set_num_threads(1)
-        torch.backends.cudnn.deterministic = True  # or a GPU may sum in another order each time
-        result = _write_references(job, launch) if job["write"] else _compare(job, launch)
-    except StudyError as error:
-        say(f"error: {error}")
-        sys.stdout.flush()
-        os._exit(2)  # not sys.exit: a library's exit handler may wait for ranks that are gone
-    except Exception:  # a bug on one rank: end at once, so that the launcher ends the ranks that wait for this one
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    if launch.rank == 0:
-        # In a file: launchers break lines of more than 4 kB and put marks into the break.
-        path = options.job.with_suffix(".answer.json")
-        write_file(path, json.dumps(finite(result), allow_nan=False))
-        answer({"file": str(path)})
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # as the trainer ends: threads of the libraries may abort when the interpreter takes them down
+def _work(path: Path, job: Mapping[str, Any], launch: Launch, on_progress: Callable[[str], None]) -> Mapping[str, Any]:
+    torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic = True  # or a GPU may sum in another order each time
+    return _write_references(job, launch) if job["write"] else _compare(job, launch)
 
 
 # ---------------------------------------------------------------------------------------------------- sequential
@@ -473,4 +442,4 @@ def _device(wanted: str, rank: int) -> torch.device:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    serve(_work)

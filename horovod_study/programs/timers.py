@@ -20,33 +20,29 @@ contain the writing would stand out, and be taken for a disturbance.
 
 import cProfile
 import itertools
-import json
 import math
 import os
 import random
-import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 import torch
 from torch import nn
 
 from horovod_study import records
-from horovod_study.comm import Backend, detect, fail_together, open_backend
+from horovod_study.comm import Backend, Launch, fail_together, open_backend
 from horovod_study.config import ORDINARY_LAPS, TIMER_MODES
-from horovod_study.errors import ConfigError, StudyError
+from horovod_study.errors import ConfigError
 from horovod_study.measure import environment, evidence
-from horovod_study.measure.clock import LapClock, now, open_clock, sleep, utc_now
+from horovod_study.measure.clock import LapClock, now, open_clock, utc_now
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
-from horovod_study.programs.answer import ROWS, answer, leave
-from horovod_study.progress import say
+from horovod_study.programs.answer import ROWS, serve
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.graphs import RING, CapturedStep
@@ -194,14 +190,6 @@ def measure(
                 variant.writer.close()
     samples = backend.gather(load.sample(at_least_s=0.0))
     others = evidence.other_cores(samples, [{"host": host} for host, _ in places])
-    everybody = backend.gather(
-        {
-            "block_s": {name: variant.block_s for name, variant in variants.items()},
-            "around_s": {name: variant.around_s for name, variant in variants.items() if variant.around_s},
-            "drains": {name: variant.drains for name, variant in variants.items() if variant.recorder is not None},
-            "calls_s": calls_s,
-        }
-    )
     return {
         "backend": backend.name,
         "transport": backend.transport,
@@ -220,6 +208,25 @@ def measure(
         "lead_steps": LEAD_STEPS,
         "rows_per_drain": rows_per_drain,
         "seconds": now() - began,
+        **_of_all_ranks(backend, variants, calls_s),
+        "measured": utc_now(),
+        "other_cores": max((each for each in others.values() if each is not None), default=None),
+        "cores": psutil.cpu_count(),
+        "environment": environment.describe(),
+    }
+
+
+def _of_all_ranks(backend: Backend, variants: Mapping[str, _Variant], calls_s: Mapping[str, float]) -> dict[str, Any]:
+    """Return the times of the rank that took longest; collective."""
+    everybody = backend.gather(
+        {
+            "block_s": {name: variant.block_s for name, variant in variants.items()},
+            "around_s": {name: variant.around_s for name, variant in variants.items() if variant.around_s},
+            "drains": {name: variant.drains for name, variant in variants.items() if variant.recorder is not None},
+            "calls_s": calls_s,
+        }
+    )
+    return {
         "block_s": _slowest([rank["block_s"] for rank in everybody]),
         "around_s": _slowest([rank["around_s"] for rank in everybody]),
         "drains": {
@@ -230,10 +237,6 @@ def measure(
             for name, drains in everybody[0]["drains"].items()
         },
         "calls_s": {mode: max(rank["calls_s"][mode] for rank in everybody) for mode in TIMER_MODES},
-        "measured": utc_now(),
-        "other_cores": max((each for each in others.values() if each is not None), default=None),
-        "cores": psutil.cpu_count(),
-        "environment": environment.describe(),
     }
 
 
@@ -467,34 +470,15 @@ def _calls(variant: _Variant, loss: torch.Tensor, rows_per_drain: int) -> float:
     return (now() - began) / CALLS
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Measure what a plan file says; rank 0 answers."""
-    (path,) = sys.argv[1:] if arguments is None else arguments
-    launch = detect(os.environ)
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        plan, config = TimerPlan(**content["plan"]), strain_config(content["config"], source="bench timers")
-        backend = open_backend(config, launch)
-        last = now() - 1.0
-
-        def on_progress(text: str) -> None:
-            nonlocal last
-            if backend.rank == 0 and now() - last > 0.2:
-                last = now()
-                say(text)
-
-        result = measure(plan, config, backend, Path(path).parent / ROWS, on_progress=on_progress)
-        backend.close()
-    except StudyError as error:
-        if launch.rank:
-            sleep(2.0)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
-        leave(2, f"error: {error}")
-    except Exception:
-        leave(1, traceback.format_exc())
-    if launch.rank == 0:
-        answer(records.finite(result))
-    leave(0)  # libraries' exit handlers wait for ranks that are gone, and now and then abort a good run
+def _work(
+    path: Path, content: Mapping[str, Any], launch: Launch, on_progress: Callable[[str], None]
+) -> Mapping[str, Any]:
+    plan, config = TimerPlan(**content["plan"]), strain_config(content["config"], source="bench timers")
+    backend = open_backend(config, launch)
+    result = measure(plan, config, backend, path.parent / ROWS, on_progress=on_progress)
+    backend.close()
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    serve(_work)

@@ -53,7 +53,7 @@ def write_explanation(found: Explanation, directory: Path) -> list[Path]:
         "explanation.txt": "\n".join(page(found)) + "\n",
         "explanation.json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
     }
-    return write_result(directory, figures={}, texts=texts, what="explanation")
+    return write_result(directory, figures={}, texts=texts)
 
 
 def _lines(said: Said, width: int, indent: str) -> list[str]:

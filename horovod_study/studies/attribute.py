@@ -19,10 +19,10 @@ from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import COMMUNICATION, Cell, available_cores, local_cell
 from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
 from horovod_study.measure.clock import now
-from horovod_study.options import SET_BY_ATTRIBUTION
+from horovod_study.options import BY_RUNTIME, SET_BY_ATTRIBUTION, refuse_set, require_workers
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, read_run
-from horovod_study.roles import Role
+from horovod_study.roles import Role, named
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
 from horovod_study.studies.engine import Lane, set_aside_unless_done, sweep, working_in
@@ -38,16 +38,6 @@ CYCLE_MS = (1.0, 10.0)
 """The two cycle times of the experiment: Horovod's default, and ten times that."""
 
 _TIMEOUT_S = 900.0
-
-
-def _refuse_options(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option of a run that means nothing here."""
-    for name in given:
-        option = "--" + name.replace("_", "-")
-        if name in SET_BY_ATTRIBUTION:
-            instead = {Role.RUNTIME: "use --runtime", Role.BUDGET: "use --steps"}
-            use = instead.get(OPTIONS[name].roles & (Role.RUNTIME | Role.BUDGET), "leave it out")
-            raise ConfigError(f"explain --measure: the experiment sets {option} itself; {use}")
 
 
 def arms_of(runtime: str) -> list[dict[str, Any]]:
@@ -67,15 +57,11 @@ def plan(
 
     `given`: the run options of the command line. Raises ConfigError for what cannot be run.
     """
-    _refuse_options(given)
+    budgets = dict.fromkeys(named(OPTIONS, Role.BUDGET), "use --steps")
+    refuse_set("explain --measure", given, SET_BY_ATTRIBUTION, {**budgets, **BY_RUNTIME})
     for runtime in runtimes:
         require_known("explain --measure: --runtime", runtime, [name for name in RUNTIMES if name != "serial"])
-    if not 2 <= workers <= cores:
-        raise ConfigError(
-            f"explain --measure: --workers is {workers}; it must be 2 to {cores}, the cores that this machine offers"
-            if cores >= 2
-            else "explain --measure: this machine offers one core, and workers that share it measure how it is shared"
-        )
+    require_workers("explain --measure", workers, cores, least=2)
     if rounds < 1:
         raise ConfigError(f"explain --measure: --rounds is {rounds}; it must be at least 1")
     base = packaged().configure(
@@ -88,17 +74,17 @@ def plan(
         },
         source="explain --measure",
     )
-    named = [("one-worker", _cell(base, "serial", 1, {}))]
+    cells = [("one-worker", _cell(base, "serial", 1, {}))]
     for runtime in dict.fromkeys(runtimes):
         for arm in arms_of(runtime):
             words = ["defaults" if name == "horovod_defaults" else f"{name}-{v:g}" for name, v in arm.items()]
             name = re.sub(r"[^a-z0-9.]+", "-", "-".join([runtime, *(words or ["shipped"])]))
-            named.append((name, _cell(base, runtime, workers, arm)))
+            cells.append((name, _cell(base, runtime, workers, arm)))
     dice = random.Random(base.seed)
     return [
         [
             (f"{number}-{name}", replace(cell, config=cell.config.changed(repeat=number)))
-            for name, cell in dice.sample(named, len(named))
+            for name, cell in dice.sample(cells, len(cells))
         ]
         for number in range(rounds)
     ]

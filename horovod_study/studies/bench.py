@@ -10,8 +10,8 @@ import json
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,7 @@ import psutil
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
 from horovod_study.files import write_file, writing
-from horovod_study.measure.clock import sleep
-from horovod_study.programs.answer import leave
+from horovod_study.programs.answer import leave, leaving_together
 from horovod_study.progress import Line
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
@@ -254,7 +253,14 @@ def bench_document(
 
     launch = detect(os.environ)
     launched = launch.workers > 1
-    try:
+    together = leaving_together(launch.rank) if launched else nullcontext()
+    line = Line(enabled=launch.rank == 0)
+
+    def on_progress(text: str) -> None:
+        if line.due():
+            line.show(f"  {text}")
+
+    with together, closing(line):
         jobs = plan_jobs(transports, runtimes)
         count = launch.workers if launched else worker_count(workers, available_cores())
         if launched and workers not in (None, count):
@@ -266,31 +272,12 @@ def bench_document(
         )
         plan: dict[str, Any] = {"sizes": chosen, "seconds": seconds, "rounds": rounds, "batch": batch, "widths": widths}
         plan_from({**plan, "transports": (), "runtime": False})  # for its complaints, before anything is started
-        line = Line(enabled=launch.rank == 0)
-
-        def on_progress(text: str) -> None:
-            if line.due():
-                line.show(f"  {text}")
-
-        try:
-            if launched:
-                return _measure_here(
-                    plan, model, launch, transports=transports, runtimes=runtimes, on_progress=on_progress
-                )
+        if launched:
+            document = _measure_here(plan, model, launch, transports, runtimes, on_progress)
+        else:
             fields = {**plan, "insist": transports is not None}
-            return run_bench(jobs, fields, model, out, workers=count, on_progress=on_progress, keep=line.keep)
-        finally:
-            line.close()
-    except StudyError as error:
-        if not launched:
-            raise
-        if launch.rank:
-            sleep(2.0)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
-        leave(2, f"error: {error}")
-    except Exception:
-        if not launched:
-            raise
-        leave(1, traceback.format_exc())  # or the ranks that wait for this one would wait for ever
+            document = run_bench(jobs, fields, model, out, workers=count, on_progress=on_progress, keep=line.keep)
+    return document
 
 
 def finish(code: int) -> int:
@@ -307,7 +294,6 @@ def _measure_here(
     plan: Mapping[str, Any],
     model: Mapping[str, Any],
     launch: "Launch",
-    *,
     transports: Sequence[str] | None,
     runtimes: Sequence[str] | None,
     on_progress: Callable[[str], None],

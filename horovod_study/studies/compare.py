@@ -30,7 +30,7 @@ from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
 from horovod_study.files import write_file
-from horovod_study.options import SET_BY_COMPARE
+from horovod_study.options import BY_RUNTIME, SET_BY_COMPARE, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
 from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
 from horovod_study.roles import Role, check_field
@@ -39,7 +39,7 @@ from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, l
 from horovod_study.studies.engine import Lane, set_aside, sweep, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import cut
+from horovod_study.text.words import cut, plural
 from horovod_study.workloads import SHARED, Configuration, Workload
 
 LETTERS = ("A", "B")
@@ -116,7 +116,9 @@ class CompareResult:
     def lines(self) -> list[str]:
         """Return what was compared, in words."""
         a, b = self.arms
-        runs = " and ".join(f"{steps:,} steps with {_workers(count)}" for count, steps in sorted(self.steps.items()))
+        runs = " and ".join(
+            f"{steps:,} steps with {plural(count, 'worker')}" for count, steps in sorted(self.steps.items())
+        )
         lines = [
             f"A  {a.text}",
             f"B  {b.text}",
@@ -135,17 +137,7 @@ def differs_lines(differs: Mapping[str, tuple[Any, Any]]) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    return (
-        "shipped"
-        if value is None
-        else {True: "on", False: "off"}.get(value, str(value))
-        if isinstance(value, bool)
-        else str(value)
-    )
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count > 1)}"
+    return "shipped" if value is None else {"True": "on", "False": "off"}.get(str(value), str(value))
 
 
 # ------------------------------------------------------------------------------------------------------------ the arms
@@ -167,9 +159,9 @@ def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Worklo
     """
     source = f"compare: {letter}"
     is_file = text.lower().endswith((".yaml", ".yml")) or Path(text).is_file()
-    for name in common:
-        if name in SET_BY_COMPARE:
-            raise ConfigError(f"compare: --{name.replace('_', '-')} has no place in a comparison; {_instead(name)}")
+    instead = dict.fromkeys(BY_RUNTIME, "A and B each name a runtime such as horovod/mpi")
+    instead["epochs"] = "give --steps, or --seconds per run"
+    refuse_set("compare", common, SET_BY_COMPARE, instead)
     if is_file:
         runtime, own = _from_file(source, Path(text), workload)
         values = {**own, **common}
@@ -191,14 +183,6 @@ def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Worklo
                 f"give --{name.replace('_', '-')} {value}, or tune this model"
             )
     return Side(letter=letter, text=text, runtime=runtime, config=config)
-
-
-def _instead(name: str) -> str:
-    if name in ("backend", "transport"):
-        return "A and B each name a runtime such as horovod/mpi"
-    if name == "epochs":
-        return "give --steps, or --seconds per run"
-    return "leave it out"
 
 
 def _from_text(source: str, text: str, workload: Workload) -> tuple[str, dict[str, Any]]:
@@ -426,13 +410,7 @@ def _check_numbers(arms: Sequence[Side], workers: Sequence[int], blocks: int, co
     if blocks < 1:
         raise ConfigError(f"compare: --blocks is {blocks}; it must be at least 1")
     for count in workers:
-        if count < 1:
-            raise ConfigError(f"compare: --workers is {count}; it must be at least 1")
-        if count > cores:
-            raise ConfigError(
-                f"compare: --workers is {count}, but this machine offers {cores} core{'s' * (cores > 1)}; workers that "
-                "share a core measure how it is shared, so lower --workers"
-            )
+        require_workers("compare", count, cores)
     most = max(workers)
     for arm in arms:
         if arm.runtime == "serial" and most > 1:
@@ -534,7 +512,7 @@ class _Pairs:
         for count, number in steps.items():
             if self._new_steps is not None and number != self._new_steps:
                 raise StudyError(
-                    f"{self._out}: holds a comparison with {number} steps per run ({_workers(count)}), not "
+                    f"{self._out}: holds a comparison with {number} steps per run ({plural(count, 'worker')}), not "
                     f"{self._new_steps}; choose another --out, or leave --steps out"
                 )
         self.steps = steps
@@ -559,18 +537,18 @@ class _Pairs:
         for letter, arm in self._arms.items():
             folder = self._out / "pilot" / f"{workers}w"
             cell = _cell(arm, workers, 1, None, seconds=seconds)
-            what = f"pilot, {_workers(workers)}, {letter}"
+            what = f"pilot, {plural(workers, 'worker')}, {letter}"
             record, problem = yield from self._run(cell, folder / letter, what)
             if self._stop.requested:
                 raise KeyboardInterrupt
             if record is None:
-                raise StudyError(f"compare: {arm.name} fails with {_workers(workers)}: {problem}")
-            records.append((f"{letter} ({_workers(workers)})", record))
+                raise StudyError(f"compare: {arm.name} fails with {plural(workers, 'worker')}: {problem}")
+            records.append((f"{letter} ({plural(workers, 'worker')})", record))
             rates.append(record.totals["samples_per_s"] / (arm.config.batch * workers))
         require_same_work(self._workload, *records, but=("steps",))  # before hours are spent
         self.steps[workers] = max(MIN_STEPS, 10 * round(self._seconds * math.sqrt(rates[0] * rates[1]) / 10))
         say(
-            f"{_workers(workers)}: {self.steps[workers]:,} steps per run, from {rates[0]:,.0f} (A) and "
+            f"{plural(workers, 'worker')}: {self.steps[workers]:,} steps per run, from {rates[0]:,.0f} (A) and "
             f"{rates[1]:,.0f} (B) steps/s in a short run of each"
         )
 
@@ -589,13 +567,13 @@ class _Pairs:
                 set_aside(folder / letter)
             records = {}
             for place, letter in enumerate(turn.order):
-                what = f"block {turn.block}, {_workers(turn.workers)}, {letter}"
+                what = f"block {turn.block}, {plural(turn.workers, 'worker')}, {letter}"
                 record, problem = yield from self._run(cells[letter], folder / letter, what)
                 if self._stop.requested:
                     return
                 if record is None:
                     self.dropped.append(
-                        f"block {turn.block} with {_workers(turn.workers)}: {letter} failed twice: {problem}"
+                        f"block {turn.block} with {plural(turn.workers, 'worker')}: {letter} failed twice: {problem}"
                     )
                     self._line.keep(f"  {self.dropped[-1]}; block dropped")
                     self._ended += 2 - place
@@ -610,7 +588,7 @@ class _Pairs:
                 records[letter] = record
         else:
             self._ended += 2
-        names = {letter: f"{letter} in block {turn.block} ({_workers(turn.workers)})" for letter in LETTERS}
+        names = {letter: f"{letter} in block {turn.block} ({plural(turn.workers, 'worker')})" for letter in LETTERS}
         reference = self._first.setdefault(turn.workers, (names["A"], records["A"]))
         for letter in LETTERS:
             require_same_work(self._workload, reference, (names[letter], records[letter]))
@@ -626,9 +604,11 @@ class _Pairs:
 
     def _give_up(self, workers: int) -> None:
         good = any(block["workers"] == workers for block in self.finished)
-        lost = [text for text in self.dropped if f"with {_workers(workers)}:" in text]
+        lost = [text for text in self.dropped if f"with {plural(workers, 'worker')}:" in text]
         if not good and len(lost) >= _HOPELESS:
-            raise StudyError(f"compare: the first {_HOPELESS} blocks with {_workers(workers)} failed: {lost[-1]}")
+            raise StudyError(
+                f"compare: the first {_HOPELESS} blocks with {plural(workers, 'worker')} failed: {lost[-1]}"
+            )
 
     def _run(self, cell: Cell, out: Path, what: str) -> Generator[CellRun, Any, tuple[RunRecord | None, str]]:
         """Run one side once, and once more when it fails; return its record, or None and why it failed."""

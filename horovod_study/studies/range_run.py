@@ -16,10 +16,9 @@ from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import available_cores, local_cell
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
-from horovod_study.options import SET_BY_RANGE_TEST
+from horovod_study.options import BY_RUNTIME, SET_BY_RANGE_TEST, refuse_set, require_workers
 from horovod_study.progress import Line, say
 from horovod_study.records import RunRecord, read_steps, step_ranks
-from horovod_study.roles import Role
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import CellRun, Launcher, Running, local_launch
 from horovod_study.studies.engine import attempt, set_aside_unless_done, working_in
@@ -36,15 +35,8 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
     Of a file for a long run its length, its rate and its schedule are left out; a length on the command line (steps or
     epochs) holds, else it is 1000 steps.
     """
-    for name in SET_BY_RANGE_TEST:
-        if name in given:
-            instead = {
-                "lr": "use --low and --high",
-                "lr_end": "use --low and --high",
-                "seconds": "use --steps or --epochs",
-            }
-            use = "use --runtime" if STRAIN.options[name].roles & Role.RUNTIME else instead.get(name, "leave it out")
-            raise ConfigError(f"lr-range: --{name.replace('_', '-')} has no place in a range test; {use}")
+    ends = dict.fromkeys(("lr", "lr_end"), "use --low and --high")
+    refuse_set("lr-range", given, SET_BY_RANGE_TEST, {**BY_RUNTIME, **ends, "seconds": "use --steps or --epochs"})
     if not (math.isfinite(low) and math.isfinite(high) and 0 < low < high):
         raise ConfigError(f"lr-range: --low is {low:g} and --high is {high:g}; it must be 0 < low < high")
     file = load_yaml(path) if path else {}
@@ -86,11 +78,7 @@ def run_range(
         )
     cell = local_cell(runtime, config.to_dict(), workers=workers, source="lr-range")
     cores = available_cores() if cores is None else cores
-    if workers > cores:
-        raise ConfigError(
-            f"lr-range: --workers is {workers}, but this machine offers {cores} core{'s' * (cores > 1)}; "
-            "lower --workers"
-        )
+    require_workers("lr-range", workers, cores)
     run = out / "run"
     length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
     line = Line()

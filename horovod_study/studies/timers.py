@@ -11,6 +11,7 @@ from typing import Any
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, require_known
 from horovod_study.files import write_file, writing
+from horovod_study.options import require_workers
 from horovod_study.programs.answer import ROWS
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
@@ -46,11 +47,7 @@ class TimersRequest:
         """Return runtime, workers and configuration of each launch; ConfigError for what cannot be measured here."""
         cores = available_cores()
         for count in self.workers:
-            if not 1 <= count <= cores:
-                raise ConfigError(
-                    f"bench timers: --workers {count} on {cores} core{'s' * (cores > 1)} would measure how cores are "
-                    f"shared; use 1 to {cores}"
-                )
+            require_workers("bench timers", count, cores)
         require_known("bench timers: --over", self.over, [name for name in RUNTIMES if name != "serial"])
         found = []
         for count in self.workers:

@@ -29,7 +29,7 @@ from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.measure.clock import utc_now
-from horovod_study.options import SET_BY_TUNE
+from horovod_study.options import BY_RUNTIME, SET_BY_TUNE, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
 from horovod_study.records import RunRecord
 from horovod_study.roles import Option, Role, check_field
@@ -112,16 +112,9 @@ def tune_request(
     ConfigError in one line for what is wrong: an unknown knob or runtime, one that has no effect, too many workers.
     """
     cores = available_cores() if cores is None else cores
-    for name in SET_BY_TUNE:
-        if name in given:
-            option = "--" + name.replace("_", "-")
-            if name in ("backend", "transport"):
-                instead = "use --runtime"
-            elif name in workload.tuned:
-                instead = f"it is varied; use --knob {name}=VALUE,... to say among which values"
-            else:
-                instead = "leave it out"
-            raise ConfigError(f"tune: {option} has no place here: {instead}")
+    varied = "it is varied; use --knob {}=VALUE,... to say among which values"
+    instead = {**{name: varied.format(name) for name in workload.tuned}, **BY_RUNTIME}
+    refuse_set("tune", given, SET_BY_TUNE, instead)
     if not (math.isfinite(minutes) and minutes > 0):
         raise ConfigError(f"tune: --minutes is {minutes:g}; it must be greater than 0")
     if rounds < 1:
@@ -148,17 +141,7 @@ def tune_request(
         source=str(path) if path else "tune",
     )
     workers = cores // config.threads if workers is None else workers
-    if workers < 2:
-        raise ConfigError(
-            f"tune: --workers is {workers}, on {cores} core{'s' * (cores > 1)} with {config.threads} thread"
-            f"{'s' * (config.threads > 1)} each; tuning how workers communicate needs at least 2"
-        )
-    if workers * config.threads > cores:
-        threads = f" with {config.threads} threads each" if config.threads > 1 else ""
-        raise ConfigError(
-            f"tune: --workers is {workers}{threads}, but this machine offers {cores} core{'s' * (cores > 1)}; "
-            "lower --workers, as more of them would measure how cores are shared"
-        )
+    require_workers("tune", workers, cores, least=2, threads=config.threads)
     own = dict(_own_values(text, workload) for text in values)
     knobs = tuple(name.replace("-", "_") for name in knobs)
     for name in (*knobs, *own):

@@ -293,20 +293,18 @@ def _launched(runtime: str, workers: int, job: Mapping[str, Any], scratch: Path,
     path = scratch / f"{name}.json"
     write_file(path, json.dumps({**job, "runtime": runtime}))
     runs = len(job["trials"]) * len(job["reductions"]) * job["steps"]
-    answered = run_ranks(
+    return run_ranks(
         ProgramRun(
             runtime=runtime,
             workers=workers,
             module=PROGRAM,
-            arguments=("--job", str(path)),
+            arguments=(str(path),),
             out=logs / name,
             log=logs / name / "output.log",
             environment={"OMP_NUM_THREADS": "1"},
             timeout_s=_LAUNCH_S + _STEP_S * runs,
         )
     )
-    result: dict[str, Any] = json.loads(Path(answered["file"]).read_text(encoding="utf-8"))
-    return result
 
 
 def usable(

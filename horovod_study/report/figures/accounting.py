@@ -72,7 +72,6 @@ def write_accounting(
         figures={NAME: lambda: draw(found.cells, look.width_in)} if drawn(found.cells) else {},
         look=look,
         texts=texts,
-        what="account",
     )
 
 

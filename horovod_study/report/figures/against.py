@@ -82,7 +82,7 @@ def write_against(
     text = json.dumps(document(found, gate), indent=1, allow_nan=False) + "\n"
     forms = (("tex", to_latex), ("csv", to_csv), ("md", to_markdown))
     texts = {f"{each.name}.{form}": write(each) for each in tables(found) for form, write in forms}
-    how: dict[str, Any] = {"figures": {}, "what": "comparison", "choose": "DIR"}
+    how: dict[str, Any] = {"figures": {}, "choose": "DIR"}
     return [
         *write_drawings(drawings(found), directory / "figures", look=look, pgf=pgf),
         *write_result(directory / "tables", texts=texts, **how),

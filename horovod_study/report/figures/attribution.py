@@ -72,7 +72,6 @@ def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat
         figures={NAME: lambda: draw(found, look.width_in)} if drawn else {},
         look=look,
         texts={f"{NAME}.{ending}": text for ending, text in texts.items()},
-        what="attribution",
         axes__grid__axis="x",
         ytick__major__size=0,
     )

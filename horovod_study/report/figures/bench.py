@@ -63,7 +63,6 @@ def write_bench(
         directory,
         figures={name: partial(draw, network, look.width_in) for name, draw in figures.items()},
         texts=texts,
-        what="results",
         look=look,
     )
 

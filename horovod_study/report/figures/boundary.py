@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
@@ -23,7 +24,6 @@ from horovod_study.report.kit.panels import (
     node_boundaries,
     paper_behind,
     point_bars,
-    round_values,
     setting_panels,
     worker_axis,
 )
@@ -226,7 +226,7 @@ def _panel(
     left, right = axes.get_xlim()
     axes.set_xlim(left, right + _room(jumps, places, left, right, 0.85 * wide_in))
     axes.set_ylim(0, top)
-    round_values(axes)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.set_ylabel(folded("Waiting for gradients / ms per step", 0.8 * tall_in))
     texts = _arrows(axes, cells, jumps, places, styles)
     _write_apart(axes, texts if len(texts) <= _most_texts(wide_in) else [], top, tall_in)

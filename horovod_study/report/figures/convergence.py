@@ -22,7 +22,8 @@ from horovod_study.analysis.series.points import CHOICES
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
 from horovod_study.files import write_file, writing
-from horovod_study.report.kit.drawing import FORMATS, Drawing
+from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.files import FORMATS
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import (
     MAX_HEIGHT_IN,

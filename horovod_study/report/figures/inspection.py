@@ -62,7 +62,7 @@ def write_inspection(
         f"{NAME}.json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
         f"{NAME}.txt": "\n".join([*result_lines(found), "", *captions(found)]) + "\n",
     }
-    paths = write_result(directory, figures=figures, texts=texts, what="inspection", look=look)
+    paths = write_result(directory, figures=figures, texts=texts, look=look)
     return paths + write_system_of(run, beside, directory, look=look)
 
 

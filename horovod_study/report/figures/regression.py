@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
@@ -87,7 +88,7 @@ def _regression(analysis: Analysis) -> Drawing | None:
                 )
             workers_below(axes, own, panel_in)
             axes.set_ylim(0, 1.12 * top)
-            round_values(axes)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
             axes.set_ylabel("Speedup")
             if len(settings) > 1:
                 heading(axes, setting, panel_in)

@@ -55,7 +55,6 @@ def write_search(trials: pd.DataFrame, options: Mapping[str, str], directory: Pa
         figures={NAME: lambda: draw(shown, options, PRINT_WIDTH_IN)},
         texts={f"{NAME}.txt": caption(shown) + "\n"},
         choose="folder",
-        make=False,
     )
 
 

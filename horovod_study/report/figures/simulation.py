@@ -234,7 +234,6 @@ def write_simulation(
             f"{NAME}_table.txt": text(table, calibration) + "\n" + "".join(f"doubt: {each}\n" for each in doubts),
             f"{NAME}.txt": caption(table, calibration) + "\n",
         },
-        what="results",
     )
 
 

@@ -32,7 +32,6 @@ from horovod_study.report.kit.panels import (
     panel_in,
     panels_of,
     point_bars,
-    round_values,
     worker_axis,
 )
 from horovod_study.report.kit.style import (
@@ -212,7 +211,7 @@ def _panel(
     beyond = [curves[line].max(), min(float(curves[f"{line.removesuffix('_s')}_high_s"].max()), 1.5 * highest)]
     top = np.nanmax([highest, *(beyond if len(curves) else [])]) * scale * 1.1
     axes.set_ylim(0, top if top > 0 else 1)
-    round_values(axes)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     if last > measured and column == "sync_s":
         axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
     node_boundaries(axes, cells, wide_in)

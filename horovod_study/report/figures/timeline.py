@@ -51,7 +51,6 @@ def write_timeline(found: Timeline, directory: Path, *, source: str, look: Figur
         figures={NAME: lambda: draw(found, look.width_in)} if found.busy_s > 0 else {},
         look=look,
         texts=texts,
-        what="timeline",
         axes__grid__axis="x",
         ytick__major__size=0,
     )

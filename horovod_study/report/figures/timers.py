@@ -34,9 +34,7 @@ def write_timers(costs: Sequence[TimerCost], cases: Sequence[Mapping[str, Any]],
         f"{NAME}.txt": text(costs, cases) + "\n",
         f"{NAME}.caption.txt": caption(costs) + "\n",
     }
-    return write_result(
-        directory, figures={NAME: lambda: draw(costs, PRINT_WIDTH_IN)}, texts=texts, what="results of the timers"
-    )
+    return write_result(directory, figures={NAME: lambda: draw(costs, PRINT_WIDTH_IN)}, texts=texts)
 
 
 def content(costs: Sequence[TimerCost], cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

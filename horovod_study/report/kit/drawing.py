@@ -3,17 +3,16 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from horovod_study.errors import ConfigError
-from horovod_study.files import csv_of, result_folder, write_file, writing
-from horovod_study.report.kit.pgf import need_latex, to_pgf
+from horovod_study.files import csv_of, write_file
+from horovod_study.report.kit.files import FORMATS, write_result
 from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
-
-FORMATS = ("pdf", "svg", "png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +47,16 @@ class Drawing:
 def write_drawings(
     made: Sequence[Drawing], directory: Path, *, look: FigureFormat = TEXT, pgf: bool = False
 ) -> list[Path]:
-    """Write the files of some figures as `write_figures` does, with the same errors; return the paths."""
-    if pgf:
-        need_latex()
-    paths = []
-    with writing(directory, "choose a writable folder"):
-        result_folder(directory)
-        for each in made:
-            with style(look):
-                figure = settled(each.draw(look.width_in))
-                for form in FORMATS:
-                    paths.append(directory / f"{each.name}.{form}")
-                    write_file(paths[-1], to_bytes(figure, form))
-                if pgf:
-                    paths.append(directory / f"{each.name}.pgf")
-                    write_file(paths[-1], to_pgf(figure))
-            paths.append(directory / f"{each.name}.txt")
-            write_file(paths[-1], each.caption + "\n")
-            paths.append(directory / f"{each.name}.csv")
-            write_file(paths[-1], csv_of(each.data))
-    return paths
+    """Write the files of some figures with their captions and rows, errors as of `write_result`; return the paths."""
+    return write_result(
+        directory,
+        figures={each.name: partial(each.draw, look.width_in) for each in made},
+        texts={name: text for each in made for name, text in _texts(each)},
+        choose="folder",
+        look=look,
+        pgf=pgf,
+    )
+
+
+def _texts(each: Drawing) -> tuple[tuple[str, str], ...]:
+    return (f"{each.name}.txt", each.caption + "\n"), (f"{each.name}.csv", csv_of(each.data))

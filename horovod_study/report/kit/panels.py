@@ -98,11 +98,8 @@ def spread(
     if known.empty:
         return 0.0
     middle, low, high = (known[column] * scale for column in columns)
-    if line and not look.ring:
-        joined = axes.plot(known[x], middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
-        mark(joined, series=look.label)
     texts = [] if tip is None else [tip(row) for row in known.to_dict("records")]
-    point_bars(axes, known[x], (middle, low, high), look, tips=texts)
+    point_bars(axes, known[x], (middle, low, high), look, tips=texts, line=line and not look.ring)
     return float(pd.concat([middle, high]).max())
 
 
@@ -114,10 +111,14 @@ def point_bars(
     *,
     tips: Sequence[str] = (),
     label: str = "",
+    line: bool = False,
 ) -> None:
-    """Draw points and their bars: `values` are middle, low and high, each (N,)."""
+    """Draw points and their bars, with `line` one through the points: `values` are middle, low and high, each (N,)."""
     middle, low, high = values
     mark(axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3), series=label or look.label)
+    if line:
+        joined = axes.plot(x, middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
+        mark(joined, series=label or look.label)
     dots = axes.plot(x, middle, linestyle="none", **marker(look), zorder=4)
     mark(dots, series=label or look.label, tips=tips)
 

@@ -29,7 +29,8 @@ from horovod_study.documents import parse_json, read_bytes, read_text, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import csv_of
 from horovod_study.report.figures.catalogue import drawings
-from horovod_study.report.kit.drawing import FORMATS, write_drawings
+from horovod_study.report.kit.drawing import write_drawings
+from horovod_study.report.kit.files import FORMATS
 from horovod_study.report.kit.style import TEXT, FigureFormat
 from horovod_study.report.page import tables
 from horovod_study.report.page.html import render
