@@ -19,9 +19,13 @@ BIN = Path(sys.executable).parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup they would ignore the end of the terminal
 if importlib.util.find_spec("hypothesis") is not None:  # a machine may have only what running needs
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("thorough", max_examples=1000, deadline=None)  # ten times what is usual
+    # Neither an example nor making it may be bound to a time: the machine may be busy.
+    no_clock = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("suite", no_clock, max_examples=40)
+    settings.register_profile("thorough", no_clock, max_examples=1000)
+    settings.load_profile("suite")
 REQUIRE_ALL = os.environ.get("HOROVOD_STUDY_REQUIRE_ALL") == "1"
 
 

@@ -14,6 +14,7 @@ import torch
 from conftest import BIN, LAUNCHERS, Launch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from make.scratch_job import Time, TwinBackend, job
 from scipy import stats
 
@@ -273,7 +274,7 @@ def test_the_laps_tile_the_cost_and_the_ranks_have_it_as_their_mean() -> None:
     assert found.ablation_s.value - found.timer_s.value == pytest.approx(found.difference_s.value)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(shuffle=st.randoms(use_true_random=False), scale=st.sampled_from([1.0, 1e3]))
 def test_the_order_of_rows_and_the_unit_do_not_matter(shuffle: Any, scale: float) -> None:
     before = section()

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study import records, train
 from horovod_study.analysis.stats import Interval
@@ -402,7 +403,7 @@ def test_a_hidden_sync_is_compared_inside_backward_so_that_the_growth_adds_up(tm
     assert math.fsum(parts) == pytest.approx(two.at["step", "minus_plain_s"], rel=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(st.lists(st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=7, max_size=7), min_size=1, max_size=4))
 def test_folding_never_loses_time(laps: list[list[float | None]]) -> None:
     values = np.array([[math.nan if lap is None else lap for lap in row] for row in laps])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study import cli
 from horovod_study.analysis.stats import Interval
@@ -179,7 +180,7 @@ def test_one_worker_alone_is_the_baseline_where_it_was_run() -> None:
     assert round(found.one_worker_step_s[75].value * 1e3, 9) == 2.4
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     ready=st.lists(st.floats(1e-3, 1e-2), min_size=2, max_size=5),
     floor=st.floats(1e-5, 1e-3),

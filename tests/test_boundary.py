@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from make.synthetic_runs import run_table
 
 from horovod_study import records
@@ -249,7 +250,7 @@ def test_laws_are_fitted_to_the_placement_on_the_fewest_nodes():
 # ---------------------------------------------------------------------------------------------------- properties
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(jump_ms=st.floats(0.5, 50), seed=st.integers(0, 1000))
 def test_order_of_rows_does_not_matter_the_input_stays_and_sides_add_up(jump_ms, seed):
     table = node_table(jump_ms=jump_ms, seed=seed)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from make.rank_rows import noise, rows_of
 from make.synthetic_runs import run_table
 from make.synthetic_study import write_study
@@ -101,7 +102,7 @@ _ROW = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(_ROW, min_size=1, max_size=5))
 def test_folding_captured_and_ordinary_steps_loses_no_time(rows: list[tuple[float | None, ...]]) -> None:
     values = np.array([[math.nan if lap is None else lap for lap in row] for row in rows])

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
@@ -137,7 +138,7 @@ def test_twice_the_throughput_and_a_quarter_more_samples_make_a_speedup_of_1_6()
     assert not two["censored"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10_000), epochs=st.integers(1, 6), scatter=st.floats(0.0, 0.5))
 def test_speedup_is_exactly_throughput_ratio_times_statistical_efficiency(seed, epochs, scatter):
     runs = run_table((1, 2, 4), ways=PLAIN_AND_MPI, failed=(), noise=0.05, seed=seed)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study.cli import main
 from horovod_study.errors import DataError
@@ -76,7 +77,7 @@ def test_the_floor_is_that_of_the_test_curves(small: Path) -> None:
 
 
 @given(size=st.integers(1, 1200), noise_max_mpa=st.sampled_from([0.0, 0.5, 1.0, 2.5]), block_rows=st.integers(1, 700))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 def test_every_size_is_generated_and_checks(
     size: int, noise_max_mpa: float, block_rows: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -187,7 +188,7 @@ def test_an_imported_set_comes_back(tmp_path: Path) -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 40), max_size=5), block_rows=st.integers(1, 50))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 def test_blocks_of_any_length_are_the_same_as_one_array(
     cuts: list[int], block_rows: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -474,7 +475,7 @@ def test_the_split_covers_everything_once(size: int) -> None:
     epoch=st.integers(0, 5),
     seed=st.integers(0, 2**63),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_workers_share_the_global_batches_of_one(
     batch: int, workers: int, train_size: int, epoch: int, seed: int
 ) -> None:

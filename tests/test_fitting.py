@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study.analysis.fit.fitting import fit, fit_quantity, fit_series
 from horovod_study.analysis.laws import LAWS
@@ -105,21 +106,21 @@ class TestKnownAnswers:
 
 class TestPlantedParameters:
     @given(slope=st.floats(0.05, 1), intercept=st.floats(-0.04, 2))
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=examples(30))
     def test_linear(self, slope, intercept):
         n = np.array([1, 2, 4, 8, 16])
         found = fit(LAWS["linear"], n, slope * n + intercept).params
         assert {"slope": slope, "intercept": intercept} == pytest.approx(found, abs=1e-9)
 
     @given(s=st.floats(0, 1), name=st.sampled_from(["amdahl", "gustafson"]))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40))
     def test_serial_fraction(self, s, name):
         n = np.array([1, 2, 3, 4, 8])
         found = fit(LAWS[name], n, LAWS[name].curve(n, s=s)).params["s"]
         assert s == pytest.approx(found, abs=1e-9)
 
     @given(alpha=st.floats(0, 0.5), beta=st.floats(0, 0.05), x1=st.floats(1e-3, 1e6), counts=st.sampled_from([5, 16]))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40))
     def test_usl_through_a_points_file(self, alpha, beta, x1, counts):
         n = np.arange(1, counts + 1)
         table = points(n, x1 * LAWS["usl"].curve(n, alpha=alpha, beta=beta))
@@ -127,7 +128,7 @@ class TestPlantedParameters:
         assert {"alpha": alpha, "beta": beta, "gamma": 1.0} == pytest.approx(found, abs=1e-6)
 
     @given(alpha=st.floats(0.01, 0.3), beta=st.floats(0.001, 0.05))
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=examples(20))
     def test_usl_with_three_worker_counts_has_no_scale(self, alpha, beta):
         n = np.array([1, 2, 4])
         found = fit(LAWS["usl"], n, LAWS["usl"].curve(n, alpha=alpha, beta=beta))
@@ -150,13 +151,13 @@ class TestPlantedParameters:
 
 class TestProperties:
     @given(order=st.permutations(range(15)))
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=examples(10))
     def test_row_order_does_not_matter(self, order):
         table = sweep("usl", 3, repeats=3, counts=(1, 2, 4, 8, 16))
         assert fit_series(table)[""].to_dict() == fit_series(table.iloc[list(order)])[""].to_dict()
 
     @given(values=st.lists(st.floats(0.5, 30), min_size=6, max_size=6))
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=examples(20))
     def test_usl_is_never_worse_than_amdahl(self, values):
         table = points([1, 2, 3, 5, 8, 16], values)
         fits = fit_series(table, baseline_samples_per_s=1.0, laws=("amdahl", "usl"))[""].fits
@@ -167,7 +168,7 @@ class TestProperties:
         repeats=st.sampled_from([1, 3]),
         data=st.data(),
     )
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25))
     def test_any_positive_points_give_finite_parameters_inside_their_intervals(self, values, repeats, data):
         size = len(values)
         counts = data.draw(st.lists(st.integers(1, 10_000_000), min_size=size, max_size=size, unique=True))
@@ -185,7 +186,7 @@ class TestProperties:
             assert not np.isnan(high).any()
 
     @given(scale=st.floats(1e-6, 1e6))
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=examples(10))
     def test_the_unit_of_throughput_does_not_matter(self, scale):
         table = sweep("amdahl", 5, repeats=3)
         scaled = table.assign(samples_per_s=table["samples_per_s"] * scale)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study.workload import floor, material
 
@@ -61,7 +62,7 @@ def test_least_squares_comes_to_the_bound() -> None:
 
 
 @given(factor=st.floats(0.01, 100), seed=st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 def test_the_floor_grows_with_the_square_of_the_noise(factor: float, seed: int) -> None:
     curves, targets, sigmas = generated(seed, 20)
     more = material.noise_levels_mpa(seed, 0, 20, noise_max_mpa=factor)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study.workload import floor, material
 from horovod_study.workload.least_squares import LawFit, fit_law
@@ -39,7 +40,7 @@ def test_noisy_curves_reach_the_cramer_rao_bound() -> None:
     reach=st.floats(1e-4, 1.0),
     points=st.integers(20, 201),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_any_law_is_found_far_outside_the_generated_box(g0_mpa: float, bend: float, reach: float, points: int) -> None:
     """`bend` is a times the last strain: from a curve bent upwards over a straight line to a plateau."""
     strain = np.linspace(0, reach, points)[None]

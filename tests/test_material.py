@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study.workload import material
 
@@ -24,7 +25,7 @@ def test_golden_bytes() -> None:
 
 
 @given(first=st.integers(0, 10**12), count=st.integers(1, 300), cut=st.integers(0, 300), seed=st.integers(0, 2**64))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 def test_a_curve_depends_on_seed_and_number_only(first: int, count: int, cut: int, seed: int) -> None:
     cut = min(cut, count)
     whole = material.generate(seed, first, first + count)

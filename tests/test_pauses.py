@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from make.rank_rows import noise, rows_of
 
 from horovod_study.analysis.steps import inspection
@@ -175,7 +176,7 @@ def test_two_rhythms_are_told_apart() -> None:
     assert sorted((each.every_steps, each.lap) for each in seen.periods) == [(400.0, "data"), (730.0, "residual")]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(every=st.integers(40, 600), first=st.integers(0, 500), seed=st.integers(0, 999), size_ms=st.floats(2, 50))
 def test_a_known_rhythm_is_found(every: int, first: int, seed: int, size_ms: float) -> None:
     seen = found(noise(seed, 4000, 1), extra_s={"forward": at(4000, 1, np.arange(first, 4000, every), size_ms * 1e-3)})

@@ -161,7 +161,7 @@ FINDINGS = st.builds(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(found=st.lists(FINDINGS, max_size=12), allow=st.sets(st.sampled_from(sorted(RULES))))
 def test_no_finding_and_no_allowance_hides_an_error(found: list[Fault], allow: set[str], made: Made) -> None:
     """Whatever is found together, and even if the name of an error is allowed: every error is told and counts."""
@@ -184,7 +184,7 @@ def test_no_finding_and_no_allowance_hides_an_error(found: list[Fault], allow: s
     assert all(RULES[each.name].severity == "doubt" for each in told.accepted)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     st.floats(allow_nan=False, allow_infinity=False),
     st.floats(-1e-13, 1e-13),
@@ -195,7 +195,7 @@ def test_numbers_that_writing_changes_are_equal_wherever_they_stand(value: float
     assert same_text(frame.format(value), frame.format(other)) or not np.isfinite(other)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.integers(-(10**15), 10**15), st.integers(0, 6), st.sampled_from(["{}", "a {} b", "1,{}|x"]))
 def test_a_change_of_the_last_digit_shown_is_found(digits: int, places: int, frame: str) -> None:
     """571 is not 572, and 5.71 not 5.72, as long as fewer digits are shown than a number of double precision has."""

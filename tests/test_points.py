@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.series import points
@@ -34,7 +35,7 @@ def point(table, workers, series="local horovod/mpi batch 75"):
 # ---------------------------------------------------------------------------------------------------- known answers
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(rate=st.floats(1.0, 1e6), workers=st.sets(st.integers(2, 512), min_size=1, max_size=4))
 def test_perfect_scaling_has_speedup_n_and_efficiency_one(rate, workers):
     counts = (1, *sorted(workers))

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study.analysis.fit.fitting import fit_series
 from horovod_study.analysis.forecast.holdout import score
@@ -71,7 +72,7 @@ asked = st.lists(st.integers(1, 100_000), min_size=1, max_size=4)
 
 class TestLimits:
     @given(values=curves, workers=asked, data=st.data())
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150))
     def test_never_above_ideal_never_negative_never_outside_its_interval(self, values, workers, data):
         size = len(values)
         counts = data.draw(st.lists(st.integers(1, 4096), min_size=size, max_size=size, unique=True))
@@ -123,7 +124,7 @@ class TestLimits:
 
 class TestInterval:
     @given(values=curves, data=st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60))
     def test_never_narrows_with_distance(self, values, data):
         """From the last known count on, the ratio of the ends of the interval never falls; any points, any nodes."""
         size = len(values)

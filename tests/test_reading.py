@@ -169,7 +169,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 def test_json_that_python_writes_is_read_as_it_was(value: Any) -> None:
     assert documents.parse_json(json.dumps(value), source="x", again="y") == value
     assert repr(documents.parse_json(json.dumps(value), source="x", again="y")) == repr(value)
@@ -446,7 +446,7 @@ def test_an_archive_of_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> 
 
 
 @given(drawn=st.data())
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_archive_with_changed_bytes_is_read_or_named(tmp_path: Path, drawn: st.DataObject) -> None:
     path = tmp_path / "curves.npz"
     strain = np.linspace(0.0, 0.1, 20).reshape(2, 10)

@@ -130,7 +130,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 # Each epoch has 18 steps and an evaluation in its middle; the timed window opens at 5, the rate has risen at 8.
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(every=st.sampled_from([1, 2, 5, 7, 8, 9, 18, 35]), more=st.integers(0, 20))
 def test_a_run_that_crashed_anywhere_goes_on_as_if_it_had_not(
     tmp_path_factory: pytest.TempPathFactory, uninterrupted: dict[str, Any], every: int, more: int

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study.analysis.costs import Link
 from horovod_study.analysis.simulate.network import (
@@ -66,7 +67,7 @@ def scattered(seed: int = 1, steps: int = 500) -> Compute:
 
 
 @given(workers, alphas, rates, sizes)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 def test_on_one_kind_of_link_costs_are_the_closed_forms(n: int, alpha: float, rate: float, size: float) -> None:
     link = Link(alpha_s=alpha, bytes_per_s=rate)
     rounds, moved = math.ceil(math.log2(n)), 2 * (n - 1) / n * size / rate
@@ -83,7 +84,7 @@ def test_on_one_kind_of_link_costs_are_the_closed_forms(n: int, alpha: float, ra
 
 
 @given(workers, sizes)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 def test_of_several_algorithms_the_quickest_is_taken(n: int, size: float) -> None:
     for name in ("auto", "tree"):
         singles = [allreduce_s(flat(), each, n, size) for each in CHOICES[name]]
@@ -92,7 +93,7 @@ def test_of_several_algorithms_the_quickest_is_taken(n: int, size: float) -> Non
 
 
 @given(st.integers(1, 512), sizes)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 def test_hierarchical_on_one_node_is_a_ring(n: int, size: float) -> None:
     network = Network(intra=LINK, inter=SLOW, workers_per_node=512)
 
@@ -161,7 +162,7 @@ def test_as_many_servers_as_workers_move_what_a_ring_moves() -> None:
 
 
 @given(st.sampled_from(sorted(CHOICES)), workers, st.integers(1, 64), st.floats(1.0, 100.0), sizes)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_better_network_is_never_slower(name: str, n: int, g: int, factor: float, size: float) -> None:
     worse = Network(
         intra=LINK, inter=SLOW, workers_per_node=g, levels=(Level(nodes=8, latency_s=1e-6, oversubscription=3.0),)
@@ -339,7 +340,7 @@ def test_what_waits_while_the_network_is_busy_goes_into_one_message() -> None:
 
 
 @given(st.floats(1e-4, 3e-2), st.floats(0, 1), st.integers(0, 1000))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 def test_the_wait_for_the_cycle_is_that_of_the_attribution(cycle: float, apart: float, seed: int) -> None:
     ready = np.random.default_rng(seed).gamma(20, 2e-4, (40, 3))
     cost = costs(flat(), "ring", 3)

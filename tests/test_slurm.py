@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from rich.console import Console
 
 from horovod_study.cluster.allocations import Allocation, allocate
@@ -125,7 +126,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(study_name=NAMES, folder_name=NAMES, value=VALUES, reason=st.text(max_size=30), module=NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_the_names_are_nothing_of_them_is_executed(
     study_name: str, folder_name: str, value: str, reason: str, module: str, stub: Path, tmp_path: Path
 ):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from numpy.typing import NDArray
 
 from horovod_study import records, train
@@ -165,7 +166,7 @@ def test_a_begin_longer_than_a_third_is_not_cut_but_told() -> None:
     assert steady.doubt.startswith("the run is not steady: from step 950 on a step takes 16.7% less")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(
     seed=st.integers(0, 1000),
     steps=st.integers(0, 600),

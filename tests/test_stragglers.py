@@ -12,6 +12,7 @@ import pytest
 from conftest import BIN, LAUNCHERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from make.rank_rows import hosts, noise, rows_of
 
 from horovod_study import records
@@ -151,7 +152,7 @@ def test_what_is_certain_but_tiny_is_not_worth_a_word() -> None:
     assert seen.resolution_s == pytest.approx(0.01 * seen.period_s)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     seed=st.integers(0, 10_000),
     ranks=st.integers(2, 6),

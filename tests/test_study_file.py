@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study.cluster.partitions import find_partition
@@ -523,7 +523,6 @@ axes = {
 }
 
 
-@settings(deadline=None)
 @given(
     varied=st.fixed_dictionaries({}, optional=axes),
     runtimes=st.lists(st.sampled_from(RUNTIMES), min_size=1, unique=True),

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from make.rich_study import WAYS, rich_analysis, rich_runs
 from make.synthetic_runs import run_table
 
@@ -143,7 +144,7 @@ def test_a_number_ends_where_its_uncertainty_ends(value, low, high, text):
     st.floats(0.1, 1e6),
     st.floats(0.1, 1e6),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_rounding_moves_nothing_by_more_than_its_uncertainty_allows(value, below, above):
     decimals = numbers.places(value, value - below, value + above)
     unit = 10.0**-decimals
@@ -298,7 +299,7 @@ def test_every_letter_has_its_latex(text, expected):
 
 @given(st.text())
 @example(EVIL)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_latex_is_ascii_and_has_no_command_but_ours(text):
     result = latex(text)
 

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make.properties import examples
 from make.synthetic_study import write_study
 from test_crash import Killer
 
@@ -174,7 +175,7 @@ def test_a_row_that_finds_room_in_part_is_not_there(tmp_path: Path, monkeypatch:
     st.text(st.characters(codec=None), max_size=8)
     | st.sampled_from(["=1", "'=1", "''=1", "-1", "+", "@x", "\t", "a=1"])
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_a_name_that_looks_like_a_formula_is_guarded_and_comes_back(name: str) -> None:
     written = files.guarded(name)
 
