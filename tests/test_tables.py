@@ -22,6 +22,8 @@ from horovod_study.analysis.study import analyze
 from horovod_study.errors import RecordError
 from horovod_study.report.kit import typeset
 from horovod_study.report.kit.typeset import latex, to_csv, to_latex, to_markdown
+from horovod_study.report.page.answer import answer_lines
+from horovod_study.report.page.sentences import headline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text import numbers
 from horovod_study.text.tables import Column, Group, Table, table_of, to_lines
@@ -107,6 +109,35 @@ def made(analysis):
 def written(analysis, tmp_path_factory):
     directory = tmp_path_factory.mktemp("tables")
     return directory, write_tables(analysis, directory)
+
+
+def test_the_answer_in_a_terminal_has_the_numbers_of_the_page(analysis, made):
+    points = made["points"]
+    analysis = replace(analysis, runs=analysis.runs.assign(wall_s=36.0, device="cpu"))
+    lines = answer_lines(analysis)
+
+    assert lines[0] == headline(analysis).replace(numbers.THIN, " ") + "."
+    shown = [line.split() for line in lines]
+    for row in (row for group in points.groups for row in group.rows):
+        texts = dict(zip((column.head for column in points.columns), row, strict=True))
+        wanted = [texts["Workers"], *texts["Throughput"].replace(numbers.THIN, " ").split()]
+        assert any(
+            words[: len(wanted)] == wanted or words[:1] + words[2 : len(wanted) + 1] == wanted for words in shown
+        )
+    assert not any("Karp" in line or "Waiting" in line for line in lines)
+    hours = 0.01 * analysis.runs["workers"].sum()
+    assert f"{len(analysis.runs)} runs" in lines[-1] and f"{hours:,.3g} worker hours" in lines[-1]
+
+
+def test_the_answer_counts_the_doubts_and_shows_none(analysis):
+    analysis = replace(analysis, runs=analysis.runs.assign(wall_s=36.0, device="cpu"))
+    doubted = replace(analysis, provenance={**analysis.provenance, "doubts": ["first thing", "second thing"]})
+
+    before, after = answer_lines(analysis), answer_lines(doubted)
+
+    assert sum("2 doubts" in line or "doubts: see" in line for line in after) == 1
+    assert not any("first thing" in line for line in after)
+    assert len(after) >= len(before)
 
 
 def cells(table):

@@ -26,7 +26,9 @@ def write_analysis(
     threads: int | None = None,
     benches: Sequence[Path] | None = None,
     planned: Sequence[str] = (),
+    doubts: bool = True,
 ) -> list[Path]:
+    """Analyse runs and write the tables; `doubts` says whether each doubt is printed."""
     from horovod_study import records
     from horovod_study.analysis.audit import versions
 
@@ -35,7 +37,7 @@ def write_analysis(
     _, evaluations, _, result = _analysed(
         runs, commands=commands, targets=targets, only=only, threads=threads, networks=networks
     )
-    for doubt in result.provenance["doubts"]:
+    for doubt in result.provenance["doubts"] if doubts else ():
         print(f"doubt: {doubt}", file=sys.stderr)
     written = records.save_tables(out, {"evaluations": evaluations, **result.tables()}, result.documents())
     how = {"targets": list(targets), "commands": commands, "only": None if only is None else sorted(only)}

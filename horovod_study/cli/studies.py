@@ -81,16 +81,20 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:
-    """Report the study if any of it is done, and return the exit code."""
+    """Report the study if any of it is done, print what it came to, and return the exit code."""
+    from horovod_study import api
+    from horovod_study.report.page.answer import answer_lines
+
     if result.planned_only or result.interrupted or not result.ledger.count("done"):
         return int(result.exit_code)
     directory = options.runs / study.name
     current = result.ledger.current_directories()
     planned = sorted(entry.key for entry in result.ledger.entries)
     how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned}
-    written = write_analysis(directory, directory / "analysis", commands=[command], **how)
+    write_analysis(directory, directory / "analysis", commands=[command], doubts=False, **how)
     write_page(directory / "analysis")
-    print(f"report: {directory / 'analysis' / 'report.html'}  (tables: {', '.join(path.name for path in written)})")
+    print("", *answer_lines(api.read_analysis(directory / "analysis")), sep="\n")
+    print(f"report: {directory / 'analysis' / 'report.html'}")
     return int(result.exit_code)
 
 

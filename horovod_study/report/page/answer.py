@@ -1,0 +1,53 @@
+"""What a study came to, in a few lines for a terminal: the page's headline, its points, the doubts, the cost."""
+
+from dataclasses import replace
+
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.page.sentences import headline, subheadline
+from horovod_study.report.page.tables import tables
+from horovod_study.text.numbers import THIN
+from horovod_study.text.tables import Table, to_lines
+from horovod_study.text.words import plural
+
+SHOWN = ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency")
+"""Columns of the page's points that a terminal shows."""
+
+
+def answer_lines(analysis: Analysis) -> list[str]:
+    """Return headline, points, doubts and cost, with the numbers of the page."""
+    found = {table.name: table for table in tables(analysis)}
+    lines = [f"{told}." for told in (headline(analysis), subheadline(analysis).rstrip(".")) if told]
+    if "points" in found:
+        lines += ["", *to_lines(_shown(found["points"])), ""]
+    doubts = len(analysis.provenance["doubts"]) + sum(len(cell) for cell in _cell_doubts(found.get("points")))
+    if doubts:
+        lines.append(f"{plural(doubts, 'doubt')}: see the page")
+    return [line.replace(THIN, " ") for line in [*lines, _cost(analysis)]]
+
+
+def _shown(points: Table) -> Table:
+    """The points without the columns that a page explains; nodes only where there are several."""
+    nodes = any(row[1] not in ("1", "") for group in points.groups for row in group.rows)
+    kept = [
+        place
+        for place, column in enumerate(points.columns)
+        if column.head in SHOWN and not column.page_only and (nodes or column.head != "Nodes")
+    ]
+    groups = tuple(
+        replace(group, rows=tuple(tuple(row[place] for place in kept) for row in group.rows)) for group in points.groups
+    )
+    return replace(points, columns=tuple(points.columns[place] for place in kept), groups=groups)
+
+
+def _cell_doubts(points: Table | None) -> list[tuple[str, ...]]:
+    cells = [] if points is None else [cell for group in points.groups for row in group.rows for cell in row]
+    return [getattr(cell, "doubts", ()) for cell in cells]
+
+
+def _cost(analysis: Analysis) -> str:
+    """Runs, their time one after the other, and the worker hours."""
+    runs = analysis.runs[analysis.runs["wall_s"].notna()]
+    hours = float((runs["wall_s"] * runs["workers"]).sum()) / 3600
+    unit = "GPU hours" if (runs["device"] == "cuda").all() and len(runs) else "worker hours"
+    minutes = float(runs["wall_s"].sum()) / 60
+    return f"cost: {plural(len(runs), 'run')}, {minutes:,.1f} min of training, {hours:,.3g} {unit}"
