@@ -8,6 +8,7 @@ import resource
 import shlex
 import socket
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -260,6 +261,17 @@ def test_pytorch_is_loaded_in_a_process_of_its_own(
     place.python(ones=answer)
 
     assert found(Software(place.here, EarlierChecks(), quick=False).torch)[name][:2] == (verdict, what)
+
+
+def test_the_examination_needs_no_pytorch(tmp_path: Path) -> None:
+    """It is there to say that PyTorch is missing."""
+    program = "import sys; sys.modules['torch'] = None; from horovod_study import cli; sys.exit(cli.main(sys.argv[1:]))"
+    words = [sys.executable, "-c", program, "doctor", "--quick", "--json"]
+
+    told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    assert told.returncode in (0, 1), told.stderr
+    assert json.loads(told.stdout)["findings"]
 
 
 def test_pytorch_is_not_loaded_in_a_quick_examination(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

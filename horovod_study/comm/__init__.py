@@ -25,16 +25,26 @@ stop          SIGTERM and SIGUSR1: a request to stop that all ranks follow at th
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from horovod_study.comm.base import Backend, fail_together, require_parity
 from horovod_study.comm.launch import Launch, detect, require_limits
 from horovod_study.config import RunConfig
 from horovod_study.runtimes import LIBRARIES
 
+if TYPE_CHECKING:
+    from horovod_study.comm.base import Backend, fail_together, require_parity
+
 __all__ = ["Backend", "Launch", "detect", "fail_together", "open_backend", "require_parity"]
 
 
-def open_backend(config: RunConfig, launch: Launch) -> Backend:
+def __getattr__(name: str) -> Any:
+    """Load what needs PyTorch when it is asked for: `doctor` is there to say that PyTorch is missing."""
+    if name in ("Backend", "fail_together", "require_parity"):
+        return getattr(import_module("horovod_study.comm.base"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def open_backend(config: RunConfig, launch: Launch) -> "Backend":
     """Start the backend that `config` asks for, or that fits how the process was launched.
 
     Returns when this rank is connected. Raises BackendError if the backend is not installed, was built without the
