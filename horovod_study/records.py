@@ -354,6 +354,11 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def facts(value: Any, *names: str) -> dict[str, Any]:
+    """Return attributes of a value by their names, each as `finite` gives it."""
+    return {name: finite(getattr(value, name)) for name in names}
+
+
 def step_schema() -> "pa.Schema":
     """Return the columns of a step row, 96 bytes; docs/metrics.md defines them.
 

@@ -1,8 +1,10 @@
 """One call from a run table to everything a report draws: points, fitted laws, curves, breakdown and provenance."""
 
+# ruff: noqa: RUF009  # what `_table` returns is a field()
+
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -23,16 +25,6 @@ from horovod_study.errors import AnalysisError
 SCHEMA = 1
 """Of provenance.json; raised when a key changes its meaning."""
 
-TABLES = (
-    *("points", "curves", "breakdown", "convergence", "learning", "targets", "accounting", "nodes", "boundary"),
-    *("resources", "quantity_curves", "crossings"),
-    "forecast",
-    *("synchronisation", "sync_curves", "transports", "batches", "knees", "batch_curves", "cycle"),
-    *("usage", "load", "losses", "attribution"),
-    *("runs", "run_profiles"),
-)
-DOCUMENTS = ("fits", "provenance", "quantities", "holdout", "sync_fits", "network")
-
 CURVE_COLUMNS = (
     *("series", "law", "selected", "workers", "speedup", "low", "high"),
     *("efficiency", "efficiency_low", "efficiency_high", "extrapolated"),
@@ -41,34 +33,6 @@ CURVE_COLUMNS = (
 REACH = 1.5
 """Curves are drawn to this multiple of the largest worker count measured; the part beyond it is extrapolated."""
 
-_NEEDED = {
-    "points": ("series", "setting", "partition", "backend", "transport", "workers", "speedup_plain", "missing"),
-    "curves": CURVE_COLUMNS,
-    "breakdown": ("series", "workers", "lap", "mean_s", "share", "note"),
-    "convergence": convergence.CURVE_COLUMNS,
-    "learning": convergence.LEARNING_COLUMNS,
-    "targets": convergence.TARGET_COLUMNS,
-    "accounting": steps.RUN_COLUMNS,
-    "nodes": boundary.NODE_COLUMNS,
-    "boundary": boundary.BOUNDARY_COLUMNS,
-    "resources": resources.RESOURCE_COLUMNS,
-    "quantity_curves": resources.QUANTITY_CURVE_COLUMNS,
-    "crossings": convergence.CROSSING_COLUMNS,
-    "forecast": study_forecast.FORECAST_COLUMNS,
-    "synchronisation": synchronisation.SYNC_COLUMNS,
-    "sync_curves": synchronisation.CURVE_COLUMNS,
-    "transports": transports.TRANSPORT_COLUMNS,
-    "batches": batch_size.BATCH_COLUMNS,
-    "knees": batch_size.KNEE_COLUMNS,
-    "batch_curves": batch_size.CURVE_COLUMNS,
-    "cycle": cycle.CYCLE_COLUMNS,
-    "usage": usage.USAGE_COLUMNS,
-    "load": usage.LOAD_COLUMNS,
-    "losses": losses.LOSS_COLUMNS,
-    "attribution": attribution.ARM_COLUMNS,
-    "runs": run_profiles.RUN_COLUMNS,
-    "run_profiles": run_profiles.PROFILE_COLUMNS,
-}
 _TEXTS = (
     *("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not"),
     *("flags", "device", "energy_of"),
@@ -95,51 +59,63 @@ _OPTIONS = (*scaling.CHOICES, "horovod_defaults")
 """Empty where another script did not record them."""
 
 
+_POINTS = ("series", "setting", "partition", "backend", "transport", "workers", "speedup_plain", "missing")
+
+
+def _table(columns: Callable[[], Sequence[str]]) -> Any:
+    """Return a field for a table that has at least these columns, and no rows where nothing is said.
+
+    They come when they are asked for: in the body of the class a module may have the name of a field.
+    """
+    return field(default_factory=lambda: pd.DataFrame(columns=list(columns())), metadata={"columns": columns})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What a study says. The tables and documents are the files of an analysis directory, under the same names."""
+    """What a study says. The tables and documents are the files of an analysis directory, under the same names and in
+    this order."""
 
-    points: pd.DataFrame
-    curves: pd.DataFrame
-    breakdown: pd.DataFrame
+    points: pd.DataFrame = field(metadata={"columns": lambda: _POINTS})
+    curves: pd.DataFrame = field(metadata={"columns": lambda: CURVE_COLUMNS})
+    breakdown: pd.DataFrame = field(
+        metadata={"columns": lambda: ("series", "workers", "lap", "mean_s", "share", "note")}
+    )
+    convergence: pd.DataFrame = _table(lambda: convergence.CURVE_COLUMNS)
+    learning: pd.DataFrame = _table(lambda: convergence.LEARNING_COLUMNS)
+    targets: pd.DataFrame = _table(lambda: convergence.TARGET_COLUMNS)
+    accounting: pd.DataFrame = _table(lambda: steps.RUN_COLUMNS)
+    nodes: pd.DataFrame = _table(lambda: boundary.NODE_COLUMNS)
+    boundary: pd.DataFrame = _table(lambda: boundary.BOUNDARY_COLUMNS)
+    resources: pd.DataFrame = _table(lambda: resources.RESOURCE_COLUMNS)
+    quantity_curves: pd.DataFrame = _table(lambda: resources.QUANTITY_CURVE_COLUMNS)
+    crossings: pd.DataFrame = _table(lambda: convergence.CROSSING_COLUMNS)
+    forecast: pd.DataFrame = _table(lambda: study_forecast.FORECAST_COLUMNS)
+    synchronisation: pd.DataFrame = _table(lambda: synchronisation.SYNC_COLUMNS)
+    sync_curves: pd.DataFrame = _table(lambda: synchronisation.CURVE_COLUMNS)
+    transports: pd.DataFrame = _table(lambda: transports.TRANSPORT_COLUMNS)
+    batches: pd.DataFrame = _table(lambda: batch_size.BATCH_COLUMNS)
+    knees: pd.DataFrame = _table(lambda: batch_size.KNEE_COLUMNS)
+    batch_curves: pd.DataFrame = _table(lambda: batch_size.CURVE_COLUMNS)
+    cycle: pd.DataFrame = _table(lambda: cycle.CYCLE_COLUMNS)
+    usage: pd.DataFrame = _table(lambda: usage.USAGE_COLUMNS)
+    load: pd.DataFrame = _table(lambda: usage.LOAD_COLUMNS)
+    losses: pd.DataFrame = _table(lambda: losses.LOSS_COLUMNS)
+    attribution: pd.DataFrame = _table(lambda: attribution.ARM_COLUMNS)
+    runs: pd.DataFrame = _table(lambda: run_profiles.RUN_COLUMNS)
+    run_profiles: pd.DataFrame = _table(lambda: run_profiles.PROFILE_COLUMNS)
     fits: Mapping[str, Any]
     provenance: Mapping[str, Any]
-    convergence: pd.DataFrame = field(default_factory=lambda: convergence.nothing().curves)
-    learning: pd.DataFrame = field(default_factory=lambda: convergence.nothing().learning)
-    targets: pd.DataFrame = field(default_factory=lambda: convergence.nothing().targets)
-    accounting: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(steps.RUN_COLUMNS)))
-    nodes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(boundary.NODE_COLUMNS)))
-    boundary: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(boundary.BOUNDARY_COLUMNS)))
-    resources: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(resources.RESOURCE_COLUMNS)))
-    quantity_curves: pd.DataFrame = field(
-        default_factory=lambda: pd.DataFrame(columns=list(resources.QUANTITY_CURVE_COLUMNS))
-    )
-    crossings: pd.DataFrame = field(default_factory=lambda: convergence.nothing().crossings)
     quantities: Mapping[str, Any] = field(default_factory=lambda: {"fits": []})
-    forecast: pd.DataFrame = field(default_factory=lambda: study_forecast.nothing().table)
     holdout: Mapping[str, Any] = field(default_factory=lambda: study_forecast.nothing().document)
-    synchronisation: pd.DataFrame = field(
-        default_factory=lambda: pd.DataFrame(columns=list(synchronisation.SYNC_COLUMNS))
-    )
-    sync_curves: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(synchronisation.CURVE_COLUMNS)))
     sync_fits: Mapping[str, Any] = field(default_factory=lambda: synchronisation.document({}))
-    transports: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(transports.TRANSPORT_COLUMNS)))
-    batches: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(batch_size.BATCH_COLUMNS)))
-    knees: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(batch_size.KNEE_COLUMNS)))
-    batch_curves: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(batch_size.CURVE_COLUMNS)))
-    cycle: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(cycle.CYCLE_COLUMNS)))
-    usage: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(usage.USAGE_COLUMNS)))
-    load: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(usage.LOAD_COLUMNS)))
-    losses: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(losses.LOSS_COLUMNS)))
-    attribution: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(attribution.ARM_COLUMNS)))
-    runs: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(run_profiles.RUN_COLUMNS)))
-    run_profiles: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(run_profiles.PROFILE_COLUMNS)))
     network: Mapping[str, Any] = field(default_factory=lambda: {"machines": []})
 
     def __post_init__(self) -> None:
-        for name in TABLES:
-            frame = getattr(self, name)
-            missing = [column for column in _NEEDED[name] if column not in frame.columns]
+        for each in fields(self):
+            if "columns" not in each.metadata:
+                continue
+            name, frame = each.name, getattr(self, each.name)
+            missing = [column for column in each.metadata["columns"]() if column not in frame.columns]
             if missing:
                 raise AnalysisError(
                     f"{name}.csv: column {missing[0]} is missing; make the directory again with horovod-study report"
@@ -171,6 +147,10 @@ class Analysis:
     def documents(self) -> dict[str, Any]:
         """Return the JSON documents by the names of their files."""
         return {name: getattr(self, name) for name in DOCUMENTS}
+
+
+TABLES = tuple(each.name for each in fields(Analysis) if "columns" in each.metadata)
+DOCUMENTS = tuple(each.name for each in fields(Analysis) if each.name not in TABLES)
 
 
 def loaded(tables: Mapping[str, pd.DataFrame], documents: Mapping[str, Any], *, source: str) -> Analysis:

@@ -46,6 +46,7 @@ from horovod_study.analysis.stats import (
     welch_p,
 )
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts, finite
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -87,29 +88,25 @@ class CountResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
+        typical = self.typical.to_dict()
         return {
             "workers": self.workers,
-            "a_samples_per_s": self.samples_per_s[0],
-            "b_samples_per_s": self.samples_per_s[1],
+            **dict(zip(("a_samples_per_s", "b_samples_per_s"), self.samples_per_s, strict=True)),
             **self.speed.to_dict(),
             "p_holm": self.p_holm,
-            "typical_ratio": self.typical.value,
-            "typical_low": finite_or_none(self.typical.low),
-            "typical_high": finite_or_none(self.typical.high),
+            "typical_ratio": typical["value"],
+            "typical_low": typical["low"],
+            "typical_high": typical["high"],
             "odd_blocks": list(self.odd),
             "resolved": self.resolved,
             "b_faster_in": sum(ratio > 1 for ratio in self.ratios),
-            "ratios": list(self.ratios),
-            "block_numbers": list(self.block_numbers),
-            "a_step_ms_median": self.step_ms[0],
-            "b_step_ms_median": self.step_ms[1],
-            "a_p90_over_median": self.stability[0],
-            "b_p90_over_median": self.stability[1],
+            **facts(self, "ratios", "block_numbers"),
+            **dict(zip(("a_step_ms_median", "b_step_ms_median"), self.step_ms, strict=True)),
+            **dict(zip(("a_p90_over_median", "b_p90_over_median"), self.stability, strict=True)),
             "p90_over_median": self.spread.to_dict(),
             "unpaired_p": self.unpaired_p,
             "blocks_for_one_percent": self.needed,
-            "verdict": self.verdict,
-            "doubts": list(self.doubts),
+            **facts(self, "verdict", "doubts"),
         }
 
 
@@ -153,12 +150,8 @@ class Learning:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {
-            "same_parameters": self.same_parameters,
-            "alike": self.alike,
-            "first_steps": self.first_steps,
-            "loss_difference": self.loss_difference,
-            "a_test_mse": finite_or_none(self.test_mse[0]),
-            "b_test_mse": finite_or_none(self.test_mse[1]),
+            **facts(self, "same_parameters", "alike", "first_steps", "loss_difference"),
+            **dict(zip(("a_test_mse", "b_test_mse"), finite(self.test_mse), strict=True)),
             "test_mse_difference": self.test_difference,
             "text": self.text,
         }
@@ -173,7 +166,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"workers": [each.to_dict() for each in self.counts], "learning": self.learning.to_dict()}
+        return {"workers": finite(self.counts), "learning": self.learning.to_dict()}
 
     def lines(self) -> list[str]:
         """Return a table and the verdicts in words."""

@@ -29,7 +29,7 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CELL, ENVIRONMENT, KNOBS, baseline_place, measured
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import AnalysisError, ConfigError, nearest
-from horovod_study.records import finite
+from horovod_study.records import facts, finite
 from horovod_study.roles import Role
 from horovod_study.runtimes import BACKENDS, TRANSPORTS
 from horovod_study.workloads import packaged
@@ -152,16 +152,10 @@ class StudyComparison:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; unknown is None."""
         return {
-            "after": self.names[0],
-            "before": self.names[1],
+            **dict(zip(("after", "before"), self.names, strict=True)),
             "matching": self.matching,
             "matched_by_all_but": list(self.may_differ),
-            "interleaved": self.interleaved,
-            "differences": finite(self.differences),
-            "laws": finite(self.laws),
-            "unmatched": finite(self.unmatched),
-            "changes": [{"what": each.what, "before": each.before, "after": each.after} for each in self.changes],
-            "doubts": list(self.doubts),
+            **facts(self, "interleaved", "differences", "laws", "unmatched", "changes", "doubts"),
         }
 
 
@@ -885,15 +879,8 @@ class Gate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "passed": self.passed,
-            "unresolved_fails": self.unresolved_fails,
-            "checks": [
-                {"word": each.word, "limit": each.limit, "outcome": each.outcome, **finite(each.row)}
-                for each in self.checks
-            ],
-            "missing": None if self.missing is None else [finite(each) for each in self.missing],
-        }
+        checks = [{**facts(each, "word", "limit", "outcome"), **finite(each.row)} for each in self.checks]
+        return {**facts(self, "passed", "unresolved_fails"), "checks": checks, "missing": finite(self.missing)}
 
 
 def read_limits(words: Sequence[str]) -> dict[str, float]:

@@ -46,6 +46,7 @@ from horovod_study.analysis.fit.rows import (
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
 from horovod_study.analysis.laws.law import Array, Law, Places, best_counts, columns, knee, places
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts, finite
 from horovod_study.text.words import listed
 
 _NOT_IDENTIFIABLE = "not identifiable"
@@ -169,17 +170,12 @@ class ScalingFit:
         """JSON-ready: parameters with intervals, how good the fit is and what speaks against it; null if not known."""
         return {
             "formula": self.law.formula,
-            "params": {name: _finite(value) for name, value in self.params.items()},
-            "ci95": {name: [_finite(low), _finite(high)] for name, (low, high) in self.ci95.items()},
-            "rmse": _finite(self.rmse),
-            "aicc": _finite(self.aicc),
-            "loo_error": _finite(self.loo_median),
-            "loo_error_rms": _finite(self.loo_rms),
+            **facts(self, "params", "ci95", "rmse", "aicc"),
+            "loo_error": finite(self.loo_median),
+            "loo_error_rms": finite(self.loo_rms),
             "applies": self.applies,
             "why_not": self.why_not or None,
-            "identifiable": self.identifiable,
-            "doubts": list(self.doubts),
-            "interval_method": self.interval_method,
+            **facts(self, "identifiable", "doubts", "interval_method"),
         }
 
     @property
@@ -209,26 +205,20 @@ class SeriesFit:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of one series as the command line prints it."""
-        return {
-            "baseline": self.baseline,
-            "base_samples_per_s": _finite(self.base_samples_per_s),
-            "mode": self.mode,
-            "assumed": self.assumed,
-            "laws": {
-                name: {
-                    **fitted.to_dict(),
-                    "peak": _finite(fitted.peak),
-                    "peak_ci95": _ends(fitted.peak_ci95) if name == self.selected else None,
-                    "knee": _finite(fitted.knee),
-                    "knee_ci95": _ends(fitted.knee_ci95) if name == self.selected else None,
-                    "limit": _finite(fitted.limit),
-                    "bottleneck": fitted.bottleneck(),
-                }
-                for name, fitted in self.fits.items()
-            },
-            "selected": self.selected,
-            "doubts": list(self.doubts),
-        }
+        laws = {}
+        for name, fitted in self.fits.items():
+            ends = {"peak": fitted.peak_ci95, "knee": fitted.knee_ci95} if name == self.selected else {}
+            laws[name] = {
+                **fitted.to_dict(),
+                "peak": finite(fitted.peak),
+                "peak_ci95": _ends(ends.get("peak")),
+                "knee": finite(fitted.knee),
+                "knee_ci95": _ends(ends.get("knee")),
+                "limit": finite(fitted.limit),
+                "bottleneck": fitted.bottleneck(),
+            }
+        series = facts(self, "baseline", "base_samples_per_s", "mode", "assumed")
+        return {**series, "laws": laws, **facts(self, "selected", "doubts")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,11 +231,7 @@ class QuantityFit:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, in the form of one series of `fit --json`."""
-        return {
-            "laws": {name: fitted.to_dict() for name, fitted in self.fits.items()},
-            "selected": self.selected,
-            "doubts": list(self.doubts),
-        }
+        return {"laws": finite(self.fits), **facts(self, "selected", "doubts")}
 
 
 def fit(
@@ -656,12 +642,8 @@ def _spans(law: Law, where: Places, values: Array, i: int, low: float, high: flo
     return bool(np.any(without >= 1.9 * alone))
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _ends(interval: tuple[float, float] | None) -> list[float | None] | None:
-    return None if interval is None or math.isinf(interval[0]) else [_finite(end) for end in interval]
+def _ends(interval: tuple[float, float] | None) -> Any:
+    return None if interval is None or math.isinf(interval[0]) else finite(interval)
 
 
 def _brief(name: str) -> str:

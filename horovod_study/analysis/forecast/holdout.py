@@ -33,8 +33,8 @@ from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Array, Law
-from horovod_study.analysis.stats import finite_or_none
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts, finite
 from horovod_study.text.tables import table_of, to_lines
 
 COMBINED = "combined"
@@ -78,18 +78,8 @@ class Target:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; null where there is no interval."""
-        return {
-            "law": self.law,
-            "known_to": self.known_to,
-            "workers": self.workers,
-            "nodes": self.nodes,
-            "measured": self.measured,
-            "forecast": self.forecast,
-            "low": finite_or_none(self.low),
-            "high": finite_or_none(self.high),
-            "error": self.error,
-            "covered": self.covered,
-        }
+        names = ("law", "known_to", "workers", "nodes", "measured", "forecast", "low", "high", "error", "covered")
+        return facts(self, *names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +96,8 @@ class LawScore:
     fails: str  # why it fails, in words; empty when it does not
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "targets": self.targets,
-            "median_ape": self.median_ape,
-            "worst_ape": self.worst_ape,
-            "bias": self.bias,
-            "coverage": self.coverage,
-            "median_width": self.median_width,
-            "fails": self.fails or None,
-        }
+        names = ("targets", "median_ape", "worst_ape", "bias", "coverage", "median_width")
+        return {**facts(self, *names), "fails": self.fails or None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +113,8 @@ class HoldoutScore:
     why_not: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "hidden": list(self.hidden),
-            "known": list(self.known),
-            "laws": {name: one.to_dict() for name, one in self.laws.items()},
-            "forecasts": [one.to_dict() for one in self.forecasts],
-            "doubts": list(self.doubts),
-            "why_not": self.why_not or None,
-        }
+        names = ("hidden", "known", "laws", "forecasts", "doubts")
+        return {**facts(self, *names), "why_not": self.why_not or None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +179,7 @@ def summarise(scores: Mapping[str, HoldoutScore]) -> dict[str, Summary]:
 
 def to_dict(scores: Mapping[str, HoldoutScore]) -> dict[str, Any]:
     """The JSON of `horovod-study predict --holdout`."""
-    return {
-        "series": {name: one.to_dict() for name, one in scores.items()},
-        "summary": {law: one.to_dict() for law, one in summarise(scores).items()},
-    }
+    return {"series": finite(scores), "summary": finite(summarise(scores))}
 
 
 def hidden_counts(counts: Sequence[int], hide: int | None) -> int:

@@ -39,6 +39,7 @@ from horovod_study.analysis.laws.power import TREND as POWER
 from horovod_study.analysis.machine.advice import network_of
 from horovod_study.analysis.stats import normal_deviation
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts
 
 MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
 DRIFT = 0.06  # log error of a good forecast one doubling beyond the data, before the data has its say
@@ -70,18 +71,9 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `batch_size` only where a batch was asked for."""
-        return {
-            "workers": self.workers,
-            **({} if self.batch_size is None else {"batch_size": self.batch_size}),
-            "nodes": self.nodes,
-            "samples_per_s": self.samples_per_s,
-            "low": self.low,
-            "high": self.high,
-            "law": self.law,
-            "weights": dict(self.weights),
-            "ideal": self.ideal if math.isfinite(self.ideal) else None,
-            "doubts": list(self.doubts),
-        }
+        asked = () if self.batch_size is None else ("batch_size",)
+        names = ("nodes", "samples_per_s", "low", "high", "law", "weights", "ideal", "doubts")
+        return facts(self, "workers", *asked, *names)
 
 
 def predict(

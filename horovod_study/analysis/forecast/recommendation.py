@@ -45,6 +45,7 @@ from horovod_study.analysis.forecast.prediction import Prediction, predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import MAX_WORKERS, Array
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts
 
 REACH = 8
 """Times the largest measured worker count: as far as answers are looked for."""
@@ -123,16 +124,8 @@ class RecommendedCount:
         for name in VALUES:
             value, low, high = self.values.get(name, (None, None, None))
             values |= {name: value, f"{name}_low": low, f"{name}_high": high}
-        return {
-            "question": self.question,
-            "workers": self.workers,
-            "low": self.low,
-            "high": self.high,
-            "searched_to": self.searched_to,
-            **values,
-            "doubts": list(self.doubts),
-            "why_not": self.why_not or None,
-        }
+        count = facts(self, "question", "workers", "low", "high", "searched_to")
+        return {**count, **values, "doubts": list(self.doubts), "why_not": self.why_not or None}
 
 
 VALUES = ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost")
@@ -149,11 +142,7 @@ class Recommendation:
     why_not: str = ""  # why there are no answers
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "measured": list(self.measured),
-            "answers": {name: one.to_dict() for name, one in self.answers.items()},
-            "why_not": self.why_not or None,
-        }
+        return {**facts(self, "measured", "answers"), "why_not": self.why_not or None}
 
 
 def recommend(

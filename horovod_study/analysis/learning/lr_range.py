@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts
 
 Floats = NDArray[np.float64]
 
@@ -52,19 +53,13 @@ class RangeTest:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values without the curve."""
         return {
-            "suggested": self.suggested,
-            "reason": self.reason,
-            "steepest_rate": self.steepest_rate,
-            "slope": self.slope,
-            "diverged_rate": self.diverged_rate,
+            **facts(self, "suggested", "reason", "steepest_rate", "slope", "diverged_rate"),
             "tenth_of_diverged_rate": self.careful_rate,
-            "lowest_rate": self.lowest_rate,
-            "lowest_loss": self.lowest_loss,
+            **facts(self, "lowest_rate", "lowest_loss"),
             "low": float(self.rates[0]),
             "high": float(self.rates[-1]),
             "steps": len(self.rates),
-            "window": self.window,
-            "doubts": list(self.doubts),
+            **facts(self, "window", "doubts"),
         }
 
     def lines(self) -> list[str]:

@@ -29,6 +29,7 @@ from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.machine.network import fits_of
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, ConfigError, nearest, require_keys
+from horovod_study.records import facts, finite
 from horovod_study.roles import Option, check_field
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -179,11 +180,7 @@ class Scheme:
             "fits": self.fits,
             "sent_bytes": self.sent_bytes,
             "messages": self.messages_text,
-            "communication_s": self.communication_s,
-            "computing_s": self.computing_s,
-            "step_s": self.step_s,
-            "efficiency": self.efficiency,
-            "notes": list(self.notes),
+            **facts(self, "communication_s", "computing_s", "step_s", "efficiency", "notes"),
         }
 
 
@@ -205,48 +202,26 @@ class Advice:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         case, model = self.case, self.case.model
-        network = case.network
+        layers = [
+            facts(each, "name", "parameters", "activations", "indices", "output", "flop") for each in model.layers
+        ]
         return {
             "model": {
-                "name": model.name,
-                "parameters": model.parameters,
+                **facts(model, "name", "parameters"),
                 "gradient_bytes": self.gradient_bytes,
                 "activation_bytes_per_sample": model.activation_bytes(case.precision),
                 "forward_flop_per_sample": model.flop,
                 "train_flop_per_sample": model.train_flop,
-                "layers": [
-                    {
-                        "name": layer.name,
-                        "parameters": layer.parameters,
-                        "activations": layer.activations,
-                        "indices": layer.indices,
-                        "output": layer.output,
-                        "flop": layer.flop,
-                    }
-                    for layer in model.layers
-                ],
+                "layers": layers,
             },
-            "batch": case.batch,
-            "workers": case.workers,
-            "nodes": case.nodes,
-            "global_batch": case.global_batch,
-            "optimizer": case.optimizer,
-            "precision": case.precision,
-            "memory_bytes": case.memory_bytes,
-            "memory_source": case.memory_source,
-            "network": None
-            if network is None
-            else {"alpha_s": network.alpha_s, "bytes_per_s": network.bytes_per_s, "source": network.source},
-            "flop_per_s": case.flop_per_s,
-            "rate_source": case.rate_source,
-            "ways": [scheme.to_dict() for scheme in self.schemes],
+            **facts(case, "batch", "workers", "nodes", "global_batch", "optimizer", "precision"),
+            **facts(case, "memory_bytes", "memory_source"),
+            "network": None if case.network is None else facts(case.network, "alpha_s", "bytes_per_s", "source"),
+            **facts(case, "flop_per_s", "rate_source"),
+            "ways": finite(self.schemes),
             "crossover_batch": self.crossover_batch,
             "activation_crossover_batch": self.activation_crossover,
-            "best": self.best,
-            "verdict": self.verdict,
-            "reasons": list(self.reasons),
-            "missing": list(self.missing),
-            "doubts": list(self.doubts),
+            **facts(self, "best", "verdict", "reasons", "missing", "doubts"),
         }
 
     def lines(self) -> list[str]:

@@ -18,7 +18,7 @@ from scipy import optimize
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Link, moved_share
 from horovod_study.errors import AnalysisError, nearest
-from horovod_study.records import finite
+from horovod_study.records import facts
 
 WHOLE_GRADIENT = "all gradients"
 OFF_THE_LINE = 0.25
@@ -239,15 +239,8 @@ class BenchedNetwork:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, null where there is none."""
-        return {
-            "workers": self.workers,
-            "model": dict(self.model),
-            **{name: finite(getattr(self, name)) for name in ("points", "barriers", "copies", "fits", "roofline")},
-            "wrong": self.wrong,
-            "doubts": list(self.doubts),
-            "launch": self.launch,
-            "step_roofline": self.step_roofline,
-        }
+        names = ("workers", "model", "points", "barriers", "copies", "fits", "roofline")
+        return facts(self, *names, "wrong", "doubts", "launch", "step_roofline")
 
 
 def analyze(document: Mapping[str, Any]) -> BenchedNetwork:

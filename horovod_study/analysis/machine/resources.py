@@ -29,6 +29,7 @@ from horovod_study.analysis.series.points import (
 )
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts
 
 Floats = NDArray[np.float64]
 
@@ -75,13 +76,9 @@ class FittedQuantity:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of one fitted quantity; unknown is None."""
-        fitted: dict[str, Any] = {} if self.fit is None else self.fit.to_dict()
         return {
-            "series": self.series,
-            "quantity": self.quantity,
-            "target_mse": None if math.isnan(self.target_mse) else self.target_mse,
-            "censored": self.censored,
-            **({"laws": {}, "selected": None} if self.fit is None else fitted),
+            **facts(self, "series", "quantity", "target_mse", "censored"),
+            **({"laws": {}, "selected": None} if self.fit is None else self.fit.to_dict()),
             "doubts": list(self.doubts),
         }
 

@@ -41,7 +41,7 @@ from horovod_study.analysis.steps.rank_steps import common_steps, where
 from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile, profile_rows
 from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.records import RecordedRun, finite, rows_lost
+from horovod_study.records import RecordedRun, facts, finite, rows_lost
 from horovod_study.text.words import listed
 
 Floats = NDArray[np.float64]
@@ -152,12 +152,10 @@ class RunAccount:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values; unknown is None."""
         return {
-            **{name: getattr(self, name) for name in ("run", "state", "reason", "repeat", "workers", "why_not")},
-            **{name: finite(getattr(self, name)) for name in ("parts_s", "residual")},
-            **{name: getattr(self, name) for name in ("steps", "first_step", "excluded", "excluded_by")},
-            **{name: finite(getattr(self, name)) for name in ("notes", "ranks")},
+            **facts(self, "run", "state", "reason", "repeat", "workers", "why_not", "parts_s", "residual"),
+            **facts(self, "steps", "first_step", "excluded", "excluded_by", "notes", "ranks"),
             "ablation": finite(self.left_out),
-            **{name: finite(getattr(self, name)) for name in ("pop", "skew_s")},
+            **facts(self, "pop", "skew_s"),
         }
 
 
@@ -513,13 +511,8 @@ class Accounting:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values; unknown is None."""
-        return {
-            "closes_within_s": CLOSES_S,
-            "runs": [{"series": self.series[run.run], **run.to_dict()} for run in self.runs],
-            "cells": finite(self.cells),
-            "views": finite(self.views),
-            "doubts": list(self.doubts),
-        }
+        runs = [{"series": self.series[run.run], **run.to_dict()} for run in self.runs]
+        return {"closes_within_s": CLOSES_S, "runs": runs, **facts(self, "cells", "views", "doubts")}
 
     def decompositions(self) -> dict[str, Decomposition]:
         """Return what the runs say of their synchronisation, where they measured what it is made of, by run."""

@@ -33,6 +33,7 @@ from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.rank_steps import ready_steps, settings_of
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts, finite
 from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
@@ -269,18 +270,10 @@ class Arm:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
         return {
-            **{name: getattr(self, name) for name in ("backend", "transport", "reduction", "workers", "batch", "arm")},
-            "runs": list(self.runs),
-            "hosts": list(self.hosts),
-            "settings": dict(self.settings),
-            "seconds": {name: each.to_dict() for name, each in self.parts.items()},
-            "efficiency": {name: each.to_dict() for name, each in self.efficiency.items()},
-            "baseline": self.baseline,
-            "why_not": self.why_not,
-            "slow_rank": self.slow_rank,
-            "leave_spread_s": stats.finite_or_none(self.leave_spread_s),
-            "cycle_ms": self.cycle_ms,
-            "expected_cycle_wait_s": self.expected_cycle_wait and list(self.expected_cycle_wait),
+            **facts(self, "backend", "transport", "reduction", "workers", "batch", "arm", "runs", "hosts", "settings"),
+            "seconds": finite(self.parts),
+            **facts(self, "efficiency", "baseline", "why_not", "slow_rank", "leave_spread_s", "cycle_ms"),
+            "expected_cycle_wait_s": finite(self.expected_cycle_wait),
         }
 
 

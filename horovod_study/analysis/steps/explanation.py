@@ -11,7 +11,7 @@ A gain is a share of the throughput. A step of T seconds that loses d of them ma
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pandas as pd
@@ -27,7 +27,7 @@ from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
 from horovod_study.analysis.steps.stragglers import Lateness
 from horovod_study.errors import AnalysisError
-from horovod_study.records import RecordedRun, finite
+from horovod_study.records import RecordedRun, facts
 from horovod_study.roles import Role
 from horovod_study.workloads import packaged
 
@@ -120,8 +120,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values; unknown is None."""
-        names = ("names", "states", "hosts", "steps", "steps_most", "cells", "slow", "growth", "why_no_growth", "help")
-        return {**{name: finite(getattr(self, name)) for name in names}, "doubts": list(self.doubts)}
+        return facts(self, *(each.name for each in fields(self)))
 
 
 def explain(table: pd.DataFrame, runs: Iterable[RecordedRun]) -> Explanation:

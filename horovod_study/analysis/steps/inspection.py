@@ -14,7 +14,7 @@ from horovod_study.analysis.steps.pauses import Pauses, StepStatistics, find_pau
 from horovod_study.analysis.steps.rank_steps import PARTS, Floats, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
-from horovod_study.records import RecordedRun, RunSideFiles, finite, hosts_of
+from horovod_study.records import RecordedRun, RunSideFiles, facts, finite, hosts_of
 
 ROWS_STEPS, ROWS_S, AGREE_S = 512, 2.0, 0.25
 """When the trainer writes rows, and about how often its ranks agree on the time; see trainer.py."""
@@ -89,21 +89,11 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values; None for what is not known."""
         return {
-            **{name: getattr(self, name) for name in ("name", "directory", "state", "reason")},
-            "facts": dict(self.facts),
-            "window": {
-                "first_step": self.first_step,
-                "by": self.first_step_by,
-                "excluded": self.excluded,
-                "steps": self.steps,
-            },
-            "rows_lost": None if self.rows_lost is None else list(self.rows_lost),
-            "ablation": finite(self.ablation),
-            "why_no_ablation": self.why_no_ablation,
-            "system": finite(self.system),
-            "recorded_beside": {kind: list(paths) for kind, paths in self.files.items()},
-            "doubts": list(self.doubts),
-            **{name: finite(getattr(self, name)) for name in ("ranks", "stragglers", "pop", "pauses", "course")},
+            **facts(self, "name", "directory", "state", "reason", "facts"),
+            "window": {"first_step": self.first_step, "by": self.first_step_by, **facts(self, "excluded", "steps")},
+            **facts(self, "rows_lost", "ablation", "why_no_ablation", "system"),
+            "recorded_beside": finite(self.files),
+            **facts(self, "doubts", "ranks", "stragglers", "pop", "pauses", "course"),
         }
 
 

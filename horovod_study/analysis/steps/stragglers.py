@@ -31,7 +31,7 @@ from horovod_study.analysis.steps.rank_steps import (
     gaps_s,
     same_epoch,
 )
-from horovod_study.records import finite
+from horovod_study.records import facts
 
 MIN_STEPS = 20
 WORTH = 0.01
@@ -102,18 +102,8 @@ class Stragglers:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values; None for what is not known."""
-        return {
-            **{name: getattr(self, name) for name in ("verdict", "why_not", "steps", "block_steps")},
-            "notes": list(self.notes),
-            "laps": list(self.laps),
-            "period_s": stats.finite_or_none(self.period_s),
-            "skew_s": None if self.skew_s is None else dict(self.skew_s),
-            "skew_share": stats.finite_or_none(self.skew_share),
-            "spread_s": stats.finite_or_none(self.spread_s),
-            "resolution_s": stats.finite_or_none(self.resolution_s),
-            "slow": list(self.slow),
-            "ranks": finite(self.ranks),
-        }
+        names = ("verdict", "why_not", "steps", "block_steps", "notes", "laps", "period_s", "skew_s", "skew_share")
+        return facts(self, *names, "spread_s", "resolution_s", "slow", "ranks")
 
 
 def find_stragglers(rows: RankSteps) -> Stragglers:

@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts
 
 PHASES = ("negotiation", "queue", "copy", "operation", "other", "rest")
 """In the order of a collective; `rest` is scattered in it."""
@@ -71,19 +72,14 @@ class Timeline:
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         return {
-            "steps": self.steps,
-            "collectives": self.collectives,
-            "busy_s": self.busy_s,
+            **facts(self, "steps", "collectives", "busy_s"),
             "together": {
                 name: {"per_step_s": value, "share": value / self.busy_s if self.busy_s else None}
                 for name, value in self.together.items()
             },
-            "operations": self.operations,
-            "cycles": self.cycles,
+            **facts(self, "operations", "cycles"),
             "last_rank": None if self.last is None else {str(rank): count for rank, count in self.last.items()},
-            "tensors": self.tensors.to_dict("records"),
-            "table": self.table.to_dict("records"),
-            "doubts": list(self.doubts),
+            **facts(self, "tensors", "table", "doubts"),
         }
 
 
