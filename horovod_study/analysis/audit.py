@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from horovod_study import __version__, energy
 from horovod_study.analysis.machine import system
 from horovod_study.analysis.series.points import ENVIRONMENT, baseline_place, measured, worker_counts
-from horovod_study.analysis.stats import MIN_REPEATS, binomial_tail
+from horovod_study.analysis.stats import MIN_REPEATS, Floats, binomial_tail
 from horovod_study.analysis.steps.accounting import Accounting, open_words
 from horovod_study.analysis.steps.breakdown import TILING
 from horovod_study.analysis.steps.rank_steps import where
@@ -42,8 +42,6 @@ from horovod_study.text.words import cut
 from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
-
-Floats = NDArray[np.float64]
 
 TEXT_TOLERANCE = 1e-12
 """What writing a number as text and reading it again may change, as a part of it."""

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from horovod_study.analysis.stats import (
     ALPHA,
     OF_INTEREST,
+    Floats,
     Interval,
     PairedRatio,
     fewest_blocks,
@@ -49,8 +49,6 @@ from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
-
-Floats = NDArray[np.float64]
 
 ALIKE = 1e-4
 """Losses of the first steps that agree to this part: rounding differs between ways to add, and little else does."""

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CELL, ENVIRONMENT, KNOBS, baseline_place, measured
+from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import AnalysisError, ConfigError, nearest
 from horovod_study.records import facts, finite
@@ -35,8 +35,6 @@ from horovod_study.runtimes import BACKENDS, TRANSPORTS
 from horovod_study.workloads import packaged
 
 DISTINGUISHING, OPTIONS = packaged().distinguishing, packaged().options
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

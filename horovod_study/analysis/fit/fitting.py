@@ -44,7 +44,8 @@ from horovod_study.analysis.fit.rows import (
     shortened,
 )
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
-from horovod_study.analysis.laws.law import Array, Law, Places, best_counts, columns, knee, places
+from horovod_study.analysis.laws.law import Law, Places, best_counts, columns, knee, places
+from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
 from horovod_study.text.words import listed
@@ -70,23 +71,23 @@ class ScalingFit:
     why_not: str = ""  # why the law does not apply to the scaling mode; empty where it does
     _per_node: float | None = field(default=None, repr=False)  # workers of the fullest node fitted
     _noise: "Noise" = field(repr=False, compare=False)
-    _draws: Array | None = field(default=None, repr=False, compare=False)  # bootstrap replicates (B, k)
+    _draws: Floats | None = field(default=None, repr=False, compare=False)  # bootstrap replicates (B, k)
 
-    def __call__(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Array:
+    def __call__(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Floats:
         """Speedup at worker counts `n`; without `nodes`, nodes are filled as the fullest one fitted was."""
         counts = np.asarray(n, dtype=np.float64)
         values = self.law.at(self._places(counts.ravel(), nodes), self._values)
         return np.array(values, dtype=np.float64).reshape(counts.shape)
 
-    def predict(self, workers: ArrayLike) -> Array:
+    def predict(self, workers: ArrayLike) -> Floats:
         """Speedup at `workers` of shape (N,), (N, 1), or (N, 2) with the nodes in the second column, as (N,)."""
         return self(*columns(workers))
 
-    def efficiency(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Array:
+    def efficiency(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Floats:
         """Speedup over workers at worker counts `n`, shape as `n`."""
         return np.asarray(self(n, nodes) / np.asarray(n, dtype=np.float64), dtype=np.float64)
 
-    def interval(self, n: ArrayLike, nodes: ArrayLike | None = None) -> tuple[Array, Array]:
+    def interval(self, n: ArrayLike, nodes: ArrayLike | None = None) -> tuple[Floats, Floats]:
         """95 % band of the curve at worker counts `n`: (low, high), shapes as `n`; never below zero."""
         counts = np.asarray(n, dtype=np.float64)
         where = self._places(counts.ravel(), nodes)
@@ -179,10 +180,10 @@ class ScalingFit:
         }
 
     @property
-    def _values(self) -> Array:
+    def _values(self) -> Floats:
         return np.array(list(self.params.values()))
 
-    def _places(self, n: Array, nodes: ArrayLike | None) -> Places:
+    def _places(self, n: Floats, nodes: ArrayLike | None) -> Places:
         if not self.law.by_nodes:
             return Places(n, np.ones_like(n), n)
         if nodes is None:
@@ -399,7 +400,7 @@ def _answer(
     laws: Sequence[str],
     solved: Sequence["Solved | str"],
     noise: float,
-    ends: Mapping[tuple[str, str], tuple[Array, Array]],
+    ends: Mapping[tuple[str, str], tuple[Floats, Floats]],
 ) -> SeriesFit:
     """Add intervals and doubts to the solved laws of one series, and select one."""
     doubts = list(asked.doubts)
@@ -445,7 +446,7 @@ def _law_doubts(fits: Mapping[str, ScalingFit], selected: str | None) -> list[st
     return doubts
 
 
-def _nodes(rows: pd.DataFrame) -> tuple[Array | None, Array | None]:
+def _nodes(rows: pd.DataFrame) -> tuple[Floats | None, Floats | None]:
     """Nodes and workers per full node of every row; None where that is not known for all of them."""
     n = rows["workers"].to_numpy(dtype=np.float64)
     unknown = np.full(len(n), np.nan)
@@ -533,7 +534,7 @@ def _fit(
     base_noise: float = math.inf,
     *,
     why_not: str = "",
-    ends: tuple[Array, Array] | None = None,
+    ends: tuple[Floats, Floats] | None = None,
 ) -> ScalingFit:
     """Add the intervals; `base_noise` limits the noise of one baseline run, in units of speedup.
 
@@ -579,7 +580,7 @@ def _fit(
     )
 
 
-def _fit_doubts(law: Law, sample: Sample, values: Array, ci95: Mapping[str, tuple[float, float]]) -> list[str]:
+def _fit_doubts(law: Law, sample: Sample, values: Floats, ci95: Mapping[str, tuple[float, float]]) -> list[str]:
     doubts = []
     distinct = distinct_places(law, sample.where)
     if distinct <= len(values) + 1:
@@ -611,7 +612,7 @@ def _fit_doubts(law: Law, sample: Sample, values: Array, ci95: Mapping[str, tupl
     return doubts
 
 
-def _spans(law: Law, where: Places, values: Array, i: int, low: float, high: float) -> bool:
+def _spans(law: Law, where: Places, values: Floats, i: int, low: float, high: float) -> bool:
     """Whether the interval of parameter `i` holds nearly all that it could be.
 
     That is its range; for a cost without an upper bound, all between nothing and as much as the work itself.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.least_squares import EXACT, TOGETHER, Solved, influence_of, refit
 from horovod_study.analysis.fit.rows import Sample
-from horovod_study.analysis.laws.law import Array
+from horovod_study.analysis.stats import Floats
 
 _CLEARLY = 2.0  # in log likelihood
 
@@ -23,10 +23,10 @@ _CLEARLY = 2.0  # in log likelihood
 class Noise:
     """Covariance of the parameters as a sum over independent sources of noise, each with its degrees of freedom."""
 
-    covariance: Array  # (sources, k, k); inf where nothing is known
-    freedom: Array  # (sources,)
+    covariance: Floats  # (sources, k, k); inf where nothing is known
+    freedom: Floats  # (sources,)
 
-    def reach(self, contrasts: Array) -> tuple[Array, Array]:
+    def reach(self, contrasts: Floats) -> tuple[Floats, Floats]:
         """Half width of the 95 % interval of linear contrasts (C, k) of the parameters, and its t/z; shapes (C,)."""
         nothing = np.full(len(contrasts), np.inf)
         if not np.isfinite(self.covariance).all():
@@ -45,7 +45,9 @@ class Noise:
         return np.where(known, t * np.sqrt(np.where(known, variance, 0.0)), nothing), t / stats.Z95
 
 
-def reach_of(solved: Solved, sample: Sample, base_noise: float, jacobian: Array) -> tuple["Noise", str, Array, Array]:
+def reach_of(
+    solved: Solved, sample: Sample, base_noise: float, jacobian: Floats
+) -> tuple["Noise", str, Floats, Floats]:
     """Noise of the parameters, how it was found, half of their linear 95 % intervals (k,), and t/z (k,)."""
     if solved.draws is None:
         noise, method = _from_residuals(solved, sample, jacobian, base_noise)
@@ -57,7 +59,7 @@ def reach_of(solved: Solved, sample: Sample, base_noise: float, jacobian: Array)
     return noise, method, np.where(np.any(jacobian != 0, axis=0), reach, np.inf), stretch
 
 
-def _from_repeats(sample: Sample, jacobian: Array) -> Noise:
+def _from_repeats(sample: Sample, jacobian: Floats) -> Noise:
     """Noise of the parameters from the spread of the runs at each place, one source each; jacobian is (K, k)."""
     influence, variance = influence_of(jacobian, sample.rows), sample.run_variance
     freedom = np.array(sample.runs) - 1.0
@@ -78,7 +80,7 @@ def _median_over_mean(runs: int) -> float:
     return {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.473}.get(runs, math.pi / 2)
 
 
-def _from_residuals(solved: Solved, sample: Sample, jacobian: Array, base_noise: float) -> tuple[Noise, str]:
+def _from_residuals(solved: Solved, sample: Sample, jacobian: Floats, base_noise: float) -> tuple[Noise, str]:
     """Noise of the parameters from the residuals of the fit, and how it was found.
 
     The misfit of a wrong law is no noise of the baseline: `base_noise` is an upper limit for the latter.
@@ -108,8 +110,8 @@ class _Spread:
     """Noise of single rows, from residuals."""
 
     model: str
-    size: Array  # (R,) standard deviations of the speedups
-    of_base: Array  # (R,) the same, as it counts for the baseline
+    size: Floats  # (R,) standard deviations of the speedups
+    of_base: Floats  # (R,) the same, as it counts for the baseline
     freedom: int
 
 
@@ -173,7 +175,7 @@ def baseline_noise(solved: Sequence[Solved], sample: Sample) -> float:
     return math.inf if spread is None else float(spread.of_base[at_base].max())
 
 
-def stretched(values: Array, drawn: Array, stretch: Array) -> tuple[Array, Array]:
+def stretched(values: Floats, drawn: Floats, stretch: Floats) -> tuple[Floats, Floats]:
     """Percentile interval of replicates (B, C) around `values` (C,), widened by `stretch` (C,)."""
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     return (
@@ -182,7 +184,7 @@ def stretched(values: Array, drawn: Array, stretch: Array) -> tuple[Array, Array
     )
 
 
-def profiles(asked: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Array, Array]]:
+def profiles(asked: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Floats, Floats]]:
     """Ends (k,), (k,) of the intervals of each solved law with its sample and baseline noise; alike ones together."""
     found = [(np.empty(0), np.empty(0))] * len(asked)
     alike: dict[tuple[Any, ...], list[int]] = {}
@@ -196,7 +198,7 @@ def profiles(asked: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Array,
     return found
 
 
-def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Array, Array]]:
+def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Floats, Floats]]:
     """Ends of the intervals by the profile of least squares (Venzon and Moolgavkar 1988), of one law and its places.
 
     A parameter is moved away from its estimate, all others are fitted again, and the interval ends where the sum of
@@ -255,7 +257,7 @@ def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Array
     return [(low, high) for low, high in ends]
 
 
-def _profile_columns(solved: Solved, sample: Sample, base_noise: float) -> tuple[Array, ...]:
+def _profile_columns(solved: Solved, sample: Sample, base_noise: float) -> tuple[Floats, ...]:
     """Both ends of all k parameters as 2k columns: estimates, goal of the rise, first reach, slopes of the others
     (2k, k), all values (2k, k), means and rows (2k, K)."""
     values, k = solved.values, len(solved.values)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.analysis.fit.rows import Sample, one_count, shortened
-from horovod_study.analysis.laws.law import Array, Law, Places, no_less_than_zero
+from horovod_study.analysis.laws.law import Law, Places, no_less_than_zero
+from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import listed
 
 TOGETHER = 20  # series whose replicates are fitted in one go
@@ -28,11 +29,11 @@ class Solved:
     """A law with the parameters of least squares, before the question of how well they are known."""
 
     law: Law
-    values: Array  # (k,)
+    values: Floats  # (k,)
     error: float  # sum of squares over all rows
     aicc: float | None
-    left_out: Array | None  # (worker counts,) relative error of each, fitted without it; None with too few
-    draws: Array | None  # (B, k) bootstrap replicates; None with too few repeats
+    left_out: Floats | None  # (worker counts,) relative error of each, fitted without it; None with too few
+    draws: Floats | None  # (B, k) bootstrap replicates; None with too few repeats
 
 
 def solve(law: Law, samples: Sequence[Sample]) -> list[Solved | str]:
@@ -60,7 +61,7 @@ def solve(law: Law, samples: Sequence[Sample]) -> list[Solved | str]:
     return found
 
 
-def _undetermined(law: Law, counts: Array) -> str:
+def _undetermined(law: Law, counts: Floats) -> str:
     if len(counts) < 2:
         return one_count(counts[0])
     while law.reduced is not None:
@@ -121,9 +122,9 @@ def _solve_alike(law: Law, samples: Sequence[Sample]) -> list[Solved]:
     ]
 
 
-def _replicates(law: Law, samples: Sequence[Sample], values: Array) -> list[Array | None]:
+def _replicates(law: Law, samples: Sequence[Sample], values: Floats) -> list[Floats | None]:
     """The law fitted to the bootstrap means of every sample that has them, (B, k) each; values are (samples, k)."""
-    found: list[Array | None] = [None] * len(samples)
+    found: list[Floats | None] = [None] * len(samples)
     repeated = [(i, sample.drawn) for i, sample in enumerate(samples) if sample.drawn is not None]
     where, bounds = samples[0].where, np.array(law.bounds).T
     for begin in range(0, len(repeated), TOGETHER):
@@ -145,7 +146,7 @@ def _replicates(law: Law, samples: Sequence[Sample], values: Array) -> list[Arra
     return found
 
 
-def _left_out(law: Law, where: Places, weight: Array, means: Array, values: Array) -> Array | None:
+def _left_out(law: Law, where: Places, weight: Floats, means: Floats, values: Floats) -> Floats | None:
     """Relative error of every distinct worker count, fitted without it: (B, counts); None where that leaves too few."""
     counts, group = np.unique(where.workers, return_inverse=True)
     for i in range(len(counts)):
@@ -172,7 +173,7 @@ def _some(where: Places, keep: NDArray[np.intp]) -> Places:
     return Places(where.workers[keep], where.nodes[keep], where.fullest[keep])
 
 
-def _estimate(law: Law, where: Places, weight: Array, means: Array) -> Array:
+def _estimate(law: Law, where: Places, weight: Floats, means: Floats) -> Floats:
     """Least squares on all rows: means (B, K) with weights (B, K) -> (B, k). Means have the same minimum as rows."""
     lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
     if law.linear:
@@ -195,7 +196,7 @@ def _estimate(law: Law, where: Places, weight: Array, means: Array) -> Array:
     return _snapped(law, where, means, found[np.arange(sets), best])
 
 
-def _closed(law: Law, where: Places, weight: Array, means: Array) -> Array:
+def _closed(law: Law, where: Places, weight: Floats, means: Floats) -> Floats:
     """Least squares of a law that is linear in its parameters: means (B, K), weights (B, K) -> (B, k)."""
     zero = np.zeros(len(law.parameters))
     slopes, rest = law.gradient(where, zero), means - law.at(where, zero)
@@ -215,7 +216,7 @@ def _closed(law: Law, where: Places, weight: Array, means: Array) -> Array:
     return found
 
 
-def _snapped(law: Law, where: Places, means: Array, values: Array) -> Array:
+def _snapped(law: Law, where: Places, means: Floats, values: Floats) -> Floats:
     """Values (B, k) that differ from a bound or from zero by rounding only, put there."""
     curve = law.at(where, values)
     close = 1e-13 * np.max(means, axis=1)
@@ -232,14 +233,14 @@ def _snapped(law: Law, where: Places, means: Array, values: Array) -> Array:
 def refit(
     law: Law,
     where: Places,
-    weight: Array,
-    targets: Array,
-    start: Array,
+    weight: Floats,
+    targets: Floats,
+    start: Floats,
     *,
-    bounds: tuple[Array, Array] | None = None,
+    bounds: tuple[Floats, Floats] | None = None,
     tolerance: float,
     steps: int = 60,
-) -> Array:
+) -> Floats:
     """Bounded least squares for many sets of means at once: targets (B, K), start (B, k) or (k,) -> parameters (B, k).
 
     Levenberg-Marquardt with an active set: a parameter that sits on a bound and wants to leave the allowed range is
@@ -286,8 +287,8 @@ def refit(
 
 
 def _damped_step(
-    weight: Array, rest: Array, slopes: Array, values: Array, lower: Array, upper: Array, damping: Array
-) -> tuple[Array, Array]:
+    weight: Floats, rest: Floats, slopes: Floats, values: Floats, lower: Floats, upper: Floats, damping: Floats
+) -> tuple[Floats, Floats]:
     """One step (k, B) towards the least squares of `rest` (K, B), and the size (k, B) of the weighted slopes."""
     weighted = slopes * weight
     descent = np.sum(weighted * rest, axis=1)
@@ -306,14 +307,14 @@ def _damped_step(
             right[j] = right[j] - share * right[i]
             for m in range(j, k):
                 rows[j][m - j] = rows[j][m - j] - share * rows[i][m - i]
-    step: list[Array] = [np.empty(0)] * k
+    step: list[Floats] = [np.empty(0)] * k
     for i in reversed(range(k)):
         step[i] = (right[i] - sum(rows[i][m - i] * step[m] for m in range(i + 1, k))) / rows[i][0]
     moved = np.stack(step) * scaled
     return np.where(np.isfinite(moved), moved, 0.0), size
 
 
-def influence_of(jacobian: Array, weight: Array) -> Array:
+def influence_of(jacobian: Floats, weight: Floats) -> Floats:
     """d parameters / d points, (k, points): the weighted pseudo-inverse of the Jacobian (points, k)."""
     root = np.sqrt(weight)
     scale = np.linalg.norm(jacobian * root[:, np.newaxis], axis=0)

@@ -12,7 +12,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.laws.law import Array, Places, places
+from horovod_study.analysis.laws.law import Places, places
+from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.text.words import listed
 
@@ -23,16 +24,16 @@ REPLICATES = 1000
 class Sample:
     """Rows of one series in the form that all laws share: per place and per run."""
 
-    speedup: Array  # (R,)
+    speedup: Floats  # (R,)
     place: NDArray[np.intp]  # (R,) index of the place
     where: Places  # K distinct places
-    rows: Array  # (K,) rows per place
-    means: Array  # (K,) mean speedup
+    rows: Floats  # (K,) rows per place
+    means: Floats  # (K,) mean speedup
     within: float  # sum of squares of the rows around their means
     runs: tuple[int, ...]  # (K,) runs per place
-    run_variance: Array  # (K,) variance of the mean over runs; NaN with one run
+    run_variance: Floats  # (K,) variance of the mean over runs; NaN with one run
     base: int | None  # place that the speedups were divided by
-    drawn: Array | None  # (B, K) bootstrap means, rescaled by their own baseline
+    drawn: Floats | None  # (B, K) bootstrap means, rescaled by their own baseline
 
 
 def sample_of(
@@ -88,7 +89,7 @@ def sample_of(
     )
 
 
-def _draw(per_run: list[tuple[Array, Array]], base: int | None, seed: int) -> Array:
+def _draw(per_run: list[tuple[Floats, Floats]], base: int | None, seed: int) -> Floats:
     """Bootstrap means (B, K): m - 1 of the m runs of each place, drawn with replacement."""
     generator = np.random.default_rng(seed)
     drawn = np.empty((REPLICATES, len(per_run)))
@@ -118,7 +119,9 @@ def check_points(points: pd.DataFrame) -> None:
     _check_numbers(points["workers"].to_numpy(dtype=np.float64), points["samples_per_s"].to_numpy(dtype=np.float64))
 
 
-def _check_numbers(n: Array, value: Array, kind: str = "no throughput: leave out runs without a value above 0") -> None:
+def _check_numbers(
+    n: Floats, value: Floats, kind: str = "no throughput: leave out runs without a value above 0"
+) -> None:
     wrong = ~(np.isfinite(n) & (n >= 1))
     if wrong.any():
         raise AnalysisError(f"{n[wrong][0]:g} workers: every point needs a worker count of at least 1")
@@ -185,7 +188,7 @@ def off_counts(workers: ArrayLike, samples_per_s: ArrayLike) -> list[float]:
     return sorted(_far_off(counts, medians) | set(n[apart].tolist()))
 
 
-def _far_off(counts: Array, medians: Array) -> set[float]:
+def _far_off(counts: Floats, medians: Floats) -> set[float]:
     """Worker counts whose throughput contradicts the others: 30 times super-linear, or a fall to a thirtieth.
 
     The one in most contradictions is named first, and the rest judged without it; of two equally guilty, both.
@@ -205,7 +208,7 @@ def _far_off(counts: Array, medians: Array) -> set[float]:
     return off
 
 
-def shortened(values: Sequence[float] | Array) -> str:
+def shortened(values: Sequence[float] | Floats) -> str:
     """'1, 2 and 4': at most six, then how many more."""
     texts = [f"{value:g}" for value in values]
     if len(texts) > 6:

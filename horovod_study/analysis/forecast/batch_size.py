@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_study.analysis.laws.law import Array
+from horovod_study.analysis.laws.law import Floats
 
 FIXED = (-2.8, 1.1)  # mean and standard deviation of log a
 GROWTH = (-5.1, 1.1)  # the same of log g, where g is not 0
@@ -35,7 +35,7 @@ _G = np.exp(np.linspace(np.log(0.001), np.log(0.6), 18))
 _FIXED, _GROWN = (each.ravel() for each in np.meshgrid(_A, np.append(0.0, _G), indexing="ij"))
 
 
-def _density(values: Array, mean: float, deviation: float) -> Array:
+def _density(values: Floats, mean: float, deviation: float) -> Floats:
     density = np.exp(-0.5 * ((values - mean) / deviation) ** 2) + FLOOR
     return np.asarray(density / density.sum(), dtype=np.float64)
 
@@ -49,16 +49,16 @@ _PRIOR = np.outer(
 class StepModel:
     """The weighted grid, and the last known point, from which forecasts start."""
 
-    weight: Array  # (G,) sums to 1
+    weight: Floats  # (G,) sums to 1
     first: float  # smallest worker count
     batches: tuple[float, float]  # smallest and largest known batch per worker
     last: tuple[float, float, float]  # workers, batch, log step of the last point
 
-    def _log_step(self, workers: float, batch: float) -> Array:
+    def _log_step(self, workers: float, batch: float) -> Floats:
         """(G,) log step in units of c."""
         return _log_step(workers / self.first, batch / self.batches[1], 1 / self.batches[1])
 
-    def _moments(self, values: Array) -> tuple[float, float]:
+    def _moments(self, values: Floats) -> tuple[float, float]:
         mean = float(self.weight @ values)
         return mean, float(self.weight @ (values - mean) ** 2)
 
@@ -80,7 +80,7 @@ class StepModel:
         return PER_HALVING**2 * max(0.0, float(np.log2(low / batch)), float(np.log2(batch / high)))
 
 
-def step_model(workers: Array, batch: Array, step_s: Array) -> StepModel:
+def step_model(workers: Floats, batch: Floats, step_s: Floats) -> StepModel:
     """Weigh the grid by known points, each (P,): workers, samples per worker and step, seconds per step.
 
     Several batches of one worker count are points of their own; repeats of a point are to be their median.
@@ -103,6 +103,6 @@ def step_model(workers: Array, batch: Array, step_s: Array) -> StepModel:
     )
 
 
-def _log_step(workers: float, batch: float, sample: float) -> Array:
+def _log_step(workers: float, batch: float, sample: float) -> Floats:
     """(G,) log step in units of c; workers relative to the fewest known, batch and one sample to the largest batch."""
     return np.asarray(np.log(max(batch, sample) + _FIXED + _GROWN * np.log2(workers)), dtype=np.float64)

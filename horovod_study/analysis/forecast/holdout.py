@@ -32,7 +32,8 @@ from horovod_study.analysis.fit.fitting import fit
 from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.laws.law import Array, Law
+from horovod_study.analysis.laws.law import Law
+from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
 from horovod_study.text.tables import table_of, to_lines
@@ -292,7 +293,7 @@ def _single(law: Law, known: pd.DataFrame, asked: pd.DataFrame, per_node: int | 
     counts = np.asarray(measured.index, dtype=np.float64)
     truths = measured.to_numpy(dtype=np.float64)
     on = None if per_node is None else np.ceil(counts / per_node)
-    forecasts: Array = fitted(counts, on) * base
+    forecasts: Floats = fitted(counts, on) * base
     low, high = (side * base for side in fitted.interval(counts, on))
     if not np.isfinite(forecasts).all():
         raise AnalysisError("its curve gives no number at the hidden worker counts")

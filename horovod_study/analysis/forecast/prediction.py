@@ -34,10 +34,10 @@ import pandas as pd
 from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
 from horovod_study.analysis.forecast.batch_size import StepModel, step_model
 from horovod_study.analysis.forecast.trends import Mixture, bench_trend, fit_trend, mix, sync_trends, trends
-from horovod_study.analysis.laws.law import MAX_WORKERS, Array, Trend
+from horovod_study.analysis.laws.law import MAX_WORKERS, Trend
 from horovod_study.analysis.laws.power import TREND as POWER
 from horovod_study.analysis.machine.advice import network_of
-from horovod_study.analysis.stats import normal_deviation
+from horovod_study.analysis.stats import Floats, normal_deviation
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
 
@@ -149,11 +149,11 @@ class _Network:
 class _Known:
     """The medians of one series, ascending in workers."""
 
-    workers: Array  # (K,)
-    log_rate: Array  # (K,) log of samples/s per worker
-    nodes: Array  # (K,) NaN where not known
+    workers: Floats  # (K,)
+    log_rate: Floats  # (K,) log of samples/s per worker
+    nodes: Floats  # (K,) NaN where not known
     noise: float  # relative spread of single runs
-    share: Array | None  # (K,) of the step that is exposed synchronisation
+    share: Floats | None  # (K,) of the step that is exposed synchronisation
     batch: float  # samples per worker and step; NaN where it differs or is not known
     steps: StepModel | None  # of the batch; None where it is not known
     strong: bool  # the global batch is fixed
@@ -164,7 +164,7 @@ class _Known:
         """(K,) whether a count spans several nodes."""
         return self.nodes > 1
 
-    def part(self, chosen: Any) -> tuple[Array, Array]:
+    def part(self, chosen: Any) -> tuple[Floats, Floats]:
         return self.workers[chosen], self.log_rate[chosen]
 
 
@@ -200,7 +200,7 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
     x = rows["samples_per_s"].to_numpy(dtype=np.float64)
     counts, group = np.unique(n, return_inverse=True)
 
-    def medians(values: Array) -> Array:
+    def medians(values: Floats) -> Floats:
         return np.array([np.median(values[group == i]) for i in range(len(counts))])
 
     log_rate = medians(np.log(x / n))
@@ -233,14 +233,14 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
     )
 
 
-def _steps(n: Array, batch: Array, samples_per_s: Array) -> StepModel:
+def _steps(n: Floats, batch: Floats, samples_per_s: Floats) -> StepModel:
     """The step against workers and batch, from medians of each pair of them."""
     table = pd.DataFrame({"n": n, "b": batch, "s": n * batch / samples_per_s})
     found = table.groupby(["n", "b"], as_index=False)["s"].median()
     return step_model(found["n"].to_numpy(), found["b"].to_numpy(), found["s"].to_numpy())
 
 
-def _noise(errors: Array, counts: int) -> float:
+def _noise(errors: Floats, counts: int) -> float:
     """Relative spread of single runs, from their log distances to their medians; one wild run counts as three sigma."""
     away = np.abs(errors[errors != 0])
     limit = 3 * max(normal_deviation(away), MIN_NOISE) if len(away) else math.inf
@@ -249,7 +249,7 @@ def _noise(errors: Array, counts: int) -> float:
     return math.sqrt(total / (2 + freedom))
 
 
-def _largest(values: Array) -> float:
+def _largest(values: Floats) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.max()) if len(finite) else math.nan
 
@@ -278,9 +278,9 @@ def _falls_at_boundary(known: _Known) -> bool:
 class _Outlook:
     """Forecasts outside the known counts, logarithms of samples/s per worker, before the ceiling."""
 
-    centre: Array  # (M,)
-    down: Array  # (M,) from the centre to the lower end of the interval, at least 0
-    up: Array  # (M,)
+    centre: Floats  # (M,)
+    down: Floats  # (M,) from the centre to the lower end of the interval, at least 0
+    up: Floats  # (M,)
     mixture: Mixture
 
 
@@ -429,7 +429,7 @@ def _batch_doubts(model: StepModel, batch: float) -> list[str]:
     return doubts
 
 
-def _crosses(known: _Known, counts: Array | float) -> Any:
+def _crosses(known: _Known, counts: Floats | float) -> Any:
     """Whether `counts` workers need several nodes and no known count does."""
     inside = known.per_node is not None and bool((known.nodes == 1).all())
     return (np.asarray(counts) > max(known.per_node or 0, known.workers[-1])) & inside
@@ -446,7 +446,7 @@ def _between(known: _Known, count: int, nodes: int | None, falls: bool) -> float
 
 
 def _outlook(
-    known: _Known, asked: Array, falls: bool, network: _Network | None, *, downwards: bool = False
+    known: _Known, asked: Floats, falls: bool, network: _Network | None, *, downwards: bool = False
 ) -> _Outlook:
     beyond = known.beyond
     chosen = np.ones(len(beyond), dtype=bool)

@@ -43,7 +43,8 @@ from horovod_study.analysis.fit.fitting import SeriesFit, fit
 from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.prediction import Prediction, predict
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.laws.law import MAX_WORKERS, Array
+from horovod_study.analysis.laws.law import MAX_WORKERS
+from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
 
@@ -180,12 +181,12 @@ def recommend(
 class _Curves:
     """The forecast and B curves that are consistent with it, as logarithms of samples/s per worker at any count."""
 
-    knots: Array  # (K,) log2 of worker counts
-    rate: Array  # (1 + B, K); the first row is the forecast itself
-    low: Array  # (K,) end of the 95 % interval
-    high: Array  # (K,)
+    knots: Floats  # (K,) log2 of worker counts
+    rate: Floats  # (1 + B, K); the first row is the forecast itself
+    low: Floats  # (K,) end of the 95 % interval
+    high: Floats  # (K,)
 
-    def at(self, counts: Array) -> Array:
+    def at(self, counts: Floats) -> Floats:
         """Log of samples/s per worker at `counts` (C,), as (1 + B, C); monotone between knots, over log2 N."""
         return _between(self.knots, self.rate, counts)
 
@@ -196,7 +197,7 @@ class _Curves:
         return float(value), float(low), float(high)
 
 
-def _between(knots: Array, values: Array, counts: Array) -> Array:
+def _between(knots: Floats, values: Floats, counts: Floats) -> Floats:
     """Rows of `values` (R, K) at `counts` (C,), as (R, C); straight lines would put every knee on a knot."""
     return np.asarray(interpolate.PchipInterpolator(knots, values, axis=1)(np.log2(counts)), dtype=np.float64)
 
@@ -235,13 +236,13 @@ class _Case:
 
     measured: tuple[int, int]
     curves: _Curves
-    counts: Array  # (C,) candidates
-    rate: Array  # (1 + B, C) log of samples/s per worker
+    counts: Floats  # (C,) candidates
+    rate: Floats  # (1 + B, C) log of samples/s per worker
     doubts: Mapping[int, tuple[str, ...]]  # of the forecast, by worker count
     questions: Questions
 
     @property
-    def speed(self) -> Array:
+    def speed(self) -> Floats:
         """Log of samples/s of all workers, (1 + B, C)."""
         return self.rate + np.log(self.counts)
 
@@ -399,7 +400,7 @@ def _to_target(case: _Case, seed: int) -> dict[str, RecommendedCount]:
     return found
 
 
-def _samples_needed(given: Mapping[int, float], counts: Array, draws: int, seed: int) -> tuple[Array, list[str]]:
+def _samples_needed(given: Mapping[int, float], counts: Floats, draws: int, seed: int) -> tuple[Floats, list[str]]:
     """Samples to the target at `counts` (C,), as (1 + B, C), and doubts: E_min (1 + N / N_crit), relative residuals."""
     n = np.array(sorted(given), dtype=np.float64)
     samples = np.array([given[int(count)] for count in n])
@@ -407,7 +408,7 @@ def _samples_needed(given: Mapping[int, float], counts: Array, draws: int, seed:
         level = np.full((1 + draws, len(counts)), samples[0])
         return level, ["samples to the target are taken as the same at every count; with larger batches they grow"]
 
-    def solved(values: Array) -> Array:
+    def solved(values: Floats) -> Floats:
         return np.asarray(optimize.nnls(np.stack([1 / values, n / values], axis=1), np.ones_like(n))[0])
 
     best = solved(samples)
@@ -430,12 +431,12 @@ def _samples_needed(given: Mapping[int, float], counts: Array, draws: int, seed:
 # ---------------------------------------------------------------------------------------------------- answers
 
 
-def _first(yes: np.ndarray[Any, np.dtype[np.bool_]], counts: Array) -> Array:
+def _first(yes: np.ndarray[Any, np.dtype[np.bool_]], counts: Floats) -> Floats:
     """The first of `counts` (C,) at which each row of `yes` (1 + B, C) is true, as (1 + B,); inf where none is."""
     return np.where(yes.any(axis=1), counts[np.argmax(yes, axis=1)], np.inf)
 
 
-def _highest(worth: Array, counts: Array) -> Array:
+def _highest(worth: Floats, counts: Floats) -> Floats:
     """The first of `counts` (C,) with the highest `worth` (1 + B, C) of each row, as (1 + B,).
 
     inf where that is the last count: what still rises at the end of the search has its highest beyond it.
@@ -448,7 +449,7 @@ def _highest(worth: Array, counts: Array) -> Array:
 def _answer(
     case: _Case,
     question: str,
-    found: Array,
+    found: Floats,
     *,
     samples: float | None = None,
     doubts: Sequence[str] = (),

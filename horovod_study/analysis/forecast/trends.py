@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from horovod_study.analysis.laws import TRENDS
-from horovod_study.analysis.laws.law import Array, Trend, no_less_than_zero
+from horovod_study.analysis.laws.law import Trend, no_less_than_zero
+from horovod_study.analysis.stats import Floats
 
 LAW_ERROR = 0.08  # log error of a usable law one doubling ahead, where three counts are all that is known
 SHORT = 0.3  # doublings: a step from 15 to 16 workers tells no less than this
@@ -30,16 +31,16 @@ OPEN = 0.9  # over K: weight of the priors in the spread; with few counts the la
 MIN_COMPUTING = 0.1  # share of the quickest step; an all-reduce that seems to fill it is hidden behind computing
 SLACK = 0.02  # log, how much further than the worst USL a law may be off its last point
 
-Curve = Callable[[Array], Array]
+Curve = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """Forecast at M counts, in logarithms of samples/s per worker."""
 
-    centre: Array  # (M,)
-    spread: Array  # (M,) disagreement of the trends
-    lowest: Array  # (M,) of the trends that are possible whatever the known counts say; the centre where none is named
+    centre: Floats  # (M,)
+    spread: Floats  # (M,) disagreement of the trends
+    lowest: Floats  # (M,) of the trends that are possible whatever the known counts say; the centre where none is named
     drift: float  # error of the forecast one doubling ahead
     regular: bool  # whether any trend predicted the larger known counts
     weights: Mapping[str, float]
@@ -63,13 +64,13 @@ def sync_trends(share: Mapping[float, float]) -> tuple[Trend, ...]:
 def bench_trend(seconds: Callable[[int], float], batch: float) -> Trend:
     """The step as computing plus an all-reduce of `seconds(workers)`, for `batch` samples per worker."""
 
-    def cost(n: Array) -> Array:
+    def cost(n: Floats) -> Floats:
         return np.array([seconds(int(count)) for count in n], dtype=np.float64)
 
     return Trend(name="bench", of="bench", costs=(cost,), batch=batch)
 
 
-def fit_trend(trend: Trend, n: Array, rate: Array) -> Curve:
+def fit_trend(trend: Trend, n: Floats, rate: Floats) -> Curve:
     """Fit to per-worker throughputs `rate` (K,) at `n` (K,), relative residuals; return log r at any counts."""
     if trend.of == "last" or len(n) == 1:
         last = math.log(rate[-1])
@@ -94,16 +95,16 @@ def fit_trend(trend: Trend, n: Array, rate: Array) -> Curve:
     return lambda m: np.asarray(sign * np.log(np.maximum(_combined(costs, m, found), 1e-300)), dtype=np.float64)
 
 
-def _columns(costs: Sequence[Curve], n: Array) -> Array:
+def _columns(costs: Sequence[Curve], n: Floats) -> Floats:
     return np.stack([cost(n) for cost in costs], axis=1)
 
 
-def _combined(costs: Sequence[Curve], n: Array, factors: Array) -> Array:
+def _combined(costs: Sequence[Curve], n: Floats, factors: Floats) -> Floats:
     """Sum of factor x cost at each of `n`."""
     return _summed(factors[:, np.newaxis] * _columns(costs, n).T)
 
 
-def forecast(trend: Trend, n: Array, rate: Array, asked: Array) -> Array:
+def forecast(trend: Trend, n: Floats, rate: Floats, asked: Floats) -> Floats:
     """Log r at `asked` (M,) from points (n, rate): half as the law says, half from the nearest end of the points."""
     law = fit_trend(trend, n, rate)
     end = np.where(asked < n[0], 0, -1)
@@ -114,12 +115,12 @@ def forecast(trend: Trend, n: Array, rate: Array, asked: Array) -> Array:
     return np.asarray(np.clip(found, last - bound - SLACK, last + bound + SLACK), dtype=np.float64)
 
 
-def _mean(weights: Array, values: Array) -> Array:
+def _mean(weights: Floats, values: Floats) -> Floats:
     """Weighted sum over rows."""
     return _summed(weights[:, np.newaxis] * values)
 
 
-def _summed(values: Array) -> Array:
+def _summed(values: Floats) -> Floats:
     """Sum over rows, the same to the last bit whatever other columns there are.
 
     A matrix product and `sum(axis=0)` take another order for one column than for several.
@@ -129,9 +130,9 @@ def _summed(values: Array) -> Array:
 
 def mix(
     candidates: Sequence[Trend],
-    n: Array,
-    log_rate: Array,
-    asked: Array,
+    n: Floats,
+    log_rate: Floats,
+    asked: Floats,
     *,
     drift: float,
     possible: Sequence[str] = (),

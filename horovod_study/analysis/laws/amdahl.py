@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from horovod_study.analysis.costs import ring_messages
-from horovod_study.analysis.laws.law import UNLIKELY, Array, Law, Places, Trend
+from horovod_study.analysis.laws.law import UNLIKELY, Law, Places, Trend
+from horovod_study.analysis.stats import Floats
 
 
-def karp_flatt(speedup: ArrayLike, workers: ArrayLike) -> Array:
+def karp_flatt(speedup: ArrayLike, workers: ArrayLike) -> Floats:
     """Experimentally determined serial fraction e = (1/S - 1/N) / (1 - 1/N) (Karp and Flatt 1990); NaN at N = 1.
 
     It needs no fit: e that stays level speaks for serial work, e that rises with N for overhead that grows with N.
@@ -35,7 +36,7 @@ def _slopes(n: Any, s: Any) -> tuple[Any, ...]:
     return (-n * (n - 1) / (1 + s * (n - 1)) ** 2,)
 
 
-def first_guesses(where: Places, s: Array) -> list[tuple[float, ...]]:
+def first_guesses(where: Places, s: Floats) -> list[tuple[float, ...]]:
     """Guesses of s from K places and their speedups (K,); USL begins from them, too."""
     # N/S - 1 = s (N - 1) is linear in s.
     n = where.workers

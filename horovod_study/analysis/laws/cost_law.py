@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from horovod_study.analysis.laws.law import EVERY_MODE, STEPS, Array, Law, Places, Trend, no_less_than_zero
+from horovod_study.analysis.laws.law import EVERY_MODE, STEPS, Law, Places, Trend, no_less_than_zero
+from horovod_study.analysis.stats import Floats
 
 Term: TypeAlias = Callable[[Any, Any, Any], Any]
 """What one parameter costs per unit, at N workers on M nodes with F on the fullest."""
@@ -36,7 +37,7 @@ def cost_starts(terms: Mapping[str, Term], *, strong: bool, scaled: bool) -> Cal
     1/S is linear in 1/gamma and p_i/gamma, all of them zero or more; residuals are relative, as for `usl`.
     """
 
-    def starts(where: Places, s: Array) -> list[tuple[float, ...]]:
+    def starts(where: Places, s: Floats) -> list[tuple[float, ...]]:
         n = where.workers
         own = 1 / n if strong else np.ones_like(n)
         scale = s if strong else s / n

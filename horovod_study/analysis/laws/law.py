@@ -7,15 +7,14 @@ B parameter sets evaluated at once, K places (a place is a worker count on a num
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import optimize
 
+from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
-
-Array: TypeAlias = NDArray[np.float64]
 
 MAX_WORKERS = 10_000_000
 """Beyond this count nobody looks for a peak or a knee."""
@@ -32,9 +31,9 @@ UNLIKELY = 0.5
 class Places:
     """Where points were measured: worker counts, nodes and workers on the fullest node, each of shape (K,)."""
 
-    workers: Array
-    nodes: Array
-    fullest: Array
+    workers: Floats
+    nodes: Floats
+    fullest: Floats
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -88,7 +87,7 @@ class Trend:
     place: int = 0  # among the trends
     prior: float = 1.0  # with a fixed batch per worker
     strong_prior: float = 1.0  # with a fixed global batch; zero leaves it out, as above
-    costs: tuple[Callable[[Array], Array], ...] = ()
+    costs: tuple[Callable[[Floats], Floats], ...] = ()
     share: Mapping[float, float] | None = None  # workers -> share of the step that is synchronisation
     batch: float = math.nan  # samples per worker and step
 
@@ -107,7 +106,7 @@ class Law:
     misread: str = ""  # what to make of the parameters in other modes, as the end of a sentence
     curve: Callable[..., Any]  # curve(n, *parameters), or curve(n, nodes, fullest, *parameters) -> S; all broadcast
     slopes: Callable[..., tuple[Any, ...]]  # called like `curve` -> dS/dparameter, in the order of the parameters
-    starts: Callable[[Places, Array], list[tuple[float, ...]]]  # first guesses from K places and their S, shape (K,)
+    starts: Callable[[Places, Floats], list[tuple[float, ...]]]  # first guesses from K places and their S, shape (K,)
     peak: Callable[..., float]  # worker count with the highest speedup; inf when there is none
     limit: Callable[..., float]  # speedup that no worker count exceeds; inf when there is none
     bottleneck: Callable[..., str | None] = lambda n, **values: None  # what costs most at n workers, where it says so
@@ -132,13 +131,13 @@ class Law:
         """This law for "strong" scaling (a fixed total of work), or as it is for any other mode."""
         return self.strong if mode == "strong" and self.strong is not None else self
 
-    def at(self, where: Places | ArrayLike, values: Array) -> Array:
+    def at(self, where: Places | ArrayLike, values: Floats) -> Floats:
         """Speedup at K places or worker counts, for parameter vectors `values` (..., k), as (..., K)."""
         where = where if isinstance(where, Places) else places(where)
         columns = np.moveaxis(values, -1, 0)[..., np.newaxis]
         return np.broadcast_to(self.curve(*self._arguments(where), *columns), (*values.shape[:-1], len(where)))
 
-    def gradient(self, where: Places | ArrayLike, values: Array) -> Array:
+    def gradient(self, where: Places | ArrayLike, values: Floats) -> Floats:
         """dS/dparameter at K places or worker counts, for parameter vectors `values` (..., k), as (..., K, k)."""
         where = where if isinstance(where, Places) else places(where)
         columns = np.moveaxis(values, -1, 0)[..., np.newaxis]
@@ -146,7 +145,7 @@ class Law:
         slopes = self.slopes(*self._arguments(where), *columns)
         return np.stack([np.broadcast_to(slope, shape) for slope in slopes], axis=-1)
 
-    def with_slopes(self, where: Places, values: Array) -> tuple[Array, Array]:
+    def with_slopes(self, where: Places, values: Floats) -> tuple[Floats, Floats]:
         """Speedup (K, B) and dS/dparameter (k, K, B) for B parameter sets `values` (k, B).
 
         The long axis comes last here: thousands of sets are solved at once.
@@ -158,7 +157,7 @@ class Law:
             slope[:] = each
         return np.broadcast_to(self.curve(*layout, *values), shape), slopes
 
-    def _arguments(self, where: Places) -> tuple[Array, ...]:
+    def _arguments(self, where: Places) -> tuple[Floats, ...]:
         return (where.workers, where.nodes, where.fullest) if self.by_nodes else (where.workers,)
 
 
@@ -175,7 +174,7 @@ def with_quantity(law: Law, *, place: int | None = None) -> Law:
     return replace(law, quantity=form)
 
 
-def columns(workers: ArrayLike) -> tuple[Array, Array | None]:
+def columns(workers: ArrayLike) -> tuple[Floats, Floats | None]:
     """Worker counts (R,) and nodes (R,), the latter None without a second column; `workers` is (R,), (R, 1), (R, 2)."""
     table = np.asarray(workers, dtype=np.float64)
     if table.ndim < 2:
@@ -185,7 +184,7 @@ def columns(workers: ArrayLike) -> tuple[Array, Array | None]:
     return table[:, 0], table[:, 1] if table.shape[1] == 2 else None
 
 
-def no_less_than_zero(rows: Array, target: Array) -> Array:
+def no_less_than_zero(rows: Floats, target: Floats) -> Floats:
     """Least squares with all parameters zero or more; columns are scaled to one."""
     size = np.linalg.norm(rows, axis=0)
     size = np.where(size > 0, size, 1.0)
@@ -201,7 +200,7 @@ def knee(law: Law, params: Mapping[str, float], *, per_node: float | None = None
     return best_count(law, params, lambda n, s: s**2 / n, per_node)
 
 
-def best_counts(law: Law, values: Array, *, power: float, per_node: float | None = None) -> Array:
+def best_counts(law: Law, values: Floats, *, power: float, per_node: float | None = None) -> Floats:
     """Worker counts (B,) with the highest S^power / N^(power - 1) for parameter vectors `values` (B, k); inf for none.
 
     power 1 is the peak and 2 the knee. Within a few tenths of a per cent: this is for the spread of many vectors.
@@ -209,7 +208,7 @@ def best_counts(law: Law, values: Array, *, power: float, per_node: float | None
     coarse = np.unique(np.concatenate([np.arange(1.0, 9.0), np.geomspace(8, MAX_WORKERS, 49).round()]))
     columns = values.T[..., np.newaxis]
 
-    def found(n: Array) -> Array:
+    def found(n: Floats) -> Floats:
         where = places(n.ravel(), per_node=per_node)
         layout = [each.reshape(n.shape) for each in law._arguments(where)]
         with np.errstate(all="ignore"):
@@ -228,12 +227,12 @@ def best_counts(law: Law, values: Array, *, power: float, per_node: float | None
 
 
 def best_count(
-    law: Law, params: Mapping[str, float], worth: Callable[[Array, Array], Array], per_node: float | None = None
+    law: Law, params: Mapping[str, float], worth: Callable[[Floats, Floats], Floats], per_node: float | None = None
 ) -> float:
     """Worker count of at most MAX_WORKERS with the highest worth(n, S); inf when it is there."""
     values = np.array([params[name] for name in law.parameters])
 
-    def of(n: Array) -> Array:
+    def of(n: Floats) -> Floats:
         speedup = law.at(places(n, per_node=per_node), values)
         return np.where(speedup > 0, worth(n, np.maximum(speedup, 0.0)), -1.0)
 

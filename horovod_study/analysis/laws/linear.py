@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.laws.law import EVERY_MODE, UNLIKELY, Array, Law, Places, Trend, with_quantity
+from horovod_study.analysis.laws.law import EVERY_MODE, UNLIKELY, Law, Places, Trend, with_quantity
+from horovod_study.analysis.stats import Floats
 
 
 def _curve(n: Any, slope: Any, intercept: Any) -> Any:
@@ -16,7 +17,7 @@ def _slopes(n: Any, slope: Any, intercept: Any) -> tuple[Any, ...]:
     return n, 1.0
 
 
-def _starts(where: Places, s: Array) -> list[tuple[float, ...]]:
+def _starts(where: Places, s: Floats) -> list[tuple[float, ...]]:
     return [(float(np.mean(s / where.workers)), 0.0)]
 
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from horovod_study.analysis.costs import moved_share, ring_messages
 from horovod_study.analysis.laws.cost_law import communication, cost_starts
-from horovod_study.analysis.laws.law import STEPS, Array, Law, Places, best_count, no_less_than_zero
+from horovod_study.analysis.laws.law import STEPS, Law, Places, best_count, no_less_than_zero
 from horovod_study.analysis.laws.ring import TERMS, TEXT
+from horovod_study.analysis.stats import Floats
 
 
-def _blend(first: Array, second: Array, g: Array) -> tuple[Array, Array, Array]:
+def _blend(first: Floats, second: Floats, g: Floats) -> tuple[Floats, Floats, Floats]:
     """step = (first^g + second^g)^(1/g) with dstep/dsecond and dstep/dg, without overflow for large g; shapes alike."""
     larger = np.maximum(first, second)
     logs = [np.log(np.maximum(each / larger, 1e-300)) for each in (first, second)]
@@ -55,7 +56,7 @@ def _starts(*, strong: bool, scaled: bool) -> Callable[..., list[tuple[float, ..
     serial = cost_starts(TERMS, strong=strong, scaled=scaled)
     bare = cost_starts(TERMS, strong=strong, scaled=False)
 
-    def starts(where: Places, s: Array) -> list[tuple[float, ...]]:
+    def starts(where: Places, s: Floats) -> list[tuple[float, ...]]:
         n = where.workers
         guesses = []
         for guess in serial(where, s):

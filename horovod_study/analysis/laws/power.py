@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.laws.law import EVERY_MODE, Array, Law, Places, Trend, with_quantity
+from horovod_study.analysis.laws.law import EVERY_MODE, Law, Places, Trend, with_quantity
+from horovod_study.analysis.stats import Floats
 
 TREND = Trend(name="power", place=5, of="log")
 
@@ -19,7 +20,7 @@ def _slopes(n: Any, scale: Any, exponent: Any) -> tuple[Any, ...]:
     return rise, scale * rise * np.log(n)
 
 
-def _starts(where: Places, s: Array) -> list[tuple[float, ...]]:
+def _starts(where: Places, s: Floats) -> list[tuple[float, ...]]:
     x, y = np.log(where.workers), np.log(np.maximum(s, 1e-300))
     spread = float(np.sum((x - x.mean()) ** 2))
     exponent = float(np.clip(np.sum((x - x.mean()) * (y - y.mean())) / spread if spread > 0 else 0.0, -9.9, 9.9))

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike
 
 from horovod_study.analysis.costs import moved_share, ring_messages
 from horovod_study.analysis.laws.cost_law import Costs, Term, cost_law
-from horovod_study.analysis.laws.law import UNLIKELY, Array, Trend
+from horovod_study.analysis.laws.law import UNLIKELY, Trend
+from horovod_study.analysis.stats import Floats
 
 TERMS: Mapping[str, Term] = MappingProxyType(
     {"alpha": lambda n, m, f: ring_messages(n), "beta": lambda n, m, f: moved_share(n)}
@@ -32,7 +33,7 @@ _MULTI_NODE: Mapping[str, Term] = MappingProxyType(
 _MULTI_NODE_TEXT = "2(F-1) alpha + 2(F-1)/F beta + 2(M-1) alpha_across + 2(M-1)/M beta_across"
 
 
-def ring_cost(workers: ArrayLike, alpha: float, beta: float) -> Array:
+def ring_cost(workers: ArrayLike, alpha: float, beta: float) -> Floats:
     """Time of a ring all-reduce, 2 (n - 1) alpha + 2 (n - 1)/n beta, in the unit of alpha and beta.
 
     alpha is the latency of one message, beta the time of the whole buffer through one link (bytes / bandwidth).

@@ -13,10 +13,11 @@ from numpy.typing import ArrayLike
 
 from horovod_study.analysis.costs import rounds
 from horovod_study.analysis.laws.cost_law import Costs, cost_law
-from horovod_study.analysis.laws.law import UNLIKELY, Array, Trend
+from horovod_study.analysis.laws.law import UNLIKELY, Trend
+from horovod_study.analysis.stats import Floats
 
 
-def tree_cost(workers: ArrayLike, hop: float) -> Array:
+def tree_cost(workers: ArrayLike, hop: float) -> Floats:
     """Time of reduce and broadcast along a binomial tree, 2 ceil(log2 n) hop, in the unit of hop."""
     return np.asarray(2 * rounds(np.asarray(workers, dtype=np.float64)) * hop)
 

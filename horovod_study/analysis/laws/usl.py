@@ -13,7 +13,8 @@ import numpy as np
 
 from horovod_study.analysis.costs import ring_messages
 from horovod_study.analysis.laws.amdahl import first_guesses as serial_fractions
-from horovod_study.analysis.laws.law import EVERY_MODE, UNLIKELY, Array, Law, Places, Trend
+from horovod_study.analysis.laws.law import EVERY_MODE, UNLIKELY, Law, Places, Trend
+from horovod_study.analysis.stats import Floats
 
 
 def usl_peak(alpha: float, beta: float, gamma: float = 1.0) -> float:
@@ -53,7 +54,7 @@ def _anchored_slopes(n: Any, alpha: Any, beta: Any) -> tuple[Any, ...]:
     return _slopes(n, alpha, beta)[:2]
 
 
-def _starts(where: Places, s: Array) -> list[tuple[float, ...]]:
+def _starts(where: Places, s: Floats) -> list[tuple[float, ...]]:
     # N/S = (1 + alpha (N - 1) + beta N (N - 1)) / gamma is linear in 1/gamma, alpha/gamma and beta/gamma.
     # Dividing by N/S makes the residuals relative, so that the largest N does not drown the rest.
     n = where.workers
@@ -64,7 +65,7 @@ def _starts(where: Places, s: Array) -> list[tuple[float, ...]]:
     return [guess, *((alpha, beta, 1.0) for alpha, beta in _anchored_starts(where, s))]
 
 
-def _anchored_starts(where: Places, s: Array) -> list[tuple[float, ...]]:
+def _anchored_starts(where: Places, s: Floats) -> list[tuple[float, ...]]:
     n = where.workers
     columns = np.stack([n - 1, n * (n - 1)], axis=1) * (s / n)[:, np.newaxis]
     contention, coherency = np.linalg.lstsq(columns, 1 - s / n)[0]

@@ -8,11 +8,10 @@ run* - the one in the middle of the repeats ordered by the quantity in question,
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import (
@@ -24,9 +23,8 @@ from horovod_study.analysis.series.points import (
     with_series,
     worker_counts,
 )
+from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
-
-Floats: TypeAlias = NDArray[np.float64]
 
 BELOW_FLOOR = 0.9
 """A test MSE below this share of the statistical floor is a bug, not a success."""

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
-
-Floats = NDArray[np.float64]
 
 MIN_STEPS = 50
 DIVERGED = 4.0

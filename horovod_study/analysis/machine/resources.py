@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
@@ -30,8 +29,6 @@ from horovod_study.analysis.series.points import (
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
-
-Floats = NDArray[np.float64]
 
 QUANTITIES: Mapping[str, str] = {
     "energy_per_sample_j": "energy per sample / J",

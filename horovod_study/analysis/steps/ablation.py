@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.stats import Interval
-from horovod_study.analysis.steps.attribution import BUSY_CORES, Floats
+from horovod_study.analysis.stats import Floats, Interval
+from horovod_study.analysis.steps.attribution import BUSY_CORES
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CELL, LAP_COLUMNS, cells_of, measured, with_series, worker_counts
-from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps import ablation
 from horovod_study.analysis.steps.attribution import (
     INSIDE_BACKWARD,
@@ -43,8 +43,6 @@ from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun, facts, finite, rows_lost
 from horovod_study.text.words import listed
-
-Floats = NDArray[np.float64]
 
 CLOSES_S = 1e-6
 """Parts that miss their step by more than a microsecond do not add up."""

@@ -26,10 +26,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.rank_steps import ready_steps, settings_of
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import AnalysisError
@@ -37,8 +36,6 @@ from horovod_study.records import facts, finite
 from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
-
-Floats = NDArray[np.float64]
 
 FLOOR_QUANTILE = 0.1
 """Raw all-reduces faster than all but so many of them were not disturbed. Horovod's thread, which asks the other ranks

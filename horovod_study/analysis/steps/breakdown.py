@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import (
@@ -24,9 +23,8 @@ from horovod_study.analysis.series.points import (
     with_series,
     worker_counts,
 )
+from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import plural
-
-Floats = NDArray[np.float64]
 
 NOTES = {
     "hidden": "inside backward",

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.ablation import CommunicationCost, answer
 from horovod_study.analysis.steps.pauses import Pauses, StepStatistics, find_pauses
-from horovod_study.analysis.steps.rank_steps import PARTS, Floats, RankSteps, align
+from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, RunSideFiles, facts, finite, hosts_of

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, Floats, RankSteps
+from horovod_study.analysis.stats import Floats
+from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, RankSteps
 
 MIN_STEPS = 50
 WINDOW = 101

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_study.analysis.stats import Floats
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
-
-Floats = NDArray[np.float64]
 
 PARTS = (*LAPS, "residual")
 BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")

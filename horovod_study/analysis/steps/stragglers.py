@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
+from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.rank_steps import (
     BEFORE_SYNC,
     GAP_S,
     GAP_STEPS,
     CommonSteps,
-    Floats,
     RankSteps,
     gaps_s,
     same_epoch,

@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CHOICES, KNOBS, measured, with_series, worker_counts
+from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.sync.boundary import hidden_note
 from horovod_study.analysis.sync.synchronisation import batches_per_epoch, median, over_repeats
 from horovod_study.errors import AnalysisError
@@ -37,8 +38,6 @@ from horovod_study.roles import Role
 from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
-
-Floats = NDArray[np.float64]
 
 BATCH_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "train_samples"),

@@ -28,14 +28,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CAPTURED, measured, with_series, worker_counts
+from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.breakdown import difference_interval
 from horovod_study.errors import AnalysisError
-
-Floats = NDArray[np.float64]
 
 NODE_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "per_node", "path", "repeats"),

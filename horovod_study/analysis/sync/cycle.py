@@ -17,13 +17,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.stats import MIN_REPEATS, Interval
+from horovod_study.analysis.stats import MIN_REPEATS, Floats, Interval
 from horovod_study.analysis.sync import synchronisation
-
-Floats = NDArray[np.float64]
 
 DEFAULT_CYCLE_S = 1e-3
 """Of Horovod 0.28 (horovod/common/operations.cc, HOROVOD_CYCLE_TIME)."""

@@ -18,15 +18,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, ScalingFit, fit_quantity
 from horovod_study.analysis.series.points import measured, with_series, worker_counts
+from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import breakdown
 from horovod_study.analysis.sync import boundary
-
-Floats = NDArray[np.float64]
 
 SYNC_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "batch", "train_samples", "workers", "nodes"),

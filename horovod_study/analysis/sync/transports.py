@@ -19,13 +19,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CAPTURED, SETTINGS
+from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.sync import synchronisation
-
-Floats = NDArray[np.float64]
 
 TRANSPORT_COLUMNS = (
     *("a", "b", "setting", "partition", "a_backend", "a_transport", "b_backend", "b_transport", "quantity"),
