@@ -207,7 +207,7 @@ class Training:
                 step.begin_epoch(order)
             for rows in order:
                 if rates:
-                    step.set_lr(rates[made])
+                    set_learning_rate(self.optimizer, rates[made])
                 losses.append(step.take(None if resident else self.batch(rows), self.clock))
                 norms.append(step.norm2)
                 made += 1

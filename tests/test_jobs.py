@@ -534,4 +534,3 @@ def test_jobs_of_older_versions_are_read(tmp_path: Path):
     job_folder(tmp_path, "one").mkdir(parents=True)
     (job_folder(tmp_path, "one") / "job.json").write_text(json.dumps(values))
     assert read_jobs(tmp_path) == [job()]
-    assert replace(job(), job_id="9", tasks=(("a",), ("b",))).slurm_id(1) == "9_1"

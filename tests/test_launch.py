@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_cluster import SlurmCluster
 
-from horovod_study.cluster.launch import MARKER, cell_environment, launch_line, program_line, refuse_oversubscription
+from horovod_study.cluster.launch import MARKER, cell_environment, launch_line, program_line
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import PORTS, Site
 from horovod_study.config import Cell, Placement
@@ -561,18 +561,3 @@ def test_a_port_that_is_taken_ends_the_run_with_the_reason(runtime, tmp_path):
         "set MASTER_PORT to a free port"
     )
     assert expected in done.stderr.splitlines()
-
-
-def test_more_workers_than_cores_are_refused_with_both_numbers():
-    cells = [cell("horovod/mpi", workers) for workers in (1, 2, 4)]
-
-    refuse_oversubscription(cells, 4)
-    refuse_oversubscription([], 1)
-    with pytest.raises(StudyError) as caught:
-        refuse_oversubscription(cells, 2)
-
-    expected = (
-        "the study asks for 4 workers, but this machine offers 2 cores; "
-        "lower sweep.workers, or write `workers: cores` to use what is there"
-    )
-    assert expected == str(caught.value)

@@ -15,7 +15,6 @@ from horovod_study.analysis.machine.network import (
     analyze,
     attainable,
     bus_factor,
-    busbw,
     fit_line,
     memory_bytes,
     network_bytes,
@@ -27,14 +26,8 @@ from horovod_study.errors import AnalysisError
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     # 1 GB in 10 ms is 100 GB/s; the bus carries 2 (n - 1) / n of it.
     assert algbw(1e9, 0.01) == pytest.approx(100e9)
-    assert busbw(1e9, 0.01, workers=8) == pytest.approx(175e9)
-    assert busbw(1e9, 0.01, workers=4) == pytest.approx(150e9)
-    assert busbw(1e9, 0.01, workers=8, operation="broadcast") == pytest.approx(100e9)
-
-
-@given(st.floats(4, 1e12), st.floats(1e-7, 1e3))
-def test_two_workers_have_equal_bandwidths(size: float, seconds: float) -> None:
-    assert algbw(size, seconds) == busbw(size, seconds, workers=2)
+    assert (bus_factor("allreduce", 8), bus_factor("allreduce", 4)) == (1.75, 1.5)
+    assert bus_factor("allreduce", 2) == bus_factor("broadcast", 8) == 1.0
 
 
 @given(st.integers(2, 100_000))

@@ -142,12 +142,6 @@ def identify(partition: Partition | None = None) -> str:
     return _identity(code_digest(), environment(partition))
 
 
-def identities(partitions: Iterable[Partition]) -> dict[str, str]:
-    """Return {name of the partition: identity}; the code is read once."""
-    code = code_digest()
-    return {each.name: _identity(code, environment(each)) for each in partitions}
-
-
 def _identity(code: str, surroundings: Mapping[str, Any]) -> str:
     return _digest({"code": code, "environment": surroundings})
 

@@ -87,10 +87,6 @@ class Job:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**values, "tasks": [list(task) for task in self.tasks], "inside": dict(self.inside)}
 
-    def slurm_id(self, task: int) -> str:
-        """Return what Slurm calls a task: 123, or 123_4 in an array."""
-        return f"{self.job_id}_{task}" if len(self.tasks) > 1 else self.job_id
-
 
 def job_folder(directory: Path, name: str) -> Path:
     """Return the folder of the job `name` of the study in `directory`."""

@@ -28,7 +28,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -393,13 +393,3 @@ def _describes_enclosing_job(name: str) -> bool:
     if name.startswith("SLURM"):
         return name not in SLURM_TELLS
     return name in _SCRUBBED_NAMES or (name.startswith(_SCRUBBED_PREFIXES) and not name.startswith(_KEPT_PREFIXES))
-
-
-def refuse_oversubscription(cells: Iterable[Cell], cores: int) -> None:
-    """Raise a StudyError when a cell has more workers than there are cores: they would measure how cores are shared."""
-    largest = max((cell.placement.workers for cell in cells), default=0)
-    if largest > cores:
-        raise StudyError(
-            f"the study asks for {largest} workers, but this machine offers {cores} core{'' if cores == 1 else 's'}; "
-            "lower sweep.workers, or write `workers: cores` to use what is there"
-        )

@@ -219,54 +219,6 @@ def _captured(work: Callable[[], None]) -> "torch.cuda.CUDAGraph":
     return graph
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopyRate:
-    """The speed of copies of one kind: bytes of the message per second, GB = 1e9 bytes.
-
-    A copy within one memory reads and writes each byte there: its traffic is twice that.
-    """
-
-    name: str
-    bytes: int
-    gb_per_s_median: float
-    gb_per_s_min: float
-    gb_per_s_max: float
-    rounds: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
-
-def copy_rates(
-    *, size: int = COPY_BYTES, rounds: int = 5, seconds: float = 0.05, device: str = "cuda"
-) -> list[CopyRate]:
-    """Measure copies of `size` bytes within the memory of a GPU, and between it and the host's memory.
-
-    The host's memory is page-locked ("pinned": the GPU fetches it itself) or ordinary ("pageable": the driver copies
-    it first). Kinds alternate within a round. On a CPU there is the copy within the host's memory alone.
-    """
-    where = torch.device(device)
-    kinds = copy_kinds(where, size)
-    found: dict[str, list[float]] = {name: [] for name in kinds}
-    for source, target in kinds.values():
-        target.copy_(source)
-    for _ in range(rounds):
-        for name, (source, target) in kinds.items():
-            found[name].append(size / copy_seconds(source, target, seconds) / 1e9)
-    return [
-        CopyRate(
-            name=name,
-            bytes=size,
-            gb_per_s_median=statistics.median(rates),
-            gb_per_s_min=min(rates),
-            gb_per_s_max=max(rates),
-            rounds=rounds,
-        )
-        for name, rates in found.items()
-    ]
-
-
 def copy_kinds(device: torch.device, size: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the copies that concern a device: name -> source and target of `size` bytes, whose pages exist."""
     # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.

@@ -27,7 +27,7 @@ from horovod_study.workload.loaders import Batch
 from horovod_study.workload.loaders import Resident as Resident
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, set_learning_rate
+from horovod_study.workload.optimizer import Arithmetic
 from horovod_study.workload.optimizer import replayed_on_host as replayed_on_host
 from horovod_study.workload.options import StrainConfig
 
@@ -354,10 +354,6 @@ class CapturedStep:
         loss = self._losses[self._taken % RING]
         self._taken += 1
         return loss
-
-    def set_lr(self, value: float) -> None:
-        """Let the next steps use the learning rate `value`."""
-        set_learning_rate(self._optimizer, value)
 
     def forget(self) -> None:
         """Free the graphs and their memory; the next step records them again."""

@@ -49,11 +49,6 @@ def bus_factor(operation: str, workers: int) -> float:
     return moved_share(workers) if operation == "allreduce" else 1.0
 
 
-def busbw(size: float, seconds: float, *, workers: int, operation: str = "allreduce") -> float:
-    """Return the bus bandwidth, algbw times `bus_factor`; with two workers the two are equal for an all-reduce."""
-    return algbw(size, seconds) * bus_factor(operation, workers)
-
-
 # ---------------------------------------------------------------------------------------------- alpha and beta
 
 

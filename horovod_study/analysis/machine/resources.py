@@ -30,16 +30,6 @@ from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
 
-QUANTITIES: Mapping[str, str] = {
-    "energy_per_sample_j": "energy per sample / J",
-    "worker_hours_per_epoch": "worker hours per epoch",
-    "samples": "samples to target",
-    "train_s": "time to target / s",
-    "worker_hours": "worker hours to target",
-    "energy_j": "energy to target / J",
-}
-"""Quantities that laws are fitted to, with their units; the last four have a target."""
-
 TO_TARGET = ("samples", "train_s", "worker_hours", "energy_j")
 
 _IDENTITY = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "global_batch")
@@ -64,7 +54,7 @@ class FittedQuantity:
     """One quantity of one series against workers: the laws fitted to its runs, and what to doubt."""
 
     series: str
-    quantity: str  # a key of QUANTITIES
+    quantity: str  # energy_per_sample_j, worker_hours_per_epoch, or one of TO_TARGET
     target_mse: float  # NaN for quantities without a target
     fit: QuantityFit | None  # None where the runs allow none; the doubts say why
     censored: int  # runs that did not meet the target: lower bounds, which no law is fitted to
