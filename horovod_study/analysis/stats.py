@@ -6,7 +6,7 @@ Quantiles and tails come from scipy.special, which loads in a fraction of the ti
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, overload
 
@@ -316,6 +316,12 @@ def moderated_ratio(differences: Floats, pooled: float, prior: float, level: flo
 
 
 # --------------------------------------------------------------------------------------------------- typical values
+
+
+def of_all(values: ArrayLike, what: Callable[[Floats], Any] = np.median) -> float:
+    """Return `what` of the values of all repeats (R,), by default their median; NaN where one is not known, or none."""
+    numbers = np.asarray(values, dtype=float)
+    return float(what(numbers)) if len(numbers) and np.isfinite(numbers).all() else math.nan
 
 
 def geometric_mean(values: ArrayLike) -> float:

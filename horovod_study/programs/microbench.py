@@ -17,9 +17,6 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """tf32 takes float32 numbers and multiplies the leading 11 bits of their significands."""
 
-COPY_BYTES = 256 * 1024 * 1024
-"""Size of the copies: beyond the caches of a processor and of a GPU (50 MB on an H100)."""
-
 GRAPH_KERNELS = 1000
 """Kernels in the graph whose replay tells what one of them takes there."""
 

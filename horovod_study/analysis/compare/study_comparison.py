@@ -651,8 +651,7 @@ def _taking_turns(pair: _Pair) -> bool:
 def _law_differences(pairs: Sequence[_Pair], after: Analysis, before: Analysis) -> pd.DataFrame:
     """Return LAW_COLUMNS of the series that matched cells belong to.
 
-    The interval of a difference of two independent estimates from theirs, which need not be symmetric: MOVER (G. Y. Zou
-    and A. Donner, Statist. Med. 27, 2008, 1693-1702). Parameters of different baselines are not compared.
+    Parameters of different baselines are not compared.
     """
     rows: list[dict[str, Any]] = []
     partners: dict[str, str] = {}
@@ -683,26 +682,27 @@ def _law_differences(pairs: Sequence[_Pair], after: Analysis, before: Analysis) 
     return _table(rows, LAW_COLUMNS)
 
 
-def _estimate(law: Mapping[str, Any], parameter: str) -> tuple[float, float, float]:
+def _estimate(law: Mapping[str, Any], parameter: str) -> stats.Interval:
     low, high = law["ci95"].get(parameter) or (None, None)
     value, low, high = (math.nan if each is None else float(each) for each in (law["params"][parameter], low, high))
-    return value, low, high
+    return stats.Interval(value=value, low=low, high=high)
 
 
-def _law_difference(one: tuple[float, float, float], other: tuple[float, float, float]) -> dict[str, Any]:
-    """Return one estimate less the other, each (value, low, high), with its interval and verdict."""
-    (a, a_low, a_high), (b, b_low, b_high) = one, other
-    difference = a - b
-    low = difference - math.hypot(a - a_low, b_high - b)
-    high = difference + math.hypot(a_high - a, b - b_low)
-    verdict = UNKNOWN if math.isnan(low + high) else "higher" if low > 0 else "lower" if high < 0 else ALIKE
+def _law_difference(after: stats.Interval, before: stats.Interval) -> dict[str, Any]:
+    """Return one estimate less the other with its interval and verdict."""
+    less = stats.difference(after, before)
+    verdict = "higher" if less.low > 0 else "lower" if less.high < 0 else ALIKE
     return {
-        **dict(zip(("after", "after_low", "after_high"), one, strict=True)),
-        **dict(zip(("before", "before_low", "before_high"), other, strict=True)),
-        "difference": difference,
-        "low": low,
-        "high": high,
-        "verdict": verdict,
+        "after": after.value,
+        "after_low": after.low,
+        "after_high": after.high,
+        "before": before.value,
+        "before_low": before.low,
+        "before_high": before.high,
+        "difference": less.value,
+        "low": less.low,
+        "high": less.high,
+        "verdict": UNKNOWN if math.isnan(less.low + less.high) else verdict,
     }
 
 

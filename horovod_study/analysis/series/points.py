@@ -506,12 +506,13 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     names = {"median": "median", "min": "min", "max": "max", "low": "ci95_low", "high": "ci95_high"}
     row |= {f"samples_per_s_{names[end]}": value for end, value in stats.spread(x).items()}
     row |= _epoch(row)
-    row["step_s_median"] = _median(good["step_s_median"])
-    row["step_mean_s_median"] = _median(good["step_s"])
-    row |= {f"{column}_median": _median(good[column]) for column in LAP_COLUMNS}
-    row["test_mse_median"] = _median(good["test_mse"])
-    row |= {f"{column}_median": _median(good[column]) for column in OF_RANKS}
-    row |= {f"{column}_{end}": _end(good[column], end) for column in OF_RANKS for end in ("min", "max")}
+    row["step_s_median"] = stats.of_all(good["step_s_median"])
+    row["step_mean_s_median"] = stats.of_all(good["step_s"])
+    row |= {f"{column}_median": stats.of_all(good[column]) for column in LAP_COLUMNS}
+    row["test_mse_median"] = stats.of_all(good["test_mse"])
+    row |= {f"{column}_median": stats.of_all(good[column]) for column in OF_RANKS}
+    ends = {"min": np.min, "max": np.max}
+    row |= {f"{column}_{end}": stats.of_all(good[column], of) for column in OF_RANKS for end, of in ends.items()}
     return row
 
 
@@ -524,19 +525,6 @@ def _why(run: Any, *, status: bool = True) -> str:
         return "still running"
     reason = reason or "no reason recorded"
     return f"{run['status']}: {reason}" if status else reason
-
-
-def _median(values: pd.Series) -> float:
-    """Return the median over repeats, NaN where any repeat does not know its value."""
-    numbers = values.to_numpy(dtype=float)
-    return float(np.median(numbers)) if len(numbers) and np.isfinite(numbers).all() else math.nan
-
-
-def _end(values: pd.Series, end: str) -> float:
-    """Return the least (`min`) or the most (`max`) over repeats, NaN where any repeat does not know its value."""
-    numbers = values.to_numpy(dtype=float)
-    known = len(numbers) and np.isfinite(numbers).all()
-    return float(getattr(np, end)(numbers)) if known else math.nan
 
 
 def _epoch(row: Mapping[str, Any]) -> dict[str, float]:

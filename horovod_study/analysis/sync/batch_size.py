@@ -32,7 +32,7 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CHOICES, KNOBS, measured, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.sync.boundary import hidden_note
-from horovod_study.analysis.sync.synchronisation import batches_per_epoch, median, over_repeats
+from horovod_study.analysis.sync.synchronisation import batches_per_epoch, over_repeats
 from horovod_study.errors import AnalysisError
 from horovod_study.roles import Role
 from horovod_study.workloads import packaged
@@ -487,14 +487,14 @@ def _batch_row(cell: pd.DataFrame, bases: Mapping[str, Floats]) -> dict[str, Any
     lost, lost_low, lost_high = math.nan, math.nan, math.nan
     if base and not (serial and first["workers"] == 1):
         gained = stats.median_ratio(rates, bases[base])
-        lost = 1 - median(rates) / median(bases[base]) / float(first["workers"])
+        lost = 1 - stats.of_all(rates) / stats.of_all(bases[base]) / float(first["workers"])
         lost_low, lost_high = (1 - end / float(first["workers"]) for end in (gained.high, gained.low))
     return {
         **{name: first[name] for name in ("series", "workers", "nodes", "batch", "train_samples", *_KEPT)},
         "repeats": len(cell),
         **over_repeats("samples_per_s", rates),
-        "step_s_median": median(step),
-        "sync_s_median": math.nan if serial else median(sync),
+        "step_s_median": stats.of_all(step),
+        "sync_s_median": math.nan if serial else stats.of_all(sync),
         **over_repeats("overhead", share),
         "lost": lost,
         "lost_low": lost_low,

@@ -88,10 +88,10 @@ def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
                 **_name(cell),
                 **_side(cell),
                 "per_step": cell["per_step"].iloc[0],
-                "sync_s_median": _over(np.median, cell["sync_value_s"]),
-                "sync_s_min": _over(np.min, cell["sync_value_s"]),
-                "sync_s_max": _over(np.max, cell["sync_value_s"]),
-                "step_s_median": _over(np.median, cell["step_value_s"]),
+                "sync_s_median": stats.of_all(cell["sync_value_s"]),
+                "sync_s_min": stats.of_all(cell["sync_value_s"], np.min),
+                "sync_s_max": stats.of_all(cell["sync_value_s"], np.max),
+                "step_s_median": stats.of_all(cell["step_value_s"]),
                 "note": _hidden(cell),
                 **{name: cell[name].iloc[0] for name in ("reduction", "horovod_defaults")},
             }
@@ -305,12 +305,6 @@ def _side(cell: pd.DataFrame) -> dict[str, Any]:
         "path": " or ".join(sorted(set(cell["path"]) - {""})),
         "repeats": len(cell),
     }
-
-
-def _over(what: Any, values: pd.Series) -> float:
-    """Return `what` of the repeats, NaN where one of them does not know its value."""
-    numbers = values.to_numpy(dtype=np.float64)
-    return float(what(numbers)) if np.isfinite(numbers).all() else math.nan
 
 
 # ---------------------------------------------------------------------------------------------------- jumps

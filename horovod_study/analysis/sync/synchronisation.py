@@ -83,14 +83,14 @@ def synchronisation(runs: pd.DataFrame) -> pd.DataFrame:
             {
                 **{name: first[name] for name in (*_KEYS, *_KEPT)},
                 "repeats": len(cell),
-                "step_s_median": median(step),
+                "step_s_median": stats.of_all(step),
                 **over_repeats("sync_s", sync),
                 "sync_s_min": float(sync.min()),
                 "sync_s_max": float(sync.max()),
                 **over_repeats("share", share),
                 "batches_per_epoch": batches,
                 **over_repeats("sync_per_epoch_s", usable * sync),
-                "epoch_s_median": usable * median(step),
+                "epoch_s_median": usable * stats.of_all(step),
                 "note": _note(cell, sync, step, batches),
             }
         )
@@ -202,11 +202,6 @@ def parallel(runs: pd.DataFrame) -> pd.DataFrame:
     table = table[measured(table) & (table["backend"] != "serial")]
     texts = table["per_node"].astype(object) if "per_node" in table.columns else pd.Series("", table.index, object)
     return table.assign(per_node=texts.fillna("").astype(str))
-
-
-def median(values: Floats) -> float:
-    """Return the median over repeats, NaN where one of them does not know its value."""
-    return float(np.median(values)) if len(values) and np.isfinite(values).all() else math.nan
 
 
 def over_repeats(name: str, values: Floats) -> dict[str, float]:
