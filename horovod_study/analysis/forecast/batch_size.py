@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_study.analysis.laws.law import Floats
+from horovod_study.analysis.stats import Floats
 
 FIXED = (-2.8, 1.1)  # mean and standard deviation of log a
 GROWTH = (-5.1, 1.1)  # the same of log g, where g is not 0
