@@ -105,6 +105,15 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
 
 
+@pytest.fixture
+def no_figures() -> Iterator[None]:
+    """Pages and reports of this test hold no figures."""
+    from drawn_figures import figures_only  # as torch, matplotlib is imported only for tests that ask
+
+    with figures_only():
+        yield
+
+
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -1,15 +1,33 @@
-"""Drawn figures for tests: one of a module by its name, drawn as for print, and what does not fit on it."""
+"""Drawn figures for tests: one of a module by its name, drawn as for print, and what does not fit on it.
 
+Pages and reports whose figures are not what is tested are made inside `figures_only()`: to draw takes longest.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pandas as pd
+import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from horovod_study.analysis.machine.usage import usage
 from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.steps.breakdown import breakdown
 from horovod_study.analysis.steps.losses import losses
+from horovod_study.report.figures import catalogue
 from horovod_study.report.kit.style import PRINT_WIDTH_IN, FigureFormat, settled, style
+from horovod_study.report.page import check, html
+
+
+@contextmanager
+def figures_only(*names: str) -> Iterator[None]:
+    """Pages and reports hold the figures of these names and no others (test_report.py draws all of them)."""
+    whole = catalogue.drawings
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (catalogue, html, check):
+            patch.setattr(module, "drawings", lambda analysis: [each for each in whole(analysis) if each.name in names])
+        yield
 
 
 def one(module, analysis, name):

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from drawn_figures import figures_only
 from make.synthetic_study import write_study
 
 from horovod_study import records
@@ -697,7 +698,14 @@ def study(reported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(reported, tmp_path / "moved"))
 
 
+@pytest.fixture
+def two_figures() -> Iterator[None]:
+    with figures_only("throughput", "speedup"):
+        yield
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("two_figures")
 def test_a_good_report_passes_and_a_changed_one_fails(capsys: pytest.CaptureFixture[str], study: Path) -> None:
     """One good check, and one with a changed number in the page, a figure's data, a table for print and a picture."""
     directory = study / "analysis"

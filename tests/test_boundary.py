@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from drawn_figures import figures_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
@@ -107,6 +108,7 @@ def test_the_interval_is_right_about_as_often_as_it_says():
     assert 0.87 <= np.mean(covered) <= 1.0
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_on_one_node_there_is_no_boundary_and_no_section():
     analysis = analysed(PAIR[:2])
 
@@ -145,6 +147,7 @@ def test_fill_and_spread_at_several_counts_give_a_direct_jump_each_and_every_bou
     ] == [("direct", 2, 1, 2, 2), ("direct", 4, 1, 4, 2), ("indirect", 4, 1, 5, 2), ("direct", 8, 2, 8, 4)]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_placements_that_are_series_of_their_own_elsewhere_are_compared_here():
     table = node_table()
     table["placement"] = np.where(table["nodes"] == 2, "spread", "fill")
@@ -180,6 +183,7 @@ def test_two_repeats_give_a_jump_without_an_interval_and_a_verdict():
     assert drawn.sentences(analysis)[0].endswith("with fewer than three repeats on either side this may be chance.")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_hidden_synchronisation_is_told_by_the_step():
     analysis = analysed(ways=(("serial", "none"), ("ddp", "gloo")))
     (row,) = analysis.boundary.to_dict("records")
@@ -284,7 +288,8 @@ def test_runs_that_have_series_already_give_the_same_jumps():
 def test_the_report_says_the_jump_in_one_sentence_and_where_it_was_carried():
     analysis = analysed(((1, (1,)), (2, (2,)), (2, (1, 1))), jump_ms=9.1)
     (sentence,) = drawn.sentences(analysis)
-    page = html.render(analysis)
+    with figures_only(drawn.NAME):
+        page = html.render(analysis)
 
     assert sentence == (
         "Going from one node to two adds 9.2\u202fms [8.7, 9.6] of waiting for gradients to each step over "
@@ -315,6 +320,7 @@ def test_the_figure_marks_the_boundary_and_writes_the_jump_and_the_paths():
     assert set(drawing.data["kind"]) == {"point", "jump"} and set(boundary.NODE_COLUMNS) <= set(drawing.data.columns)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_was_saved_and_loaded_gives_the_same_page(tmp_path):
     analysis = analysed(
         (*FILLED, (2, (1, 1)), (4, (2, 2))), ways=(("serial", "none"), ("horovod", "mpi"), ("ddp", "gloo"))

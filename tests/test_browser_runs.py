@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from browser import PHONE, Seen, axe_core, chromium, opened, violations
+from drawn_figures import figures_only
 from make.synthetic_study import write_study
 
 from horovod_study import records
@@ -50,8 +51,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
 @pytest.fixture(scope="module")
 def report(found: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(html, "drawings", lambda analysis: [])  # the figures are tried elsewhere, and take longest
+    with figures_only():
         path.write_text(html.render(found), encoding="utf-8")
     return path
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from drawn_figures import figures_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
@@ -270,8 +271,9 @@ def test_every_command_takes_a_study_of_both_kinds(tmp_path: Path, capsys: pytes
         return code, capsys.readouterr().out
 
     assert call("report", "--tables", tmp_path / "runs", "--out", tmp_path / "an")[0] == 0
-    assert call("report", tmp_path / "an")[0] == 0
-    code, told = call("report", tmp_path / "an", "--check", "--allow", "few-repeats", "--json")
+    with figures_only("breakdown"):
+        assert call("report", tmp_path / "an")[0] == 0
+        code, told = call("report", tmp_path / "an", "--check", "--allow", "few-repeats", "--json")
     names = {each["name"] for each in json.loads(told)["findings"]} - {"few-repeats"}
     page = (tmp_path / "an" / "report.html").read_text(encoding="utf-8")
     table = (tmp_path / "an" / "tables" / "breakdown.md").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from drawn_figures import figures_only
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.forecast import study_forecast
@@ -36,7 +37,8 @@ def analysis(runs):
 
 @pytest.fixture(scope="module")
 def page(analysis):
-    return html.render(analysis)
+    with figures_only(drawn.NAME):
+        return html.render(analysis)
 
 
 class TestTable:
@@ -102,6 +104,7 @@ class TestDocument:
         assert json.dumps(again.holdout, allow_nan=False) == json.dumps(analysis.holdout, allow_nan=False)
         pd.testing.assert_frame_equal(again.forecast, analysis.forecast)
 
+    @pytest.mark.usefixtures("no_figures")
     def test_without_parallel_runs_there_is_nothing(self):
         alone = analyze(run_table(ways=WAYS[:1], failed=()))
         assert alone.forecast.empty and list(alone.forecast.columns) == list(study_forecast.FORECAST_COLUMNS)

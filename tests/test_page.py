@@ -351,6 +351,7 @@ def test_the_wait_is_called_the_cycle_only_where_runs_with_other_cycles_say_so()
 @pytest.mark.parametrize(
     ("partition", "start"), [("local", "<h1>2 workers run"), ("alpha", "<h1>On alpha, 2 workers run")]
 )
+@pytest.mark.usefixtures("no_figures")
 def test_the_headline_says_where_unless_it_is_here(partition, start):
     assert start in html.render(analyze(run_table((1, 2), ways=MPI, failed=(), partition=partition)))
 

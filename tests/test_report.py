@@ -81,6 +81,7 @@ def test_fits_are_over_the_plain_baseline_and_say_so(analysis):
     )
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_without_a_plain_worker_everything_is_over_the_wrapped_one():
     analysis = analyze(run_table(ways=(("horovod", "mpi"),), failed=()))
 
@@ -277,6 +278,7 @@ def test_failed_runs_doubts_and_the_way_to_repeat_are_on_the_page(page):
     assert "Imaginary EPYC 7702 64-Core Processor" in page and "Open MPI 4.1.8" in page
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_doubt_that_several_series_share_is_said_once():
     runs = pd.concat([run_table((1, 2), batch=batch, repeats=2, failed=()) for batch in (75, 150)], ignore_index=True)
     runs["run"] = runs["run"] + "-" + runs["batch"].astype(str)
@@ -310,6 +312,7 @@ def test_text_from_run_files_is_escaped_everywhere():
     assert own.count(None) == 1 and set(own) == {None, "application/json"}
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_cell_without_a_result_is_an_open_gap():
     runs = run_table(failed=[("horovod", "mpi", 4, repeat) for repeat in range(3)])
     analysis = analyze(runs)

@@ -276,6 +276,7 @@ def test_permuted_runs_give_the_same_bytes_and_survive_the_files(analysis, tmp_p
     assert [to_html(table) for table in page_tables(loaded)] == [to_html(table) for table in page_tables(analysis)]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_figure_and_the_table_say_what_training_costs(analysis):
     (drawing,) = drawn.drawings(analysis)
     (table,) = [table for table in page_tables(analysis) if table.name == "resources"]
@@ -294,6 +295,7 @@ def test_the_figure_and_the_table_say_what_training_costs(analysis):
     assert "Energy and hours" in html.render(analysis)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_nothing_is_shown_where_nothing_was_recorded(analysis):
     runs = run_table((1, 2), ways=WAYS, failed=()).assign(device="cpu")
     alone = analyze(metered((1,)))

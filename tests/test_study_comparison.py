@@ -438,6 +438,7 @@ HOSTILE = "<script>alert(1)</script>\\input{x}|`=1+1`$%&\"'\x1b[31m"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_figures")
 def test_hostile_names_are_escaped_everywhere():
     def named(table, partition):
         return table.assign(partition=partition, host=HOSTILE, study=HOSTILE, run=[HOSTILE + r for r in table["run"]])
@@ -487,6 +488,7 @@ def directories(slow, before, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_figures")
 def test_the_command_reports_and_fails(directories, capsys):
     new, old = str(directories / "new"), str(directories / "old")
     code = main(["report", new, "--against", old, "--fail-on", "slower=5%", "missing", "--width", "column"])

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from drawn_figures import figures_only
 from make.synthetic_runs import run_table
 
 from horovod_study import records
@@ -71,7 +72,8 @@ def test_runs_in_any_order_give_the_same_tables(analysis):
 
 
 def test_the_section_holds_figures_and_tables_once(analysis):
-    page = html.render(analysis)
+    with figures_only(*synchronisation.NAMES):
+        page = html.render(analysis)
 
     assert page.count('<section id="synchronisation">') == 1 and 'href="#synchronisation"' in page
     for table in ("table-synchronisation", "table-transports", "table-knees", "table-cycle"):
@@ -91,6 +93,7 @@ def test_the_section_holds_figures_and_tables_once(analysis):
     ],
     ids=["one plain worker", "one worker", "hidden in backward"],
 )
+@pytest.mark.usefixtures("no_figures")
 def test_where_there_is_nothing_to_show_there_is_no_section(runs):
     analysis = analyze(runs)
 
@@ -152,6 +155,7 @@ def test_no_axis_label_is_markup(analysis):
         assert "mathdefault" not in interactive.inline_svg(drawing), drawing.name
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_jump_beyond_growth_stands_with_the_indirect_jump():
     runs = run_table((2, 4, 8), ways=WAYS[1:2], failed=())
     far = runs["workers"] > 4
