@@ -284,7 +284,7 @@ def test_a_trainer_that_fails_in_the_middle_ends_with_its_processes(trainer: sub
     trainer.stdin.write("fail\n")
     trainer.stdin.flush()
 
-    assert trainer.wait(timeout=30) == 1
+    assert trainer.wait(timeout=120) == 1
     assert [each for each in found if each.is_running()] == []
 
 
@@ -304,7 +304,7 @@ def test_processes_end_when_the_trainer_is_killed(trainer: subprocess.Popen[str]
     trainer.kill()
     trainer.wait()
 
-    deadline = now() + 20
+    deadline = now() + 120
     while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in found) and now() < deadline:
         sleep(0.05)
     assert [each for each in found if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []

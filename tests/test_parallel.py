@@ -301,7 +301,7 @@ def test_a_killed_worker_ends_the_run_and_leaves_the_rows(tmp_path: Path, transp
         ranks = {rank["pid"]: psutil.Process(rank["pid"]) for rank in records.read_run(out).effective["ranks"]}
         os.kill(list(ranks)[1], signal.SIGKILL)
         assert process.wait(timeout=60) != 0
-        _, alive = psutil.wait_procs(ranks.values(), timeout=30)
+        _, alive = psutil.wait_procs(ranks.values(), timeout=120)
     finally:
         for child in children(process) if process.poll() is None else []:
             child.kill()

@@ -570,7 +570,7 @@ def interrupt_at(launcher: str, out: Path, step: int, *options: str, kill: str) 
         for pid in {"all": pids, "rank 1": pids[1:], "the launcher": [process.pid]}[to]:
             os.kill(pid, getattr(signal, name))
         code = process.wait(timeout=60)
-        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
+        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=120)
     finally:
         for pid in pids:
             if psutil.pid_exists(pid):

@@ -420,7 +420,7 @@ def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path) -
     one = command(tmp_path, {"0": "0.5 hangs"}, 1)
     wait_for(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
     one.send_signal(signal.SIGINT)
-    _, said = one.communicate(timeout=30)
+    _, said = one.communicate(timeout=120)
 
     assert one.returncode == 130
     assert "interrupted; 0 of 1 trials have ended, continue with: the same" in said
@@ -439,7 +439,7 @@ def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path) -> None
     one = command(tmp_path, {"0": "0.5 hangs"}, 1)
     wait_for(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
     one.kill()
-    one.communicate(timeout=30)
+    one.communicate(timeout=120)
     assert trainers(tmp_path), "the trainer outlives a command that is killed"
 
     result = search(tmp_path, trials=1)

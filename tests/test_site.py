@@ -117,7 +117,7 @@ def test_scontrol_writes_the_same_names(text, tmp_path):
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=p Nodes=n1\n")
     command = ["scontrol", "show", "hostnames", text]
     environ = {**os.environ, "SLURM_CONF": str(conf)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=10)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
 
     assert done.stdout.split() == expand_nodelist(text), done.stderr
 
