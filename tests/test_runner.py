@@ -666,7 +666,7 @@ def test_claims_are_given_back_with_how_the_cells_ended(tmp_path):
     assert [
         ("done", ""),
         ("failed", "ValueError: the loss is not a number (exit code 1)"),
-        ("timed out", "timed out after 2 s"),
+        ("timed out", f"timed out after {LIMIT_S:g} s"),
         ("stopped", "stopped by SIGUSR1"),
         ("done", ""),
     ] == [released(tmp_path, cell) for cell in study.cells()]
