@@ -30,7 +30,7 @@ from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-OURS, PLAIN = "this package", "plain PyTorch"
+OURS, NATIVE, PLAIN = "this package", "this package, native step", "plain PyTorch"
 CEILING = "independent workers"
 BETWEEN_CEILINGS = 3
 """Ways between two measurements of the ceiling."""
@@ -54,6 +54,11 @@ class Way:
         """What identifies the way in the results."""
         return f"{self.who} | {self.through} | {self.workers}"
 
+    @property
+    def ceiling(self) -> str:
+        """The name of what it is compared with: single workers of the same kernels; plain PyTorch with ours."""
+        return f"{NATIVE if self.who == NATIVE else OURS} | {CEILING} | {self.workers}"
+
 
 def ways(workers: int) -> list[Way]:
     """Return everything that is compared, for one worker and for `workers`."""
@@ -67,6 +72,7 @@ def ways(workers: int) -> list[Way]:
     found = [
         Way(who=OURS, through=CEILING, workers=1, launcher=(python,)),
         Way(who=OURS, through="Horovod/MPI", workers=1, launcher=one_inside),
+        Way(who=NATIVE, through=CEILING, workers=1, launcher=(python,)),
         Way(who=PLAIN, through="alone", workers=1, launcher=(python,), options=("plain", "0")),
         Way(who=PLAIN, through="alone, 2 loader processes", workers=1, launcher=(python,), options=("plain", "2")),
     ]
@@ -92,6 +98,11 @@ def ways(workers: int) -> list[Way]:
                 options=("--reduction", "flat")),
             Way(who=OURS, through="torch DDP/Gloo, no thread priority", workers=workers, launcher=torchrun,
                 options=("--thread-priority", "off")),
+            Way(who=NATIVE, through=CEILING, workers=workers, launcher=(python,), copies=workers),
+            Way(who=NATIVE, through="Horovod/MPI", workers=workers, launcher=mpi),
+            Way(who=NATIVE, through="Horovod/Gloo", workers=workers, launcher=gloo),
+            Way(who=NATIVE, through="mpi4py", workers=workers, launcher=mpirun, options=("--backend", "mpi")),
+            Way(who=NATIVE, through="torch DDP/Gloo", workers=workers, launcher=torchrun),
             Way(who=PLAIN, through="Horovod/MPI", workers=workers, launcher=mpi, options=("horovod", "0")),
             Way(who=PLAIN, through="Horovod/MPI, 2 loader processes", workers=workers, launcher=mpi,
                 options=("horovod", "2")),
@@ -108,7 +119,8 @@ def command(way: Way, *, data: Path, batch: int, seconds: float, out: Path) -> l
         kind, processes = way.options
         script = [str(HERE / "plain_training.py"), "--way", kind, "--loader-processes", processes]
         return [*way.launcher, *script, *common]
-    return [*way.launcher, "-m", "horovod_study.train", *common, "--json", "--out", str(out), *way.options]
+    kernels = ("--kernels", "native") if way.who == NATIVE else ()
+    return [*way.launcher, "-m", "horovod_study.train", *common, "--json", "--out", str(out), *kernels, *way.options]
 
 
 def measure(way: Way, *, data: Path, batch: int, seconds: float, timeout_s: float) -> dict[str, Any]:
@@ -240,7 +252,7 @@ def main() -> int:
     ]
     shuffle = random.Random(1)
     began = now()
-    others = [[way for way in compared if way.workers == top.workers and way not in ceilings] for top in ceilings]
+    others = [[way for way in compared if way.ceiling == top.name and way not in ceilings] for top in ceilings]
     once = sum(1 + len(ways) + math.ceil(len(ways) / BETWEEN_CEILINGS) for ways in others)
     total = len(options.batches) * options.rounds * once
     done = 0
@@ -260,7 +272,7 @@ def main() -> int:
 
         for number in range(options.rounds):
             for ceiling in ceilings:
-                its = [way for way in compared if way.workers == ceiling.workers and way not in ceilings]
+                its = [way for way in compared if way.ceiling == ceiling.name and way not in ceilings]
                 its = shuffle.sample(its, len(its))
                 before = run(ceiling, number)
                 tops = [before]
@@ -291,10 +303,10 @@ def main() -> int:
         f"{options.rounds} rounds, {options.seconds:g} s each, ways in random order within a round, "
         "one thread per worker.",
         "",
-        "`independent workers` is the ceiling: as many single workers of this package at once, never communicating. "
-        "Shares of it are taken from the measurements just before and after, at most three ways away. Spread is "
-        "smallest to largest over the rounds. The usual way is plain PyTorch with a DataLoader of 2 loader "
-        "processes, alone or over Horovod/MPI with its defaults.",
+        "`independent workers` is the ceiling: as many single workers of this package with the same kernels at once, "
+        "never communicating. Shares of it are taken from the measurements just before and after, at most three ways "
+        "away. Spread is smallest to largest over the rounds. The usual way is plain PyTorch with a DataLoader of 2 "
+        "loader processes, alone or over Horovod/MPI with its defaults.",
         "",
     ]
     text = "\n".join([*head, *("\n" + markdown(batch, table) + "\n" for batch, table in tables.items())])

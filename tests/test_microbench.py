@@ -17,6 +17,7 @@ import horovod_study
 from horovod_study.analysis.machine.network import memory_bytes
 from horovod_study.programs.collectives import model_facts
 from horovod_study.programs.microbench import (
+    IN_REGISTERS,
     MatrixRate,
     copy_kinds,
     copy_seconds,
@@ -26,6 +27,7 @@ from horovod_study.programs.microbench import (
     step_flops,
     step_roofline,
 )
+from horovod_study.workload import native
 from horovod_study.workload.model import StressCNN
 
 
@@ -98,6 +100,7 @@ def test_rates_are_measured_for_each_type_and_size() -> None:
         ("float32", 32),
         ("bf16", 16),
         ("bf16", 32),
+        *([("float32", IN_REGISTERS)] if native.usable()[0] else []),
     ]
     for rate in rates:
         assert 0 < rate.gflops_min <= rate.gflops_median <= rate.gflops_max

@@ -3,15 +3,20 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from horovod_study.measure.clock import DeviceStamps, now
+from horovod_study.workload import native
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 
 SIZES = (256, 512, 1024, 2048)
 """Edges of the square matrices: from within a core's cache to well beyond it."""
+
+IN_REGISTERS = 0
+"""In the place of a size: what a core can do at most, whatever a library's products reach."""
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -19,6 +24,9 @@ GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfl
 
 GRAPH_KERNELS = 1000
 """Kernels in the graph whose replay tells what one of them takes there."""
+
+_TURNS = 200_000
+"""Of a call of `native.multiply_add`: about a millisecond."""
 
 MAX_CALLS = 100_000
 """So many calls are in a row at most: the queue of a GPU has an end, and so has patience."""
@@ -29,7 +37,7 @@ class MatrixRate:
     """The speed of square matrix products of one size on one thread or GPU; 1 GFLOP/s = 1e9 operations per second."""
 
     dtype: str
-    size: int
+    size: int  # IN_REGISTERS: no product, but multiply-adds with the widest vectors of the core
     gflops_median: float
     gflops_min: float
     gflops_max: float
@@ -47,6 +55,7 @@ def matrix_rates(
 
     Sizes and types alternate within a round, so that a slow moment of the machine hits all alike; each turn lasts
     at least `seconds`. bf16 sums in float32 inside; without instructions for it, it may be far slower than float32.
+    On a CPU with the native step, multiply-adds in registers are measured too: a library may use narrower vectors.
     """
     threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
     torch.set_num_threads(1)
@@ -57,12 +66,19 @@ def matrix_rates(
             for size in sizes
         }
         found: dict[tuple[str, int], list[float]] = {key: [] for key in factors}
+        instructions, _ = native.usable() if device == "cpu" else ([], "")
+        if instructions:
+            found["float32", IN_REGISTERS] = []
         for a, b in factors.values():
             torch.mm(a, b)  # the library chooses and prepares its kernel
         for _ in range(rounds):
             for key, (a, b) in factors.items():
                 torch.backends.cuda.matmul.allow_tf32 = key[0] == "tf32"
                 found[key].append(2 * key[1] ** 3 / _seconds_each(a, b, seconds) / 1e9)
+            for name in instructions[:1]:
+                call = partial(native.multiply_add, name, _TURNS)
+                each_s = _seconds_per_call(call, seconds, torch.device(device))
+                found["float32", IN_REGISTERS].append(call() / each_s / 1e9)
     finally:
         torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32 = tf32

@@ -33,6 +33,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "forward": (None, (_POINTER,) * 4),
     "backward": (None, (_POINTER, ctypes.c_float)),
     "adam": (None, (ctypes.c_int, *[_POINTER] * 6, *[ctypes.c_double] * 5, ctypes.c_int)),
+    "multiply_add": (ctypes.c_double, (ctypes.c_long, _POINTER)),
     "sgd": (None, (ctypes.c_int, *[_POINTER] * 4, *[ctypes.c_double] * 3)),
 }
 """Of each library: what a function returns, and takes."""
@@ -85,6 +86,12 @@ def open_native(
             say(f"warning: kernels native cannot be used{where}: {why}; this run computes with kernels torch")
         return None
     return NativeStep(model, optimizer, backend, batch=config.batch, instructions=common[0])
+
+
+def multiply_add(instructions: str, turns: int) -> float:
+    """Multiply and add in the registers of this core, `turns` times each; return how many operations that were."""
+    sums = torch.empty(64)
+    return float(load(instructions).multiply_add(turns, sums.data_ptr()))
 
 
 class NativeStep:
