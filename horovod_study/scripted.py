@@ -5,14 +5,15 @@
     sweep: {workers: [1, 2], runtime: ddp/gloo, hidden: [64, 128], NCCL_ALGO: [Ring, Tree]}
 
 What is varied is what the line has a place for, {hidden}, and variables of the environment, NCCL_ALGO. Values are put
-into the words of the line, and no shell reads them. The training is recorded as by `horovod-study record`.
+into the words of the line, and no shell reads them. The training is recorded as by `horovod-study record`; with `steps`
+under `run` it is ended after so many.
 """
 
 import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from horovod_study.roles import Option, Role
 from horovod_study.workloads import SHARED, Configuration, Workload, load_workload
 
 PROGRAM = "horovod_study.programs.script"
-TAKEN = ("threads", "warmup_steps")
+TAKEN = ("threads", "warmup_steps", "steps")
 """Options of a run that need no place in the line: the program applies them."""
-PLACED = ("workers", "repeat")
+PLACED = ("workers", "nodes", "workers_per_node", "hosts", "host", "global_batch", "repeat")
 """Has a place in the line if wanted, and is not given under `run`."""
+WARMUP_STEPS = 10
+"""Fewer than of our own training: scripts of others may be short, and the rest of the warm-up is found."""
 _PLACE = re.compile(r"\{(\w+)\}")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _OF_THE_STUDY = ("workers", "nodes", "workers_per_node", "placement", "runtime", "backend", "transport", "global_batch")
@@ -69,7 +72,8 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     missing = places - set(SHARED) - set(factors) - set(PLACED)
     if missing:
         raise ConfigError(f"{path}: {kind} has a place for {min(missing)}, which neither run nor sweep gives")
-    options = {**SHARED, **factors}
+    warmup = replace(SHARED["warmup_steps"], default=WARMUP_STEPS)
+    options = {**SHARED, "warmup_steps": warmup, **factors}
     made = make_dataclass(
         "ScriptConfiguration",
         [(name, Any, field(default=each.default, metadata={"option": each})) for name, each in options.items()],
@@ -82,11 +86,12 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     def command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
         return ("-m", PROGRAM, "--config", str(config), "--out", str(directory))
 
-    def arguments(config: Configuration, workers: int) -> tuple[str, ...]:
-        values = {**config.to_dict(), "workers": workers}
+    def arguments(config: Configuration, placed: Mapping[str, Any]) -> tuple[str, ...]:
+        values = {**config.to_dict(), **placed, "global_batch": config.batch * placed["workers"]}
         own = [f"--own={name}" for name in factors if values[name] is not None]
         set_to = [f"--set={name}={values[name]}" for name in variables if values[name] is not None]
-        return (*own, *set_to, *(["--command"] if kind == "command" else []), "--", *filled(words, values))
+        end = [f"--steps={config.warmup_steps + config.steps}"] if config.steps and "steps" not in places else []
+        return (*own, *set_to, *end, *(["--command"] if kind == "command" else []), "--", *filled(words, values))
 
     return Workload(
         name=Path(words[0]).stem,
@@ -127,7 +132,8 @@ def _factors(path: Path, content: Mapping[str, Any], places: set[str]) -> dict[s
             roles=_FACTOR | (Role.LEARNING if name in places else Role.COMPUTING),
         )
         for name, values in given.items()
-        if name not in SHARED
+        # A length that the script is told is an option of its own: the program may still end it after some steps.
+        if name not in SHARED or (name in places and SHARED[name].roles & Role.BUDGET)
     }
 
 

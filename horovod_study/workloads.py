@@ -229,8 +229,8 @@ class Workload:
     small: Mapping[str, Any] | None = None
     """Values that make the options' defaults a run of seconds, to try whether workers can communicate; None: the
     options of the cell itself do, for a few steps."""
-    arguments: Callable[[Configuration, int], tuple[str, ...]] = lambda config, workers: ()
-    """Returns further arguments, which depend on the values of a cell and its number of workers."""
+    arguments: Callable[[Configuration, Mapping[str, Any]], tuple[str, ...]] = lambda config, placed: ()
+    """Returns further arguments, which depend on the values of a cell and on where it is placed (launch.placed)."""
     starts_ranks: bool = False
     """Whether `command` is started once and starts its ranks itself, instead of being started as every rank."""
     file: Path | None = None  # it was declared in; None: the package

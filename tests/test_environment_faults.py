@@ -14,7 +14,7 @@ from horovod_study.cluster.launch import program_line
 from horovod_study.cluster.partitions import gpus_here
 from horovod_study.cluster.site import hosts_of_allocation
 from horovod_study.comm import detect, open_backend
-from horovod_study.comm.distributed import _LOCAL_RANKS, _local_rank
+from horovod_study.comm.distributed import _LOCAL_RANKS, local_rank
 from horovod_study.comm.launch import _LAUNCHERS, Launch, meeting_point, require_controller, require_rendezvous
 from horovod_study.comm.libmpi import require_connection
 from horovod_study.comm.settings import apply
@@ -191,11 +191,11 @@ def test_a_port_is_refused_by_name(value: str) -> None:
 
 
 @pytest.mark.parametrize("name", _LOCAL_RANKS)
-def test_local_ranks_are_refused_by_name(name: str) -> None:
-    assert _local_rank({name: "3"}) == 3
-    assert _local_rank({name: ""}) == 0
+def testlocal_ranks_are_refused_by_name(name: str) -> None:
+    assert local_rank({name: "3"}) == 3
+    assert local_rank({name: ""}) == 0
     with pytest.raises(BackendError, match=name):
-        _local_rank({name: "x"})
+        local_rank({name: "x"})
 
 
 def test_local_sizes_are_refused_by_name() -> None:

@@ -2,18 +2,29 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
+from conftest import BIN
+from slurm_cluster import SlurmCluster
+from two_hosts import INTERFACE, TwoHosts
 
+from horovod_study import cli
 from horovod_study.cluster.jobs import cell_of, cell_values
 from horovod_study.cluster.launch import launch_line
+from horovod_study.cluster.partitions import Host
+from horovod_study.cluster.site import Site
+from horovod_study.config import Placement
 from horovod_study.errors import ConfigError
+from horovod_study.records import read_run, run_directories
+from horovod_study.studies.smoke import STEPS, _small_config
 from horovod_study.studies.study_file import load_study
 
 SCRIPT = """
@@ -119,6 +130,53 @@ def test_a_changed_script_or_line_makes_other_cells(folder: Path) -> None:
     assert not keys() & before
 
 
+def test_a_command_is_told_where_its_ranks_go(folder: Path) -> None:
+    command = (
+        "srun --nodes {nodes} --ntasks {workers} -H {hosts} --at {host} --each {workers_per_node} train.py "
+        "{global_batch} {batch}"
+    )
+    sweep = {"workers": [4], "runtime": "ddp/gloo"}
+    study = load_study(written(folder, script=None, command=command, run={"batch": 8}, sweep=sweep, baselines=[]))
+    (cell, *_) = study.cells()
+    placement = Placement(workers=4, workers_per_node=2)
+    cell = replace(cell, placement=placement)
+    hosts = tuple(Host(name=name, slots=2) for name in ("n1", "n2"))
+    line = launch_line(
+        cell, python=Path(sys.executable), config=folder / "c", out=folder / "o", environ={},
+        site=Site(hosts=hosts, allocation=True),
+    )  # fmt: skip
+
+    words = list(line.argv)
+    assert shlex.join(words[words.index("--") + 1 :]) == (
+        "srun --nodes 2 --ntasks 4 -H n1:2,n2:2 --at n1 --each 2 train.py 32 8"
+    )
+    assert line.environment["MASTER_ADDR"] == "n1" and line.environment["MASTER_PORT"].isdigit()
+    assert line.remote == ("n1", "n2")
+
+
+def test_a_dry_run_shows_each_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", str(written(folder)), "--dry-run", "--runs", str(folder / "runs")]) == 0
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if "horovod_study.programs.script" in line]
+    assert sorted(line.partition(" --batch ")[2] for line in lines) == sorted(["8 --hidden 4", "8 --hidden 8"] * 2)
+    assert not (folder / "runs").exists()
+
+
+def test_a_length_is_applied_or_told(folder: Path) -> None:
+    run = {"batch": 8, "steps": 20, "warmup_steps": 5}
+    sweep = {"workers": [1], "runtime": "ddp/gloo"}
+    cut = load_study(written(folder, script="train.py {batch}", run=run, sweep=sweep)).cells()[0]
+    told = load_study(
+        written(folder, script="train.py {batch} {steps} {epochs}", run={**run, "epochs": 3}, sweep=sweep)
+    )
+
+    assert "--steps=25" in words_of(cut, folder), "with the warm-up, as everywhere"
+    assert words_of(told.cells()[0], folder)[-2:] == ["20", "3"]
+    assert not any(word.startswith("--steps") for word in words_of(told.cells()[0], folder))
+    small = _small_config(told.cells()[0].config)
+    assert (small.steps, small.epochs, small.warmup_steps) == (STEPS, 3, 0), "the smoke test leaves the others alone"
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
@@ -127,7 +185,7 @@ def test_a_changed_script_or_line_makes_other_cells(folder: Path) -> None:
         ({"script": "train.py 'open"}, "quote"),
         ({"script": "train.py --batch {batch} --hidden {hidden} --lr {lr}"}, "place for lr"),
         ({"script": "train.py --batch {batch}"}, "hidden has a value"),
-        ({"run": {"batch": 8, "steps": 5}}, "steps has a value"),
+        ({"run": {"batch": 8, "epochs": 5}}, "epochs has a value"),
         ({"command": "python train.py"}, "one of script"),
         ({"workload": "toy.py"}, "one of script"),
     ],
@@ -167,3 +225,97 @@ def test_a_study_of_somebody_elses_training_goes_the_whole_way(kind: str, folder
     assert not Path("/tmp/never").exists()
     planned = json.loads(say("plan", str(path), "--json"))["cells"]
     assert [cell["state"] for cell in planned] == ["done"] * 4, "nothing is left to run"
+
+
+# ------------------------------------------------------------------------------------------------ on two nodes
+
+ANY = """
+import argparse, os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int); parser.add_argument("--with", dest="library")
+options = parser.parse_args()
+print("MODE is", os.environ["MODE"])
+model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+if options.library == "horovod":
+    import horovod.torch as hvd
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+else:
+    torch.distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(model)
+while True:
+    for (x,) in DataLoader(TensorDataset(torch.randn(options.batch * 50, 64)), batch_size=options.batch):
+        optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+"""
+MODE = 'it\'s $(touch owned) {braces} "quoted"'
+
+
+def two_nodes(folder: Path, **partition: Any) -> Path:
+    """Write a study of two nodes of a script that never ends by itself: DDP, then Horovod over Gloo."""
+    (folder / "train.py").write_text(ANY)
+    (folder / "partitions").mkdir()
+    (folder / "partitions" / "pair.yaml").write_text(
+        yaml.safe_dump({"cores_per_node": 2, "cores_per_worker": 1, "interface": "eth0", **partition})
+    )
+    path = folder / "study.yaml"
+    path.write_text(
+        "study: foreign\n"
+        "script: train.py --batch {batch} --with {library}\n"
+        "partition: pair\n"
+        "repeats: 1\n"
+        f"run: {{batch: 8, steps: 40, warmup_steps: 5, MODE: {json.dumps(MODE)}}}\n"
+        "sweep:\n"
+        "  nodes: [1, 2]\n"
+        "  workers_per_node: 1\n"
+        "  zip: {runtime: [ddp/gloo, horovod/gloo], library: [ddp, horovod]}\n"
+    )
+    return path
+
+
+def check_two_nodes(folder: Path, output: str) -> None:
+    runs = folder / "runs" / "foreign"
+    found = [read_run(each) for each in run_directories(runs)]
+    logs = "\n".join(each.read_text()[-2000:] for each in runs.glob("logs/*.log"))
+    assert sorted((each.effective["backend"], each.effective["nodes"]) for each in found) == [
+        ("ddp", 1), ("ddp", 2), ("horovod", 1), ("horovod", 2),
+    ], output + logs  # fmt: skip
+    assert {each.status for each in found} == {"done"}
+    assert all(each.totals["steps"] == 40 for each in found), "ended by the program"
+    assert f"MODE is {MODE}" in logs and not list(folder.rglob("owned"))
+    points = pd.read_csv(runs / "analysis" / "points.csv")
+    assert points["speedup_wrapped"].notna().all()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_a_script_runs_on_the_nodes_of_slurm(slurm: SlurmCluster, folder: Path) -> None:
+    path = two_nodes(
+        folder, scheduler="slurm", nodes=2, gpus_per_node=1, gres="gpu:{gpus}", slurm_partition="main", time_limit_s=900
+    )
+    output = slurm.run(
+        "sh", "-c", 'cd "$0" && exec "$@" 2>&1',
+        str(folder), str(BIN / "horovod-study"), "run", path.name, "--wait", "--yes", timeout_s=400, check=False,
+    )  # fmt: skip
+
+    check_two_nodes(folder, output)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_a_script_runs_on_two_hosts_over_ssh(two_hosts: TwoHosts, folder: Path) -> None:
+    path = two_nodes(folder, scheduler="ssh", hosts=[f"{name}:2" for name in two_hosts.names], interface=INTERFACE)
+    with two_hosts.popen(
+        "node1", [BIN / "horovod-study", "run", path.name, "--yes"], cwd=folder, environment={**os.environ},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        output, _ = process.communicate(timeout=400)
+
+    check_two_nodes(folder, output)
+    assert [each for name in two_hosts.names for each in two_hosts.processes(name)] == []

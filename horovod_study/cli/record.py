@@ -7,10 +7,8 @@ from horovod_study.cli.verbs import Verb
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 from horovod_study.roles import Role, named
+from horovod_study.scripted import WARMUP_STEPS
 from horovod_study.workloads import packaged
-
-WARMUP_STEPS = 10
-"""Fewer than of our own training: scripts of others may be short, and the rest of the warm-up is found."""
 
 
 def record_arguments(parser: Parser) -> None:

@@ -29,13 +29,14 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from horovod_study.cluster.remote import ALIVE_OPTIONS, SLURM_STARTS, SLURM_TELLS, SSH_OPTIONS, SUBMIT_OPTIONS
 from horovod_study.cluster.remote import MARKER as MARKER
 from horovod_study.cluster.site import HERE, PORTS, Site
-from horovod_study.config import Cell
+from horovod_study.config import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.limits import mpi_hindrance
 from horovod_study.runtimes import CARRIED
@@ -132,7 +133,7 @@ def launch_line(
     workload = cell.config.workload
     job = (
         *workload.command(config.absolute(), out.absolute(), resume),
-        *workload.arguments(cell.config, cell.placement.workers),
+        *workload.arguments(cell.config, placed(cell.placement, site)),
     )
     return program_line(
         cell.runtime,
@@ -146,6 +147,18 @@ def launch_line(
         site=site,
         starts_ranks=workload.starts_ranks,
     )
+
+
+def placed(placement: Placement, site: Site) -> dict[str, Any]:
+    """Return what a command may be told of where its ranks go: counts, "a:2,b:2" as `hosts`, and the first `host`."""
+    hosts = [(host.name, host.slots) for host in site.hosts] or [("localhost", placement.workers)]
+    return {
+        "workers": placement.workers,
+        "nodes": placement.nodes,
+        "workers_per_node": placement.workers_per_node,
+        "hosts": ",".join(f"{name}:{slots}" for name, slots in hosts),
+        "host": hosts[0][0],
+    }
 
 
 def program_line(
@@ -168,6 +181,8 @@ def program_line(
     if site.hosts and sum(host.slots for host in site.hosts) != workers:
         placed = ", ".join(f"{host.name}: {host.slots}" for host in site.hosts)
         raise StudyError(f"{workers} workers cannot be placed as {placed}; the numbers must add up")
+    if starts_ranks and site.allocation:
+        site = replace(site, here=False)  # it may start them by srun, also on this node
     path = site.environment.get("PATH", environ.get("PATH", ""))
     search = os.pathsep.join(part for part in (str(python.parent), path) if part)
     starter = "" if starts_ranks else _starter(runtime, site)
@@ -178,6 +193,8 @@ def program_line(
     line = _Line(runtime, workers, python, tuple(job), search, root, which, site)
     environment = cell_environment(environ, path=search, out=out, site=site)
     environment.update(line.variables(starter, environment, out))
+    if starts_ranks and not site.alone:
+        environment.update(line.meeting(out))
     if starter == "":
         argv: tuple[str, ...] = (str(python), *job)
     elif starter == "torchrun":
@@ -235,11 +252,16 @@ class _Line:
         ddp = backend == "ddp" and transport != "mpi"
         if met_by_launcher or not (ddp or gloo):
             return found
-        found["MASTER_ADDR"] = site.hosts[0].name if site.hosts else "localhost"
-        found["MASTER_PORT"] = str(site.port or _port_of(out))
+        found.update(self.meeting(out))
         if backend == "horovod":
             found.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
         return found
+
+    def meeting(self, out: Path) -> dict[str, str]:
+        """Return where ranks meet that are not told by their launcher."""
+        site = self.site
+        host = site.hosts[0].name if site.hosts else "localhost"
+        return {"MASTER_ADDR": host, "MASTER_PORT": str(site.port or _port_of(out))}
 
     def horovodrun(self, environ: dict[str, str]) -> tuple[str, ...]:
         site = self.site

@@ -25,6 +25,10 @@ from horovod_study.progress import say
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
 INJECT = Path(horovod_study.__file__).parent / "recording" / "inject"
+NO_STEPS = (
+    "neither optimizer steps nor backwards were seen, or fewer than two; a script in which nothing of them is "
+    "PyTorch's is recorded by three lines of its own, see docs/your_script.md"
+)
 PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go on to the command; Ctrl-C reaches it from the terminal."""
 
@@ -44,11 +48,13 @@ def record(
     model_name: str | None = None,
     own: Mapping[str, Any],
     requested: Mapping[str, Any] = MappingProxyType({}),
+    steps: int | None = None,
 ) -> int:
     """Run `command`, have its training recorded in the run directory `out`, and return the exit code to end with.
 
     The code is the command's; 1 where that is 0 and nothing was recorded. `own`: options of the script in which runs
-    differ; `requested`: what else a study asked for. A command that cannot be started is a StudyError.
+    differ; `requested`: what else a study asked for; `steps`: the training is ended after so many.
+    A command that cannot be started is a StudyError.
     """
     out = out.absolute()
     records.require_no_run(out, again="")
@@ -63,6 +69,7 @@ def record(
         "model_name": model_name,
         "own": dict(own),
         "requested": dict(requested),
+        "steps": steps,
     }
     try:
         code = _run(command, environment(asked))
@@ -133,10 +140,7 @@ def _why_nothing(seen: Sequence[tuple[str, str]]) -> str:
     if "own recorder" in reached:
         return "the script records itself; start it without `horovod-study record --`"
     if "torch" in reached:
-        return (
-            "neither optimizer steps nor backwards were seen, or fewer than two; a script in which nothing of them is "
-            "PyTorch's is recorded by three lines of its own, see docs/your_script.md"
-        )
+        return NO_STEPS
     return (
         "no Python of the command has imported torch with this environment; python -I, -E and -S hide the recorder, "
         f"and so does a launcher that passes PYTHONPATH and {VARIABLE} not on (mpirun -x PYTHONPATH -x {VARIABLE})"

@@ -41,7 +41,8 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "
 """Where launchers say which of the ranks of its host this one is: torchrun first, it may run under the others."""
 
 
-def _local_rank(environ: Mapping[str, str]) -> int:
+def local_rank(environ: Mapping[str, str]) -> int:
+    """Return which of the ranks of its host this process is, 0 where nobody says."""
     told = (whole_number(name, environ) for name in _LOCAL_RANKS)
     return next((number for number in told if number is not None), 0)
 
@@ -88,7 +89,7 @@ class DistributedBackend:
         if self.transport == "nccl":
             # Before the first message: NCCL refuses two ranks on one GPU, and what the ranks first tell each other goes
             # over the current one.
-            place, gpus = _local_rank(os.environ), torch.cuda.device_count()
+            place, gpus = local_rank(os.environ), torch.cuda.device_count()
             if place >= gpus:
                 raise BackendError(
                     f"NCCL needs a GPU for each worker, and {os.uname().nodename} has {gpus} for at least {place + 1} "

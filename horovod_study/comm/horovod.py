@@ -110,7 +110,7 @@ class HorovodBackend:
         self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=_unknown_settings())
         self._mpi = kept_mpi(controller) if config.timeline_steps else None
         before = NewThreads()
-        with nullcontext() if met is None else _meeting(*met, launch, config.start_timeout_s):
+        with nullcontext() if met is None else meeting(*met, launch, config.start_timeout_s):
             hvd.init()
         self.rank, self.workers = int(hvd.rank()), int(hvd.size())
         require_launchers_mpi(launch, self.workers, "Horovod")
@@ -329,7 +329,7 @@ class HorovodBackend:
 
 
 @contextmanager
-def _meeting(host: str, port: int, launch: Launch, timeout_s: float) -> Iterator[None]:
+def meeting(host: str, port: int, launch: Launch, timeout_s: float) -> Iterator[None]:
     """Do for ranks that mpirun or srun started what horovodrun does: say who is where, and serve while they connect.
 
     Rank 0 listens at `host` and `port`, where all tell their host's name; the server of Horovod is another one, of

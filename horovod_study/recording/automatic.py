@@ -47,9 +47,11 @@ UNCALLED_STEPS = 3
 """A model that was not called in so many steps is a container; the models in it are."""
 
 
-def install(asked: str) -> None:
+def install(asked: str) -> "Watcher":
     """Watch for a training from now on; `asked` is the JSON text that `horovod-study record` leaves for it."""
-    Watcher(json.loads(asked)).install()
+    watcher = Watcher(json.loads(asked))
+    watcher.install()
+    return watcher
 
 
 class Watcher:
@@ -74,6 +76,11 @@ class Watcher:
         self._observed: Observed | None = None  # of a script that averages by calls of its own
         self._handles: list[Any] = []
         self._meeting: Meeting | None = None
+
+    @property
+    def began(self) -> bool:
+        """Whether a training was seen."""
+        return self._state != "watching"
 
     def install(self) -> None:
         """Put the watcher where it sees every training of this process."""
@@ -236,8 +243,7 @@ class Watcher:
         if self._paused:
             self._resume()
         else:
-            self._record.turn()
-            self._look_into_containers()
+            self._turn()
         self._waits_since = self._record.mark()
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
@@ -333,10 +339,17 @@ class Watcher:
         if self._paused:
             self._resume()
         else:
-            self._record.turn()
+            self._turn()
         if not self._record.in_step:
             self._record.begin()
+
+    def _turn(self) -> None:
+        """End a turn of the loop, and the training where it has made the steps that were asked for."""
+        assert self._record is not None
+        self._record.turn()
         self._look_into_containers()
+        if self._asked.get("steps") and self._record.made >= self._asked["steps"]:
+            raise SystemExit
 
     def _pause(self) -> None:
         assert self._record is not None

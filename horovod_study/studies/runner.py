@@ -6,6 +6,7 @@ What is to be done is found and said first, with what would fail in every cell; 
 import os
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -156,12 +157,16 @@ def run_study(
 def show_plan(
     study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None, dry_run: bool = False
 ) -> StudyResult:
-    """Print what `run_study` would do; with `dry_run` also what would be submitted. Nothing runs."""
+    """Print what `run_study` would do; with `dry_run` also launch lines, and what would be submitted. Nothing runs."""
     console = console or Console()
     study = on_hosts(study, options.hosts) if options.hosts else study
     directory = runs_dir / study.name
     ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
     plan = _plan(study, ledger, options, console, table=True)
+    for cell in {study.label(cell): cell for cell in plan.here}.values() if dry_run else ():
+        out, config = directory / cell.key, directory / "cells" / f"{cell.key}.yaml"
+        line = options.launch(cell, config, out, site=plan.sites[cell.placement])
+        say(console, f"# {study.label(cell)}\n{shlex.join(line.argv)}\n")
     if dry_run and plan.there:
         submit_study(study, plan.there, directory, console=console, dry_run=True)
     return StudyResult(ledger=ledger, planned_only=True)

@@ -34,6 +34,8 @@ from horovod_study.workloads import Configuration
 FOLDER = ".smoke"
 LIMIT_S = 90.0
 """It takes about 10 s; a machine that is loaded or starts Python from a slow file server takes several times that."""
+FOREIGN_LIMIT_S = 600.0
+"""Other trainings may read their data for minutes before the first step."""
 STEPS = 5
 _PASSED = "passed.json"
 _REACH_S = 15.0  # a host may take so long to let us in
@@ -105,7 +107,7 @@ def _run(cell: Cell, site: Site, folder: Path, places: CellPlaces) -> CellRun:
         log=log,
         site=site,
         launch=places.launch,
-        timeout_s=LIMIT_S,
+        timeout_s=LIMIT_S if cell.config.workload.small is not None else FOREIGN_LIMIT_S,
         grace_s=places.grace_s,
     )
 
@@ -140,7 +142,9 @@ def _small_config(config: Configuration) -> Configuration:
     """Return a run of a few steps that communicates as `config` does; how well it learns does not matter here."""
     workload = config.workload
     values = config.to_dict()
-    if workload.small is not None:
+    if workload.small is None:
+        values["warmup_steps"] = 0
+    else:
         communication = workload.named(Role.RUNTIME | Role.COMMUNICATION)
         values = {**{name: values[name] for name in (*communication, "device")}, **workload.small}
     length = {**dict.fromkeys(workload.budgets), "steps": STEPS}
