@@ -64,20 +64,24 @@ LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(
 # As many processes as there are cores, each with whole files.
 SHARE = $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 check: extras  ## quick checks before each commit: format, lint, types, fast tests
-	@$(call TIMED,$(LINT) && $(SHARE) -m "not slow and not horovod and not cluster")
+	@$(call TIMED,{ mkdir -p build; { $(LINT); } > build/lint.txt 2>&1 & lint=$$!; \
+	  $(SHARE) -m "not slow and not horovod and not cluster"; tests=$$?; wait $$lint; lint=$$?; cat build/lint.txt; \
+	  test $$lint = 0 -a $$tests = 0; })
 
-# Three things at once: the tests that start workers of their own, one after the other; those with hosts or Slurm, which
-# mostly wait, one after the other; and the others, which share what those leave of the cores. Lines are counted only by
-# `make coverage`: that takes about 70 % more time of the processor, and does not see what workers run.
+# Beside format, lint and types three things at once: the tests that start workers of their own, one after the other; those
+# with hosts or Slurm, which mostly wait, one after the other; and the others, which share what those leave of the cores.
+# Lines are counted only by `make coverage`: that takes about 70 % more time of the processor, and does not see what workers
+# run.
 WITH = $(shell grep -lE 'mark\.($(1))' tests/test_*.py)
 REAL = horovod or cluster
 test: extras  ## everything: checks, then all tests, with real Horovod on 2 workers
-	@$(call TIMED,$(BIN)/python scripts/debian.py --test && $(LINT) && { mkdir -p build; \
+	@$(call TIMED,$(BIN)/python scripts/debian.py --test && { mkdir -p build; \
+	  { $(LINT); } > build/lint.txt 2>&1 & lint=$$!; \
 	  nice -n 5 $(SHARE) -m "not ($(REAL))" > build/tests.txt 2>&1 & shared=$$!; \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider -m cluster $(call WITH,cluster) > build/hosts.txt 2>&1 & hosts=$$!; \
 	  $(BIN)/python -m pytest -q -m "horovod and not cluster" $(call WITH,horovod); real=$$?; \
 	  wait $$hosts; hosts=$$?; cat build/hosts.txt; wait $$shared; shared=$$?; cat build/tests.txt; \
-	  test $$real = 0 -a $$hosts = 0 -a $$shared = 0; })
+	  wait $$lint; lint=$$?; cat build/lint.txt; test $$real = 0 -a $$hosts = 0 -a $$shared = 0 -a $$lint = 0; })
 
 coverage: extras  ## which lines the tests without real workers reach
 	@$(call TIMED,$(SHARE) -m "not ($(REAL))" --cov --cov-report=term:skip-covered)
