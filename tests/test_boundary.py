@@ -98,6 +98,7 @@ def test_a_node_that_takes_time_off_is_resolved_too():
     assert "of waiting for gradients off each step over Horovod/MPI" in drawn.sentences(analysis)[0]
 
 
+@pytest.mark.slow
 def test_the_interval_is_right_about_as_often_as_it_says():
     covered = []
     for seed in range(40):

@@ -463,6 +463,7 @@ def test_the_epoch_table_has_a_row_per_evaluation_and_drops_a_torn_one(tmp_path)
     assert records.epoch_table(tmp_path).empty
 
 
+@pytest.mark.slow
 def test_tables_and_documents_survive_the_files(tmp_path):
     runs, evaluations = swept(lr=(1e-4, 1e-3))
     analysis = analyze(runs, evaluations, targets=[1e-3, 1e-5])

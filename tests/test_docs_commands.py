@@ -239,6 +239,7 @@ def inside(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("command", HERE)
+@pytest.mark.slow
 def test_a_command_works_as_it_is_shown(
     inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

@@ -312,6 +312,7 @@ def _ended(words: list[str], folder: Path, **more: str) -> subprocess.CompletedP
     ],
     ids=lambda variables: next(iter(variables)),
 )
+@pytest.mark.slow
 def test_a_training_names_the_variable_in_one_line(variables: dict[str, str], tmp_path: Path) -> None:
     ended = _ended(["horovod_study.train", "--dataset", "1000", "--steps", "1", "--out", "run"], tmp_path, **variables)
 
@@ -341,6 +342,7 @@ def test_horovod_is_not_started_with_what_makes_it_abort(variables: dict[str, st
 
 
 @pytest.mark.parametrize("module", ["horovod_study.train", "horovod_study.cli"])
+@pytest.mark.slow
 def test_programs_help_without_docstrings(module: str, tmp_path: Path) -> None:
     ended = _ended([module, "--help"], tmp_path, PYTHONOPTIMIZE="2")
 
@@ -398,6 +400,7 @@ def test_the_package_starts_no_python_without_the_safe_path() -> None:
 
 
 @pytest.mark.parametrize("name, code", [("MPLBACKEND", 0), ("SOURCE_DATE_EPOCH", 2)])
+@pytest.mark.slow
 def test_what_libraries_read_while_they_are_imported_is_one_line_or_without_effect(
     name: str, code: int, tmp_path: Path
 ) -> None:

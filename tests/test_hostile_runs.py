@@ -332,6 +332,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["points", "breakdown", "convergence", "runs", "fits", "provenance", "quantities"])
 @hostile
 @given(data=st.data())
+@pytest.mark.slow
 def test_half_a_file_of_an_analysis_is_refused_or_read(
     name: str, analysis: Path, tmp_path: Path, data: st.DataObject
 ) -> None:

@@ -28,6 +28,8 @@ from horovod_study.workload import resume, trainer
 from horovod_study.workload.checkpoint import load_newest
 from horovod_study.workload.options import STRAIN
 
+pytestmark = pytest.mark.slow
+
 # 450 training curves: 18 steps per epoch, 36 in all, 5 of them before the timed window.
 SMALL = (
     *("--steady", "declared"),  # as a resumed run has it: the windows are to be the same

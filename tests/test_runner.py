@@ -499,6 +499,7 @@ def test_second_signal_gives_no_grace(tmp_path, number):
 
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"])
 @pytest.mark.parametrize("moment", ["ended while it starts", "ended after its start"])
+@pytest.mark.slow
 def test_a_restart_that_a_signal_ends_keeps_its_checkpoint(tmp_path, moment, end):
     """The signal goes to the trainer alone: the runner learns of it by its end."""
     study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
@@ -518,6 +519,7 @@ def test_a_restart_that_a_signal_ends_keeps_its_checkpoint(tmp_path, moment, end
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", sorted({"stop_marked", "require_free", "keep_log", "write_file", "note_attempt"}))
+@pytest.mark.slow
 def test_a_runner_that_is_killed_at_any_step_of_a_restart_keeps_the_checkpoint(tmp_path, step, when):
     study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
     [cell] = study.cells()
@@ -590,6 +592,7 @@ KILL_POINTS = [
 
 
 @pytest.mark.parametrize("point", KILL_POINTS)
+@pytest.mark.slow
 def test_killed_at_any_point_the_next_run_does_what_is_missing_and_only_that(tmp_path, point):
     """The first of three cells, in their order, crashes before and the second after its record is written."""
     study = make_study(repeats=1)
