@@ -272,6 +272,24 @@ def test_a_phone_scrolls_down_only(browser, report, scripts):
         assert found.page.locator("figure .canvas > svg").first.is_visible()
 
 
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_nothing_of_the_contents_is_clipped_and_no_tile_is_empty(browser, report, width):
+    with opened(browser, report, viewport={"width": width, "height": 900}) as found:
+        inside, filled = found.page.evaluate(
+            """() => {
+                const box = (each) => each.getBoundingClientRect();
+                const list = document.querySelector("nav ul"), tiles = document.querySelector(".tiles");
+                const words = [...list.querySelectorAll("a")].every((each) =>
+                    box(each).left >= 0 && box(each).right <= box(list).right + 6
+                    && box(each).bottom <= box(list).bottom + 1);
+                const area = (each) => box(each).width * box(each).height;
+                return [words, [...tiles.children].reduce((sum, each) => sum + area(each), 0) / area(tiles)];
+            }"""
+        )
+        assert inside
+        assert filled > 0.97, "what no tile covers is grey"
+
+
 def test_a_finger_shows_the_value_of_a_point(browser, report, analysis):
     with opened(browser, report, **PHONE) as found:
         tip, label, _ = known_point(found.page, analysis)

@@ -82,7 +82,6 @@ def test_fits_are_over_the_plain_baseline_and_say_so(analysis):
     )
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_without_a_plain_worker_everything_is_over_the_wrapped_one():
     analysis = analyze(run_table(ways=(("horovod", "mpi"),), failed=()))
 
@@ -399,6 +398,7 @@ def test_colours_belong_to_partition_and_backend_markers_to_the_transport_too():
     assert small["local horovod/mpi batch 75"] == large["local horovod/mpi batch 75"]
     assert large["local horovod/mpi batch 1024"].color == large["local horovod/mpi batch 75"].color
     assert len({look.color for look in large.values()}) == 3
+    assert small["local horovod/gloo batch 75"].color != small["local horovod/mpi batch 75"].color, "nothing else does"
     assert len({look.marker for look in large.values() if not look.ring}) == 3
 
 

@@ -341,9 +341,10 @@ def to_bytes(figure: Figure, form: str) -> bytes:
 def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
     """Return the style of every series of a points table; give it the points of the whole study.
 
-    The colour belongs to (partition, backend), the dash to the transport, the marker to the three together; usual ones
-    are fixed, those of a second partition are the next that are free. Series that share all of it (stock settings,
-    other reductions) differ by fill, then by marker; other batches and settings have panels of their own.
+    The colour belongs to (partition, backend), the dash to the transport, the marker to the three together; where all
+    share partition and backend, the colour tells transports apart, too. Usual ones are fixed, those of a second
+    partition are the next that are free. Series that share all of it (stock settings, other reductions) differ by fill,
+    then by marker; other batches and settings have panels of their own.
     """
     columns = ["series", "partition", "backend", "transport", "setting", "horovod_defaults", "reduction"]
     rows = points[columns].drop_duplicates("series").to_dict("records")
@@ -353,7 +354,12 @@ def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
         key = (*_way(row), row["setting"])
         places[row["series"]] = kinds[key] = kinds.get(key, -1) + 1
     parallel = [row for row in rows if row["backend"] != "serial"]
-    colors = _assigned({_way(row)[:2] for row in parallel}, lambda key: _USUAL_COLOR.get(key[1]), len(COLORS))
+    told_by = 2 if len({_way(row)[:2] for row in parallel}) > 1 else 3
+    colors = _assigned(
+        {_way(row)[:told_by] for row in parallel},
+        lambda key: None if key[2:] == ("gloo",) else _USUAL_COLOR.get(key[1]),
+        len(COLORS),
+    )
     markers = _assigned(
         {(places[row["series"]] // 2, *_way(row)) for row in parallel},
         lambda key: None if key[0] else _USUAL_MARKER.get(key[2:]),
@@ -366,7 +372,7 @@ def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
         serial = row["backend"] == "serial"
         styles[row["series"]] = SeriesStyle(
             label=labels[row["series"]],
-            color=_SERIAL[0] if serial else COLORS[colors[way_[:2]]],
+            color=_SERIAL[0] if serial else COLORS[colors[way_[:told_by]]],
             marker=_SERIAL[1] if serial else MARKERS[markers[place // 2, *way_]],
             filled=place % 2 == 0,
             dash=DASHES.get(way_[2], "-"),
