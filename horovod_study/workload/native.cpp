@@ -35,6 +35,7 @@ constexpr int W = LANES;
 typedef float V __attribute__((vector_size(4 * W), may_alias));
 typedef float Unaligned __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef int32_t I __attribute__((vector_size(4 * W)));
+typedef int16_t Shorts __attribute__((vector_size(2 * W)));  // a step between the others: GCC widens by 2 at a time
 typedef int8_t Bytes __attribute__((vector_size(W)));
 
 constexpr int CHANNELS = 3, POINTS = 201, TARGETS = 2, KERNEL = 5, POOL = 3;
@@ -49,7 +50,7 @@ constexpr bool WIDE = W >= 16;
 constexpr int MOST_GROUPS = 5, FILTERS = WIDE ? 8 : 4, UNITS = WIDE ? 4 : 2, INPUTS = WIDE ? 4 : 2;
 constexpr int ROWS = 5, COLUMNS = WIDE ? 4 : 2;             // of the gradient of the hidden layer's weight
 constexpr int TAP_FILTERS = WIDE ? 4 : 2, PLACES = WIDE ? 4 : 2;
-constexpr int STRETCH = 80;                                 // inputs of the hidden layer that stay in the first cache
+constexpr int STRETCH = 80, STRETCH1 = 16;                  // inputs of the hidden layer, cells of the first: of L1's size
 
 template <int N> using Size = std::integral_constant<int, N>;
 
@@ -158,32 +159,12 @@ static void unpool(const V* d, long row, long step, const Bytes* winner, int win
     V sum = {};
     for (int cell = 0; cell < cells; ++cell) {
       V value = d[o * row + cell * step];
-      I who = __builtin_convertvector(winner[o * winner_row + cell], I);
+      I who = __builtin_convertvector(__builtin_convertvector(winner[o * winner_row + cell], Shorts), I);
       UNROLLED for (int j = 0; j < POOL; ++j) before[o * length + POOL * cell + j] = who == j ? value : V{};
       sum += who == NOBODY ? V{} : value;
     }
     total[o] += sum;
   }
-}
-
-// total[o][c][k] += the sum over places l of x[c][l + k] d[o][l], of one group.
-static void tap_gradients(const V* x, int channels, int length, const V* d, int filters, int row, int places,
-                          V* total) {
-  in_tiles<TAP_FILTERS>(filters, [&](auto n, int o) {
-    constexpr int N = decltype(n)::value;
-    for (int c = 0; c < channels; ++c) {
-      V sum[N][KERNEL] = {};
-      for (int l = 0; l < places; ++l) {
-        const V* at = x + c * length + l;
-        UNROLLED for (int q = 0; q < N; ++q) {
-          V value = d[(o + q) * row + l];
-          UNROLLED for (int k = 0; k < KERNEL; ++k) sum[q][k] += at[k] * value;
-        }
-      }
-      for (int q = 0; q < N; ++q)
-        for (int k = 0; k < KERNEL; ++k) total[((o + q) * channels + c) * KERNEL + k] += sum[q][k];
-    }
-  });
 }
 
 // dx[c][m] = the sum over filters o and taps k of weight[o][c][k] d[o][m - k], of one group; d lies between PAD zeros.
@@ -215,7 +196,7 @@ struct Network {
   V *x, *out1, *out2, *units, *miss;                        // of all groups; miss: output - target
   Bytes *winner1, *winner2;
   V *d_units, *d_out2;                                      // of a chunk
-  V *before1, *before2, *d_out1;                            // of a group
+  V *before1, *before2, *d_out1;                            // of a group; before1: of a tile of filters
   V *sums, *total_w[4], *total_b[4];                        // parts of sums: gradients, lane by lane
   long sum_count;
   float *packed1, *packed2;
@@ -361,7 +342,8 @@ struct Network {
             if (count == W) {
               *(Unaligned*)to = begin ? sum[q][column] : *(Unaligned*)to + sum[q][column];
             } else {
-              for (int lane = 0; lane < count; ++lane) to[lane] = begin ? sum[q][column][lane] : to[lane] + sum[q][column][lane];
+              for (int lane = 0; lane < count; ++lane)
+                to[lane] = sum[q][column][lane] + (begin ? 0 : to[lane]);
             }
           }
       });
@@ -382,6 +364,38 @@ struct Network {
     }
   }
 
+  // Gradients of a convolution's weight and bias, of one group: total_w[o][c][k] += the sum over places l of
+  // in[c][l + k] before[o][l]. `d`, after the pooling, has filters and cells `row` and `step` apart. The gradient before
+  // the pooling is made for a tile of filters at a time, just before it is used; that of the second layer is kept.
+  template <int LAYER>
+  void backward_convolution(const V* in, int channels, const V* d, long row, long step, const Bytes* winner,
+                            int filters, V* before) {
+    constexpr int CELLS = LAYER ? CELLS2 : USED1, WINNERS = LAYER ? CELLS2 : CELLS1, LENGTH = LAYER ? CELLS1 : POINTS;
+    constexpr int PART = LAYER ? CELLS2 : STRETCH1, BEFORE = LAYER ? PADDED2 : STRETCH1 * POOL;
+    in_tiles<TAP_FILTERS>(filters, [&](auto n, int o) {
+      constexpr int N = decltype(n)::value;
+      V* here = LAYER ? before + o * BEFORE : before;
+      for (int from = 0; from < CELLS; from += PART) {
+        int cells = CELLS - from < PART ? CELLS - from : PART;
+        unpool(d + o * row + from * step, row, step, winner + o * WINNERS + from, WINNERS, N, cells, here, BEFORE,
+               total_b[LAYER] + o);
+        for (int c = 0; c < channels; ++c) {
+          V sum[N][KERNEL] = {};
+          for (int l = 0; l < cells * POOL; ++l) {
+            V at[KERNEL];
+            UNROLLED for (int k = 0; k < KERNEL; ++k) at[k] = in[c * LENGTH + POOL * from + l + k];
+            UNROLLED for (int q = 0; q < N; ++q) {
+              V value = here[q * BEFORE + l];
+              UNROLLED for (int k = 0; k < KERNEL; ++k) sum[q][k] += at[k] * value;
+            }
+          }
+          for (int q = 0; q < N; ++q)
+            for (int k = 0; k < KERNEL; ++k) total_w[LAYER][((o + q) * channels + c) * KERNEL + k] += sum[q][k];
+        }
+      }
+    });
+  }
+
   void backward(float share) {
     memset(sums, 0, sizeof(V) * sum_count);
     float scale = share * 2 / (float(batch) * TARGETS);
@@ -392,14 +406,11 @@ struct Network {
       backward_hidden_input<G>();
       for (int g = 0; g < G; ++g) {
         long group = chunk + g;
-        unpool(d_out2 + g, CELLS2 * G, G, winner2 + group * second * CELLS2, CELLS2, second, CELLS2, before2 + PAD,
-               PADDED2, total_b[1]);
-        tap_gradients(out1 + group * first * CELLS1, first, CELLS1, before2 + PAD, second, PADDED2, CELLS2 * POOL,
-                      total_w[1]);
+        backward_convolution<1>(out1 + group * first * CELLS1, first, d_out2 + g, CELLS2 * G, G,
+                                winner2 + group * second * CELLS2, second, before2 + PAD);
         input_gradients(before2, second, weight[1], first, d_out1);
-        unpool(d_out1, USED1, 1, winner1 + group * first * CELLS1, CELLS1, first, USED1, before1, USED1 * POOL,
-               total_b[0]);
-        tap_gradients(x + group * CURVE, CHANNELS, POINTS, before1, first, USED1 * POOL, USED1 * POOL, total_w[0]);
+        backward_convolution<0>(x + group * CURVE, CHANNELS, d_out1, USED1, 1, winner1 + group * first * CELLS1, first,
+                                before1);
       }
     });
     for (int layer = 0; layer < 4; ++layer) {
@@ -431,7 +442,7 @@ struct Network {
     take(winner2, n * inputs);
     take(d_units, long(MOST_GROUPS) * hidden);
     take(d_out2, long(MOST_GROUPS) * inputs);
-    take(before1, long(first) * USED1 * POOL);
+    take(before1, long(TAP_FILTERS) * STRETCH1 * POOL);
     take(before2, long(second) * PADDED2);
     take(d_out1, long(first) * USED1);
     take(packed1, weights(0));
