@@ -4,10 +4,13 @@ timers       the timer modes alternating in one process, beside what a user woul
              `horovod-study bench timers`, with its control
 memory       a million steps without any work through the real clock, recorder and writer, on this process
 rows         bytes and microseconds per row, where rows are written often and where they are written in bulk
+command      what `horovod-study record --` adds to a step: a loop with and one without it take turns, block by block
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import tracemalloc
@@ -15,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -154,6 +158,70 @@ def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[T
     return [timer_cost(case) for case in cases], cases
 
 
+LOOPS = {
+    "20 small layers": ("20", "64", "32"),
+    "a step of some 5 ms": ("12", "256", "160"),
+}
+"""What benchmarks/recorded_loop.py is given: 40 parameters in a short step, 24 in one of the length that was asked."""
+BLOCK_STEPS = 40
+ROUNDS = 60
+
+
+class Loop:
+    """A process that makes steps when it is asked to."""
+
+    def __init__(self, before: Sequence[str], workers: int, options: Sequence[str]) -> None:
+        launched = [sys.executable] if workers == 1 else ["torchrun", "--nproc-per-node", str(workers)]
+        self._process = subprocess.Popen(
+            [*before, *launched, str(HERE / "recorded_loop.py"), *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        )
+
+    def step_s(self, steps: int) -> float:
+        """Make `steps` steps; return the median of their seconds but for the first ones, whose caches are cold."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return float(np.median(json.loads(self._process.stdout.readline())[steps // 4 :]))
+
+    def end(self) -> None:
+        """End the process and wait for it."""
+        self._process.communicate()
+
+
+def command(folder: Path, workers: Sequence[int], rounds: int = ROUNDS) -> list[dict[str, Any]]:
+    """Return what `record --` adds to a step of each loop: median over the rounds and its 95 % interval.
+
+    A loop with it, one without it and another without it (the control) make a block of steps each in every round.
+    """
+    found = []
+    for count in workers:
+        for name, options in LOOPS.items():
+            recorded = ["horovod-study", "record", "--out", str(folder / f"{name} {count}"), "--"]
+            plain, control = Loop([], count, options), Loop([], count, options)
+            with_it = Loop([str(Path(sys.executable).parent / recorded[0]), *recorded[1:]], count, options)
+            loops = (plain, control, with_it)
+            for _ in range(3):
+                for loop in loops:
+                    loop.step_s(BLOCK_STEPS)
+            order = np.random.default_rng(1)
+            times = np.empty((rounds, 3))
+            for each in range(rounds):
+                for place in order.permutation(3):
+                    times[each, place] = loops[place].step_s(BLOCK_STEPS)
+            for loop in loops:
+                loop.end()
+            found.append({"loop": name, "workers": count, "step_ms": float(np.median(times[:, 0])) * 1e3})
+            for what, place in (("control", 1), ("recorded", 2)):
+                added = (times[:, place] - times[:, 0]) * 1e6
+                drawn = np.median(order.choice(added, (2000, rounds)), axis=1)
+                found[-1][f"{what}_us"] = [float(np.median(added)), *np.quantile(drawn, [0.025, 0.975]).tolist()]
+    return found
+
+
 def lines(result: dict[str, Any], table: str) -> list[str]:
     """Return the page."""
     machine, kept = result["machine"], result["memory"]
@@ -190,6 +258,16 @@ def lines(result: dict[str, Any], table: str) -> list[str]:
     ]
     for each in result["rows"]:
         found.append(f"| {each['rows_per_writing']} | {each['bytes_per_row']:.1f} | {each['us_per_row']:.2f} |")
+    found += [
+        "",
+        "## `horovod-study record --`",
+        "",
+        "| loop | workers | step, ms | added, us | control, us |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for each in result["command"]:
+        added, control = ("{:+.0f} [{:+.0f}, {:+.0f}]".format(*each[name]) for name in ("recorded_us", "control_us"))
+        found.append(f"| {each['loop']} | {each['workers']} | {each['step_ms']:.2f} | {added} | {control} |")
     return [
         *found,
         "",
@@ -217,6 +295,8 @@ def main() -> int:
         say("timer modes")
         workers = [count for count in options.workers if count <= available_cores()]
         costs, cases = timers(Path(folder), options.seconds, workers)
+        say("record --")
+        commands = command(Path(folder), workers)
     promised = (
         max(kept["rss_growth_highest_mb"], kept["objects_peak_mb"]) < LIMITS["memory_mb"]
         and max(each["bytes_per_row"] for each in each_row) <= LIMITS["bytes_per_row"]
@@ -227,6 +307,7 @@ def main() -> int:
         "timers": [cost.to_dict() for cost in costs],
         "memory": kept,
         "rows": each_row,
+        "command": commands,
         "kept": bool(promised),
     }
     page = "\n".join(lines(result, text(costs, cases))) + "\n"

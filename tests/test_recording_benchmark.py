@@ -49,10 +49,14 @@ def test_the_page_holds_what_was_found(recording: ModuleType) -> None:
             "summary_peak_growth_mb": 20.0,
         },
         "rows": [{"rows_per_writing": 512, "bytes_per_row": 89.6, "us_per_row": 3.21}],
+        "command": [
+            {"loop": "a loop", "workers": 2, "step_ms": 5.0, "recorded_us": [21.0, 9.6, 30.0], "control_us": [-2, -9, 5]}
+        ],
         "kept": True,
     }  # fmt: skip
     page = "\n".join(recording.lines(result, "the table"))
 
     assert f"a processor, {available_cores()} cores" in page
     assert "## Memory over 1,000,000 steps" in page and "| 512 | 89.6 | 3.21 |" in page
+    assert "| a loop | 2 | 5.00 | +21 [+10, +30] | -2 [-9, +5] |" in page
     assert "100 bytes per row: kept." in page

@@ -12,6 +12,7 @@ parallelism uses. Where a version should have none, the end of a wait inside bac
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,14 @@ from torch import nn
 
 from horovod_study.comm.attached import averages_in_backward, averages_in_synchronize, bare
 from horovod_study.measure.clock import LapClock
+
+LEARNT_STEPS = 3
+"""So many steps show which gradients a backward makes last; the hooks on all other parameters are taken away then.
+
+A hook costs some microseconds, and a model may have hundreds of parameters.
+"""
+KEPT = 2
+"""So many of the last gradients of each backward stay watched: the order of the last may change."""
 
 
 class Steps(Protocol):
@@ -53,6 +62,21 @@ class Hook:
         return getattr, (nullcontext(), "__exit__")  # takes anything, returns None
 
 
+def _watch_gradient(parameter: torch.Tensor, call: Callable[[torch.Tensor], None]) -> Callable[[], None]:
+    """Call `call` when the gradient of a leaf is made; return what takes the hook away.
+
+    A hook that is only removed leaves an empty dictionary, which autograd goes on to visit for each gradient.
+    """
+    handle = parameter.register_hook(call)
+
+    def undo() -> None:
+        handle.remove()
+        if not parameter._backward_hooks:
+            parameter._backward_hooks = None
+
+    return undo
+
+
 class Hooks:
     """The hooks on one model and its optimizer, until `remove`; None where parameters are updated without one."""
 
@@ -70,7 +94,13 @@ class Hooks:
         engine = getattr(torch.autograd.Variable, "_execution_engine", None)
         self._when_done: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
         self._forwards: list[bool] = []  # the forwards under way, and whether each is the outermost of a step
-        self._expected = 0  # gradients of the backward before
+        self._expected = 0  # watched gradients of the backward before
+        self._order: list[int] = []  # ids of the parameters of this backward, while their order is learnt
+        self._last_ones: set[int] = set()  # of the backwards so far
+        self._learning: dict[
+            int, Callable[[], None]
+        ] = {}  # id of each parameter watched for this -> takes its hook away
+        self._steps_learnt = 0
         self.reset()
         # One worker that wraps nothing waits for nobody: that is known, and no gap in the rows.
         self._alone = steps.workers == 1 and not averages_in_synchronize(optimizer) and bare(model) is model
@@ -83,8 +113,9 @@ class Hooks:
             self.watch_forward(model)
         for parameter in model.parameters():
             if parameter.requires_grad:
-                handle = parameter.register_post_accumulate_grad_hook(Hook(self._gradient))  # type: ignore[no-untyped-call]
-                self._undo.append(handle.remove)
+                undo = _watch_gradient(parameter, partial(self._gradient, id(parameter)))
+                self._learning[id(parameter)] = undo
+                self._undo.append(undo)
         if optimizer is None:
             return
         self._undo.append(optimizer.register_step_pre_hook(self._before_update).remove)
@@ -100,7 +131,17 @@ class Hooks:
     def reset(self) -> None:
         """Forget what a step before has left half done, such as a backward that was out of memory."""
         self._gradients, self._last, self._queued, self._updates = 0, None, False, 0
-        del self._forwards[:]
+        del self._forwards[:], self._order[:]
+        if self._learning and self._last_ones:
+            self._steps_learnt += 1
+            if self._steps_learnt == LEARNT_STEPS:
+                self._watch_last_ones()
+
+    def _watch_last_ones(self) -> None:
+        for number, undo in self._learning.items():
+            if number not in self._last_ones:
+                undo()
+        self._learning, self._expected = {}, 0
 
     def remove(self) -> None:
         """Take all hooks away; the model and the optimizer are as they were."""
@@ -133,9 +174,11 @@ class Hooks:
             self._clock.lap("forward")
             self.forwards += 1
 
-    def _gradient(self, _: torch.Tensor) -> None:
+    def _gradient(self, number: int, _: torch.Tensor) -> None:
         if not self._steps.in_step:
             return
+        if self._learning:
+            self._order.append(number)
         self._gradients += 1
         if not self._queued and self._when_done is not None:
             self._queued = True
@@ -154,6 +197,8 @@ class Hooks:
         last = self._last if self._gradients >= self._expected else None
         self._expected, self._gradients, self._last = self._gradients, 0, None
         self.backwards += 1
+        self._last_ones.update(self._order[-KEPT:])
+        del self._order[:]
         if not averages_in_backward(self.model):
             self._clock.lap("backward", at=None if seen else last)
             return
