@@ -68,6 +68,12 @@ for epoch in range(4):
         loss = loss_of(x, y); loss.backward()
         if turn % 6 == 5: optimizer.step(); optimizer.zero_grad()
 """
+STEPPED_BEFORE = """
+torch.optim.SGD(model.parameters(), 0.0).step()  # as Horovod does to broadcast the state of one that it replaces
+optimizer = torch.optim.Adam(model.parameters())
+for turn in range(100):
+    loss = loss_of(*data[:4]); optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
 BY_HAND = """
 weights = torch.randn(8, 1, requires_grad=True)
 x, y = data.tensors
@@ -117,6 +123,7 @@ TRAININGS = {
     "no loader": (NO_LOADER, 100 - 2 - 5, 4, {"forward", "backward", "sync", "update"}),
     "one batch": (ONE_BATCH, 100 - 2, 6, {"forward", "backward", "sync", "update"}),
     "accumulated": (ACCUMULATED, 40 - 2, 24, {"data", "forward", "backward", "sync", "update"}),
+    "another optimizer before": (STEPPED_BEFORE, 100 - 2, 4, {"forward", "backward", "sync", "update"}),
     "updates by hand": (BY_HAND, 60 - 4, 1, {"backward"}),
     "two models": (GAN, 120 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
 }
@@ -158,7 +165,7 @@ ENDINGS = {
     "an error": ("raise ValueError('bad luck')", 1, "failed", "ValueError: bad luck"),
     "an end at once": ("os._exit(4)", 4, "failed", "exit code 4"),
     "a signal": ("os.kill(os.getpid(), 9)", 137, "failed", "exit code 137"),
-    "an exit code": ("sys.exit(3)", 3, "done", ""),
+    "an exit code": ("sys.exit(3)", 3, "failed", "exit code 3 after"),
 }
 
 
@@ -171,7 +178,7 @@ def test_the_end_of_the_command_is_its_own(name: str, tmp_path: Path) -> None:
 
     assert (done.returncode, run.status) == (code, status)
     assert reason in (run.reason or "")
-    assert len(rows_of(out)["step"]) > (50 if status == "done" else -1)
+    assert len(rows_of(out)["step"]) > (50 if "after" in reason else -1)
 
 
 NOTHING = {
@@ -234,6 +241,79 @@ def test_what_fails_in_the_recorder_does_not_reach_the_training(tmp_path: Path) 
     assert done.stdout.strip() == "trained 2"
     assert done.stderr.count("recording has stopped") == 1
     assert "Traceback" not in done.stderr
+
+
+PLACES = (
+    "hooks.Hooks._before_forward",
+    "hooks.Hooks._gradient",
+    "hooks.Hooks._gradients_made",
+    "hooks.Hooks._after_update",
+    "recorder.Recording.took",
+    "recorder.Recording.end",
+    "automatic.Watcher._after_fetch",
+    "automatic.Watcher._after_update",
+    "automatic.Watcher._before_forward",
+    "clock.LapClock.lap",
+    "clock.LapClock.drain",
+    "precision.PrecisionObserver._note",
+)
+"""One of each way into the recorder: forward, autograd, optimizer, loader, clock, a layer."""
+BREAKING = """
+import json
+from horovod_study.measure import clock, precision
+from horovod_study.recording import automatic, hooks, recorder
+
+automatic._other_recorder = lambda: False  # these imports are the test's, and no lines of a script
+
+def train(place):
+    turns = 0
+    if place:
+        module, kind, name = place.split(".")
+        holder = getattr(globals()[module], kind)
+        original = getattr(holder, name)
+        def breaks(*given, **named):
+            if turns >= 3: raise RuntimeError("made to fail")
+            return original(*given, **named)
+        setattr(holder, name, breaks)
+    folder = os.path.join(sys.argv[1], place or "whole")
+    os.makedirs(folder)
+    automatic.install(json.dumps({
+        "out": os.path.join(folder, "run"), "meeting": folder, "batch": None, "model_name": None, "own": {},
+        "options": {"warmup_steps": 5, "system_interval_s": 0},
+    }))
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range(2):
+        model.train()
+        for x, y in DataLoader(data, batch_size=24):
+            loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
+            turns += 1
+        model.eval()
+        with torch.no_grad(): model(x)
+    with open(os.path.join(folder, "trained"), "w") as stream:
+        stream.write(str(sum(p.sum().item() for p in model.parameters())))
+
+for place in [None, *sys.argv[2:]]:
+    if not os.fork():
+        train(place)
+        break
+    assert os.wait()[1] == 0, place
+"""
+
+
+@pytest.mark.slow
+def test_an_error_anywhere_in_the_recorder_ends_the_recording_and_not_the_training(tmp_path: Path) -> None:
+    """A hook inside is made to raise after the first steps, each in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, script(tmp_path, BREAKING), tmp_path, *PLACES], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    whole = (tmp_path / "whole" / "trained").read_text()
+    for place in PLACES:
+        run = records.read_run(tmp_path / place / "run")
+        assert (run.status, "made to fail" in run.reason) == ("failed", True), place
+        assert (tmp_path / place / "trained").read_text() == whole, place
+    assert records.read_run(tmp_path / "whole" / "run").status == "done"
 
 
 @pytest.mark.slow

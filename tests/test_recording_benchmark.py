@@ -50,7 +50,7 @@ def test_the_page_holds_what_was_found(recording: ModuleType) -> None:
         },
         "rows": [{"rows_per_writing": 512, "bytes_per_row": 89.6, "us_per_row": 3.21}],
         "command": [
-            {"loop": "a loop", "workers": 2, "step_ms": 5.0, "recorded_us": [21.0, 9.6, 30.0], "control_us": [-2, -9, 5]}
+            {"loop": "a loop", "workers": 2, "step_ms": 5.0, "recorded_us": [21, 9.6, 30], "control_us": [-2, -9, 5]}
         ],
         "kept": True,
     }  # fmt: skip

@@ -124,6 +124,10 @@ def _judge(out: Path, code: int, seen: Sequence[tuple[str, str]]) -> int:
                 reason=f"the command ended with exit code {code} before its training was closed",
             )
             say(f"horovod-study record: {out} is incomplete: the command ended with exit code {code}")
+        elif found.status == "done" and code:
+            reason = f"the command ended with exit code {code} after its training"
+            records.finish_run(out, found, status="failed", finished=utc_now(), totals=found.totals, reason=reason)
+            say(f"horovod-study record: {out} is complete, but {reason}")
         elif found.status == "failed" and code == 0:
             return 1  # the recorder has said why
         return code

@@ -6,6 +6,7 @@ as Lightning does). A layer of PyTorch that multiplies by its weights returns wh
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ class PrecisionObserver:
     `forward` that is not PyTorch's, because what it returns may be converted.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, safe: Callable[[Callable[..., None]], Any] = lambda call: call) -> None:
+        """`safe` returns a hook that calls what it is given, and keeps what goes wrong in it from the model."""
         self._weights: dict[nn.Module, int] = {}  # layer -> weights of two or more dimensions, none of them twice
         self._types: dict[nn.Module, set[str | None]] = {}  # of what it returned
         self._handles: list[Any] = []
@@ -46,7 +48,7 @@ class PrecisionObserver:
         for module in self._weights:
             own = type(module).forward.__module__.startswith("torch.") and "forward" not in vars(module)
             if isinstance(module, MULTIPLYING) and own:
-                self._handles.append(module.register_forward_hook(self._note))
+                self._handles.append(module.register_forward_hook(safe(self._note)))
 
     def _note(self, module: nn.Module, _: Any, result: Any) -> None:
         first = result[0] if isinstance(result, tuple) else result

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from horovod_study.comm.observed import Observed
     from horovod_study.recording.recorder import Recording
 
-WATCHED_UPDATES = 2
-"""The training is looked at for so many updates of its first optimizer: then optimizers and loader are known."""
 WATCHED_BACKWARDS = 4
 """So many backwards without an update by an optimizer: the script updates its parameters by itself."""
 MAX_UPDATES = 20
@@ -62,7 +60,7 @@ class Watcher:
         self._state = "watching"  # -> recording -> over
         self._record: Recording | None = None
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # by id, in the order in which they were seen
-        self._updates = 0  # of the first optimizer
+        self._updates: list[tuple[torch.optim.Optimizer, list[Any]]] = []  # so far, each with what was fetched for it
         self._backwards = 0
         self._depth = 0  # of optimizer steps inside each other, such as that of a wrapper
         self._fetched: list[Any] = []  # data sets that gave a batch since the last update
@@ -74,7 +72,6 @@ class Watcher:
         self._seen_backwards = 0
         self._in_backward = False
         self._observed: Observed | None = None  # of a script that averages by calls of its own
-        self._handles: list[Any] = []
         self._meeting: Meeting | None = None
 
     @property
@@ -85,10 +82,8 @@ class Watcher:
     def install(self) -> None:
         """Put the watcher where it sees every training of this process."""
         self._note("torch")
-        self._handles = [
-            register_optimizer_step_pre_hook(self._guarded(self._before_update)),
-            register_optimizer_step_post_hook(self._guarded(self._after_update)),
-        ]
+        register_optimizer_step_pre_hook(self._guarded(self._before_update))
+        register_optimizer_step_post_hook(self._guarded(self._after_update))
         self._wrap_backward()
         self._wrap_loader()
         os.register_at_fork(after_in_child=self._leave)  # a worker of a loader inherits all this and trains nothing
@@ -100,7 +95,7 @@ class Watcher:
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(call)
         def safe(*arguments: Any) -> None:
-            if self._state == "over":
+            if self._state == "over" or (self._record is not None and self._record.failure is not None):
                 return
             try:
                 call(*arguments)
@@ -176,14 +171,19 @@ class Watcher:
         return next(iter(self._optimizers.values()))
 
     def _watch_update(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizers.setdefault(id(optimizer), optimizer)
-        if optimizer is not self._first:
-            return
-        self._updates += 1
-        self._data = self._fetched[0] if self._fetched else None
+        """Begin to record when an optimizer steps again: those that stepped since are trained, in turns over its data.
+
+        What stepped before and never again, such as an optimizer whose state was broadcast, is not one of them.
+        """
+        before = next((place for place, (each, _) in enumerate(self._updates) if each is optimizer), None)
+        self._updates.append((optimizer, self._fetched))
         self._fetched = []
-        if self._updates >= WATCHED_UPDATES:
-            self._open()
+        if before is None:
+            return
+        self._optimizers = {id(each): each for each, _ in self._updates[before:]}
+        self._data = next((data for _, fetched in self._updates[before + 1 :] for data in fetched), None)
+        self._updates = []
+        self._open()
 
     # ------------------------------------------------------------------------------------------------ backwards
 
@@ -200,10 +200,10 @@ class Watcher:
         self._in_backward = False
         if self._state == "watching":
             self._backwards += 1
-            if not self._optimizers and self._backwards >= WATCHED_BACKWARDS and not _any(torch.optim.Optimizer):
+            if not self._updates and self._backwards >= WATCHED_BACKWARDS and not _any(torch.optim.Optimizer):
                 self._data = self._fetched[0] if self._fetched else None
                 self._open()
-            elif not self._optimizers and self._backwards < WATCHED_BACKWARDS:
+            elif not self._updates and self._backwards < WATCHED_BACKWARDS:
                 self._fetched = []
         elif record is not None and record.in_step:
             if self._observed or sum(each.backwards for each in record.hooks) == self._seen_backwards:
@@ -279,6 +279,7 @@ class Watcher:
         from horovod_study.comm.attached import attach
         from horovod_study.comm.meeting import Meeting
         from horovod_study.comm.observed import Observed
+        from horovod_study.recording.hooks import Hook
         from horovod_study.recording.recorder import Recording
         from horovod_study.recording.session import RecordOptions
 
@@ -308,15 +309,11 @@ class Watcher:
             self._record.train_samples = len(self._data)
         self._record.__enter__()
         self._state = "recording"
-        self._handles.append(model.register_forward_pre_hook(self._forward_hook(), prepend=True, with_kwargs=True))
+        before_forward = Hook(self._guarded(self._before_forward), self._give_up)
+        model.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)
         if self._data is None:
             self._resume()
             self._record.begin()
-
-    def _forward_hook(self) -> Any:
-        from horovod_study.recording.hooks import Hook
-
-        return Hook(self._guarded(self._before_forward))
 
     def _before_forward(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """See evaluations between steps, and the first forward after one; count samples that came from no loader."""
@@ -401,16 +398,16 @@ class Watcher:
 
     def _give_up(self, error: Exception) -> None:
         """End the recording because of an error of its own; the training goes on."""
+        if self._state == "recording" and self._record is not None:
+            self._record.give_up(error)  # closed at the end, together with the other ranks
+            return
         why = str(error) if isinstance(error, StudyError) else f"{type(error).__name__}: {error}"
         say(f"horovod-study record: recording has stopped, training goes on: {why}")
         self._note("stopped", why)
-        self._close(StudyError(f"the recorder stopped: {why}"))
+        self._over()
 
     def _over(self) -> None:
-        self._state, self._record = "over", None
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._state, self._record = "over", None  # hooks stay and do nothing: one of them may be running
         if self._observed is not None:
             self._observed.remove()
         if self._meeting is not None:

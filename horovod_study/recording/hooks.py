@@ -44,19 +44,27 @@ class Steps(Protocol):
     def note_update(self) -> None:
         """Note that the parameters were updated."""
 
+    def give_up(self, error: Exception) -> None:
+        """End the recording because of an error of its own, and let the training go on."""
+
 
 class Hook:
-    """What a model is given to call. A copy or a pickle of the model has one instead that does nothing.
+    """What a model is given to call: what goes wrong in `call` is given to `failed`, and never reaches the training.
+
+    A copy or a pickle of the model has one instead that does nothing.
 
     The original belongs to a run under way, with its files and locks; whoever loads the pickle needs nothing of this
     package, because what stands in its place is of the standard library.
     """
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
+    def __init__(self, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
+        self._call, self._failed = call, failed
 
     def __call__(self, *arguments: Any) -> None:
-        self._call(*arguments)
+        try:
+            self._call(*arguments)
+        except Exception as error:
+            self._failed(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes anything, returns None
@@ -67,7 +75,7 @@ def _watch_gradient(parameter: torch.Tensor, call: Callable[[torch.Tensor], None
 
     A hook that is only removed leaves an empty dictionary, which autograd goes on to visit for each gradient.
     """
-    handle = parameter.register_hook(call)
+    handle = parameter.register_hook(call)  # type: ignore[no-untyped-call]
 
     def undo() -> None:
         handle.remove()
@@ -107,26 +115,29 @@ class Hooks:
         self._undo: list[Callable[[], None]] = []
         if not clock.takes_stamps:
             if optimizer is not None:
-                self._undo.append(optimizer.register_step_post_hook(lambda *_: steps.note_update()).remove)
+                self._undo.append(optimizer.register_step_post_hook(self._safe(lambda *_: steps.note_update())).remove)
             return
         if forward:
             self.watch_forward(model)
         for parameter in model.parameters():
             if parameter.requires_grad:
-                undo = _watch_gradient(parameter, partial(self._gradient, id(parameter)))
+                undo = _watch_gradient(parameter, self._safe(partial(self._gradient, id(parameter))))
                 self._learning[id(parameter)] = undo
                 self._undo.append(undo)
         if optimizer is None:
             return
-        self._undo.append(optimizer.register_step_pre_hook(self._before_update).remove)
-        self._undo.append(optimizer.register_step_post_hook(self._after_update).remove)
+        self._undo.append(optimizer.register_step_pre_hook(self._safe(self._before_update)).remove)
+        self._undo.append(optimizer.register_step_post_hook(self._safe(self._after_update)).remove)
         if averages_in_synchronize(optimizer):
             self._wrap_synchronize(optimizer)
 
+    def _safe(self, call: Callable[..., None]) -> Hook:
+        return Hook(call, self._steps.give_up)
+
     def watch_forward(self, module: nn.Module) -> None:
         """Mark the forward of `module`."""
-        self._undo.append(module.register_forward_pre_hook(Hook(self._before_forward)).remove)
-        self._undo.append(module.register_forward_hook(Hook(self._after_forward), always_call=True).remove)
+        self._undo.append(module.register_forward_pre_hook(self._safe(self._before_forward)).remove)
+        self._undo.append(module.register_forward_hook(self._safe(self._after_forward), always_call=True).remove)
 
     def reset(self) -> None:
         """Forget what a step before has left half done, such as a backward that was out of memory."""
@@ -182,7 +193,7 @@ class Hooks:
         self._gradients += 1
         if not self._queued and self._when_done is not None:
             self._queued = True
-            self._when_done(self._gradients_made)
+            self._when_done(self._safe(self._gradients_made))
         # A stamp costs on a GPU: it is left out where as many gradients as in the backward before are still to come.
         if self._gradients >= self._expected:
             self._last = self._clock.mark()
@@ -204,7 +215,7 @@ class Hooks:
             return
         self._clock.lap("backward", at=last)
         if seen and self._when_done is not None:
-            self._when_done(self._averaged)  # behind what the model itself does at the end
+            self._when_done(self._safe(self._averaged))  # behind what the model itself does at the end
         else:
             self._averaged()
 
@@ -226,19 +237,26 @@ class Hooks:
             self._clock.lap("update")
             self._steps.note_update()
 
+    def _before_synchronize(self) -> None:
+        if self._steps.in_step:
+            self.settle()
+            self._clock.lap("residual")
+
+    def _after_synchronize(self) -> None:
+        if self._steps.in_step:
+            self._clock.lap("sync")
+
     def _wrap_synchronize(self, optimizer: Any) -> None:
         """Put a lap around `synchronize` of this one optimizer, which its step calls, or the script."""
         original = optimizer.synchronize
+        before, after = self._safe(self._before_synchronize), self._safe(self._after_synchronize)
 
         def synchronize(*arguments: Any, **named: Any) -> Any:
-            if not self._steps.in_step:
-                return original(*arguments, **named)
-            self.settle()
-            self._clock.lap("residual")
+            before()
             try:
                 return original(*arguments, **named)
             finally:
-                self._clock.lap("sync")
+                after()
 
         def restore() -> None:
             # The method of its class shows again, or the one that the object had itself is put back.

@@ -14,6 +14,7 @@ Inside the loop nothing is printed, nothing gathered and the device not waited f
 Only entering and leaving are collective. What the training raises passes through unchanged.
 """
 
+import functools
 import os
 import sys
 from collections import Counter
@@ -22,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from horovod_study.measure.clock import now, utc_stamp
 from horovod_study.measure.evidence import parameter_count, parameter_sha256, sharded
 from horovod_study.measure.precision import PrecisionObserver
 from horovod_study.progress import say
-from horovod_study.recording.hooks import Hooks
+from horovod_study.recording.hooks import Hook, Hooks
 from horovod_study.recording.session import RecordOptions, Session
 
 T = TypeVar("T")
@@ -48,6 +49,30 @@ MAX_IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
 MAX_TURNS = 100
 """After so many turns of a loop without an update from its beginning on, none is waited for any more."""
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _in_loop(method: Method) -> Method:
+    """Return a method for the loop: an error of the recorder's own ends the recording, and it then does nothing.
+
+    Wrong use is a StudyError, and is raised.
+    """
+
+    @functools.wraps(method)
+    def safe(self: "Recording", *arguments: Any, **named: Any) -> Any:
+        if self.failure is not None:
+            return None
+        try:
+            return method(self, *arguments, **named)
+        except StudyError:
+            raise
+        except Exception as error:
+            self.give_up(error)
+            return None
+
+    return cast(Method, safe)
 
 
 def recorder(
@@ -157,6 +182,7 @@ class Recording:
         self._by_turns = optimizer is None  # no update was ever seen: a step is a turn
         self._requested = dict(requested)
         self._count = count_samples or batch_samples
+        self.failure: StudyError | None = None  # why the recorder has stopped before the training
         self._uncounted = False  # whether steps were counted for samples, because nobody knows how many they have
 
     # ------------------------------------------------------------------------------------------ beginning and end
@@ -178,6 +204,7 @@ class Recording:
         """The number of steps so far."""
         return self._step
 
+    @_in_loop
     def mark(self) -> Any:
         """Return a stamp of this moment, for `begin` and `fetched`."""
         return self._clock.mark()
@@ -185,6 +212,14 @@ class Recording:
     def note_update(self) -> None:
         """Note that the parameters were updated: the step counts, however the loop is left."""
         self.updated = True
+
+    def give_up(self, error: Exception) -> None:
+        """End the recording because of an error of its own: the training goes on, and the record will say why."""
+        if self.failure is not None:
+            return
+        self.failure = StudyError(f"the recorder stopped at step {self._step:,}: {_named(error)}")
+        self.in_step = False  # hooks do nothing now; they go at the end, because one of them may be running
+        say(f"horovod-study: the training goes on, and {self.failure}")
 
     def __enter__(self) -> Self:
         if self._state != "new":
@@ -204,7 +239,7 @@ class Recording:
             self._session.close(error)
             raise
         self._clock = self._session.clock
-        self._precision = PrecisionObserver(self._bare)
+        self._precision = PrecisionObserver(self._bare, lambda call: Hook(call, self.give_up))
         self.hooks = [
             Hooks(self, self._clock, model, optimizer, forward=self._forward_hooks)
             for model, optimizer in ((self._model, self._optimizer), *self._beside)
@@ -284,12 +319,13 @@ class Recording:
             ended = own
             if not self._can_go_on(own):
                 raise
-            why = " ".join(str(own).split()) or type(own).__name__
-            say(f"error: the recording failed, and the training goes on without it: {why}")
+            if own is not self.failure:
+                say(f"error: the recording failed, and the training goes on without it: {_named(own)}")
         finally:
             if ended is not None:
                 with suppress(Exception):  # it may be what has failed, and is not the error to tell
                     self.close_step()
+                    self._session.close_stretch()
             self._session.close(ended)
             self.hooks = []  # and with them the model, which may hold a process group that is destroyed before it
         if totals is not None and self._session.is_root:
@@ -300,6 +336,8 @@ class Recording:
 
         What it has trained is worth more than the record. Wrong use, which leaves nothing to measure, ends it.
         """
+        if self.failure is not None:
+            return True
         wrong_use = self._step <= self._options.warmup_steps
         return isinstance(error, Exception) and self._options.disk_full == "go-on" and not wrong_use
 
@@ -309,6 +347,11 @@ class Recording:
         session.stop_sampling()
         with fail_together(self._peers):
             self.close_step()
+        for rank, why in enumerate(self._peers.gather(None if self.failure is None else str(self.failure))):
+            if why is not None:
+                self.failure = self.failure or StudyError(f"rank {rank}: {why}")
+                raise self.failure
+        with fail_together(self._peers):
             self._require_steps()
         first = session.find_steady(self._step, doubt=self._doubt())
         learnt, sha256 = self._learnt()
@@ -430,12 +473,14 @@ class Recording:
             if self._state == "open":
                 self.close_step()
 
+    @_in_loop
     def took(self, batch: Any, began: Any) -> None:
         """End a turn's wait for its batch, which began at the stamp `began`, and begin a step where none is open."""
         if not self.in_step:  # at first, after an update, or after `skip`
             self.begin(at=began)
         self.fetched(batch, begun=began if self._turns else None)
 
+    @_in_loop
     def turn(self, accumulate: int = 1) -> None:
         """End a turn of the loop, and with it the step where the parameters were updated. `steps` does so by itself."""
         if not self.in_step:
@@ -450,6 +495,7 @@ class Recording:
             self._by_turns, self.in_step = True, False
             self._clock.forget()
 
+    @_in_loop
     def begin_epoch(self) -> None:
         """Begin an epoch, and a stretch of steps: what is before it is in none. `steps` does so by itself."""
         self._require_open("begin_epoch")
@@ -457,6 +503,7 @@ class Recording:
         self._epoch += 1
         self.open_stretch()
 
+    @_in_loop
     def begin(self, at: Any = None) -> None:
         """Begin a step, which waits for its data from now on: for loops that cannot go over `steps`."""
         self._clock.begin(at)
@@ -465,6 +512,7 @@ class Recording:
         for hooks in self.hooks:
             hooks.reset()
 
+    @_in_loop
     def fetched(self, batch: Any, *, begun: Any = None) -> None:
         """End the wait for `batch`, which counts as data; `begun` is the stamp at which it began, if not just now."""
         if begun is not None:
@@ -474,10 +522,12 @@ class Recording:
         if self._batch is None:
             self.count(batch)
 
+    @_in_loop
     def count(self, batch: Any) -> None:
         """Add the samples of `batch` to those of this step; `fetched` does so by itself."""
         self._samples = (self._samples or 0) + self._count(batch)
 
+    @_in_loop
     def end(self) -> None:
         """End a step; what follows until the next one begins is residual of that one."""
         if not self.in_step:
@@ -499,6 +549,7 @@ class Recording:
         else:
             self._session.write_rows()
 
+    @_in_loop
     def close_step(self) -> None:
         """End a step that is open: it counts if its optimizer has stepped, otherwise it is forgotten."""
         if self.in_step and self.updated:
@@ -509,6 +560,7 @@ class Recording:
             self._clock.forget()
         self._session.close_stretch()
 
+    @_in_loop
     def open_stretch(self) -> None:
         """Go on: what is between `close_step` and here belongs to no step."""
         self._session.open_stretch(timed=self._step >= self._options.warmup_steps)
@@ -517,6 +569,7 @@ class Recording:
         for hooks in self.hooks:
             hooks.settle()
 
+    @_in_loop
     def lap(self, name: str) -> None:
         """End the phase `name` of the step: data, forward, backward, sync, update; it began with the lap before it.
 
@@ -535,11 +588,13 @@ class Recording:
         self._clock.lap(name)
         self.updated |= name == "update"
 
+    @_in_loop
     def part(self, name: str) -> None:
         """End a part of the phase `name`, which goes on; "residual": what is no phase."""
         self._settle()
         self._clock.lap(name)
 
+    @_in_loop
     def loss(self, loss: torch.Tensor) -> None:
         """Keep the loss of this step, shape (), for its row; it is read later, and the device not waited for."""
         if not self.in_step:
@@ -599,6 +654,11 @@ def batch_samples(batch: Any) -> int:
     raise ConfigError(
         f"recorder: how many samples a {type(batch).__name__} from the loader holds cannot be seen; give batch="
     )
+
+
+def _named(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, StudyError) and text else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def _common(values: Sequence[str | None]) -> str | None:
