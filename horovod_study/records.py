@@ -569,18 +569,11 @@ def benches_beside(root: Path) -> list[Path]:
     return [path] if path.is_file() else []
 
 
-def write_synchronisation(directory: Path, found: Mapping[str, Any]) -> None:
-    """Write what workload/probes/synchronisation.py found in this job into bench.json."""
-    _write_section(directory, "synchronisation", found)
+def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None:
+    """Write what a probe found in this job into bench.json, and keep the other sections there.
 
-
-def write_ablation(directory: Path, found: Mapping[str, Any]) -> None:
-    """Write what workload/probes/ablation.py found in this job into bench.json."""
-    _write_section(directory, "ablation", found)
-
-
-def _write_section(directory: Path, section: str, found: Mapping[str, Any]) -> None:
-    """Write one section of bench.json, and keep the others; a file that cannot be read has none."""
+    `section`: "synchronisation" or "ablation", as in workload/probes/; a file that cannot be read has none.
+    """
     path = directory / BENCH
     content: Any = None
     with suppress(RecordError):
@@ -1013,7 +1006,7 @@ def read_step_column(path: Path, name: str) -> "np.ndarray":
 
 
 def read_synchronisation(directory: Path) -> dict[str, Any]:
-    """Return what `write_synchronisation` wrote; RecordError where it is missing, damaged or of a newer program."""
+    """Return the section "synchronisation" of bench.json; RecordError where it is missing, damaged or newer."""
     from horovod_study.record_forms import Synchronisation
 
     path = directory / BENCH
@@ -1026,7 +1019,7 @@ def read_synchronisation(directory: Path) -> dict[str, Any]:
 
 
 def read_ablation(directory: Path) -> dict[str, Any]:
-    """Return what `write_ablation` wrote; RecordError where it is missing, damaged or of a newer program.
+    """Return the section "ablation" of bench.json; RecordError where it is missing, damaged or of a newer program.
 
     `blocks` has one row per pair, kind (`silent`) and rank, as columns of equal length; a lap that is not known is
     None in place of its column.
@@ -1810,12 +1803,7 @@ def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
     again = "make the analysis again with horovod-study report, or name its runs with --runs RUNS"
     missing = f"no such file, so that nobody knows where the runs are; {again}"
     content = read_json(path, again=again, missing=missing)
-    if not isinstance(content, dict) or type(content.get("schema")) is not int:
-        raise RecordError(f"{path}: has no schema number; {again}")
-    if content["schema"] > SOURCE_SCHEMA:
-        raise RecordError(
-            f"{path}: has schema {content['schema']}, newer than this program's {SOURCE_SCHEMA}; update horovod_study"
-        )
+    _require_schema(content, SOURCE_SCHEMA, path, again)
     conform(content, SourceForm, str(path), again=again)
     if not (edited or is_whole(content)):
         raise RecordError(f"{path}: is not what report wrote; report again")

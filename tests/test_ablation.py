@@ -354,13 +354,13 @@ def test_a_busy_machine_is_a_doubt(others: float | None, doubts: int) -> None:
 
 def test_sections_of_bench_json_do_not_disturb_each_other(tmp_path: Path) -> None:
     found = section()
-    records.write_ablation(tmp_path, found)
+    records.write_bench(tmp_path, "ablation", found)
     assert records.read_ablation(tmp_path) == found
     with pytest.raises(RecordError, match="holds no synchronisation; record the run again with --measure-sync"):
         records.read_synchronisation(tmp_path)
-    records.write_synchronisation(tmp_path, {"here": 1})
+    records.write_bench(tmp_path, "synchronisation", {"here": 1})
     assert records.read_ablation(tmp_path) == found
-    records.write_ablation(tmp_path, section(pairs=4))
+    records.write_bench(tmp_path, "ablation", section(pairs=4))
     content = json.loads((tmp_path / "bench.json").read_text())
     assert list(content) == ["schema", "ablation", "synchronisation"]
     assert content["synchronisation"] == {"here": 1}
@@ -370,7 +370,7 @@ def test_sections_of_bench_json_do_not_disturb_each_other(tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 0, "old": 1}'])
 def test_a_damaged_bench_json_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "bench.json").write_text(text)
-    records.write_ablation(tmp_path, section())
+    records.write_bench(tmp_path, "ablation", section())
     assert list(json.loads((tmp_path / "bench.json").read_text())) == ["schema", "ablation"]
 
 

@@ -582,7 +582,7 @@ def benched(root: Path, *, floor_ms: float, through_ms: float) -> None:
             for name, ms in (("floor_s", floor_ms), ("pack_s", 0.01), ("through_s", through_ms))
         },
     }  # fmt: skip
-    records.write_synchronisation(root, found)
+    records.write_bench(root, "synchronisation", found)
 
 
 def left_out(root: Path, *, cost_ms: float, timer_ms: float, pairs: int = 20) -> None:
@@ -603,7 +603,7 @@ def left_out(root: Path, *, cost_ms: float, timer_ms: float, pairs: int = 20) ->
         "workers": 2, "reduction": "flat", "pairs": pairs, "steps": 10, "seed": 1, "why_no_timer": "", "sha256": "x",
         "blocks": rows,
     }  # fmt: skip
-    records.write_ablation(root, found)
+    records.write_bench(root, "ablation", found)
 
 
 def test_three_views_that_agree_say_so(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The matrix peak of a core, the operations of a step, and the benchmark that puts them beside each other."""
 
-import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -80,7 +79,6 @@ def test_what_bounds_a_step_is_the_longest_of_three(
     assert (found.bound, found.share) == (bound, pytest.approx(seconds / 400e-6))
     assert found.operations == batch * 2_121_084 and found.computing_s == pytest.approx(batch * 2.121084e-8)
     assert found.launching_s == (None if launches is None else pytest.approx(launches * 2e-6))
-    assert found.to_dict() == {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
 
 
 def test_copies_in_the_memory_of_the_host() -> None:
@@ -105,7 +103,6 @@ def test_rates_are_measured_for_each_type_and_size() -> None:
     for rate in rates:
         assert 0 < rate.gflops_min <= rate.gflops_median <= rate.gflops_max
         assert rate.rounds == 3
-        assert rate.to_dict() == {each.name: getattr(rate, each.name) for each in dataclasses.fields(rate)}
 
 
 def test_the_peak_is_the_fastest_size_of_a_type() -> None:

@@ -416,7 +416,7 @@ def test_the_end_of_a_run_is_told_on_a_full_disk(tmp_path: Path, monkeypatch: py
         write(path, text)
 
     monkeypatch.setattr(records, "write_file", on_a_full_disk)
-    records.write_ablation(run, {})
+    records.write_bench(run, "ablation", {})
     assert reserve.stat().st_size == records.RESERVE_BYTES // 2
     wanted.pop(0)
     records.finish_run(run, record(), status="failed", finished="f", totals={}, reason="no room")

@@ -52,11 +52,11 @@ def test_clocks_on_which_an_end_comes_before_a_begin_are_not_one() -> None:
 
 
 def test_bench_json_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    records.write_synchronisation(tmp_path, FOUND)
+    records.write_bench(tmp_path, "synchronisation", FOUND)
     assert records.read_synchronisation(tmp_path) == FOUND
     assert json.loads((tmp_path / "bench.json").read_text())["schema"] == records.BENCH_SCHEMA
     hooks = {**FOUND, "pack_s": None, "through_s": None, "why_not_through": "with hooks ..."}
-    records.write_synchronisation(tmp_path, hooks)
+    records.write_bench(tmp_path, "synchronisation", hooks)
     assert records.read_synchronisation(tmp_path) == hooks
 
 

@@ -262,7 +262,7 @@ def test_no_file_of_a_run_is_written_through_a_link(name: str, tmp_path: Path) -
     (run / name).symlink_to(outside)
     for write in (
         lambda: records.append_epoch(run, {"epoch": 1}),
-        lambda: records.write_ablation(run, {}),
+        lambda: records.write_bench(run, "ablation", {}),
         lambda: records.finish_run(run, record(), status="failed", finished="f", totals={}),
     ):
         try:

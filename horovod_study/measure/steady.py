@@ -31,8 +31,7 @@ be ours all the same.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +70,6 @@ class Steady:
     declared: int
     found_by: str  # change-point | no change-point | declared
     doubt: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 def declared(step: int, why: str = "") -> Steady:

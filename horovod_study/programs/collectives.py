@@ -90,13 +90,9 @@ class CollectivePlan:
             raise ConfigError(f"bench: --seconds is {self.seconds:g}; it must be greater than 0")
         parse_widths(self.widths)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
 
 def plan_from(values: Mapping[str, Any]) -> CollectivePlan:
-    """Return the plan that `to_dict` made."""
+    """Return the plan of which `values` are the fields."""
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return CollectivePlan(**plain)
 
@@ -421,7 +417,7 @@ def measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[d
         seconds=seconds,
         device="cuda" if on_gpu else "cpu",
     )
-    everybody = backend.gather([rate.to_dict() for rate in rates])
+    everybody = backend.gather([asdict(rate) for rate in rates])
     return [min(same, key=lambda rate: float(rate["gflops_median"])) for same in zip(*everybody, strict=True)]
 
 
@@ -436,7 +432,7 @@ def measure_launches(
     if not torch.cuda.is_available():
         return {}
     backend.barrier()
-    everybody = backend.gather(launch_latency(seconds=seconds).to_dict())
+    everybody = backend.gather(asdict(launch_latency(seconds=seconds)))
     launch = max(everybody, key=lambda each: float(each["eager_s"]))
     copied = next(each for each in machine["copies"] if each["name"] == "GPU memory")
     stands = step_roofline(
@@ -448,7 +444,7 @@ def measure_launches(
         bytes_per_s=2 * copied["bytes"] / float(np.median(copied["seconds"])),  # a copy reads and writes each byte
         flop_per_s=1e9 * max(each["gflops_median"] for each in machine["matrices"] if each["dtype"] == "float32"),
     )
-    return {"launch": launch, "step_roofline": stands.to_dict()}
+    return {"launch": launch, "step_roofline": asdict(stands)}
 
 
 # -------------------------------------------------------------------------------------------------- the program
@@ -518,7 +514,7 @@ def measure(
             "mpi_library": _mpi_library(),
             "load_before": round(load, 2),
             "environment": environment.describe(),
-            "plan": plan.to_dict(),
+            "plan": asdict(plan),
         },
         "ways": [{"name": raw.name, "raw": "/" not in raw.name, "device": devices[raw.name]} for raw in raws],
         "missing": {name: why for name, why in missing.items() if name in plan.transports},

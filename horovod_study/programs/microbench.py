@@ -2,9 +2,8 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -42,10 +41,6 @@ class MatrixRate:
     gflops_min: float
     gflops_max: float
     rounds: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
 
 
 def matrix_rates(
@@ -173,10 +168,6 @@ class LaunchLatency:
     replay_s: float  # from one replay to the next of a graph with a single kernel
     kernels: int  # in the graph of `graph_s`
     rounds: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
 
 
 def launch_latency(
@@ -327,10 +318,6 @@ class StepRoofline:
     computing_s: float
     bound: str  # "launching", "moving" or "computing": the longest of them
     share: float  # of the step that the longest explains
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
 
 
 def step_roofline(

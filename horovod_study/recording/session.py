@@ -17,7 +17,7 @@ calls, and nothing more. All methods but those of the loop are collective.
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
@@ -317,7 +317,7 @@ class Session:
             if self.is_root and self.options.steady == "found" and not why:
                 found = steady.find_steady(self.rows.timed("step_s"), declared)
         found = replace(found, doubt="; ".join(each for each in (found.doubt, doubt) if each))
-        found = steady.Steady(**self.workers.gather(found.to_dict())[0])
+        found = steady.Steady(**self.workers.gather(asdict(found))[0])
         if self.is_root and (why or doubt or (found.doubt and found.found_by != "declared")):
             say(f"{'note' if why else 'warning'}: {found.doubt}")
         return found
@@ -348,7 +348,7 @@ class Session:
             "window_s": slowest_s,
             "steps": min(each["steps"] for each in everybody) - first.step,
             "excluded_steps": first.step,
-            "steady": first.to_dict(),
+            "steady": asdict(first),
             **records.step_totals([each["summary"] for each in everybody]),
             "rows_lost": [each["rows_lost"] for each in everybody],
             "rss_mb_max": max(each["memory"][0] for each in everybody),

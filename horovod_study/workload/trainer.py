@@ -428,14 +428,14 @@ class Training:
             found = synchronisation.measure(scratch, repeats=min(synchronisation.REPEATS, self.step))
             with fail_together(job.backend):
                 if is_root:
-                    records.write_synchronisation(directory, found)
+                    records.write_bench(directory, "synchronisation", found)
         if config.measure_ablation and job.backend.workers == 1:
             say("note: measure_ablation is left out: one worker has nobody to communicate with")
         elif config.measure_ablation:
             found = ablation.measure(scratch, seed=config.seed, made=self.step)
             with fail_together(job.backend):
                 if is_root:
-                    records.write_ablation(directory, found)
+                    records.write_bench(directory, "ablation", found)
                     say(ablation.summary(found))
         told: list[str] = []
         if config.profile:

@@ -271,7 +271,7 @@ def _write_run(
         records.finish_run(directory, record, status="failed", finished=finished, totals={}, reason=reason)
         return
     if known.workers > 1 and way[0] != "ddp":
-        records.write_synchronisation(directory, _bench(known, way, factor, rng))
+        records.write_bench(directory, "synchronisation", _bench(known, way, factor, rng))
     totals = {
         **_totals(known, course, steps, warmup),
         "epochs": steps / per_epoch(known),

@@ -64,7 +64,7 @@ def measure(
     clock: LapClock | None = None,
     limit_s: float = LIMIT_S,
 ) -> dict[str, Any]:
-    """Return what `records.write_ablation` writes; collective, and the same on all ranks.
+    """Return what is the section "ablation" of bench.json; collective, and the same on all ranks.
 
     `blocks` has one row per pair, kind and rank, as columns: seconds of a counted step and of its laps, means over the
     block; `other_cores` is how many cores other programs used meanwhile, on the host where most (None: not known).

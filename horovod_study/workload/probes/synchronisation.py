@@ -40,7 +40,7 @@ WITH_HOOKS = (
 
 
 def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
-    """Return what `records.write_synchronisation` writes; collective, and the same on all ranks.
+    """Return what is the section "synchronisation" of bench.json; collective, and the same on all ranks.
 
     All times are seconds of one synchronisation, a mean over the ranks. Model and optimiser are afterwards what they
     were before. Raises BackendError, on every rank, when the raw transport cannot be opened.
