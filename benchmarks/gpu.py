@@ -30,7 +30,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -633,7 +633,7 @@ def steps_and_limits(work: Work, found: Mapping[str, Any]) -> list[dict[str, Any
                 flop_per_s=roofline["peaks_flop_per_s"][precision],
                 kernels="fused" if row["way"].startswith("fused") else "torch",
             )
-            rows.append({"way": row["way"], "batch": int(batch), **stands.to_dict()})
+            rows.append({"way": row["way"], "batch": int(batch), **asdict(stands)})
     return rows
 
 
