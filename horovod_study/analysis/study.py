@@ -219,6 +219,7 @@ def analyze(
     the study; without them the usual ones are named.
     Raises AnalysisError for a table without runs or without a needed column.
     """
+    # Long because a study has thirty tables and documents: a line each, and what one needs of another is seen.
     accounts = None if accounting is None else accounting.run_rows()
     table = scaling.with_series(runs)
     points = scaling.scaling_points(table, accounts)

@@ -165,6 +165,7 @@ def recommend(
     A series with one distinct worker count has no answers and says why.
     Raises AnalysisError for rows that are not positive numbers.
     """
+    # Nine arguments: what a user may say about the points, given by name.
     check_points(points)
     questions = questions or Questions()
     forecast = partial(predict, workers_per_node=workers_per_node, bench=bench, batch=batch, global_batch=global_batch)

@@ -99,6 +99,7 @@ def cost_law(
     count with the quickest step of fixed work, `strong_limit` the speedup there without the scale, and `limit` the one
     of fixed work per worker, which only saturates.
     """
+    # Nine arguments: the parts of a law, which are its declaration and are given by name.
 
     def form(costs: Costs, *, strong: bool, scaled: bool, reduced: Law | None) -> Law:
         over = f"(1/N + {costs.text})" if strong else f"(1 + {costs.text})"

@@ -304,6 +304,7 @@ def panels(samples: SystemSamples) -> list[Panel]:
     Of processes there is a line per rank (memory, CPU) or their sum (disk, context switches); beside the ranks' CPU
     stands that of all other programs of the host. Readings of a moment are broken where samples were missed.
     """
+    # Long because it is a list: a panel an entry, in the order of the page.
     interval_s = float(samples.meta["interval_s"])
     rows = quantities(samples.rows, interval_s)
     parts = {str(part): frame for part, frame in rows.groupby("part", sort=False)}

@@ -344,6 +344,7 @@ def calibrate(
     same time on one node. The first of `runs` decides batch and model. Raises ConfigError for contradictions and for
     what nobody said, AnalysisError for runs that cannot be read together.
     """
+    # Long because each constant has one of several sources, and which one holds is decided here and nowhere else.
     _refuse(given, runs=bool(runs or beside), benches=bool(benches), network=network is not None)
     notes = _Notes()
     first = (*runs, *beside)[0] if runs or beside else None

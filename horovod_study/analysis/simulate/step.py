@@ -213,6 +213,7 @@ def _one_step(
     last_op: Floats,
 ) -> tuple[dict[str, Floats], Floats, Floats, Floats]:
     """Run the messages of one step for all draws at once; return sums of parts, end, last operation and messages."""
+    # Ten arguments: draws of one step as arrays of one shape, without a copy of them in an object per step.
     shape, buckets, cycle = slowest_s.shape, len(share), runtime.cycle_s
     sent = np.zeros(shape, dtype=np.int64)
     free, anchor = np.zeros(shape), -last_op

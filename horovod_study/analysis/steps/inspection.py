@@ -103,6 +103,7 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
 
     Raises AnalysisError for a run without rows.
     """
+    # Long because it collects: one line for each thing that a run recorded, and what is doubtful about it.
     if not run.rows:
         why = "; ".join(f"rank {rank} {text}" for rank, text in list(run.missing.items())[:3])
         raise AnalysisError(

@@ -105,6 +105,7 @@ def import_curves(
     physical values of the targets' 0 and 1, else the bounds in the file, else the training set's minimum and maximum.
     Raises DataError for whatever is wrong with the files; nothing is written then.
     """
+    # Long because the order is the point: nothing is written before everything is checked.
     if label is not None and label not in LABELS:
         raise DataError(f"--label {label!r} is not known; allowed: {' '.join(LABELS)}")
     if out.exists():

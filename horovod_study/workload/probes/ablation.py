@@ -71,6 +71,7 @@ def measure(
     `made` is how many steps the run has made, see `plan`; all ranks give the same. Model and optimiser are
     afterwards what they were before. Raises BackendError, on every rank, if they are not, and for one worker.
     """
+    # Long because all ranks go through it together: what is collective is in one place, in its order.
     backend = scratch.backend
     if backend.workers == 1:
         raise BackendError(
