@@ -85,6 +85,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study (plan|status) experiments/(?!tour)\S+": Here(),
     r"horovod-study run experiments/\S+ --dry-run": Here(),
     r"horovod-study (status|retry) experiments/tour\.yaml": NotHere(reason=f"a terminal of a real study: {CLUSTER}"),
+    r"horovod-study status runs/mine/\S+ --watch": ByTest(by="test_live.py", mentions=("watch_run",)),
     r"horovod-study status \S+ --watch": ByTest(by="test_watch.py", mentions=("--watch",)),
     r"horovod-study run \S+( --no-retry)?": ByTest(by="test_runner.py", mentions=("run_study", "retry=False")),
     r"horovod-study run \S+ --wait": ByTest(by="test_cluster_slurm.py", mentions=("wait=",)),

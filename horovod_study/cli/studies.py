@@ -99,13 +99,25 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
 
 
 def status_arguments(parser: Parser) -> None:
-    _study_arguments(parser)
-    parser.add_argument("--watch", action="store_true", help="keep running and show the progress of the cells")
+    _study_arguments(parser, study="the study file, or the folder of a run: its steps/s, waits and slowest rank")
+    parser.add_argument(
+        "--watch", action="store_true", help="keep running and show the progress of the cells, or of the run"
+    )
+    parser.add_argument(
+        "--openmetrics",
+        type=Path,
+        metavar="FILE",
+        help="of a run: also replace FILE by what is shown, in OpenMetrics' text format (node_exporter reads *.prom)",
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
 def status(options: argparse.Namespace) -> int | Result:
-    """Show the state of a study."""
+    """Show the state of a study, or of one run while it goes on."""
+    if options.study.is_dir():
+        return _run_status(options)
+    if options.openmetrics:
+        raise ConfigError(f"--openmetrics is of one run, and {options.study} is no folder; name a run directory")
     study = _study(options)
     if options.watch:
         from horovod_study.studies.watch import watch
@@ -113,6 +125,14 @@ def status(options: argparse.Namespace) -> int | Result:
         return watch(study, options.runs)
     ledger = _ledger(options, study)
     return Result(document=ledger.to_dict(), lines=[*ledger.lines(), "", ledger.summary()])
+
+
+def _run_status(options: argparse.Namespace) -> int | Result:
+    from horovod_study.studies.live import look, watch_run
+
+    if options.json:
+        return Result(document=look(options.study).to_dict(), lines=())
+    return watch_run(options.study, metrics=options.openmetrics, once=not options.watch)
 
 
 def cancel_arguments(parser: Parser) -> None:
@@ -172,8 +192,8 @@ def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
     return parse_hosts(options.hosts) if options.hosts else ()
 
 
-def _study_arguments(parser: Parser, *, cells: str = "") -> None:
-    parser.add_argument("study", type=Path, metavar="STUDY.yaml", help="the study file")
+def _study_arguments(parser: Parser, *, study: str = "the study file", cells: str = "") -> None:
+    parser.add_argument("study", type=Path, metavar="STUDY.yaml", help=study)
     if cells:
         parser.add_argument("cells", nargs="*", metavar="CELL", help=cells)
     _place_arguments(parser)

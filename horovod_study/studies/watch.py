@@ -33,7 +33,7 @@ EVERY_S = 2.0
 JOBS_EVERY_S = 15.0
 """How often a scheduler is asked: sites do not like to be asked all the time."""
 
-_SHARE = 0.05  # of one core, at most, for reading
+MAX_SHARE = 0.05  # of one core, at most, for reading
 _COLOURS = {
     "done": "green",
     "running": "cyan",
@@ -321,7 +321,7 @@ def watch(
             before = view
             if not view.busy:
                 break
-            sleep(max(every_s, (now() - began) / _SHARE))
+            sleep(max(every_s, (now() - began) / MAX_SHARE))
     except KeyboardInterrupt:
         pass  # whoever watches leaves; the study goes on
     finally:
