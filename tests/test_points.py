@@ -428,6 +428,13 @@ def test_flags_say_for_a_machine_what_the_doubts_say_for_a_reader():
     assert set(" ".join(pd.concat([lost, partly, odd])["flags"]).split()) <= set(points.FLAGS)
 
 
+def test_one_worker_that_is_quicker_than_the_plain_one_is_not_superlinear():
+    runs = exact((1, 2), throughput=lambda backend, n: {1: 1000.0, 2: 1990.0}[n])
+    runs.loc[(runs["workers"] == 1) & (runs["backend"] == "horovod"), "samples_per_s"] = [1040.0, 1050.0, 1060.0]
+
+    assert flags(points.scaling_points(runs), backend="horovod", workers=1) == []
+
+
 def test_mixed_scaling_is_flagged_and_not_compared():
     table = points.scaling_points(cells((1, 75, 1000), (2, 100, 1000), (4, 130, 1000)))
 
