@@ -21,6 +21,8 @@ import torch
 
 LOADED = (numpy, pandas, pyarrow, scipy.special, torch)
 ROOT = Path(__file__).resolve().parents[1]
+# One failure is enough, and is not explained: to compare two large tables for that can take minutes.
+QUIETLY = ("-x", "-q", "-p", "no:cacheprovider", "--assert=plain", "--tb=no", "-o", "timeout=120")
 LEFT_OUT = "not slow and not horovod and not cluster"
 STATS, COSTS, POINTS = "analysis/stats.py", "analysis/costs.py", "analysis/series/points.py"
 SPLIT, USL, LEDGER, RECORDS = "analysis/steps/breakdown.py", "analysis/laws/usl.py", "studies/ledger.py", "records.py"
@@ -106,7 +108,7 @@ def tested(copy: Path, tests: tuple[str, ...]) -> int:
         sys.path.insert(0, str(copy))
         os.environ["PYTHONPATH"] = str(copy)
         paths = [str(ROOT / "tests" / name) for name in tests]
-        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", LEFT_OUT, *paths])))
+        os._exit(int(pytest.main([*QUIETLY, "-m", LEFT_OUT, *paths])))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
