@@ -2,8 +2,10 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.steps import breakdown
@@ -131,6 +133,14 @@ def test_unequal_repeats_are_compared_by_welchs_interval():
     assert two["interval_plain"] == "95 %, Welch's t of 4 and 3 repeats"
     assert two["minus_plain_low_s"] < two["minus_plain_s"] < two["minus_plain_high_s"]
     assert two["base_plain"] == "local serial batch 75"
+
+
+def test_welchs_interval_is_that_of_scipy():
+    ours, theirs = np.array([[5.1], [4.7], [5.6], [5.0]]), np.array([[3.9], [4.2], [4.0]])
+    low, high, _ = breakdown.difference_interval(ours, theirs, ("a", "b", "c", "d"), ("a", "b", "c"))
+    right = scipy.stats.ttest_ind(ours[:, 0], theirs[:, 0], equal_var=False).confidence_interval()
+
+    assert (low[0], high[0]) == pytest.approx((right.low, right.high))
 
 
 def test_an_interval_needs_three_repeats():
