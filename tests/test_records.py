@@ -393,3 +393,20 @@ def test_step_totals_take_means_of_laps_and_the_slowest_step() -> None:
     assert (totals["step_s"], totals["step_s_median"], totals["step_s_p90"]) == (2.0, 3.0, 6.0)
     assert totals["sync_s"] is None and totals["lap_medians_s"]["sync"] is None
     assert totals["forward_s"] == totals["lap_medians_s"]["forward"] == 0.25
+
+
+@pytest.mark.parametrize(("told", "lost"), [([0, 7, 3], 10), (4, 4), (None, 0)])
+def test_lost_rows_are_those_of_all_ranks(told: Any, lost: int) -> None:
+    assert records.rows_lost(make.records.record(totals={"rows_lost": told})) == lost
+
+
+@pytest.mark.parametrize(("status", "known"), [("done", {"steps-00000.arrows"}), ("failed", set())])
+def test_only_a_run_that_is_done_has_digests(tmp_path: Path, status: str, known: set[str]) -> None:
+    """What a failed run leaves may still be changed: it can be resumed."""
+    begun = make.records.record()
+    records.create_run(tmp_path / "run", begun)
+    make.records.write_rows(tmp_path / "run", {0: {"step": [0]}})
+    ended = records.finish_run(tmp_path / "run", begun, status=status, finished=make.records.FINISHED, totals={})
+
+    assert set(ended.files) == known
+    assert (ended.digest != "") == bool(known)
