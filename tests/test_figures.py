@@ -149,6 +149,7 @@ def check_layout(drawn, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(LOOKS)[:2])
+@pytest.mark.slow
 def test_no_text_leaves_the_figure_or_lies_on_another(drawn, name):
     check_layout(drawn, name)
 

@@ -402,6 +402,7 @@ def test_json_in_a_script_element_comes_back_as_it_was(text):
     assert json.loads(safe) == {text: [text]}
 
 
+@pytest.mark.slow
 def test_equal_analyses_give_equal_pages_wherever_they_are_drawn(analysis, page):
     with matplotlib.rc_context({"figure.dpi": 150}):
         assert html.render(analysis) == page

@@ -112,6 +112,7 @@ def test_curves_mark_what_lies_beyond_the_measurement(analysis):
     assert (curves.groupby("series")["selected"].any()).all()
 
 
+@pytest.mark.slow
 def test_what_was_saved_and_loaded_gives_the_same_page(analysis, page, tmp_path):
     records.save_tables(tmp_path, analysis.tables(), analysis.documents())
     tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
@@ -137,6 +138,7 @@ def test_a_damaged_analysis_directory_is_refused_in_one_line(analysis):
     ],
     ids=["only plain", "all failed", "one parallel run without baseline"],
 )
+@pytest.mark.slow
 def test_a_study_with_little_in_it_has_a_page_all_the_same(table, tmp_path):
     paths = html.write_report(analyze(table), tmp_path)
 
@@ -298,6 +300,7 @@ def test_a_sync_that_nobody_saw_is_shown_as_unknown(page, analysis):
     assert "PyTorch DDP/Gloo: communication runs inside the backward pass" in drawing.caption
 
 
+@pytest.mark.slow
 def test_text_from_run_files_is_escaped_everywhere():
     # Two partitions, so that their names are in the legends of the figures too.
     tables = [run_table((1, 2), partition=EVIL + name, failed=[("horovod", "mpi", 2, 0)]) for name in ("a", "b")]
@@ -340,6 +343,7 @@ def test_laws_that_are_not_drawn_do_not_stretch_the_axes(analysis):
         assert all(axes.get_ylim()[1] < 150 for axes in drawing.draw(6.3).axes)
 
 
+@pytest.mark.slow
 def test_the_same_study_gives_the_same_bytes(laptop, written, tmp_path):
     again = html.write_report(laptop, tmp_path)
 
@@ -348,6 +352,7 @@ def test_the_same_study_gives_the_same_bytes(laptop, written, tmp_path):
         assert one.read_bytes() == two.read_bytes(), one.name
 
 
+@pytest.mark.slow
 def test_the_same_figure_gives_the_same_bytes_wherever_it_lies_in_memory(analysis):
     (drawing,) = [each for each in catalogue.drawings(analysis) if each.name == "breakdown"]
 

@@ -98,6 +98,7 @@ def test_totals_are_those_of_the_rows(result: dict[str, Any]) -> None:
     assert totals["step_s_median"] == pytest.approx(timed["step_s"].median())
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """After a few epochs the network beats ridge regression on the raw curves (2.4e-2)."""
     code, out, _ = train(
@@ -421,6 +422,7 @@ def test_a_killed_run_is_readable_and_incomplete(tmp_path: Path) -> None:
     ("number", "code", "status", "reason"),
     [(signal.SIGTERM, 75, "stopped", "stopped by SIGTERM after step"), (signal.SIGINT, 130, "failed", "Keyboard")],
 )
+@pytest.mark.slow
 def test_a_terminated_run_is_marked_so(tmp_path: Path, number: int, code: int, status: str, reason: str) -> None:
     process = start_endless(tmp_path / "r")
     process.send_signal(number)
