@@ -28,6 +28,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.figure import Figure
+
 from horovod_study.analysis.costs import Link
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
 from horovod_study.analysis.simulate.network import Network
@@ -37,9 +40,9 @@ from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
 from horovod_study.records import read_run, recorded_run
-from horovod_study.report.figures.simulation import draw_validation
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.style import PRINT_WIDTH_IN
+from horovod_study.report.kit.panels import note_at
+from horovod_study.report.kit.style import PAPER, PRINT_WIDTH_IN, QUIET, SHADE
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
@@ -314,6 +317,33 @@ def _tell(name: str, row: Mapping[str, Any]) -> None:
         f"computing {row['predicted_compute_ms']:.3f} / {row['measured_compute_ms']:.3f} ms, waiting "
         f"{row['predicted_sync_ms']:.3f} / {row['measured_sync_ms']:.3f} ms"
     )
+
+
+_DOT = "#0072b2"
+
+
+def draw_validation(cases: Sequence[Mapping[str, Any]], *, within: float, width_in: float) -> Figure:
+    """Return forecast / measured of each case: single rounds, their median, and a band of +-`within`; inside style().
+
+    A case: "case" (its name) and "ratios" (one per round). Grid lines should be those of x.
+    """
+    figure = Figure(figsize=(width_in, 0.34 * len(cases) + 0.95), layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(1 - within, 1 + within, color=SHADE, zorder=0)
+    axes.axvline(1.0, color=QUIET, linewidth=0.8, zorder=1)
+    lowest, highest = 1 - 1.4 * within, 1 + 1.4 * within
+    for place, case in enumerate(cases):
+        ratios = sorted(case["ratios"])
+        middle = float(np.median(ratios))
+        lowest, highest = min(lowest, ratios[0] - 0.02), max(highest, ratios[-1] + 0.02)
+        axes.plot(ratios, [place] * len(ratios), "o", markersize=3, color=_DOT, alpha=0.55, zorder=2)
+        axes.plot(middle, place, "D", markersize=5.5, color=_DOT, markeredgecolor=PAPER, zorder=3)
+        note_at(axes, f"{middle:.2f}", (middle, place), (0, 6), ha="center")
+    axes.set_yticks(range(len(cases)), [str(case["case"]) for case in cases])
+    axes.set_ylim(len(cases) - 0.4, -0.8)
+    axes.set_xlim(lowest, highest)
+    axes.set_xlabel("Forecast / measured throughput of two workers")
+    return figure
 
 
 def main() -> int:

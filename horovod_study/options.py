@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.roles import Option, Role, named
-from horovod_study.text.words import plural
 from horovod_study.workloads import HEADINGS, packaged
 
 BUDGETS, OPTIONS = packaged().budgets, packaged().options
@@ -116,8 +115,8 @@ def require_workers(verb: str, workers: int, cores: int, *, least: int = 1, thre
     if workers * threads > cores:
         each = f" with {threads} threads each" if threads > 1 else ""
         raise ConfigError(
-            f"{verb}: --workers is {workers}{each}, but this machine offers {plural(cores, 'core')}; workers that "
-            "share a core measure how it is shared, so lower --workers"
+            f"{verb}: --workers is {workers}{each}, but this machine offers {cores} core{'s' * (cores > 1)}; "
+            "workers that share a core measure how it is shared, so lower --workers"
         )
 
 

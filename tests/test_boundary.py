@@ -312,7 +312,7 @@ def test_an_unresolved_jump_is_said_to_be_one():
 
 def test_the_figure_marks_the_boundary_and_writes_the_jump_and_the_paths():
     (drawing,) = drawn.drawings(analysed(FILLED))
-    text = " ".join(interactive.inline_svg(drawing).split())
+    text = " ".join(interactive.inline(drawing).svg.split())
 
     assert "2 nodes" in text
     assert "with 1 worker more" in text

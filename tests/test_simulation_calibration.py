@@ -33,7 +33,7 @@ from horovod_study.cli import main
 from horovod_study.documents import load_yaml
 from horovod_study.errors import AnalysisError, StudyError
 from horovod_study.report.figures.bench import content as bench_content
-from horovod_study.report.figures.simulation import content, draw, draw_validation, text
+from horovod_study.report.figures.simulation import content, draw, text
 from horovod_study.report.kit.style import style, to_bytes
 
 PARAMETERS = MODEL["parameters"]
@@ -453,10 +453,19 @@ def _legends(figure: Any) -> list[Any]:
     return [legend for part in (figure, *figure.subfigs) for legend in part.legends]
 
 
+def _benchmark() -> Any:
+    path = Path(__file__).parents[1] / "benchmarks" / "simulation.py"
+    spec = importlib.util.spec_from_file_location("simulation_benchmark", path)
+    assert spec is not None and spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    return benchmark
+
+
 def test_the_figure_of_the_validation_shows_rounds_and_medians() -> None:
     cases = [{"case": "one", "ratios": [0.95, 1.0, 1.02]}, {"case": "two", "ratios": [1.3]}]
     with style(axes__grid__axis="x"):
-        figure = draw_validation(cases, within=0.15, width_in=5.9)
+        figure = _benchmark().draw_validation(cases, within=0.15, width_in=5.9)
         axes = figure.axes[0]
 
     assert [label.get_text() for label in axes.get_yticklabels()] == ["one", "two"]
@@ -467,11 +476,7 @@ def test_the_figure_of_the_validation_shows_rounds_and_medians() -> None:
 
 def test_two_hosts_as_they_were_recorded_are_foretold_within_15_percent() -> None:
     """From two workers on one host and the rate of the link; benchmarks/results/hosts/ has the measured steps."""
-    path = Path(__file__).parents[1] / "benchmarks" / "simulation.py"
-    spec = importlib.util.spec_from_file_location("simulation_benchmark", path)
-    assert spec is not None and spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
+    benchmark = _benchmark()
     cases = benchmark.recorded_hosts()
 
     assert [case["case"] for case in cases] == [

@@ -314,7 +314,6 @@ def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -
 
 
 def _read_analysis(directory: Path) -> Any:
-    """Return the Analysis in a directory."""
     from horovod_study import records
     from horovod_study.analysis.study import DOCUMENTS, TABLES, loaded
 

@@ -325,8 +325,6 @@ class _State:
 
 
 class _Ledger:
-    """trials.csv and tune.json of one tune."""
-
     def __init__(self, directory: Path, request: TuneRequest) -> None:
         self._path, self._state = directory / "trials.csv", directory / "tune.json"
         self.facts: dict[str, dict[str, Any]] = {}  # runtime -> effective, environment of its first launch

@@ -16,6 +16,11 @@ def listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def span(low: float, high: float) -> str:
+    """Return `3`, or `3 to 5` where the ends differ."""
+    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+
+
 def cut(text: str, most: int) -> str:
     """Return the text, and of one with more than `most` letters the first ones and dots."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -241,11 +241,6 @@ class Here:
             return None
 
 
-def count(number: int, noun: str) -> str:
-    """Return '1 core' or '2 cores'."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def installed(package: str) -> str | None:
     """Return the version of an installed package without importing it, None where it is not installed."""
     try:

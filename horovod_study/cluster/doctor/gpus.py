@@ -3,9 +3,10 @@
 import csv
 import re
 
-from horovod_study.cluster.doctor.finding import Area, Here, count, shortened
+from horovod_study.cluster.doctor.finding import Area, Here, shortened
 from horovod_study.cluster.doctor.software import EarlierChecks
 from horovod_study.cluster.partitions import Partition
+from horovod_study.text.words import plural
 
 
 class GpuChecks:
@@ -53,7 +54,7 @@ class GpuChecks:
         text = f"driver {self._gpus[0][2]}" + (f", good for CUDA {newest[0]}.{newest[1]}" if newest else "")
         area.ok("driver", text)
         names = sorted({gpu[1] for gpu in self._gpus})
-        area.ok("GPUs", f"{count(len(self._gpus), 'GPU')}: {', '.join(names)}")
+        area.ok("GPUs", f"{plural(len(self._gpus), 'GPU')}: {', '.join(names)}")
         self._enough(area, len(self._gpus))
         self._visible(area)
         self._busy(area)
@@ -69,7 +70,7 @@ class GpuChecks:
         if wanted.scheduler == "local" and wanted.gpus_per_node > found:
             area.fail(
                 "partition",
-                f"the file of {wanted.name} says {count(wanted.gpus_per_node, 'GPU')}, this machine has {found}",
+                f"the file of {wanted.name} says {plural(wanted.gpus_per_node, 'GPU')}, this machine has {found}",
                 f"set gpus_per_node to {found} in the file, or run on a machine that has them",
             )
         elif wanted.scheduler != "local" and not found:
@@ -92,7 +93,7 @@ class GpuChecks:
         if not names or names[0] == "-1":
             area.warning(
                 "CUDA_VISIBLE_DEVICES",
-                f"it is {text!r}: all {count(len(self._gpus), 'GPU')} are hidden and runs use the CPUs",
+                f"it is {text!r}: all {plural(len(self._gpus), 'GPU')} are hidden and runs use the CPUs",
                 "unset CUDA_VISIBLE_DEVICES",
             )
         elif beyond:
@@ -107,7 +108,7 @@ class GpuChecks:
                 "CUDA_VISIBLE_DEVICES", f"it is {text!r}: a GPU is named twice, which hides all", "name each once"
             )
         else:
-            area.ok("CUDA_VISIBLE_DEVICES", f"{text}: {len(names)} of {count(len(self._gpus), 'GPU')}")
+            area.ok("CUDA_VISIBLE_DEVICES", f"{text}: {len(names)} of {plural(len(self._gpus), 'GPU')}")
 
     def _busy(self, area: Area) -> None:
         assert self._gpus is not None
@@ -150,7 +151,7 @@ class GpuChecks:
                 "unset CUDA_VISIBLE_DEVICES; in a job, ask for GPUs (--gres=gpu:1)",
             )
         else:
-            area.ok("PyTorch and GPUs", f"PyTorch computes on {count(self._known.torch['devices'], 'GPU')}")
+            area.ok("PyTorch and GPUs", f"PyTorch computes on {plural(self._known.torch['devices'], 'GPU')}")
 
     def nccl(self, area: Area) -> None:
         """Which NCCL PyTorch and the builds of Horovod have, and what the environment tells it."""

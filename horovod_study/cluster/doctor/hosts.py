@@ -19,10 +19,11 @@ from typing import Any, Self
 import horovod_study
 from horovod_study.cluster.doctor import probe
 from horovod_study.cluster.doctor.files import nearest_folder, scratch_folder
-from horovod_study.cluster.doctor.finding import Area, Finding, Here, ProgramResult, count, installed, shortened
+from horovod_study.cluster.doctor.finding import Area, Finding, Here, ProgramResult, installed, shortened
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import remote_argv, this_host
 from horovod_study.measure.clock import now
+from horovod_study.text.words import plural
 from horovod_study.variables import without_working_directory
 
 _LOGIN_S, _FACTS_S = 12.0, 30.0
@@ -182,7 +183,7 @@ class Hosts:
         if host.slots > facts["cores"]:
             area.warning(
                 f"{name} slots",
-                f"{count(host.slots, 'worker')} on {count(facts['cores'], 'core')}: they would share cores",
+                f"{plural(host.slots, 'worker')} on {plural(facts['cores'], 'core')}: they would share cores",
                 f"write {name}:{facts['cores']}, or fewer",
             )
         same = facts["host"] == platform.node() and facts["boot"] == self._boot()
@@ -232,7 +233,7 @@ class Hosts:
                     "name each machine once, or give each a name of its own (hostnamectl set-hostname)",
                 )
         if len(facts) > 1 and len(called) == len(facts):
-            area.ok("host names", f"{count(len(called), 'host')}, each with a name of its own")
+            area.ok("host names", f"{plural(len(called), 'host')}, each with a name of its own")
         for name, each in facts.items():
             if len(facts) > 1:
                 self._lookups(area, name, each, [other for other in facts if other != name])

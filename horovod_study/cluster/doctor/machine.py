@@ -8,11 +8,12 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from horovod_study.cluster.doctor.finding import Area, Check, Finding, Here, count, guarded
+from horovod_study.cluster.doctor.finding import Area, Check, Finding, Here, guarded
 from horovod_study.cluster.launch import MARKER
 from horovod_study.config import available_cores
 from horovod_study.measure.clock import now, sleep
 from horovod_study.text.numbers import amount
+from horovod_study.text.words import plural
 from horovod_study.workload import dataset, room
 
 LOAD_OVER_S = 0.3
@@ -84,7 +85,7 @@ def _ticks(proc: Path) -> dict[int, tuple[str, int]]:
 def cores(area: Area, here: Here, workers: int = 0) -> None:
     """How many cores this process may use, and how that compares with the machine and with `workers` asked for."""
     offered, machine = available_cores(), os.cpu_count() or 1
-    text = f"{count(offered, 'core')}" + (f" of {machine} of this machine" if offered < machine else "")
+    text = f"{plural(offered, 'core')}" + (f" of {machine} of this machine" if offered < machine else "")
     quota = quota_cores(here)
     if workers > offered:
         area.warning(
@@ -103,7 +104,7 @@ def cores(area: Area, here: Here, workers: int = 0) -> None:
     if quota is not None and quota < offered - 0.01:
         area.warning(
             "processor quota",
-            f"the control group allows the time of {quota:g} cores, though {count(offered, 'core')} may be used: "
+            f"the control group allows the time of {quota:g} cores, though {plural(offered, 'core')} may be used: "
             "workers are stopped in the middle of steps",
             f"run no more than {max(1, int(quota))} workers, or raise the limit (docker run --cpus; Kubernetes limits)",
         )

@@ -6,8 +6,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod_study.cluster.doctor.finding import Area, Here, count
+from horovod_study.cluster.doctor.finding import Area, Here
 from horovod_study.cluster.doctor.machine import infiniband
+from horovod_study.text.words import plural
 
 NAMING = (
     "HOROVOD_GLOO_IFACE",
@@ -167,7 +168,7 @@ class NetworkChecks:
         if ports:
             area.ok(
                 "InfiniBand",
-                f"{count(len(ports), 'active port')}: {', '.join(ports)}; whether a run used it is in its record, and "
+                f"{plural(len(ports), 'active port')}: {', '.join(ports)}; whether a run used it is in its record, and "
                 "--require path=infiniband insists on it",
             )
         elif list((self._here.system / "class" / "infiniband").glob("*")):

@@ -4,10 +4,11 @@ import re
 import shlex
 
 from horovod_study.cluster.allocations import Allocation
-from horovod_study.cluster.doctor.finding import Area, Here, ProgramResult, count, shortened
+from horovod_study.cluster.doctor.finding import Area, Here, ProgramResult, shortened
 from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.slurm import directives
 from horovod_study.config import Cell, Placement
+from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
 _PROGRAMS = ("sinfo", "squeue", "sbatch", "srun", "scancel")
@@ -54,7 +55,7 @@ class Slurm:
         names = sorted({row[7].rstrip("*") for row in rows})
         area.ok(
             "answers",
-            f"sinfo lists {count(len({row[0] for row in rows}), 'node')} in {', '.join(names)}"
+            f"sinfo lists {plural(len({row[0] for row in rows}), 'node')} in {', '.join(names)}"
             if rows
             else "sinfo answers",
         )
@@ -67,7 +68,7 @@ class Slurm:
         queue = self._call("squeue", "-h", "--me", "-o", "%T")
         if queue.worked:
             states = queue.output.split()
-            area.ok("squeue", f"answers; {count(len(states), 'job')} of yours there")
+            area.ok("squeue", f"answers; {plural(len(states), 'job')} of yours there")
         else:
             area.warning(
                 "squeue",
@@ -114,7 +115,7 @@ class Slurm:
             area.fail("partition", f"{name} is {rows[0][6]}: it starts no jobs", "wait, or use another partition")
         else:
             bad = [row for row in rows if row[4].rstrip("*~#!%$@^-+").lower() not in _GOOD]
-            text = f"{name} is up, {len(rows) - len(bad)} of {count(len(rows), 'node')} usable"
+            text = f"{name} is up, {len(rows) - len(bad)} of {plural(len(rows), 'node')} usable"
             if len(bad) == len(rows):
                 area.fail("partition", f"{text} ({bad[0][4]})", f"sinfo -R -p {wanted.slurm_partition or ''}".strip())
             elif bad:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import horovod_study
-from horovod_study.cluster.doctor.finding import Area, Here, count, installed
+from horovod_study.cluster.doctor.finding import Area, Here, installed
+from horovod_study.text.words import plural
 
 ABOUT_TORCH = """
 import json, torch
@@ -91,7 +92,7 @@ class Software:
             area.fail("packages", f"not installed: {', '.join(missing)}", "run `make setup`, or pip install '.[train]'")
         else:
             area.ok(
-                "packages", f"horovod_study {horovod_study.__version__} and {count(len(wanted), 'package')} it needs"
+                "packages", f"horovod_study {horovod_study.__version__} and {plural(len(wanted), 'package')} it needs"
             )
 
     def torch(self, area: Area) -> None:
@@ -111,7 +112,7 @@ class Software:
         kind = f"for CUDA {found['cuda']}" if found["cuda"] else "for CPUs"
         area.ok("version", f"PyTorch {found['version']}, built {kind}")
         if found["computes"]:
-            area.ok("computes", f"a matrix product is right; {count(found['threads'], 'thread')} unless a run says so")
+            area.ok("computes", f"a matrix product is right; {plural(found['threads'], 'thread')} unless a run says so")
         else:
             area.fail("computes", "a product of two matrices of ones is wrong", "run `make setup` again")
         if not found["gloo"]:

@@ -11,12 +11,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from horovod_study.analysis.machine.network import WHOLE_GRADIENT, BenchedNetwork, LineFit, Roofline, bus_factor
 from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import legend, note_at, paper_behind
+from horovod_study.report.kit.panels import label_decades, legend, note_at, paper_behind
 from horovod_study.report.kit.style import (
     GRID,
     INK,
@@ -424,16 +423,13 @@ def roofline_caption(network: BenchedNetwork) -> str:
 
 def _ticks(axes: Axes) -> None:
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(base=10, numticks=9))
-        axis.set_minor_locator(LogLocator(base=10, subs=tuple(range(2, 10)), numticks=9))
-        axis.set_minor_formatter(NullFormatter())
-        axis.set_major_formatter(FuncFormatter(_tick))
+        label_decades(axis, 9, _tick)
     axes.tick_params(axis="x", which="minor", size=0)
     axes.tick_params(axis="y", which="minor", size=0)
     axes.grid(axis="x", color=GRID, linewidth=0.4)
 
 
-def _tick(value: float, _: object) -> str:
+def _tick(value: float) -> str:
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor:
             return f"{value / factor:g}{unit}"

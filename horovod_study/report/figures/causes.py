@@ -32,6 +32,7 @@ from horovod_study.report.kit.panels import (
     lying_bar,
     note_at,
     panels_of,
+    repeats_words,
     rimmed,
     round_values,
     settings_of,
@@ -52,7 +53,7 @@ from horovod_study.report.kit.style import (
     text_in,
 )
 from horovod_study.text.numbers import THIN, milliseconds, percent, signed
-from horovod_study.text.words import plural
+from horovod_study.text.words import plural, span
 
 NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
 
@@ -228,14 +229,13 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
         legend(figure, handles(styles, shown["series"].drop_duplicates()), width_in)
         return figure
 
-    least, most = int(shown["repeats"].min()), int(shown["repeats"].max())
     caption = (
         "Stragglers against the number of workers. Waiting for the last worker (skew): mean over steps and ranks of "
         "the time from a rank's own gradients being ready to those of the last rank. Load balance: mean over ranks of "
         "the useful time over that of the slowest rank, 100 % where all are equally fast; its axis need not begin at "
         "zero. Both from the step rows of all ranks. Points: medians over repeats; bars: lowest to highest repeat; "
-        "lines only guide the eye. Dashed vertical lines: further workers need another node. Repeats per point: "
-        f"{least if least == most else f'{least} to {most}'}.{left_out(known, settings)}"
+        "lines only guide the eye. Dashed vertical lines: further workers need another node. "
+        f"{repeats_words(shown)}{left_out(known, settings)}"
     )
     names = [f"{name}_{end}" for name, *_ in _WAITING for end in ("median", "min", "max")]
     return Drawing(
@@ -319,7 +319,8 @@ def _attribution(analysis: Analysis) -> Drawing | None:
         "for the last worker, from the workers' own laps. Runtime: the same synchronisation with aligned workers, less "
         "the transfer. Unexplained: what is left; left of zero where the parts exceed the whole. Stroke: 95 % interval "
         "of the whole synchronisation (over repeats; of a single run over its steps). Runs per bar: "
-        f"{_range(known['runs'])}." + (f" In the CSV file only: {plural(rest, 'further bar')}." if rest else "")
+        f"{span(known['runs'].min(), known['runs'].max())}."
+        + (f" In the CSV file only: {plural(rest, 'further bar')}." if rest else "")
     )
     return Drawing(
         name=NAMES[2],
@@ -334,11 +335,6 @@ def _attribution(analysis: Analysis) -> Drawing | None:
 def _setting(rows: pd.DataFrame) -> str:
     (setting,) = settings_of(rows, most=1)
     return setting
-
-
-def _range(values: pd.Series) -> str:
-    low, high = int(values.min()), int(values.max())
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _bar(axes: Axes, place: int, parts: Mapping[str, Mapping[Any, Any]], column: str, scale: float, name: str) -> None:

@@ -245,7 +245,6 @@ def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> list[dict[Any,
 
 
 def _labels(points: pd.DataFrame, cells: pd.DataFrame) -> dict[Any, str]:
-    """Return the label of every cell of one row."""
     known = cells.drop_duplicates(_CELL)
     names = series_labels(points)
     several_runtimes = len(known[["partition", "backend", "transport"]].drop_duplicates()) > 1

@@ -21,6 +21,7 @@ from horovod_study.report.kit.panels import (
     left_out,
     legend,
     log_values,
+    repeats_words,
     round_values,
     settings_of,
     spread,
@@ -91,7 +92,7 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
         "grey: the baseline's epoch / N, of each partition its own. Dashed vertical lines: further workers need "
         "another node. "
         + " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in works.to_dict("records"))
-        + f" {_repeats(shown)}"
+        + f" {repeats_words(shown)}"
         + left_out(parallel, settings)
     )
     kept = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", *columns]
@@ -111,13 +112,6 @@ def _epoch_tip(row: Mapping[Any, Any]) -> str:
         f"{plural(row['workers'], 'worker')}: {rounded(row['epoch_s_median'], 3)}{THIN}s per epoch ({ends}), "
         f"{plural(row['repeats'], 'repeat')}"
     )
-
-
-def _repeats(rows: pd.DataFrame) -> str:
-    """Return how many repeats the points have, as a sentence."""
-    counts = rows.loc[rows["repeats"] > 0, "repeats"]
-    low, high = int(counts.min()), int(counts.max())
-    return f"Repeats per point: {low if low == high else f'{low} to {high}'}."
 
 
 # ---------------------------------------------------------------------------------------------------- weak scaling
@@ -177,7 +171,7 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
         + ". Points: medians over repeats"
         + (" (of the step the mean)" if timed else "")
         + "; bars: lowest to highest repeat; lines only guide the eye. Efficiency = X(N) / (N X(base)). Dashed, "
-        f"upright: further workers need another node. {_repeats(shown)}" + left_out(known, settings)
+        f"upright: further workers need another node. {repeats_words(shown)}" + left_out(known, settings)
     )
     throughput = shown[
         ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", "samples_per_s_median",

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from horovod_study.analysis.learning.lr_range import UNSTEADY, RangeTest
 from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import label_decades, note_at
 from horovod_study.report.kit.style import GRID, INK, LAPS, PRINT_WIDTH_IN, QUIET
 
 NAME = "lr_range"
@@ -85,7 +85,10 @@ def draw(test: RangeTest, width_in: float) -> Figure:
     axes.set_yscale("log")
     axes.set_xlim(test.rates[0], last)
     axes.set_ylim(bottom, top)
-    _ticks(axes)
+    for axis in (axes.xaxis, axes.yaxis):
+        label_decades(axis, 12)
+    axes.tick_params(axis="x", which="minor", size=1.5, color=GRID)
+    axes.tick_params(axis="y", which="minor", size=0)
     axes.set_xlabel("Learning rate")
     axes.set_ylabel("Training loss (MSE)")
     marks: list[tuple[float, str, str, Any]] = []
@@ -110,26 +113,6 @@ def _marks(axes: Axes, marks: list[tuple[float, str, str, Any]], shown: tuple[fl
         start = float(np.log10(rate)) - (words_in * per_inch if left else 0.0)
         row = next((row for row, end in enumerate(free) if end <= start), len(free))
         free[row : row + 1] = [start + words_in * per_inch]
-        axes.annotate(
-            text,
-            (rate, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4 if left else 4, -2 - 24 * row),
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="top",
-            size=8,
-            color=color,
-            zorder=4,
-        )
-
-
-def _ticks(axes: Axes) -> None:
-    """Label decades as people write them: 0.001 and not a power with a raised exponent."""
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(base=10, numticks=12))
-        axis.set_minor_locator(LogLocator(base=10, subs=tuple(range(2, 10)), numticks=12))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.tick_params(axis="x", which="minor", size=1.5, color=GRID)
-    axes.tick_params(axis="y", which="minor", size=0)
+        offset, where = (-4 if left else 4, -2 - 24 * row), ("data", "axes fraction")
+        side = "right" if left else "left"
+        note_at(axes, text, (rate, 1.0), offset, xycoords=where, ha=side, va="top", size=8, color=color, zorder=4)

@@ -16,7 +16,16 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import entry, grid, heading, legend, marker, round_values, workers_below
+from horovod_study.report.kit.panels import (
+    entry,
+    grid,
+    heading,
+    legend,
+    marker,
+    repeats_words,
+    round_values,
+    workers_below,
+)
 from horovod_study.report.kit.style import QUIET, SeriesStyle, series_labels, series_styles
 from horovod_study.text.numbers import with_interval
 from horovod_study.text.words import plural
@@ -63,8 +72,6 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         legend(figure, entries, width_in)
         return figure
 
-    pairs_of = shown["pairs"]
-    least, most = int(pairs_of.min()), int(pairs_of.max())
     rest = len(pairs) - len(chosen)
     caption = (
         "One backend against another, against the number of workers: the value of the first over that of the "
@@ -72,7 +79,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         "bars: 95 % intervals (Student's t on logarithms). Filled: resolved (p below 0.05 after Holm over the worker "
         "counts, and an interval without 1), open: not resolved. Horizontal line: no difference. Dashed vertical "
         "lines: further workers need another node. "
-        f"Pairs per point: {least if least == most else f'{least} to {most}'}."
+        f"{repeats_words(shown, 'pairs')}"
         + (f" In the CSV file only: {plural(rest, 'further pair')} of series." if rest else "")
     )
     return [

@@ -23,6 +23,7 @@ from horovod_study.report.kit.panels import (
     heading,
     left_out,
     legend,
+    repeats_words,
     round_values,
     settings_of,
     spread,
@@ -103,7 +104,7 @@ def _regression(analysis: Analysis) -> Drawing | None:
         f"of the line, the baseline taken as exact. Baseline ({kind}): S(N) = X(N) / X(base), X = samples/s of all "
         "workers. Points: medians over repeats; bars: slowest to fastest repeat. Thin grey: ideal, slope 1. A straight "
         "line describes the measured counts; whether another law describes them better is said with the speedups. "
-        f"{_repeats(shown)}{left_out(points, settings)}"
+        f"{repeats_words(shown)}{left_out(points, settings)}"
     )
     return Drawing(
         name=NAMES[0],
@@ -135,12 +136,6 @@ def _speedup_tip(kind: str) -> Any:
         return f"{plural(row['workers'], 'worker')}: {text} times, {plural(row['repeats'], 'repeat')}"
 
     return tip
-
-
-def _repeats(rows: pd.DataFrame) -> str:
-    """Return how many repeats the points have, as a sentence."""
-    low, high = int(rows["repeats"].min()), int(rows["repeats"].max())
-    return f"Repeats per point: {low if low == high else f'{low} to {high}'}."
 
 
 # ---------------------------------------------------------------------------------------------------- Karp-Flatt
@@ -189,7 +184,7 @@ def _karp_flatt(analysis: Analysis) -> Drawing | None:
         "serial work; rising with N: overhead that grows with N; below zero: superlinear. Points: from medians over "
         "repeats; bars: 95 % intervals, where there are three repeats; lines only guide the eye."
         + (f" Dashed horizontal lines: Amdahl's s of the fit to all counts ({'; '.join(fitted)})." if fitted else "")
-        + f" {_repeats(shown)}{left_out(points, settings)}"
+        + f" {repeats_words(shown)}{left_out(points, settings)}"
     )
     return Drawing(
         name=NAMES[1],

@@ -5,7 +5,7 @@ It computes nothing: everything shown is a column of the table that analysis/sim
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from horovod_study.report.kit.style import (
     NARROW_IN,
     PAPER,
     QUIET,
-    SHADE,
     TEXT,
     FigureFormat,
     folded,
@@ -58,7 +57,6 @@ _COLORS = {
     "latency": "#cc79a7",
     "transfer": "#b3305f",
 }
-_DOT = "#0072b2"
 _MOST_BARS = 16
 
 
@@ -348,30 +346,3 @@ def _worker_axis(axes: Axes, counts: Sequence[int]) -> None:
     axes.xaxis.set_minor_locator(LogLocator(base=10, subs=(1.0,), numticks=7))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: prefixed(value, gap="")))
-
-
-# ----------------------------------------------------------------------------------------------------- validation
-
-
-def draw_validation(cases: Sequence[Mapping[str, Any]], *, within: float, width_in: float) -> Figure:
-    """Return forecast / measured of each case: single rounds, their median, and a band of +-`within`; inside style().
-
-    A case: "case" (its name) and "ratios" (one per round). Grid lines should be those of x.
-    """
-    figure = Figure(figsize=(width_in, 0.34 * len(cases) + 0.95), layout="constrained")
-    axes = figure.subplots()
-    axes.axvspan(1 - within, 1 + within, color=SHADE, zorder=0)
-    axes.axvline(1.0, color=QUIET, linewidth=0.8, zorder=1)
-    lowest, highest = 1 - 1.4 * within, 1 + 1.4 * within
-    for place, case in enumerate(cases):
-        ratios = sorted(case["ratios"])
-        middle = float(np.median(ratios))
-        lowest, highest = min(lowest, ratios[0] - 0.02), max(highest, ratios[-1] + 0.02)
-        axes.plot(ratios, [place] * len(ratios), "o", markersize=3, color=_DOT, alpha=0.55, zorder=2)
-        axes.plot(middle, place, "D", markersize=5.5, color=_DOT, markeredgecolor=PAPER, zorder=3)
-        note_at(axes, f"{middle:.2f}", (middle, place), (0, 6), ha="center")
-    axes.set_yticks(range(len(cases)), [str(case["case"]) for case in cases])
-    axes.set_ylim(len(cases) - 0.4, -0.8)
-    axes.set_xlim(lowest, highest)
-    axes.set_xlabel("Forecast / measured throughput of two workers")
-    return figure

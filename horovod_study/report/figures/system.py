@@ -127,7 +127,6 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> Non
 
 
 def _columns(panel: Panel, width_in: float) -> int:
-    """Return the columns of a legend above a panel."""
     wide_in = max((text_in(trace.label) for trace in panel.traces), default=0.0) + 0.32
     return max(1, min(len(panel.traces), int(0.8 * width_in / wide_in)))
 

@@ -20,6 +20,7 @@ from horovod_study.report.kit.panels import (
     heading,
     left_out,
     legend,
+    repeats_words,
     round_values,
     settings_of,
     spread,
@@ -27,7 +28,7 @@ from horovod_study.report.kit.panels import (
 )
 from horovod_study.report.kit.style import series_styles
 from horovod_study.text.numbers import rounded
-from horovod_study.text.words import plural
+from horovod_study.text.words import plural, span
 
 NAMES = ("usage", "load")
 
@@ -120,13 +121,11 @@ def _usage(analysis: Analysis) -> Drawing | None:
         legend(figure, handles(styles, shown["series"].drop_duplicates()), width_in)
         return figure
 
-    least, most = int(shown["repeats"].min()), int(shown["repeats"].max())
     caption = (
         f"Use of the machine against the number of workers, means over the timed window of each run. "
         f"{'; '.join(panel.words for panel in panels).capitalize()}. Points: medians over repeats; bars: lowest to "
         "highest repeat; lines only guide the eye; the ring is one worker without a communication library. Dashed, "
-        "upright: further workers need another node. Repeats per point: "
-        f"{least if least == most else f'{least} to {most}'}." + left_out(parallel, settings)
+        f"upright: further workers need another node. {repeats_words(shown)}{left_out(parallel, settings)}"
     )
     kept = [f"{panel.name}_{end}" for panel in panels for end in ("repeats", "median", "min", "max", "low", "high")]
     return Drawing(
@@ -221,12 +220,11 @@ def _load(analysis: Analysis) -> Drawing | None:
         legend(figure, entries, width_in)
         return figure
 
-    least, most_repeats = int(shown["repeats"].min()), int(shown["repeats"].max())
     caption = (
         f"The machine over the timed window, {setting}, at the largest worker count of each series: "
         f"{'; '.join(panel.words for panel in panels)}. The window is cut into {SLICES} stretches of equal steps. "
         "Lines: medians over repeats; bands: lowest to highest repeat. Repeats: "
-        f"{least if least == most_repeats else f'{least} to {most_repeats}'}. The other cells are in the CSV file."
+        f"{span(shown['repeats'].min(), shown['repeats'].max())}. The other cells are in the CSV file."
     )
     return Drawing(
         name=NAMES[1],

@@ -121,11 +121,6 @@ def _tip(row: Mapping[Any, Any], value: str, low: str, high: str, unit: str, sca
     return f"{' '.join(where)}: {', '.join(words)}" if where else ", ".join(words)
 
 
-def inline_svg(drawing: "Drawing", *, width_in: float = SCREEN_WIDTH_IN) -> str:
-    """Return the figure as an `<svg>` element for a page: its text as text, its colours as variables of the page."""
-    return inline(drawing, width_in=width_in).svg
-
-
 def inline(drawing: "Drawing", *, width_in: float = SCREEN_WIDTH_IN) -> Inline:
     """Return the figure as an `<svg>` element with what the page's script needs; equal drawings give equal values."""
     with style(svg__fonttype="none"):

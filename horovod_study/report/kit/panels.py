@@ -15,7 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.style import (
@@ -31,6 +31,7 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
+from horovod_study.text.words import span
 
 MAX_SETTINGS = 4
 """Settings of one figure, each with a panel; the others are in its CSV file and in the tables of the page."""
@@ -167,6 +168,14 @@ def label_ticks(axis: Axis, locator: Locator, write: Callable[[float], str] = "{
     axis.set_major_locator(locator)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+
+
+def label_decades(axis: Axis, numticks: int, write: Callable[[float], str] = "{:g}".format) -> None:
+    """Label the decades of a logarithmic axis as people write them: 0.001 and not a power with a raised exponent."""
+    axis.set_major_locator(LogLocator(base=10, numticks=numticks))
+    axis.set_minor_locator(LogLocator(base=10, subs=tuple(range(2, 10)), numticks=numticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def note_at(axes: Axes, text: str, at: tuple[Any, Any], offset: tuple[float, float], **how: Any) -> None:
@@ -440,6 +449,12 @@ def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, i
             first, more = last + 1, fewer + 1
         found.append((math.sqrt(last * first) if logarithmic else (last + first) / 2, int(more)))
     return found
+
+
+def repeats_words(rows: pd.DataFrame, what: str = "repeats") -> str:
+    """Return the sentence of a caption that says how many repeats each point has; a cell without any is not drawn."""
+    counts = rows.loc[rows[what] > 0, what]
+    return f"{what.capitalize()} per point: {span(counts.min(), counts.max())}."
 
 
 def in_table_only(settings: Sequence[str]) -> str:

@@ -382,7 +382,6 @@ def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:
 
 
 def _accounted(whole: pd.DataFrame) -> pd.Series:
-    """Return which runs, one per row of `whole`, the page lists."""
     doubtful = (whole["why_not"] != "") | (whole["open_steps"] > 0)
     worth = (
         whole["residual_share_worst"].mask(doubtful, math.inf).rank(method="first", ascending=False, na_option="top")

@@ -95,7 +95,6 @@ def _counts(head: str, name: str) -> Column:
 def _numbers(
     head: str, name: str, *, unit: str = "", scale: float = 1.0, digits: int = DIGITS, page_only: bool = False
 ) -> Column:
-    """Return a column of numbers without an interval."""
     return Column(head=head, unit=unit, page_only=page_only, cell=lambda row: _plain(row[name], scale, digits))
 
 
@@ -114,7 +113,6 @@ def _intervals(
 
 
 def _medians(head: str, name: str, *, unit: str = "", scale: float = 1.0) -> Column:
-    """Return a column of medians over repeats with their intervals."""
     return _intervals(head, (f"{name}_median", f"{name}_low", f"{name}_high"), unit=unit, scale=scale)
 
 
@@ -396,9 +394,6 @@ def _parallel(analysis: Analysis) -> Table | None:
     if not {f"{name}_median" for name in names} <= set(points.columns):
         return None
     points = points[points["parallel_efficiency_median"].notna()]
-    if points.empty:
-        return None
-
     return _table(
         name="balance",
         title="Balance between the workers",
@@ -458,9 +453,6 @@ def _sync_law(analysis: Analysis, series: str) -> str:
 
 def _boundary(analysis: Analysis) -> Table | None:
     jumps = analysis.boundary
-    if jumps.empty:
-        return None
-
     return _table(
         name="boundary",
         title="What another node adds",
@@ -468,18 +460,8 @@ def _boundary(analysis: Analysis) -> Table | None:
         "indirect: the next worker count needs another node, so that part of it is due to the further workers. "
         f"{INTERVALS}.",
         columns=(
-            Column(
-                head="From",
-                number=False,
-                wrap=True,
-                cell=partial(_side, "fewer"),
-            ),
-            Column(
-                head="To",
-                number=False,
-                wrap=True,
-                cell=partial(_side, "more"),
-            ),
+            Column(head="From", number=False, wrap=True, cell=partial(_side, "fewer")),
+            Column(head="To", number=False, wrap=True, cell=partial(_side, "more")),
             Column(head="Kind", number=False, cell=lambda row: Cell(f"{row['kind']}", f"{row['note']}")),
             Column(head="Repeats", cell=lambda row: _of(row["fewer_repeats"], row["more_repeats"], ", ")),
             _numbers("Before", "fewer_sync_s", unit="ms", scale=_MILLI),
@@ -567,9 +549,6 @@ def _transports(analysis: Analysis) -> Table | None:
 
 def _cycle(analysis: Analysis) -> Table | None:
     cells = analysis.cycle
-    if cells.empty:
-        return None
-
     return _table(
         name="cycle",
         title="Waiting against Horovod's cycle time",
@@ -605,8 +584,6 @@ def _cycle(analysis: Analysis) -> Table | None:
 
 def _batches(analysis: Analysis) -> Table | None:
     cells = analysis.batches
-    if cells.empty:
-        return None
     scale, unit = _rates(cells["samples_per_s_median"])
 
     return _table(
@@ -631,8 +608,6 @@ def _batches(analysis: Analysis) -> Table | None:
 def _knees(analysis: Analysis) -> Table | None:
     knees = analysis.knees
     knees = knees[knees["form"] != ""]
-    if knees.empty:
-        return None
     scale, unit = _rates(knees["most_samples_per_s"])
 
     return _table(
@@ -672,8 +647,6 @@ def _knee(row: Mapping[Any, Any]) -> str:
 def _forecast(analysis: Analysis) -> Table | None:
     rows = analysis.forecast
     rows = rows[rows["kind"] == FORECAST]
-    if rows.empty:
-        return None
     scale, unit = _rates(rows["samples_per_s"])
 
     return _table(
@@ -730,19 +703,8 @@ def _holdout(analysis: Analysis) -> Table | None:
             covered = [each["covered"] for each in of_law if each["covered"] is not None]
             errors = [f"{each['workers']} by {signed(percent(each['error']))}" for each in of_law]
             name = "combined forecast" if law == COMBINED else law_label(law)
-            data.append(
-                {
-                    "series": series,
-                    "law": law,
-                    "known_to": scored["known"][-1],
-                    "targets": one["targets"],
-                    "median_ape": one["median_ape"],
-                    "worst_ape": one["worst_ape"],
-                    "bias": one["bias"],
-                    "coverage": one["coverage"],
-                    "fails": one["fails"],
-                }
-            )
+            scores = {name: one[name] for name in ("targets", "median_ape", "worst_ape", "bias", "coverage", "fails")}
+            data.append({"series": series, "law": law, "known_to": scored["known"][-1], **scores})
             own.append(
                 (
                     Cell(name, ", ".join(errors), doubts=[f"fails: {one['fails']}"] if one["fails"] else ()),
@@ -800,17 +762,8 @@ def _recommended(analysis: Analysis) -> Table | None:
             one = answers.get(name)
             if one is None or one["why_not"]:
                 continue
-            data.append(
-                {
-                    "series": series,
-                    "question": name,
-                    "workers": one["workers"],
-                    "low": one["low"],
-                    "high": one["high"],
-                    "searched_to": one["searched_to"],
-                    "samples_per_s": one["samples_per_s"],
-                }
-            )
+            told = ("workers", "low", "high", "searched_to", "samples_per_s")
+            data.append({"series": series, "question": name, **{column: one[column] for column in told}})
             high = f"beyond {one['searched_to']}" if one["high"] is None else f"{one['high']}"
             count = (
                 f"\u2265{THIN}{one['low']}" if one["workers"] is None else f"{one['workers']} [{one['low']}, {high}]"
@@ -841,9 +794,6 @@ def _recommended(analysis: Analysis) -> Table | None:
 def _learning(analysis: Analysis) -> Table | None:
     cells = analysis.learning
     cells = cells[cells["best_mse_median"].notna()]
-    if cells.empty:
-        return None
-
     return _table(
         name="learning",
         title="Best test errors",
@@ -875,9 +825,6 @@ def _learning(analysis: Analysis) -> Table | None:
 
 def _targets(analysis: Analysis) -> Table | None:
     cells = analysis.targets.sort_values(["target_mse", "workers"], ascending=[False, True], kind="stable")
-    if cells.empty:
-        return None
-
     base = analysis.provenance["baseline"]
     return _table(
         name="targets",
@@ -1123,7 +1070,6 @@ def _rates(samples_per_s: pd.Series) -> tuple[float, str]:
 
 
 def _plain(value: Any, scale: float = 1.0, digits: int = DIGITS) -> str:
-    """Return a number without an interval."""
     number = scale * _float(value)
     return alone(number, digits) if known(number) else NOTHING
 
@@ -1208,12 +1154,14 @@ def _table(
     under: Callable[[str], str] = lambda series: "",
     doubts: Callable[[str], Sequence[str]] = lambda series: (),
     **values: Any,
-) -> Table:
-    """Return a table with one group per series, in their order, titled with its label and its setting.
+) -> Table | None:
+    """Return a table with one group per series, in their order, titled with label and setting; None of no cells.
 
     `keep`: columns of `cells` that become its CSV, all of them by default. `mode`: titles say the scaling, too.
     `under` and `doubts` make what a page shows below the title of a series.
     """
+    if cells.empty:
+        return None
     groups = []
     for series, own in cells.groupby("series", sort=False):
         first = own.iloc[0]
