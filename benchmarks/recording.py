@@ -4,7 +4,7 @@ timers       the timer modes alternating in one process, beside what a user woul
              `horovod-study bench timers`, with its control
 memory       a million steps without any work through the real clock, recorder and writer, on this process
 rows         bytes and microseconds per row, where rows are written often and where they are written in bulk
-command      what `horovod-study record --` adds to a step: a loop with and one without it take turns, block by block
+command      what `horovod-study record --` adds to a step: a loop with and one without it alternate, block by block
 """
 
 import argparse
