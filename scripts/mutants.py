@@ -18,11 +18,22 @@ import pyarrow
 import pytest
 import scipy.special
 import torch
+from hypothesis import HealthCheck, Phase, settings
 
 LOADED = (numpy, pandas, pyarrow, scipy.special, torch)
 ROOT = Path(__file__).resolve().parents[1]
-# One failure is enough, and is not explained: to compare two large tables for that can take minutes.
-QUIETLY = ("-x", "-q", "-p", "no:cacheprovider", "--assert=plain", "--tb=no", "-o", "timeout=120")
+# One failure is enough: it is not explained, and no smaller example is looked for, which can take minutes.
+settings.register_profile(
+    "mutants",
+    deadline=None,
+    max_examples=40,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+QUIETLY = (
+    *("--hypothesis-profile", "mutants"),
+    *("-x", "-q", "-p", "no:cacheprovider", "--assert=plain", "--tb=no", "-o", "timeout=120"),
+)
 LEFT_OUT = "not slow and not horovod and not cluster"
 STATS, COSTS, POINTS = "analysis/stats.py", "analysis/costs.py", "analysis/series/points.py"
 SPLIT, USL, LEDGER, RECORDS = "analysis/steps/breakdown.py", "analysis/laws/usl.py", "studies/ledger.py", "records.py"
