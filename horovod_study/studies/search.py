@@ -216,13 +216,12 @@ def run_search(
             broken_off = trials.run(jobs)
             importance, note = importance_of(database.study)
             result = replace(
-                result_of(search, directory, database.study),
+                database.results(),
                 importance=importance,
                 importance_note=note,
                 interrupted=stop.requested,
                 broken_off=broken_off,
             )
-            write_results(result)
             database.close()
         except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
             said = _first_line(_innermost(error))
@@ -295,6 +294,13 @@ class _Database:
                     raise
                 # A file system without locks: two commands may start one trial too many.
             yield
+
+    def results(self) -> "SearchResult":
+        """Return where the search stands, and write it; alone, or what another command wrote since would be lost."""
+        with self.alone():
+            result = result_of(self._search, self._directory, self.study)
+            write_results(result)
+        return result
 
     def _check_same(self) -> None:
         """Raise StudyError when the storage or the folder holds another search under this name."""
@@ -617,8 +623,7 @@ class _Trials:
 
     def _report(self) -> None:
         """Say how trials ended, those of other commands included, and write the results again."""
-        self._result = result = result_of(self._search, self._directory, self._database.study)
-        write_results(result)
+        self._result = result = self._database.results()
         best, width = result.best, len(str(self._search.trials))
         for row in result.rows:
             if row.state in ("running", "waiting") or row.trial in self._reported:
