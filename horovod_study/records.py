@@ -1548,6 +1548,9 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "hosts": ", ".join(_hosts(record)),
                 "launcher": record.effective.get("launcher"),
                 "command": _command(record.environment.get("command")),
+                "typed": _command(record.requested.get("typed")),
+                "typed_in": str(record.requested.get("typed_in") or ""),
+                "declared": str(record.requested.get("declared") or ""),
             }
         )
     if not rows:

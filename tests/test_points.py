@@ -357,17 +357,82 @@ def test_another_script_whose_data_set_has_no_size_is_compared_with_its_own_one_
     assert own["train_samples"].isna().all()
 
 
-def test_a_baseline_of_known_size_does_not_stand_in_for_one_of_unknown_size():
-    other = cells((1, 75, 1000), backend="serial", transport="none").assign(reduction="none")
-    runs = foreign(pd.concat([cells((1, 75, math.nan), (2, 75, math.nan)), other], ignore_index=True))
-    runs.loc[runs["backend"] == "serial", "model"] = "ResNet-1"
+def test_without_a_serial_run_the_speedups_of_another_script_name_their_baseline():
+    runs = foreign(cells((1, 75, 1000), (2, 75, 1000), backend="ddp", transport="gloo"))
     table = points.scaling_points(runs)
 
-    assert table.loc[table["backend"] == "horovod", "speedup_plain"].isna().all()
-    assert any(
-        "one serial worker on local with batch 75, fp32, and a training set whose size is not recorded either." in text
-        for text in points.doubts(runs, table)
+    assert table["speedup_plain"].isna().all()
+    assert table["speedup_wrapped"].iloc[1] == pytest.approx(275 / 175)
+    (text,) = [text for text in points.doubts(runs, table) if "speedup" in text]
+    assert "one worker inside PyTorch DDP (ddp/gloo)" in text and "no speedup" not in text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mode", "batches", "told"),
+    [
+        ((1000, 800), "weak", (75, 75), ("800 samples", "1000 samples")),
+        ((math.nan, 800), "weak", (75, 75), ("800 samples", "not recorded")),
+        ((1000, 500), "strong", (64, 32), ("500 samples", "1000 samples")),  # each rank has read its own half
+    ],
+)
+def test_data_sets_of_other_sizes_leave_a_speedup_and_a_doubt(sizes, mode, batches, told):
+    runs = foreign(cells((1, batches[0], sizes[0]), (2, batches[1], sizes[1])))
+    table = points.scaling_points(runs)
+
+    assert set(table["mode"]) == {mode}
+    assert table["speedup_wrapped"].iloc[1] == pytest.approx((200 + batches[1]) / (100 + batches[0]))
+    (text,) = [text for text in points.doubts(runs, table) if "the data set has" in text]
+    assert all(each in text for each in told) and "2 workers" in text
+
+
+def test_a_serial_run_with_another_data_set_is_a_baseline_where_there_is_none_with_the_same():
+    serial = cells((1, 75, 500), backend="serial", transport="none").assign(reduction="none")
+    runs = foreign(pd.concat([cells((2, 75, 1000)), serial], ignore_index=True))
+    both = foreign(pd.concat([runs, serial.assign(train_samples=1000, samples_per_s=100.0)], ignore_index=True))
+
+    assert point(points.scaling_points(runs), 2, "local horovod/mpi ResNet-11689512 batch 75")["speedup_plain"] == (
+        pytest.approx(275 / 175)
     )
+    table = points.scaling_points(both)
+    (two,) = [row for _, row in table.iterrows() if row["workers"] == 2]
+    assert two["speedup_plain"] == pytest.approx(2.75), "that of the same data goes first"
+    assert not any("the data set has" in text for text in points.doubts(both, table))
+
+
+def test_no_data_set_of_another_size_stands_in_for_our_own_training():
+    runs = cells((1, 75, 1000), (2, 75, 800))
+    assert points.scaling_points(runs)["speedup_wrapped"].isna().iloc[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "batches", "line"),
+    [
+        (
+            "horovod-study record --out runs/2w -- torchrun --nproc-per-node 2 train.py --note 'it'\"'\"'s; x'",
+            (75, 75),
+            "horovod-study record --out runs/1w -- torchrun --nproc-per-node 1 train.py --note 'it'\"'\"'s; x'",
+        ),
+        (
+            "horovod-study record --out runs/2w -- horovodrun -np 2 python train.py --batch-size=32",
+            (32, 16),  # strong scaling: one worker with all of the smallest global batch
+            "horovod-study record --out runs/1w -- horovodrun -np 1 python train.py --batch-size=64",
+        ),
+    ],
+)
+def test_without_any_baseline_a_doubt_says_what_to_type(typed, batches, line):
+    runs = foreign(cells((2, batches[0], 1000), (4, batches[1], 1000)), typed=typed, typed_in="/home/me")
+    table = points.scaling_points(runs)
+    (text,) = [text for text in points.doubts(runs, table) if "no speedup" in text]
+
+    assert "2 and 4 workers" in text and "/home/me" in text
+    assert text.endswith(f": {line}")
+
+
+def test_a_study_without_any_baseline_is_told_its_line():
+    runs = foreign(cells((2, 75, 1000)), declared="script", typed="")
+    (text,) = [text for text in points.doubts(runs, points.scaling_points(runs)) if "no speedup" in text]
+
+    assert "baselines: [wrapped]" in text
 
 
 def test_options_that_another_script_did_not_record_are_empty_and_not_our_defaults():

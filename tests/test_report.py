@@ -87,9 +87,9 @@ def test_without_a_plain_worker_everything_is_over_the_wrapped_one():
 
     assert analysis.provenance["baseline"] == "wrapped"
     assert analysis.fits["series"]["local horovod/mpi batch 75"]["baseline"].startswith(
-        "wrapped: one worker of the same"
+        "wrapped: one worker inside Horovod (horovod/mpi)"
     )
-    assert "one worker inside the same communication library" in html.render(analysis)
+    assert "one worker inside Horovod (horovod/mpi)" in html.render(analysis)
 
 
 def test_findings_carry_the_numbers_of_the_points(analysis):

@@ -359,9 +359,9 @@ def _scaling_rows(table: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:
 def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str) -> dict[str, Any]:
     """Return the JSON of one fitted series, with its baseline and scaling mode in words."""
     row = points[points["series"] == name].iloc[0]
-    base = {"plain": "one plain worker, no communication library", "wrapped": "one worker of the same library"}[
-        baseline
-    ]
+    base = scaling.baseline_words(
+        points[points["series"] == name], baseline, plain="one plain worker, no communication library"
+    )
     return {
         **fit.to_dict(),
         "baseline": f"{baseline}: {base}, {row['setting']}, {fit.base_samples_per_s:.0f} samples/s (median)",
@@ -434,6 +434,7 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
                 "mode": best["mode"],
                 "work": best["work"],
                 "baseline": baseline,
+                "base": scaling.baseline_words(rows, baseline),
                 "base_samples_per_s": _number(best[f"base_{baseline}_samples_per_s"]),
                 "series": [_result(row, baseline) for _, row in top.iterrows()],
                 "comparisons": [_comparison(table, best, other) for _, other in top.iloc[1:].iterrows()],

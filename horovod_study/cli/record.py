@@ -1,6 +1,8 @@
 """`horovod-study record -- COMMAND`: record a training whose script has no line of this package."""
 
 import argparse
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from horovod_study.cli.verbs import Verb
@@ -63,7 +65,21 @@ def record(options: argparse.Namespace) -> int:
         batch=options.batch,
         model_name=options.model_name,
         own=own,
+        requested={"typed": typed(options, command), "typed_in": os.getcwd()},
     )
+
+
+def typed(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
+    """Return the words of this recording as they can be typed again, without options that have their defaults."""
+    parser = Parser()
+    record_arguments(parser)
+    words = ["horovod-study", "record"]
+    for name, default in vars(parser.parse_args([])).items():
+        value = getattr(options, name)
+        if name not in ("command", "option") and value != default:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    words += [word for each in options.option for word in ("--option", each)]
+    return [*words, "--", *command]
 
 
 VERBS = (Verb("record", record, record_arguments),)

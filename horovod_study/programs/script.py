@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     if options.command:
         from horovod_study.cluster import recorded
 
-        requested = {"batch": values["batch"]}
+        requested = {"batch": values["batch"], "declared": "command"}
         return recorded.record(options.words, options.out, asked, own=own, requested=requested, steps=options.steps)
     return _script(options, asked, own, values)
 
@@ -68,7 +68,7 @@ def _script(
                 "batch": None,
                 "model_name": None,
                 "own": own,
-                "requested": {"batch": values["batch"]},
+                "requested": {"batch": values["batch"], "declared": "script"},
                 "steps": options.steps,
                 "remove_meeting": True,
             }

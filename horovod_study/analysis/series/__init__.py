@@ -2,6 +2,8 @@
 
 points.py       run table in, scaling points out: throughput, speedup and efficiency of every cell with its spread
                 over repeats
+baseline_commands.py
+                what to type for a baseline that is missing: the recorded command, with one worker
 points_file.py  a user's own points: the text of a table in, a validated frame out
 column_names.py
                 what the columns of somebody's table are: a quantity, a unit, and whether it is of one worker or of all

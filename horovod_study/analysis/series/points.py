@@ -15,10 +15,11 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.laws.amdahl import karp_flatt
+from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
 from horovod_study.roles import AS_SHIPPED, Role, named
-from horovod_study.runtimes import BACKENDS, TRANSPORTS
+from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
 from horovod_study.text.words import listed
 from horovod_study.workloads import packaged
 
@@ -88,6 +89,8 @@ WORK = {
     "weak, unknown data": "fixed local batch, size of the data set not recorded: weak per step",
     "strong, unknown data": "fixed global batch, size of the data set not recorded: strong per step",
     "weak, growing data": "fixed local batch, data set growing with the workers: weak per step and per epoch",
+    "weak, other data": "fixed local batch, data sets of different sizes: weak per step",
+    "strong, other data": "fixed global batch, data sets of different sizes: strong per step",
     "mixed": "neither the local nor the global batch is fixed: worker counts are not comparable",
     "single": "one worker count only",
 }
@@ -159,6 +162,8 @@ def _named(runs: pd.DataFrame) -> pd.DataFrame:
         table.loc[index, ["series", "setting", "mode", "work"]] = texts
         if family.kind.startswith("strong"):
             table.loc[index, "ref_batch"] = table.loc[index, "global_batch"]
+        if family.kind in _ANY_DATA:
+            table.loc[index, "ref_train_samples"] = family.train_samples
         if family.kind == "weak, growing data":
             table.loc[index, "ref_train_samples"] = table.loc[index, "train_samples"] / table.loc[index, "workers"]
     return _sorted(table)
@@ -171,12 +176,21 @@ class _Family:
     settings: Mapping[str, Any]
     kind: str  # a key of WORK
     batch: float  # local, or global where that one is fixed
-    train_samples: float  # of one worker where the data set grows with the workers
+    train_samples: float  # of one worker where the data set grows with the workers; of the fewest where sizes differ
     rows: tuple[int, ...]  # labels in the run table
 
 
 _RULES = ("weak", "strong", "weak, growing data")
-_KEPT = {"weak": "batch", "strong": "global_batch", "weak, growing data": "batch", "single": "batch"}
+_ANY_DATA = ("weak, other data", "strong, other data")
+"""What is left of the runs of another script: how many samples its data set holds need not be that of its work."""
+_KEPT = {
+    "weak": "batch",
+    "strong": "global_batch",
+    "weak, growing data": "batch",
+    "weak, other data": "batch",
+    "strong, other data": "global_batch",
+    "single": "batch",
+}
 """The batch that each kind of series keeps fixed."""
 
 
@@ -208,18 +222,24 @@ def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str
     """Return the series of the runs of equal settings; what two rules could claim goes to the earlier one."""
     found: list[_Family] = []
     rest = group
-    for kind in (*rules, "single"):
+    own = common["model"] == OWN_MODEL
+    for kind in (*rules, *(() if own else _ANY_DATA), "single"):
         if kind == "single" and not found and rest["workers"].nunique() > 1:
             rows = tuple(rest.index)
             return [_Family(settings=common, kind="mixed", batch=math.nan, train_samples=math.nan, rows=rows)]
         data = rest["train_samples"]
         if kind == "weak, growing data":
             data = (data / rest["workers"]).where(data.notna(), -rest["workers"])  # unknown data grow with nothing
+        if kind in _ANY_DATA:
+            data = pd.Series(math.nan, rest.index)
         keys = rest[[_KEPT[kind], "workers"]].assign(data=data)
         for key, same in keys.groupby([_KEPT[kind], "data"], dropna=False, sort=True):
             batch, train_samples = (float(f"{part}") for part in key)
-            if kind == "single" or same["workers"].nunique() > 1:
+            one_size = rest.loc[same.index].groupby("workers")["train_samples"].nunique(dropna=False).max() == 1
+            if kind == "single" or (same["workers"].nunique() > 1 and (kind not in _ANY_DATA or one_size)):
                 rows = tuple(same.index)
+                if kind in _ANY_DATA:
+                    train_samples = float(rest["train_samples"].loc[same.sort_values("workers").index[0]])
                 told = f"{kind}, unknown data" if kind in ("weak", "strong") and math.isnan(train_samples) else kind
                 found.append(_Family(settings=common, kind=told, batch=batch, train_samples=train_samples, rows=rows))
                 rest = rest.drop(index=list(rows))
@@ -545,7 +565,8 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     kind is `plain` or `wrapped`. A cell of another partition, precision, batch, training set size or other choices
     is never used instead; only what means nothing to one worker may differ: how the learning rate grows with the
     workers, on which nodes they are put, and for the plain one how they communicate. A training set of unknown size is
-    that of others of unknown size.
+    that of others of unknown size. Of another script, whose ranks may each have a part of the data, a training set of
+    another size is taken where there is none of this one; `doubts` says so.
     """
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
@@ -559,7 +580,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         and (other["backend"], other["transport"]) == way
         and all(other[name] == cell[name] for name in ("partition", "precision", "model", *CHOICES) if name not in free)
         and other["batch"] == cell["ref_batch"]
-        and _same(other["train_samples"], cell["ref_train_samples"])
+        and (cell["model"] != OWN_MODEL or _same(other["train_samples"], cell["ref_train_samples"]))
         and (kind == "plain" or other["horovod_defaults"] == cell["horovod_defaults"])
         and (kind == "plain" or other["reduction"] in (cell["reduction"], "none"))
     ]
@@ -567,6 +588,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     # Where there is a choice: the same settings first, then the one-worker run that had nothing to reduce.
     places.sort(
         key=lambda place: (
+            not _same(cells[place]["train_samples"], cell["ref_train_samples"]),
             *(cells[place][name] != cell[name] for name in placed),
             cells[place]["horovod_defaults"] != cell["horovod_defaults"],
             *(cells[place][name] != cell[name] for name in _FREE_OF_ONE if name not in placed),
@@ -615,7 +637,8 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
     """Return the limitations of the points, one sentence or two each, in a stable order."""
     return [
         *_doubt_failures(runs),
-        *_doubt_baselines(points),
+        *_doubt_baselines(runs, points),
+        *_doubt_data(points),
         *_doubt_modes(points),
         *_doubt_shared(points),
         *_doubt_repeats(points),
@@ -640,10 +663,14 @@ def _doubt_failures(runs: pd.DataFrame) -> list[str]:
     ]
 
 
-def _doubt_baselines(points: pd.DataFrame) -> list[str]:
+def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
     found = []
+    named = with_series(runs)
     for series, rows in points[~points["missing"] & (points["mode"] != "mixed")].groupby("series", sort=False):
         first = rows.iloc[0]
+        if first["model"] != OWN_MODEL:
+            found += _doubt_other_script(f"{series}", rows, named)
+            continue
         for kind in ("plain", "wrapped"):
             lacking = rows[rows[f"base_{kind}_samples_per_s"].isna()]
             if lacking.empty or (kind == "wrapped" and first["backend"] == "serial"):
@@ -656,6 +683,70 @@ def _doubt_baselines(points: pd.DataFrame) -> list[str]:
                 f"{first['precision']}, {_size(needed['ref_train_samples'])}."
             )
     return found
+
+
+def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
+    """Say what the speedups of another script are over; without any, what to type for one."""
+    first, several = rows.iloc[0], rows[rows["workers"] > 1]
+    lacking = several[several["base_plain_repeats"].eq(0) & several["base_wrapped_repeats"].eq(0)]
+    if not lacking.empty:
+        needed = lacking.iloc[0]
+        same = (runs["series"] == series) & (runs["workers"] == needed["workers"])
+        run = {f"{name}": value for name, value in runs[same & measured(runs)].iloc[0].items()}
+        how = remedy(run, batch=float(needed["ref_batch"]), taken=list(runs["run"]))
+        return [
+            f"{series}: no speedup for {worker_counts(lacking['workers'])}, because one worker with batch "
+            f"{needed['ref_batch']:.0f} was not recorded; {how}"
+        ]
+    if several["base_plain_repeats"].eq(0).any():
+        base = inside(first["backend"], first["transport"])
+        return [
+            f"{series}: speedups are over {base}, because none without the library was recorded; "
+            "what the library costs one worker is not in them."
+        ]
+    return []
+
+
+def _doubt_data(points: pd.DataFrame) -> list[str]:
+    """Say where a speedup is over a worker whose data set has another size, as that of another script may have."""
+    found = []
+    rows = [{f"{name}": value for name, value in row.items()} for row in points.to_dict("records")]
+    for row in rows:
+        if row["model"] == OWN_MODEL or row["workers"] == 1:
+            continue
+        bases = {place for kind in ("plain", "wrapped") if (place := baseline_place(rows, row, kind)) is not None}
+        sizes = [rows[place]["train_samples"] for place in sorted(bases)]
+        wanted = row["train_samples" if row["work"] in map(WORK.get, _ANY_DATA) else "ref_train_samples"]
+        other = [size for size in sizes if not _same(size, wanted)]
+        if other:
+            here, there = (_samples(size) for size in (wanted, other[0]))
+            found.append(
+                f"{row['series']} at {worker_counts([row['workers']])}: the data set has {here}, that of the baseline "
+                f"{there}; a speedup in samples/s holds only if a sample costs as much in either."
+            )
+    return found
+
+
+def _samples(count: float) -> str:
+    return "a size that was not recorded" if math.isnan(count) else f"{count:.0f} samples"
+
+
+def inside(backend: str, transport: str) -> str:
+    """Return what a wrapped baseline is, in words: one worker inside PyTorch DDP (ddp/gloo)."""
+    library = LIBRARIES.get(backend)
+    return f"one worker inside {backend if library is None else library.label} ({backend}/{transport})"
+
+
+def baseline_words(points: pd.DataFrame, kind: str, *, plain: str = "one plain worker") -> str:
+    """Return what the speedups of some points are over: `plain`, or the library whose one worker it is, if it is one.
+
+    kind is `plain` or `wrapped`.
+    """
+    if kind == "plain":
+        return plain
+    parallel = points.loc[points["backend"] != "serial", ["backend", "transport"]].drop_duplicates()
+    ways = [inside(backend, transport) for backend, transport in parallel.itertuples(index=False, name=None)]
+    return ways[0] if len(ways) == 1 else "one worker inside the same library"
 
 
 def _doubt_modes(points: pd.DataFrame) -> list[str]:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.machine.network import BenchedNetwork, restored
+from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.steps.breakdown import NOTES
 from horovod_study.analysis.steps.losses import IDEAL, MEASURED
 from horovod_study.analysis.study import Analysis
@@ -126,11 +127,11 @@ def _losses(analysis: Analysis) -> Drawing | None:
             axes.set_title(folded(title, panel_in))
         return figure
 
-    bases = {"plain": "one plain PyTorch worker", "wrapped": "one worker inside the same communication library"}
+    base = baseline_words(analysis.points, kind, plain="one plain PyTorch worker")
     apart = set(top.loc[top["series"].isin(chosen["series"]), "part"])
     caption = (
         "From the ideal step to the measured one, means per step over the timed window, ranks and repeats, at the "
-        f"largest worker count of each series. Ideal: the step of {bases[kind]} (for a fixed global batch divided by "
+        f"largest worker count of each series. Ideal: the step of {base} (for a fixed global batch divided by "
         "the workers). Each bar is what T(N) - T(1) of one part adds, and begins where the one above ends; what is "
         "below zero became shorter. In brackets: share of all that is lost. "
         + ("Waiting for the last worker (skew): from the step rows of all ranks. " if "skew" in apart else "")

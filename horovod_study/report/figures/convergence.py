@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from horovod_study.analysis.series.points import CHOICES
+from horovod_study.analysis.series.points import CHOICES, baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
 from horovod_study.files import write_file, writing
@@ -373,7 +373,7 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
         legend(figure, _part_handles(shown), width_in)
         return figure
 
-    base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[analysis.provenance["baseline"]]
+    base = baseline_words(analysis.points, analysis.provenance["baseline"])
     caption = (
         "Time until the test MSE is at most the target, by number of workers: the median run. A bar is made of the "
         f"time that the samples needed by {base} take at this throughput, the time of the further samples that these "

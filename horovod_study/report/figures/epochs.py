@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.steps.losses import IDEAL
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
@@ -34,10 +35,7 @@ from horovod_study.text.words import plural
 NAMES = ("epoch_time", "weak_scaling")
 
 _IDEAL = "ideal: base / N"
-_BASES = {
-    "plain": "one plain PyTorch worker without a communication library",
-    "wrapped": "one worker inside the same communication library",
-}
+_PLAIN = "one plain PyTorch worker without a communication library"
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
@@ -50,9 +48,12 @@ def drawings(analysis: Analysis) -> list[Drawing]:
 
 def _epoch_time(analysis: Analysis) -> Drawing | None:
     kind = analysis.provenance["baseline"]
+    base_words = baseline_words(analysis.points, kind, plain=_PLAIN)
     points = analysis.points
-    # A data set that grows with the workers has another epoch at each count.
-    rows = points[points["mode"].isin(["weak", "strong", "single"]) & ~points["work"].str.contains("growing")]
+    # A data set of another size at each worker count has another epoch there.
+    rows = points[
+        points["mode"].isin(["weak", "strong", "single"]) & ~points["work"].str.contains("growing|different sizes")
+    ]
     parallel = rows[(rows["workers"] > 1) & rows["epoch_s_median"].notna()]
     rows = rows[rows["setting"].isin(parallel["setting"])]
     settings = settings_of(parallel)
@@ -86,7 +87,7 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
 
     works = shown.loc[shown["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
     caption = (
-        f"Time per epoch against the number of workers, both axes logarithmic. Baseline ({kind}): {_BASES[kind]}. Time "
+        f"Time per epoch against the number of workers, both axes logarithmic. Baseline ({kind}): {base_words}. Time "
         "per epoch = training samples / X, X = samples/s of all workers in the timed window, so without evaluation and "
         "checkpoints. Points: medians over repeats; bars: fastest to slowest repeat; lines only guide the eye. Thin "
         "grey: the baseline's epoch / N, of each partition its own. Dashed vertical lines: further workers need "
@@ -119,6 +120,7 @@ def _epoch_tip(row: Mapping[Any, Any]) -> str:
 
 def _weak_scaling(analysis: Analysis) -> Drawing | None:
     kind = analysis.provenance["baseline"]
+    base_words = baseline_words(analysis.points, kind, plain=_PLAIN)
     points = analysis.points[analysis.points["mode"] == "weak"]
     points = points[points["series"].isin(points.loc[points["workers"] > 1, "series"])]
     known = points[points["samples_per_s_median"].notna() & (points["workers"] > 1)]
@@ -166,7 +168,7 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
         "Weak scaling: every worker keeps its batch, so a step processes N times the samples of one worker's. "
         "Throughput of all workers against N, both axes logarithmic"
         + (", and mean time per step" if timed else "")
-        + f". Baseline ({kind}): {_BASES[kind]}. Thin grey: ideal, N times the throughput of the baseline"
+        + f". Baseline ({kind}): {base_words}. Thin grey: ideal, N times the throughput of the baseline"
         + (" and its step, unchanged" if timed else "")
         + ". Points: medians over repeats"
         + (" (of the step the mean)" if timed else "")

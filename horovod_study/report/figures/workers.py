@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.laws import law_label
+from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
@@ -45,10 +46,11 @@ MAX_THIN = 4
 
 
 def _baseline_words(analysis: Analysis) -> str:
-    return {
-        "plain": "one plain PyTorch worker without a communication library",
-        "wrapped": "one worker inside the same communication library",
-    }[analysis.provenance["baseline"]]
+    return baseline_words(
+        analysis.points,
+        analysis.provenance["baseline"],
+        plain="one plain PyTorch worker without a communication library",
+    )
 
 
 def _drawn(analysis: Analysis) -> pd.DataFrame:

@@ -25,6 +25,7 @@ from markupsafe import Markup
 
 from horovod_study import __version__
 from horovod_study.analysis.forecast.study_forecast import FORECAST
+from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
 from horovod_study.report.figures import boundary, forecast, resources, synchronisation
@@ -162,7 +163,11 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         learned=learned(analysis),
         resources={"figure": figures.get(resources.NAME), "sentences": resources.sentences(analysis)},
         common=_common(provenance),
-        baseline=provenance["baseline"],
+        base=baseline_words(
+            analysis.points,
+            provenance["baseline"],
+            plain="one plain PyTorch worker without a communication library",
+        ),
         works=_works(analysis),
         growth=[(name, made[name]) for name in ("losttime", "losttime-plain", "losttime-wrapped") if name in made],
         accounts=_accounts(analysis, labels),
@@ -305,7 +310,10 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
     found = max(findings, key=lambda each: (each["workers"], each["series"][0]["speedup"]))
     best, step = found["series"][0], found["step"]
     several = len(analysis.provenance["partitions"]) > 1
-    base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[found["baseline"]]
+    base = (
+        found.get("base")
+        or {"plain": "one plain worker", "wrapped": "one worker of the same library"}[found["baseline"]]
+    )
     low, high = best["low"], best["high"]
     interval = (
         f"95{THIN}% interval {with_interval(best['speedup'], low, high).split(' ', 1)[1]}"

@@ -215,7 +215,10 @@ def _sentences(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], 
     best, *others = found["series"]
     workers = plural(found["workers"], "worker")
     label = labels[best["series"]]
-    base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[found["baseline"]]
+    base = (
+        found.get("base")
+        or {"plain": "one plain worker", "wrapped": "one worker of the same library"}[found["baseline"]]
+    )
     text = []
     if best["speedup"] is None:
         speed = rounded(best["samples_per_s"])

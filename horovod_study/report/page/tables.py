@@ -17,7 +17,7 @@ import pandas as pd
 from horovod_study.analysis.forecast.holdout import COMBINED
 from horovod_study.analysis.forecast.study_forecast import FORECAST
 from horovod_study.analysis.laws import law_label
-from horovod_study.analysis.series.points import FLAGS
+from horovod_study.analysis.series.points import FLAGS, baseline_words
 from horovod_study.analysis.steps.breakdown import shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import INDIRECT
@@ -47,7 +47,7 @@ __all__ = ["Table", "tables", "write_tables"]
 CLASSIC = ("linear", "amdahl", "gustafson", "usl")
 """Laws in the table of every series; another one where it is the selected one, and all of them in its CSV."""
 
-BASES = {"plain": "one plain worker without a communication library", "wrapped": "one worker of the same library"}
+BASES = ("plain", "wrapped")
 
 INTERVALS = "Brackets: 95 % intervals"
 
@@ -132,6 +132,10 @@ _PLACE = (replace(_counts("Workers", "workers"), names=True), _counts("Nodes", "
 # ---------------------------------------------------------------------------------------------------- scaling
 
 
+def _base(analysis: Analysis, kind: str) -> str:
+    return baseline_words(analysis.points, kind, plain="one plain worker without a communication library")
+
+
 def _points(analysis: Analysis) -> Table | None:
     base = analysis.provenance["baseline"]
     points = analysis.points
@@ -158,9 +162,9 @@ def _points(analysis: Analysis) -> Table | None:
     return _table(
         name="points",
         title="Throughput, speedup and efficiency",
-        caption=f"Medians over repeats. Speedup: throughput over that of {BASES[base]}, of the same batch and data "
-        f"set; efficiency: speedup over workers. Waiting for gradients: share of the mean step. {INTERVALS}; none from "
-        "fewer than three repeats, and none for the baseline itself.",
+        caption=f"Medians over repeats. Speedup: throughput over that of {_base(analysis, base)}, of the same batch "
+        f"and data set; efficiency: speedup over workers. Waiting for gradients: share of the mean step. {INTERVALS}; "
+        "none from fewer than three repeats, and none for the baseline itself.",
         columns=(
             *_PLACE,
             Column(head="Repeats", cell=lambda row: _of(row["repeats"], row["repeats"] + row["failed"])),
@@ -242,10 +246,10 @@ def _laws(analysis: Analysis) -> Table | None:
         name="laws",
         title="Fitted scaling laws",
         caption="Least squares on the speedup of every run over that of "
-        f"{BASES[analysis.provenance['baseline']]}. RMSE: in speedup. AICc: corrected Akaike criterion, of which only "
-        f"differences within one series mean something. {INTERVALS}. Linear: S = slope N + intercept; Amdahl: "
-        "S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; USL: S = \u03b3N/(1 + \u03b1(N \u2212 1) + "
-        "\u03b2N(N \u2212 1)).",
+        f"{_base(analysis, analysis.provenance['baseline'])}. RMSE: in speedup. AICc: corrected Akaike "
+        f"criterion, of which only differences within one series mean something. {INTERVALS}. "
+        "Linear: S = slope N + intercept; Amdahl: S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; "
+        "USL: S = \u03b3N/(1 + \u03b1(N \u2212 1) + \u03b2N(N \u2212 1)).",
         columns=(
             Column(head="Law", number=False, names=True),
             Column(head="Parameter", number=False),
@@ -302,8 +306,8 @@ def _lost_to(analysis: Analysis, base: str, *, name: str) -> Table | None:
         analysis,
         name=name,
         title=f"What more workers add to a step, over one {base} worker",
-        caption=f"T(N) \u2212 T(1), over the step of {BASES[base]} (with a fixed global batch: over that step / N), "
-        f"and the part of each lap in it. {INTERVALS}.",
+        caption=f"T(N) \u2212 T(1), over the step of {_base(analysis, base)} (with a fixed global batch: over that "
+        f"step / N), and the part of each lap in it. {INTERVALS}.",
         whole=(f"minus_{base}_s", f"minus_{base}_low_s", f"minus_{base}_high_s"),
         part=f"minus_{base}_s",
         share=f"growth_{base}",
@@ -830,8 +834,8 @@ def _targets(analysis: Analysis) -> Table | None:
         name="targets",
         title="Time to target",
         caption="The median run. Speedup to the target over "
-        f"{BASES[base]} = throughput ratio \u00d7 statistical efficiency. {INTERVALS}; < and > are before bounds "
-        "from targets that were not met.",
+        f"{_base(analysis, base)} = throughput ratio \u00d7 statistical efficiency. {INTERVALS}; < and > are "
+        "before bounds from targets that were not met.",
         columns=(
             _numbers("Target\ntest MSE", "target_mse", unit="10\u207b\u2074", scale=1e4, digits=2),
             *_PLACE,

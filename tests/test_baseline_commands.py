@@ -1,0 +1,77 @@
+"""The command for a missing baseline: what was typed, with one worker, and nothing else of it changed."""
+
+import doctest
+import shlex
+
+import pytest
+
+from horovod_study.analysis.series import baseline_commands
+from horovod_study.analysis.series.baseline_commands import one_worker, remedy, with_batch
+
+LINES = {
+    "torchrun --nproc-per-node 2 train.py --n 2": "torchrun --nproc-per-node 1 train.py --n 2",
+    "torchrun --standalone --nproc_per_node=gpu t.py": "torchrun --standalone --nproc_per_node=1 t.py",
+    "torchrun --nnodes 2 --nproc-per-node 4 -m pkg.train": "torchrun --nnodes 1 --nproc-per-node 1 -m pkg.train",
+    "torchrun train.py": "torchrun --nproc-per-node 1 train.py",
+    "python -m torch.distributed.run --nproc-per-node 2 t.py": (
+        "python -m torch.distributed.run --nproc-per-node 1 t.py"
+    ),
+    "horovodrun --gloo -np 2 -H a:1,b:1 python t.py -np 2": "horovodrun --gloo -np 1 python t.py -np 2",
+    "/x/mpirun -n 2 --host a,b -x PYTHONPATH python3.11 t.py": "/x/mpirun -n 1 -x PYTHONPATH python3.11 t.py",
+    "mpirun python t.py": "mpirun -np 1 python t.py",
+    "srun -N2 --ntasks=8 --ntasks-per-node 4 python t.py": "srun -N1 --ntasks=1 --ntasks-per-node 1 python t.py",
+    "srun -N 2 torchrun --nnodes 2 --nproc-per-node=4 t.py": (
+        "srun -n 1 -N 1 torchrun --nnodes 1 --nproc-per-node=1 t.py"
+    ),
+    "accelerate launch --num_processes 2 t.py": "accelerate launch --num_processes 1 t.py",
+    "python train.py --devices 2 --workers 2": "python train.py --devices 1 --workers 2",
+    "python train.py --devices 4": None,  # these are not the 2 ranks
+    "python train.py": None,
+    "bash start.sh": None,
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_is_told_one_worker_in_its_own_words(line: str) -> None:
+    found = one_worker(shlex.split(line), 2)
+
+    assert found == (None if LINES[line] is None else shlex.split(LINES[line]))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("t.py --batch-size 8 --hidden 8", "t.py --batch-size 16 --hidden 8"),
+        ("t.py --per_device_train_batch_size=8", "t.py --per_device_train_batch_size=16"),
+        ("t.py --batch 8 --eval-batch 8", None),
+        ("t.py --hidden 8", None),
+        ("t.py --batch 80", None),
+    ],
+)
+def test_a_batch_is_changed_where_one_option_says_it(line: str, expected: str | None) -> None:
+    found = with_batch(line.split(), 8, 16)
+
+    assert found == (None if expected is None else expected.split())
+
+
+def test_a_folder_that_is_taken_is_not_named_and_a_batch_that_nobody_says_is_told() -> None:
+    typed = "horovod-study record --out r/2w --repeat 1 --batch 8 -- torchrun --nproc-per-node 2 t.py"
+    run = {"workers": 2, "batch": 8.0, "typed": typed, "typed_in": "/a"}
+    text = remedy(run, batch=16, taken=["x/1w", "2w"])
+
+    assert text.endswith(": horovod-study record --out r/1w-2 --batch 16 -- torchrun --nproc-per-node 1 t.py")
+    assert "a batch of 16" in text
+
+
+def test_a_script_with_lines_of_its_own_is_started_as_its_library_is() -> None:
+    run = {"workers": 2, "batch": 8.0, "command": "/x/python t.py --width 4", "typed": ""}
+
+    told = remedy({**run, "backend": "ddp", "transport": "gloo"}, batch=8, taken=[])
+    assert told.endswith(": torchrun --nproc-per-node 1 t.py --width 4")
+    told = remedy({**run, "backend": "horovod", "transport": "gloo"}, batch=8, taken=[])
+    assert told.endswith(": horovodrun --gloo -np 1 python t.py --width 4")
+    assert "t.py --width 4" in remedy({**run, "backend": "odd", "transport": "own"}, batch=8, taken=[])
+
+
+def test_its_examples_hold() -> None:
+    assert doctest.testmod(baseline_commands).failed == 0
