@@ -155,6 +155,14 @@ class System(TypedDict, total=False):
 
 
 @_Open
+class Waits(TypedDict, total=False):
+    """Where a run that trained in turns has waited, by rank 0."""
+
+    before: Annotated[list[Count], Field(max_length=MAX_COUNT)]  # these steps
+    waited_s: Seconds
+
+
+@_Open
 class Totals(TypedDict, total=False):
     """What the timed window gave."""
 
@@ -175,6 +183,7 @@ class Totals(TypedDict, total=False):
     step_s: Seconds | None
     lap_medians_s: dict[str, Seconds | None] | None
     rows_lost: Count | Annotated[list[Count], Field(max_length=MAX_WORKERS)] | None
+    turns: Waits | None
     epochs: Number | None
     train_mse: Number | None
     test_mse: Number | None

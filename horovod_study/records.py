@@ -563,6 +563,84 @@ def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
         _with_reserve(directory, append_text, path, text, head=head)
 
 
+# ------------------------------------------------------------------------------------------------ turns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnSlice:
+    """One slice of training of a cell that alternates with others: a row of turns.csv in the folder of a study.
+
+    samples / (end_s - begin_s) is its rate. Slices of one block, launch and round were made one right after the other.
+    """
+
+    block: str  # the cells that alternate
+    launch: int  # 0, 1, ...: how often the cells of this block were started before
+    round: int  # 0, 1, ... in its launch
+    position: int  # 0, 1, ... in its round, which is shuffled
+    run: str  # name of the run directory
+    begin_s: float  # seconds since the first round of the launch began; of the slowest rank
+    end_s: float
+    steps: int  # of each rank
+    samples: int  # of all ranks together
+    other_load: float | None  # cores in use by programs other than this cell; None where unknown
+
+
+TURNS_FILE = "turns.csv"
+TURN_COLUMNS = tuple(each.name for each in fields(TurnSlice))
+
+
+def append_turns(directory: Path, slices: Iterable[TurnSlice]) -> None:
+    """Append the slices of one run, which is done, to the turns.csv of a study's folder: all of them or none.
+
+    Rows of a run are there once and complete, and whoever appends them holds the claim on its cell.
+    """
+    rows = [{name: _blank(getattr(each, name)) for name in TURN_COLUMNS} for each in slices]
+    if rows:
+        text, head = csv_rows(TURN_COLUMNS, rows, head=False), csv_rows(TURN_COLUMNS, [])
+        with writing(directory / TURNS_FILE, "free space and run again"):
+            append_text(directory / TURNS_FILE, text, head=head)
+
+
+def _blank(value: Any) -> Any:
+    return "" if value is None else f"{value:.6f}" if isinstance(value, float) else value
+
+
+def read_turns(directory: Path) -> list[TurnSlice]:
+    """Return the slices in a study's folder, none where nothing was run in turns; RecordError names a damaged line."""
+    path = directory / TURNS_FILE
+    if not os.path.lexists(path):
+        return []
+    again = "move the file away; what was run in turns is then compared run by run"
+    found = []
+    rows = parse_csv(read_text(path, again=again), source=shown(path), columns=TURN_COLUMNS, again=again)
+    for number, row in enumerate(rows, 2):
+        try:
+            found.append(_turn_slice(row))
+        except ValueError:
+            raise RecordError(f"{shown(path)} line {number}: holds a number that no slice has; {again}") from None
+    return found
+
+
+def _turn_slice(row: Mapping[str, str]) -> TurnSlice:
+    """Return the slice of a row; ValueError: there is no such slice."""
+    made = TurnSlice(
+        block=row["block"],
+        launch=int(row["launch"]),
+        round=int(row["round"]),
+        position=int(row["position"]),
+        run=row["run"],
+        begin_s=float(row["begin_s"]),
+        end_s=float(row["end_s"]),
+        steps=int(row["steps"]),
+        samples=int(row["samples"]),
+        other_load=float(row["other_load"]) if row["other_load"] else None,
+    )
+    counts = (made.launch, made.round, made.position, made.steps, made.samples)
+    if min(counts) < 0 or not 0 < made.end_s - made.begin_s < math.inf or not 0 <= (made.other_load or 0.0) < math.inf:
+        raise ValueError
+    return made
+
+
 def benches_beside(root: Path) -> list[Path]:
     """Return the bench.json that `horovod-study bench --out ROOT/bench` wrote beside the runs, if it is there."""
     path = root / "bench" / BENCH
@@ -1531,6 +1609,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "floor_mse": record.effective.get("floor_mse"),
                 "repeat": record.repeat,
                 **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
+                "wall_s": _without_waits(record.totals),
                 **_energy(record),
                 **_sensors(record),
                 "device": record.effective.get("device"),
@@ -1559,6 +1638,12 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
     for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
     return table
+
+
+def _without_waits(totals: Mapping[str, Any]) -> Any:
+    """Return the seconds of a run without those in which it waited for its turns: others had the machine then."""
+    wall_s, waited_s = totals.get("wall_s"), (totals.get("turns") or {}).get("waited_s")
+    return _one_number(wall_s) if wall_s is None or waited_s is None else wall_s - waited_s
 
 
 def _hosts(record: RunRecord) -> list[str]:

@@ -20,6 +20,7 @@ from horovod_study import alive, records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.site import Site
 from horovod_study.config import Cell
+from horovod_study.recording import turns
 
 WAIT_S = 60.0  # far beyond any test: whoever waits here is meant to be ended
 
@@ -58,6 +59,25 @@ def _record(config: dict, out: Path) -> records.RunRecord:
         effective=effective,
         environment={},
     )
+
+
+def _train_in_turns(told: str, wanted: int) -> str:
+    """Make steps of 2 ms in the turns that are given, until `wanted` ones and whoever gives turns says so."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it ends when nobody gives turns any more
+    mine = turns.connect(rank=0, workers=1)
+    made, trained_s = 0, 0.0
+    while mine is not None:
+        if made >= mine.until:
+            said = mine.wait(steps=made, samples=made, trained_s=trained_s, warm=made > 2, enough=made >= wanted)
+            if said != "go":
+                return said
+        if "fails" in told and made > 30:
+            raise ValueError("the loss is not a number")
+        began = time.perf_counter()
+        time.sleep(0.002)
+        trained_s += time.perf_counter() - began
+        made += 1
+    return "alone"
 
 
 def main() -> int:
@@ -114,6 +134,9 @@ def main() -> int:
         )
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
         time.sleep(WAIT_S)
+    if told.startswith("turns") and _train_in_turns(told, config["steps"] or 200) == "lost":
+        records.finish_run(out, record, status="stopped", finished="now", totals={}, reason="nobody gives turns")
+        return 75
     if told == "hang":
         time.sleep(WAIT_S)
     records.finish_run(

@@ -450,6 +450,7 @@ def _openings(run: RecordedRun, beside: RunSideFiles) -> frozenset[int] | None:
         return None
     warmup = record.effective.get("warmup_steps")
     told = [_declared(record), run.first_step, warmup if isinstance(warmup, int) else 0]
+    told += (record.totals.get("turns") or {}).get("before", ())
     return frozenset([*told, *(int(each["steps"]) for each in beside.evaluations)])
 
 

@@ -85,14 +85,14 @@ class OtherPrograms:
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = [core for core in cores if core < (psutil.cpu_count() or 0)]
-        self._began, self._busy_s, self._own_s, self._used = now(), self._busy(), _own(), _by_process()
+        self._began, self._busy_s, self._own_s, self._used = now(), busy_s(self._cores), _own(), _by_process()
 
     def cores_used(self) -> float | None:
         """Return the cores in use by others, on average; None when too little time has passed to tell."""
         seconds = now() - self._began
         if seconds < _SHORTEST_S:
             return None
-        return max(0.0, (self._busy() - self._busy_s - (_own() - self._own_s)) / seconds)
+        return max(0.0, (busy_s(self._cores) - self._busy_s - (_own() - self._own_s)) / seconds)
 
     def programs(self) -> list[str]:
         """Return the names of the programs that used most, each with its cores, the greediest first."""
@@ -105,14 +105,16 @@ class OtherPrograms:
         most = sorted(by_name.items(), key=lambda each: (-each[1], each[0]))[:_PROGRAMS_TOLD]
         return [f"{name} {used_s / seconds:.1f}" for name, used_s in most if used_s / seconds >= 0.05]
 
-    def _busy(self) -> float:
-        times = psutil.cpu_times(percpu=True)
-        busy = 0.0
-        for core in self._cores:
-            if core < len(times):
-                each = times[core]
-                busy += sum(getattr(each, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-        return busy
+
+def busy_s(cores: Sequence[int]) -> float:
+    """Return the processor seconds that `cores` of this machine have worked for anybody since it was started."""
+    times = psutil.cpu_times(percpu=True)
+    busy = 0.0
+    for core in cores:
+        if core < len(times):
+            each = times[core]
+            busy += sum(getattr(each, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+    return busy
 
 
 def other_load(cores: Sequence[int], *, seconds: float) -> str | None:

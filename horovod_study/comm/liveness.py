@@ -153,6 +153,7 @@ class Liveness:
     def __init__(self, backend: Backend, timeout_s: float) -> None:
         """Learn where the others are, and start answering. Collective. A worker alone has nobody to watch."""
         self.step, self.patience = 0, PATIENCE
+        self.held = False  # it waits for its turn, by number of steps like all others, and for none of them
         self.calls, self.call, self.waiting = 0, "", False
         self.fail: Callable[[str], None] = lambda reason: None  # writes the reason into the record
         self._rank, self._timeout_s = backend.rank, timeout_s
@@ -351,7 +352,7 @@ class Liveness:
                     "a rank that stalls will not be named"
                 )
         moved = (self.calls, self.step)
-        if moved != self._moved or not self._watching:
+        if moved != self._moved or self.held or not self._watching:
             self._moved, self._moved_s, self._asking_since_s = moved, time_s, None
             return
         still_s = time_s - self._moved_s

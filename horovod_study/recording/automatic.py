@@ -17,6 +17,7 @@ import atexit
 import functools
 import gc
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -305,6 +306,7 @@ class Watcher:
             count_samples=samples_of,
             requested=self._asked.get("requested", {}),
         )
+        self._record.least = self._asked.get("steps")
         if hasattr(self._data, "__len__"):
             self._record.train_samples = len(self._data)
         self._record.__enter__()
@@ -345,7 +347,7 @@ class Watcher:
         assert self._record is not None
         self._record.turn()
         self._look_into_containers()
-        if self._asked.get("steps") and self._record.made >= self._asked["steps"]:
+        if self._record.ended or (self._record.alone and self._record.made >= (self._record.least or math.inf)):
             raise SystemExit
 
     def _pause(self) -> None:

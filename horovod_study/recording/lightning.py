@@ -81,6 +81,7 @@ class StepRecorder(_Callback):  # type: ignore[misc]
             return
         if self._record.updated:
             self._record.end()
+            trainer.should_stop |= self._record.ended
             self._record.begin()
         else:
             self._waits_since = self._record.mark()

@@ -174,6 +174,9 @@ class Recording:
         self._loss: torch.Tensor | None = None
         self.train_samples: int | None = None  # of the data set; `steps` asks its loader
         self._window_samples = 0  # of the steps after the warm-up
+        self._all_samples = 0
+        self.ended = False  # whoever gives turns wants no more steps
+        self.least: int | None = None  # so many steps are what was asked for
         self.hooks: list[Hooks] = []
         self._accumulate = 1
         self._turns = 0  # of the loop, in the step so far
@@ -204,6 +207,11 @@ class Recording:
         """The number of steps so far."""
         return self._step
 
+    @property
+    def alone(self) -> bool:
+        """Whether it trains until its own end, instead of until whoever gives turns has enough of it."""
+        return self._session.turns is None
+
     @_in_loop
     def mark(self) -> Any:
         """Return a stamp of this moment, for `begin` and `fetched`."""
@@ -219,6 +227,8 @@ class Recording:
             return
         self.failure = StudyError(f"the recorder stopped at step {self._step:,}: {_named(error)}")
         self.in_step = False  # hooks do nothing now; they go at the end, because one of them may be running
+        if self._session.turns is not None:  # nobody may wait for the steps of this rank any more
+            self._session.turns.leave()
         say(f"horovod-study: the training goes on, and {self.failure}")
 
     def __enter__(self) -> Self:
@@ -247,6 +257,8 @@ class Recording:
         self._state = "open"
         if self._session.is_root:
             say(_greeting(self._session.record.effective, self._peers, self._session.directory))
+        if self._session.granted <= self._step:
+            self._wait_for_turn()
         return self
 
     def _create(self, device: torch.device) -> None:
@@ -459,7 +471,7 @@ class Recording:
         try:
             began = self._clock.mark()
             batches = iter(loader)  # workers that it starts are waited for: that is data, too
-            while True:
+            while not self.ended:
                 try:
                     batch = next(batches)
                 except StopIteration:
@@ -537,17 +549,32 @@ class Recording:
         if self._samples is None and self._batch is None:
             self._samples, self._uncounted = 1, True
         self._session.rows.add(self._step, self._epoch, self._loss, samples=self._samples)
+        self._all_samples += self._samples or self._batch or 0
         if self._step >= self._options.warmup_steps:
             self._window_samples += self._samples or self._batch or 0
         self._step += 1
         self._turns_of_steps[max(1, self._turns) if self.updated else 0] += 1
         if self._precision.watching and self._step >= PRECISION_STEPS:
             self._precision.stop()
-        if self._step == self._options.warmup_steps:  # the window begins, and a stretch of its own
+        waits = self._step >= self._session.granted
+        if waits or self._step == self._options.warmup_steps:  # the window begins, and a stretch of its own
             self._session.close_stretch()
-            self._session.open_stretch(timed=True)
+            if waits and not self.ended:
+                self._wait_for_turn()
+            self._session.open_stretch(timed=self._step >= self._options.warmup_steps)
         else:
             self._session.write_rows()
+
+    def _wait_for_turn(self) -> None:
+        """Wait between two steps until more are granted, where cells of a study train one at a time.
+
+        Where nobody grants any more, the recording ends: what trains from here on does so beside the other cells.
+        """
+        enough = self.least is not None and self._step >= self.least
+        said = self._session.wait_for_turn(self._step, samples=self._all_samples, enough=enough)
+        self.ended = said != "go"
+        if said == "lost":
+            self.give_up(StudyError("the runner that gave its turns has ended"))
 
     @_in_loop
     def close_step(self) -> None:

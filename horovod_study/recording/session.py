@@ -14,6 +14,7 @@
 calls, and nothing more. All methods but those of the loop are collective.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -36,6 +37,7 @@ from horovod_study.measure.clock import LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.progress import say
+from horovod_study.recording import turns
 from horovod_study.roles import Role, named
 from horovod_study.workloads import workload
 
@@ -110,6 +112,11 @@ class Session:
         self.window_s = 0.0  # of timed steps so far
         self.stretches: list[list[float]] = []  # begin and end of each stretch of timed steps, in seconds of the run
         self._opened: float | None = None  # when the present stretch began, if its steps are timed
+        self._began: float | None = None  # when it began, timed or not
+        self.trained_s = 0.0  # in stretches so far, timed or not
+        self.turns: turns.Turns | None = None  # from `start` on, where the run trains in slices
+        self._waits: list[int] = []  # steps before which it has waited for its turn
+        self._waited_s = 0.0
         self._host_cores = sorted({core for host, cores in places if host == self.host for core in cores})
         self._held = ExitStack()  # the claim on the run, on rank 0
         sampled = options.system_interval_s and self.local_rank == 0  # by the first rank of each host
@@ -137,6 +144,8 @@ class Session:
                 self.liveness.close()
         finally:
             self._held.close()
+            if self.turns is not None:
+                self.turns.leave()
             if self.sampler is not None:
                 self.sampler.close()
 
@@ -244,10 +253,15 @@ class Session:
         self.rows.follow(device)
         if self.sampler is not None:
             self.sampler.wait_ready()
+        joined = turns.connect(rank=self.workers.rank, workers=self.workers.workers)
         self.workers.barrier()
         # The ranks of a host read one clock, those of other hosts stood at the barrier.
-        everybody = self.workers.gather((self.host, now()))
-        self.zero: float = next(at for host, at in everybody if host == self.host) - elapsed_s
+        everybody = self.workers.gather((self.host, now(), joined is not None))
+        self.zero: float = next(at for host, at, _ in everybody if host == self.host) - elapsed_s
+        if joined is not None and all(there for _, _, there in everybody):
+            self.turns = joined
+        elif joined is not None:  # a rank that nobody grants steps would be waited for for ever
+            joined.leave()
         if self.sampler is not None:
             self.sampler.begin(self.zero)
 
@@ -260,8 +274,35 @@ class Session:
 
     def open_stretch(self, *, timed: bool) -> None:
         """Begin a stretch of steps without interruption; what is between stretches belongs to no step."""
-        self._opened = now() if timed else None
+        self._began = now()
+        self._opened = self._began if timed else None
         self.clock.start()
+
+    @property
+    def granted(self) -> float:
+        """The number of steps after which this run is to wait; endless where it trains alone."""
+        return math.inf if self.turns is None else self.turns.until
+
+    def wait_for_turn(self, made: int, *, samples: int, enough: bool) -> turns.Said:
+        """Wait, between two stretches, until steps beyond the `made` ones are granted; return how that ended.
+
+        `samples` of this rank so far; `enough`: the run has made what it was asked for. Not collective.
+        """
+        if self.turns is None:
+            return "go"
+        began = now()
+        said = self.turns.wait(
+            steps=made,
+            samples=samples,
+            trained_s=self.trained_s,
+            warm=made >= self.options.warmup_steps,
+            enough=enough,
+        )
+        self._waits.append(made)
+        self._waited_s += now() - began
+        if math.isinf(self.turns.until):  # it trains alone from here on
+            self.turns = None
+        return said
 
     @property
     def elapsed_s(self) -> float:
@@ -276,8 +317,11 @@ class Session:
     def close_stretch(self) -> None:
         """End a stretch when its work is done, and write its rows."""
         settle(self.device)
+        closed = now()
+        if self._began is not None:
+            self.trained_s += closed - self._began
+            self._began = None
         if self._opened is not None:
-            closed = now()
             self.window_s += closed - self._opened
             self.stretches.append([self._opened - self.zero, closed - self.zero])
             self._opened = None
@@ -292,7 +336,9 @@ class Session:
     # ------------------------------------------------------------------------------------------- after the loop
 
     def stop_sampling(self) -> None:
-        """End the samples: what follows is beside the training."""
+        """End turns and samples: what follows is beside the training."""
+        if self.turns is not None:
+            self.turns.leave()
         if self.sampler is not None:
             self.sampler.stop()
 
@@ -351,6 +397,7 @@ class Session:
             "steady": asdict(first),
             **records.step_totals([each["summary"] for each in everybody]),
             "rows_lost": [each["rows_lost"] for each in everybody],
+            **({"turns": {"before": self._waits, "waited_s": self._waited_s}} if self._waits else {}),
             "rss_mb_max": max(each["memory"][0] for each in everybody),
             "pss_mb_max": records.max_over_ranks([each["memory"][1] for each in everybody]),
             **system.totals([each["system"] for each in everybody], samples=done),

@@ -12,6 +12,7 @@
     engine      runs what the lanes of a policy ask for, and tells them how it ended
     interruption    Ctrl-C and SIGTERM as a request to stop
 
+    turns       cells that train one at a time, in slices and rounds, while the others wait
     grid        policy of `run`: the missing cells of a study, each under its claim
     smoke       two workers for a few steps, before a grid
     runner      what a study still needs: found, said, run; retries and cancels

@@ -11,7 +11,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -104,6 +104,8 @@ class RankRun:
     timeout_s: float = math.inf
     grace_s: float = GRACE_S  # for launchers and workers, to end by themselves
     watch: Watch = _leave
+    variables: Mapping[str, str] = field(default_factory=dict)  # more of the ranks' environment
+    held_s: Callable[[], float] = lambda: 0.0  # for how long it has waited for its turns, which no limit counts
 
     def line(self) -> LaunchLine:
         """Write what the ranks are to read, and return how to start them."""
@@ -185,15 +187,16 @@ class Running:
         self._process: CellProcess | None = None
         self._problem = ""
         try:
-            self._line = run.line()
+            line = run.line()
+            self._line = replace(line, environment={**line.environment, **run.variables})
             self._process = CellProcess(self._line, run.log, run.grace_s, cores=run.cores)
         except StudyError as error:  # the launcher is missing, or cannot be executed
             self._problem = str(error)
 
     @property
     def seconds(self) -> float:
-        """For how long it has been running."""
-        return now() - self._began
+        """For how long it has been running, without the time in which it waited for its turns."""
+        return now() - self._began - self.run.held_s()
 
     def last_line(self) -> str:
         """Return the last line that it printed, "" before there is one."""

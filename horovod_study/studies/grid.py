@@ -3,6 +3,9 @@
 Who runs a cell holds its claim (lease.py), so that no cell ever runs twice, and releases the claim with how the cell
 ended. What is killed together with the runner is found by the next one: its claim is stale, what is left of its
 processes is ended, and it is run again unless it has finished meanwhile.
+
+With `turns` the cells of a repeat that fit together are started one after the other and then alternate (turns.py); each
+of them is a lane of its own.
 """
 
 import math
@@ -10,6 +13,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +21,7 @@ from rich.console import Console
 from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JobBook
-from horovod_study.cluster.pinning import OtherPrograms, disturbance
+from horovod_study.cluster.pinning import BUSY_CORES, OtherPrograms, disturbance
 from horovod_study.cluster.process import GRACE_S, stop_marked
 from horovod_study.cluster.site import HERE, Site
 from horovod_study.config import Cell
@@ -25,7 +29,7 @@ from horovod_study.errors import StudyError
 from horovod_study.files import writing
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, require_free
 from horovod_study.measure.clock import now
-from horovod_study.records import MANIFEST, RunRecord, read_run
+from horovod_study.records import MANIFEST, RunRecord, append_turns, read_run, read_turns
 from horovod_study.studies.attempt import (
     CANCELLED,
     TAKEN_OVER,
@@ -34,6 +38,7 @@ from horovod_study.studies.attempt import (
     Launcher,
     Running,
     Verdict,
+    Watch,
     local_launch,
 )
 from horovod_study.studies.engine import Lane, sweep
@@ -51,6 +56,7 @@ from horovod_study.studies.ledger import (
 )
 from horovod_study.studies.progress import Display
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.turns import Conductor, Policy, groups, until_asked_for
 
 REQUESTS = ".requests"
 _REQUEST_S = 1.0  # how soon a request to cancel is noticed
@@ -67,6 +73,7 @@ class CellPlaces:
     cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
     grace_s: float = GRACE_S
     notice_load: bool = True  # warn once when other programs used the cores while a cell ran
+    policy: Policy = until_asked_for  # of cells that alternate: which of them need more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +120,9 @@ class Grid:
         try:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
             with Display(self.console, total=len(cells) if total is None else total, ended=ended) as display:
-                sweep([self._lane(cells, display)], self.stop)
+                for part in groups(self.study, cells, lambda cell: self.places.site_of(cell).alone):
+                    if not self.stop.requested:
+                        self._run_part(part.cells, part.block, display)
         except BrokenPipeError:  # the reader of the output left; that is no matter of the run folder
             raise
         except OSError as error:
@@ -123,8 +132,33 @@ class Grid:
             ) from error
         return self.broken_off
 
-    def _lane(self, cells: Sequence[Cell], display: Display) -> Lane:
+    def _run_part(self, cells: Sequence[Cell], block: str, display: Display) -> None:
+        """Run cells one after the other, or in turns where they have the name of a `block`."""
+        if not block:
+            sweep([self._lane(cells, display)], self.stop)
+            return
+        earlier = [each.launch for each in read_turns(self.directory) if each.block == block]
+        launch = max(earlier, default=-1) + 1
+        with Conductor(
+            [cell.key for cell in cells],
+            block=block,
+            launch=launch,
+            seed=self.study.seed,
+            policy=self.places.policy,
+            cores=sorted(os.sched_getaffinity(0)),
+        ) as conductor:
+            sweep([self._lane([cell], display, conductor) for cell in cells], self.stop)
+            loads = [each.other_load for each in conductor.slices if each.other_load is not None]
+        if conductor.failure is not None:
+            raise StudyError(f"turns of block {block}, launch {launch + 1}, have ended: {conductor.failure!r}")
+        if loads and self.places.notice_load and (used := median(loads)) >= BUSY_CORES and not self._warned:
+            self._warned = True
+            display.note(f"warning: other programs used {used:.1f} cores in half of the slices, or more")
+
+    def _lane(self, cells: Sequence[Cell], display: Display, conductor: Conductor | None = None) -> Lane:
         for position, cell in enumerate(cells):
+            while conductor is not None and not self.stop.requested and not conductor.may_start(cell.key):
+                yield None
             if self.stop.requested:
                 return
             if cell.identity and identify() != self._source:
@@ -136,9 +170,15 @@ class Grid:
             if now() + (self._estimate.of(cell).seconds or 0.0) > self._until:
                 display.note(f"not begun: {name} would not end in the time that is left here")
                 continue
-            end = yield from self._turn(cell, cells[position:], display)
+            try:
+                end = yield from self._turn(cell, cells[position:], display, conductor)
+            finally:
+                if conductor is not None:
+                    conductor.ended(cell.key)
             if end is None:
                 continue
+            if conductor is not None and end.state == "done" and end.attempt is not None:
+                append_turns(self.directory, conductor.slices_of(cell.key))
             seconds = end.attempt.seconds if end.attempt is not None else 0.0
             if end.state == "done" and end.attempt is not None and not end.resumed:  # a part says nothing about a whole
                 self._estimate.add(cell, seconds)
@@ -150,7 +190,9 @@ class Grid:
             entry = read_entry(self.study, self.directory, cell)
             display.ended(entry, seconds=seconds, left=left, log=str(log_path(self.directory, cell)))
 
-    def _turn(self, cell: Cell, ahead: Sequence[Cell], display: Display) -> Generator[CellRun, Any, _End | None]:
+    def _turn(
+        self, cell: Cell, ahead: Sequence[Cell], display: Display, conductor: Conductor | None
+    ) -> Generator[CellRun, Any, _End | None]:
         """Run one cell under its claim and release it with how it ended; None when it was not for us to run."""
         name, site = cell_name(self.study, cell), self.places.site_of(cell)
         before = latest(self._claims, cell.key)
@@ -164,7 +206,8 @@ class Grid:
                 self._claims, cell.key, what=name, ended=lambda number: JobBook(self.directory).has_ended(number)
             )
             try:
-                end = yield from self._under_claim(cell, site, lease, ahead, display)
+                watch = self._watch(name, lease, ahead, display, conductor)
+                end = yield from self._under_claim(cell, site, watch, display, conductor)
             except Held as held:  # somebody trains in its directory who is no runner
                 end = replace(end, reason=f"left to {held.claim}")
                 raise
@@ -176,7 +219,7 @@ class Grid:
         return end
 
     def _under_claim(
-        self, cell: Cell, site: Site, lease: Lease, ahead: Sequence[Cell], display: Display
+        self, cell: Cell, site: Site, watch: Watch, display: Display, conductor: Conductor | None
     ) -> Generator[CellRun, Any, _End]:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
         out = self.directory.resolve() / cell.key
@@ -191,7 +234,8 @@ class Grid:
             keep_log(self.directory, cell)
         else:
             set_aside(self.directory, cell)
-        others = OtherPrograms(sorted(os.sched_getaffinity(0))) if self.places.notice_load and site.alone else None
+        noticed = self.places.notice_load and site.alone and conductor is None  # else each slice tells of it
+        others = OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
         attempt: Attempt = yield CellRun(
             cell=cell,
             out=out,
@@ -204,7 +248,9 @@ class Grid:
             checkpoint=True,
             timeout_s=self.study.timeout_s,
             grace_s=self.places.grace_s,
-            watch=self._watch(cell_name(self.study, cell), lease, ahead, display),
+            watch=watch,
+            variables={} if conductor is None else conductor.environment(cell.key),
+            held_s=lambda: 0.0 if conductor is None else conductor.held_s(cell.key),
         )
         if attempt.unreached:
             display.note(f"warning: {attempt.unreached}")
@@ -231,17 +277,37 @@ class Grid:
             display.note(f"warning: {told} while that cell ran; its times are not those of a quiet machine")
 
     def _watch(
-        self, name: str, lease: Lease, ahead: Sequence[Cell], display: Display
-    ) -> Callable[[Running], Verdict | None]:
-        """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over."""
+        self, name: str, lease: Lease, ahead: Sequence[Cell], display: Display, conductor: Conductor | None
+    ) -> Watch:
+        """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over.
+
+        Who waits for its turn is told to go on before it is ended.
+        """
+        looked = self._look(name, lease, ahead, display, conductor)
+
+        def watch(running: Running) -> Verdict | None:
+            verdict = looked(running)
+            if conductor is not None and self.stop.requested:
+                conductor.dismiss()
+            elif conductor is not None and verdict is not None:
+                conductor.dismiss(running.run.out.name)
+            return verdict
+
+        return watch
+
+    def _look(
+        self, name: str, lease: Lease, ahead: Sequence[Cell], display: Display, conductor: Conductor | None
+    ) -> Watch:
         checked, asked, drawn = now(), -math.inf, -math.inf
 
         def watch(running: Running) -> Verdict | None:
             nonlocal checked, asked, drawn
-            if now() - drawn >= _REDRAW_S:
+            shown = conductor is None or conductor.left()[:1] == [running.run.out.name]  # one line for all of them
+            if shown and now() - drawn >= _REDRAW_S:
                 drawn = now()
                 left = self._estimate.left(ahead, running_s=running.seconds)
-                display.running(name, elapsed_s=now() - self._began, left=left)
+                what = name if conductor is None else f"{len(conductor.left())} in turns, round {conductor.rounds}"
+                display.running(what, elapsed_s=now() - self._began, left=left)
             if self.stop.requested or now() - asked >= _REQUEST_S:
                 asked = now()
                 if any(request(self.directory, each.claim).exists() for each in self.held):

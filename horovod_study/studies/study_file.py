@@ -23,7 +23,7 @@ from horovod_study.workloads import Configuration, Workload, find_workload
 
 STUDY_KEYS = (
     *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
-    *("scaling", "hosts", "budget", "workload", "script", "command"),
+    *("scaling", "hosts", "budget", "workload", "script", "command", "turns"),
 )
 PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _SWEPT = (*PLACING, "runtime", "backend", "transport", "global_batch")
@@ -79,6 +79,7 @@ class StudyConfig:
     timeout_s: float = 900.0
     targets: tuple[float, ...] = ()  # test MSEs to which the time is compared; none: chosen from the runs
     budget: StudyBudget = StudyBudget()
+    turns: bool = False  # the cells of a repeat alternate, where they fit together
     partitions: Mapping[str, Partition] = field(default_factory=dict)  # by name; none: that of `run`, this machine
     identity: Mapping[str, str] = field(default_factory=dict)  # partition -> digest of code and environment there
     left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
@@ -394,6 +395,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         seed=number(source, content, "seed", 1, int, 0),
         timeout_s=number(source, content, "timeout_s", 900.0, float, 1),
         budget=_budget(source, content.get("budget")),
+        turns=check_field(source, "turns", content.get("turns", False), limits(bool), optional=False),
         partitions=partitions,
         identity=_identities(partitions) if identify else {},
         left_out=left_out,

@@ -169,6 +169,7 @@ class Training:
         config, backend = job.config, job.backend
         self.step = self.epoch = 0
         self.target_reached = self.stopped = self.diverged = False
+        self.ended = self.lost = False  # by whoever gives turns; nobody gives any more
         self.evaluation: dict[str, Any] = {}
         self.stream: Iterator[Any] | None = None
         self.last_step = job.last_step
@@ -194,28 +195,55 @@ class Training:
     def train(self) -> None:
         """Train to the end of the budget, to the target, or until a signal stops all ranks at the same step.
 
-        One turn is a stretch of steps without interruption: to the end of the warm-up or of the epoch, to the next
-        evaluation or checkpoint, or to the end of the budget. The clock is between stretches, so that evaluation
-        and checkpoints are outside the timed window.
+        What is repeated is a stretch of steps without interruption: to the end of the warm-up or of the epoch, to the
+        next evaluation or checkpoint, to where the run waits for its turn, or to the end of the budget. The clock is
+        between stretches, so that evaluation, checkpoints and that wait are outside the timed window.
         """
         config, backend, per_epoch = self.job.config, self.job.backend, self.job.per_epoch
-        while self.step < self.last_step and not (self.budget.spent or self.target_reached or self.stopped):
+        while not self._is_at_end():
+            if self.step >= self.session.granted and not self._wait_for_turn():
+                continue
             self.stopped = config.checkpoint_at_end and backend.maximum(self.stop.number) > 0
             if self.stopped:  # a signal came during an evaluation, or at the end of a stretch
                 break
             timed = self.step >= config.warmup_steps
             evaluate_at = next_evaluation(config, self.step, per_epoch)
             keep_at, epoch_end = self.keeper.next_after(self.step), (self.epoch + 1) * per_epoch
-            end = min(self.last_step, epoch_end, evaluate_at, keep_at, math.inf if timed else config.warmup_steps)
+            end = min(epoch_end, evaluate_at, keep_at, math.inf if timed else config.warmup_steps)
+            end = min(end, self.last_step if self.session.turns is None else self.session.granted)
             self._make_steps(end, timed=timed)
             self._look_for_faults()
-            if self.step == evaluate_at or self.step >= self.last_step or self.budget.spent:
+            if self.step == evaluate_at or self._is_at_end():
                 self._evaluate()
             self.epoch += self.step == epoch_end
             if self.step == keep_at:
                 self._write_checkpoint()
+        if self.ended and self.evaluation.get("steps") != self.step:
+            self._evaluate()
         if config.checkpoint_at_end and self.keeper.step != self.step:
             self._write_checkpoint()
+
+    def _is_at_end(self) -> bool:
+        """Return whether no step follows. In turns the budget is the least: who gives turns says when it is enough."""
+        if self.target_reached or self.stopped or self.ended:
+            return True
+        return self.session.turns is None and self._has_enough
+
+    @property
+    def _has_enough(self) -> bool:
+        return self.step >= self.last_step or self.budget.spent
+
+    def _wait_for_turn(self) -> bool:
+        """Wait until steps are granted; False where none follow. Collective once the wait is over."""
+        liveness = self.liveness
+        liveness.held = True
+        said = self.session.wait_for_turn(self.step, samples=self.step * self.job.config.batch, enough=self._has_enough)
+        liveness.held = False
+        # Where the runner is killed some ranks may have been granted steps and others not: they agree on the worst.
+        agreed = self.job.backend.maximum(("go", "end", "lost").index(said))
+        self.ended, self.lost = agreed == 1, agreed == 2
+        self.stopped |= self.lost
+        return agreed == 0
 
     def _make_steps(self, end: float, *, timed: bool) -> None:
         """Make steps without interruption, to step `end` or until the ranks agree to stop.
@@ -280,7 +308,7 @@ class Training:
             return True
         if timed and self.job.config.seconds:
             self.budget.agree(step, elapsed_s)
-        return self.budget.spent
+        return self.session.turns is None and self.budget.spent
 
     def _look_for_faults(self) -> None:
         """Give up rows that find no room, and a training that is broken on one rank. Collective."""
@@ -389,8 +417,9 @@ class Training:
             self.captured.close()
         self.loader.close()
         if self.stopped:
-            name = signal_name(int(backend.maximum(self.stop.number)))
-            raise Stopped(f"stopped by {name} after step {self.step:,}", totals=self.keeper.cost)
+            number = int(backend.maximum(self.stop.number))
+            why = f"by {signal_name(number)}" if number else "because the runner that gave its turns has ended"
+            raise Stopped(f"stopped {why} after step {self.step:,}", totals=self.keeper.cost)
 
         hashes = backend.gather(parameter_sha256(job.bare_model))
         if len(set(hashes)) > 1:

@@ -1,0 +1,141 @@
+"""Turns, as a rank sees them: cells of a study that train one at a time, in slices of some tenths of a second.
+
+The runner (studies/turns.py) listens on a TCP port. Where the variable TURNS names it, each rank connects, says who it
+is, and goes on like this:
+
+    rank -> runner      {"token", "rank", "workers", "pid", "host"}                 once
+    rank -> runner      {"steps", "samples", "trained_s", "warm", "enough"}         it has made the steps it was granted
+    runner -> rank      {"until": 1200}     make steps until there are 1200 of them, then report and wait
+                        {"until": null}     go on alone: nobody waits for a report any more
+                        {"end": true}       make no more steps, and end in good order
+
+All ranks are granted the same number of steps, so they wait at the same step without a collective operation, and none
+is open meanwhile. A rank that waits is blocked in the kernel. It waits between two stretches of steps: what is between
+stretches is in no lap, no step and no window, so a run that had to wait tells the same numbers as one that had not.
+
+When the connection is closed the runner is gone, or has been told to end: the cells that waited would now all train at
+the same time, and measure each other. So a rank then makes no more steps.
+"""
+
+import json
+import math
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from horovod_study.errors import BackendError
+
+TURNS = "HOROVOD_STUDY_TURNS"
+"""The variable that holds HOST:PORT:TOKEN of the runner; the token is the cell's own."""
+CONNECT_S = 10.0
+MAX_LINE = 4096
+
+Said = Literal["go", "end", "lost"]
+"""What a wait ends with: steps were granted, no more are to be made, or nobody is there who could grant any."""
+
+
+class Channel:
+    """Messages over a connected socket: JSON, one a line."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.stream = stream
+        self._buffer = b""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message; OSError: the other side is gone."""
+        self.stream.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Wait for what comes, and return the messages that are complete with it.
+
+        EOFError: the other side has closed, or sends what is no message. OSError: the connection is broken.
+        """
+        data = self.stream.recv(MAX_LINE)
+        self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if not data or len(self._buffer) > MAX_LINE:
+            raise EOFError
+        try:
+            found = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            raise EOFError from None
+        if not all(isinstance(each, dict) for each in found):
+            raise EOFError
+        return found
+
+    def close(self) -> None:
+        """Close the connection; the other side sees that."""
+        with suppress(OSError):
+            self.stream.close()
+
+
+def connect(environ: Mapping[str, str] = os.environ, *, rank: int, workers: int) -> "Turns | None":
+    """Return this rank's side of the turns that the environment names; None where it names none, or nobody answers.
+
+    Raises BackendError where the variable is damaged.
+    """
+    text = environ.get(TURNS, "")
+    if not text:
+        return None
+    host, _, rest = text.partition(":")
+    port, _, token = rest.partition(":")
+    if not (host and token and port.isdecimal() and 0 < int(port) < 65536):
+        raise BackendError(f"environment variable {TURNS} is {text[:60]!a}; allowed: HOST:PORT:TOKEN; unset it")
+    try:
+        stream = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        stream.settimeout(None)
+        turns = Turns(Channel(stream))
+        turns.send({"token": token, "rank": rank, "workers": workers, "pid": os.getpid(), "host": os.uname().nodename})
+    except OSError:
+        return None
+    return turns
+
+
+class Turns:
+    """What one rank of a run has been granted, and the wait for more."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel: Channel | None = channel
+        self.until: float = 0  # so many steps may be made before the next wait
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message to the runner; OSError: it is gone."""
+        assert self._channel is not None
+        self._channel.send(message)
+
+    def wait(self, *, steps: int, samples: int, trained_s: float, warm: bool, enough: bool) -> Said:
+        """Report what this rank has made so far, and wait for what the runner says.
+
+        `trained_s`: seconds in stretches of steps; `warm`: the declared warm-up is over; `enough`: the run has made
+        what it was asked for, and goes on for the runner only.
+        """
+        if self._channel is None:
+            return "go" if math.isinf(self.until) else "lost"
+        try:
+            self.send(
+                {"steps": steps, "samples": samples, "trained_s": trained_s, "warm": bool(warm), "enough": bool(enough)}
+            )
+            while True:
+                for message in self._channel.receive():
+                    if message.get("end"):
+                        self.leave()
+                        return "end"
+                    if message.get("until", 0) is None:
+                        self.leave()
+                        self.until = math.inf
+                        return "go"
+                    if int(message["until"]) > steps:
+                        self.until = int(message["until"])
+                        return "go"
+        except (OSError, EOFError, LookupError, TypeError, ValueError):
+            self.leave()
+            return "lost"
+
+    def leave(self) -> None:
+        """Close the connection: the runner knows then that this rank makes no more turns."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None

@@ -1,0 +1,466 @@
+"""Turns: the cells of a block train one at a time, in slices of some tenths of a second, and all others wait.
+
+Cells that are run one after the other are measured minutes apart, and what the machine does meanwhile goes into every
+ratio of two of them. Here they are started once and then alternate: in every round each of them trains one slice, in
+random order, so that the slices of a round have the same machine (recording/turns.py has the protocol, and says why
+the wait changes nothing of what a run records).
+
+    start       one cell after the other: each makes its warm-up, `warmup_steps` and at least WARM_S, alone and at once
+    rounds      every cell that is left trains one slice; then the policy says which of them need more
+    end         a cell that needs no more is told to end, and the others wait until its processes are gone
+
+A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
+takes is at most SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. Warm-up is in
+no slice. A cell that ends by itself, or fails, drops out; the others go on. One that never asks for a turn trains to
+its end while all others wait, as it would have without turns.
+"""
+
+import os
+import random
+import secrets
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from statistics import median
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from horovod_study.cluster.holding import Holding, used_s
+from horovod_study.cluster.pinning import busy_s
+from horovod_study.config import Cell
+from horovod_study.measure.clock import now, sleep
+from horovod_study.recording.turns import TURNS, Channel
+from horovod_study.records import TurnSlice
+from horovod_study.studies.study_file import StudyConfig
+
+SLICE_S = (0.25, 0.5)
+SWITCH_SHARE = 0.05
+WARM_S = 1.0
+BREATH_EVERY_S = 10.0
+"""After so long a wait the processes of a cell go on for BREATH_S: what they have agreed with others to show now and
+then, such as that they live, has time limits of some tens of seconds."""
+BREATH_S = 0.02
+_RECENT = 5  # slices from which the next one's length is found
+_LOAD_S = 0.1  # the system counts processor time in hundredths of a second
+
+Policy = Callable[[Sequence[TurnSlice], Mapping[str, bool]], Collection[str]]
+"""Is asked after every round: given all slices so far, and for each run that is left whether it has made what it was
+asked for (`run: seconds` or `steps`), it returns the runs that need more; the others are ended."""
+
+
+def until_asked_for(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
+    """Return the runs that have not made yet what they were asked for."""
+    return [run for run, enough in left.items() if not enough]
+
+
+WORKER_MB = 800
+"""What a worker is taken to need in memory: PyTorch, a library of communication, and some data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Cells of a study that are run in turns, or one after the other where `block` is ""."""
+
+    cells: tuple[Cell, ...]
+    block: str = ""
+
+
+def alone_because(study: StudyConfig, cell: Cell, on_this_machine: bool) -> str:
+    """Return why a cell cannot alternate with others, "" where it can."""
+    partition = study.partitions[cell.placement.partition]
+    if not on_this_machine or partition.scheduler != "local":
+        return "it runs on other hosts than this machine"
+    if partition.gpus_per_node:
+        return "all cells of a block would need the memory of the GPUs at the same time"
+    return "" if cell.config.workload.waits else f"workload {cell.config.workload.name} cannot wait between two steps"
+
+
+def groups(
+    study: StudyConfig, cells: Sequence[Cell], here: Callable[[Cell], bool], *, memory_mb: float | None = None
+) -> list[Part]:
+    """Return how `cells`, in their order, are run: those of a repeat in turns, as many as fit into memory together.
+
+    `here`: whether a cell runs on this machine. `memory_mb`: what there is; None: what is free now. The same cells come
+    into the same blocks in every repeat. What cannot alternate, or is alone in its block, follows one after the other.
+    """
+    if not study.turns:
+        return [Part(cells=tuple(cells))]
+    room = (psutil.virtual_memory().available / 1e6 if memory_mb is None else memory_mb) / WORKER_MB
+    parts: list[Part] = []
+    for _, block in groupby(cells, key=lambda cell: cell.config.repeat):
+        rest: list[Cell] = []
+        together: dict[str, list[list[Cell]]] = {}
+        for cell in sorted(block, key=lambda cell: cell.placement.workers):
+            if alone_because(study, cell, here(cell)):
+                rest.append(cell)
+                continue
+            boxes = together.setdefault(cell.placement.partition, [[]])
+            if boxes[-1] and sum(each.placement.workers for each in (*boxes[-1], cell)) > room:
+                boxes.append([])
+            boxes[-1].append(cell)
+        for partition, boxes in together.items():
+            for number, box in enumerate(boxes, 1):
+                if len(box) > 1:
+                    name = partition if number == 1 else f"{partition}-{number}"
+                    parts.append(Part(cells=tuple(box), block=name))
+                else:
+                    rest += box
+        if rest:
+            parts.append(Part(cells=tuple(rest)))
+    return parts
+
+
+@dataclass(kw_only=True)
+class _Cell:
+    """One cell, as far as its ranks have told."""
+
+    run: str
+    token: str
+    state: str = "ahead"  # -> starting -> turns -> leaving -> over
+    workers: int = 0  # 0: no rank has come yet
+    local: set[int] = field(default_factory=set)  # ranks on this machine, by process
+    channels: dict[int, Channel] = field(default_factory=dict)  # by rank
+    reports: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of ranks that wait now
+    before: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # what these had reported last
+    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    granted: int = 0  # steps of the latest grant
+    held: list[int] = field(default_factory=list)  # processes that are stopped
+    held_since: float | None = None
+    held_s: float = 0.0
+    breath: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether all its ranks wait for steps."""
+        return 0 < self.workers == len(self.reports)
+
+    def all(self, name: str) -> bool:
+        return all(bool(report.get(name)) for report in self.reports.values())
+
+    def next_steps(self, slice_s: float) -> int:
+        """Return how many steps take about `slice_s`; at first few, and then twice as many at most."""
+        if not self.step_s:
+            return 1
+        return max(1, min(round(slice_s / max(median(self.step_s), 1e-7)), 2 * self.granted))
+
+
+class _Closed(Exception):
+    """Nobody wants turns any more."""
+
+
+class Conductor:
+    """Gives turns to cells, from a thread of its own that is blocked while a slice lasts.
+
+    The thread that starts the cells asks `may_start`, gives them `environment`, and tells of each that has `ended`.
+    """
+
+    failure: Exception | None = None  # what has ended it before its time
+
+    def __init__(
+        self,
+        runs: Iterable[str],
+        *,
+        block: str = "",
+        launch: int = 0,
+        seed: int = 1,
+        policy: Policy = until_asked_for,
+        cores: Sequence[int] = (),
+    ) -> None:
+        """`runs`: their names, in the order of their start; `cores`: of this machine, on which others are looked at."""
+        self._block, self._launch, self._policy, self._cores = block, launch, policy, cores
+        self._random = random.Random(f"{seed} {block} {launch}")
+        self._cells = {run: _Cell(run=run, token=secrets.token_hex(16)) for run in runs}
+        self.slices: list[TurnSlice] = []
+        self._switches: deque[float] = deque(maxlen=4 * _RECENT)
+        self._lock = threading.Lock()
+        self._closing = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._waker, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._woken, selectors.EVENT_READ, lambda: self._woken.recv(4096))
+        self._holding = Holding()
+        self._zero = now()
+        self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------- for the thread that starts the cells
+
+    def may_start(self, run: str) -> bool:
+        """Return whether it is time to start a cell: all before it are at their places, or over."""
+        for cell in self._cells.values():
+            if cell.run == run:
+                return True
+            if cell.state not in ("turns", "over"):
+                return False
+        raise KeyError(run)
+
+    def environment(self, run: str) -> dict[str, str]:
+        """Return what the ranks of a cell that is started now are told, as variables of their environment."""
+        self._cells[run].state = "starting"
+        self._wake()
+        return {TURNS: f"127.0.0.1:{self._listener.getsockname()[1]}:{self._cells[run].token}"}
+
+    def ended(self, run: str) -> None:
+        """Note that the processes of a cell are gone, or that it is not started at all."""
+        self._cells[run].state = "over"
+        self._wake()
+
+    def held_s(self, run: str) -> float:
+        """Return for how many seconds a cell has waited for its turns so far; no time limit counts them."""
+        cell = self._cells[run]
+        since = cell.held_since
+        return cell.held_s + (0.0 if since is None else now() - since)
+
+    def left(self) -> list[str]:
+        """Return the runs that are started and not over."""
+        return [cell.run for cell in self._cells.values() if cell.state not in ("ahead", "over")]
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that have begun."""
+        return self.slices[-1].round + 1 if self.slices else 0
+
+    def slices_of(self, run: str) -> list[TurnSlice]:
+        """Return the slices of one run so far."""
+        return [each for each in self.slices if each.run == run]
+
+    def dismiss(self, *runs: str) -> None:
+        """Let cells go on so that they can end: those named, or all. Their connections are closed, and they stop."""
+        with self._lock:
+            for cell in [self._cells[run] for run in runs] if runs else self._cells.values():
+                if cell.state in ("starting", "turns"):
+                    cell.state = "leaving"
+                self._continue(cell)
+                for channel in list(cell.channels.values()):  # which the other thread may change
+                    with suppress(OSError):  # not closed: the other thread may be waiting for it
+                        channel.stream.shutdown(socket.SHUT_RDWR)
+        self._wake()
+
+    def close(self) -> None:
+        """Dismiss all cells and end the thread."""
+        self._closing = True
+        self.dismiss()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for cell in self._cells.values():
+            for channel in cell.channels.values():
+                channel.close()
+        self._selector.close()
+        for each in (self._listener, self._waker, self._woken):
+            each.close()
+        self._holding.close()
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            self._waker.send(b".")
+
+    # ------------------------------------------------------------------------------------------ the thread of turns
+
+    def _run(self) -> None:
+        try:
+            for cell in self._cells.values():
+                self._bring_up(cell)
+            self._zero, number = now(), 0
+            while left := [cell for cell in self._cells.values() if cell.state == "turns"]:
+                self._random.shuffle(left)
+                for position, cell in enumerate(left):
+                    self._give(cell, number, position)
+                number += 1
+                there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
+                wanted = self._policy(self.slices, there) if there else ()
+                for cell in left:
+                    if cell.run not in wanted:
+                        self._end(cell)
+        except _Closed:
+            pass
+        except Exception as error:
+            self.failure = error
+            self.dismiss()
+
+    def _bring_up(self, cell: _Cell) -> None:
+        """Wait for the start of a cell, and let it make its warm-up."""
+        self._wait(lambda: cell.state != "ahead")
+        self._wait(lambda: cell.ready or cell.state != "starting")
+        trained_s = 0.0
+        while cell.state == "starting" and not (cell.all("warm") and trained_s >= WARM_S):
+            took_s = self._train(cell)
+            trained_s += took_s
+        if cell.state == "starting":
+            self._hold(cell)
+            cell.state = "turns"
+        self._see_off(cell)
+
+    def _give(self, cell: _Cell, number: int, position: int) -> None:
+        """Give a cell one turn, and write down what it made of it."""
+        if cell.state != "turns":
+            return
+        numbers = cell.held
+        began, busy, used = now(), busy_s(self._cores), used_s(numbers)
+        with self._lock:
+            self._continue(cell)
+        took_s = self._train(cell)
+        ended = now()
+        if cell.state == "turns":
+            self._hold(cell)
+            over_s = now() - began
+            more, own = busy_s(self._cores) - busy, used_s(numbers)
+            unknown = own is None or used is None or over_s < _LOAD_S or not self._cores
+            self._switches.append(over_s - took_s)
+            made = {rank: (cell.reports[rank], cell.before[rank]) for rank in cell.reports}
+            self.slices.append(
+                TurnSlice(
+                    block=self._block,
+                    launch=self._launch,
+                    round=number,
+                    position=position,
+                    run=cell.run,
+                    begin_s=ended - self._zero - took_s,
+                    end_s=ended - self._zero,
+                    steps=min(after["steps"] - before["steps"] for after, before in made.values()),
+                    samples=sum(after["samples"] - before["samples"] for after, before in made.values()),
+                    other_load=None if unknown else max(0.0, (more - (own or 0.0) + (used or 0.0)) / over_s),
+                )
+            )
+        self._see_off(cell)
+
+    def _train(self, cell: _Cell) -> float:
+        """Grant a cell that is ready one slice and wait until all its ranks have made it; return its seconds."""
+        slice_s = min(max(median(self._switches or [0.0]) / SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
+        cell.granted = cell.next_steps(slice_s)
+        cell.before, cell.reports = cell.reports, {}
+        until = max(report["steps"] for report in cell.before.values()) + cell.granted
+        self._say(cell, cell.before, {"until": until})
+        state = cell.state
+        self._wait(lambda: cell.ready or cell.state != state)
+        if not cell.ready:
+            return 0.0
+        took_s: float = max(
+            report["trained_s"] - cell.before[rank]["trained_s"] for rank, report in cell.reports.items()
+        )
+        cell.step_s.append(took_s / cell.granted)
+        return took_s
+
+    def _end(self, cell: _Cell) -> None:
+        """Tell a cell to end, and wait until it has."""
+        if cell.state == "turns":
+            with self._lock:
+                self._continue(cell)
+            cell.state = "leaving"
+            self._say(cell, list(cell.reports), {"end": True})
+        self._see_off(cell)
+
+    def _see_off(self, cell: _Cell) -> None:
+        """Wait until a cell that leaves is over: nobody trains beside it."""
+        if cell.state == "leaving":
+            self._wait(lambda: cell.state == "over")
+
+    def _say(self, cell: _Cell, ranks: Iterable[int], message: Mapping[str, Any]) -> None:
+        for rank in list(ranks):
+            if rank in cell.channels:
+                with suppress(OSError):  # that it is gone is heard from its channel, too
+                    cell.channels[rank].send(message)
+
+    # ------------------------------------------------------------------------------------------------- what is held
+
+    def _hold(self, cell: _Cell) -> None:
+        """Stop the processes of a cell whose ranks wait."""
+        with self._lock:
+            if cell.state in ("starting", "turns") and not self._closing:
+                cell.held = self._holding.with_children(cell.local)
+                cell.held_since = cell.breath = now()
+                self._holding.stop(cell.held)
+
+    def _continue(self, cell: _Cell) -> None:
+        self._holding.go_on(cell.held)
+        if cell.held_since is not None:
+            cell.held_s += now() - cell.held_since
+            cell.held_since = None
+
+    def _breathe(self) -> None:
+        due = [
+            cell
+            for cell in self._cells.values()
+            if cell.held_since is not None and now() - cell.breath >= BREATH_EVERY_S
+        ]
+        for cell in due:
+            self._holding.go_on(cell.held)
+            sleep(BREATH_S)
+            with self._lock:
+                if cell.held_since is not None:
+                    self._holding.stop(cell.held)
+                    cell.breath = now()
+
+    # ---------------------------------------------------------------------------------------------- what is heard
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        """Listen until something is so; _Closed: nobody wants to know any more."""
+        while not until():
+            if self._closing:
+                raise _Closed
+            for key, _ in self._selector.select(BREATH_EVERY_S):
+                key.data()
+            self._breathe()
+
+    def _accept(self) -> None:
+        stream, _ = self._listener.accept()
+        channel = Channel(stream)
+        self._selector.register(stream, selectors.EVENT_READ, lambda: self._greet(channel))
+
+    def _greet(self, channel: Channel) -> None:
+        """Read who has connected; whoever knows no token of a cell that is being started is turned away."""
+        self._selector.unregister(channel.stream)
+        try:
+            first, *more = channel.receive()
+            cell = next(each for each in self._cells.values() if each.token == first["token"])
+            rank, workers, pid, host = int(first["rank"]), int(first["workers"]), int(first["pid"]), str(first["host"])
+            if cell.state != "starting" or rank in cell.channels or not 0 <= rank < workers:
+                raise ValueError
+        except (EOFError, OSError, LookupError, TypeError, ValueError, StopIteration):
+            channel.close()
+            return
+        cell.workers, cell.channels[rank] = workers, channel
+        if host == os.uname().nodename:
+            cell.local.add(pid)
+        self._selector.register(channel.stream, selectors.EVENT_READ, lambda: self._hear(cell, rank))
+        self._note(cell, rank, more)
+
+    def _hear(self, cell: _Cell, rank: int) -> None:
+        channel = cell.channels[rank]
+        try:
+            self._note(cell, rank, channel.receive())
+        except (EOFError, OSError, LookupError, TypeError, ValueError):
+            self._selector.unregister(channel.stream)
+            channel.close()
+            del cell.channels[rank]
+            with self._lock:
+                self._continue(cell)
+            if cell.state in ("starting", "turns"):  # it ends by itself, or a rank of it is gone
+                cell.state = "leaving"
+            self._say(cell, list(cell.reports), {"until": None})
+
+    def _note(self, cell: _Cell, rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what a rank reports. LookupError, TypeError, ValueError: that is no report."""
+        for message in messages:
+            cell.reports[rank] = {
+                "steps": int(message["steps"]),
+                "samples": int(message["samples"]),
+                "trained_s": float(message["trained_s"]),
+                "warm": bool(message["warm"]),
+                "enough": bool(message["enough"]),
+            }
+            if cell.state == "leaving":  # the others of its ranks make no turns any more
+                self._say(cell, [rank], {"until": None})

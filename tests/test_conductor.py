@@ -1,0 +1,288 @@
+"""Who gives turns: one cell at a time, whole rounds in random order, and what becomes of cells that end or fail."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from horovod_study.cluster.holding import Holding, used_s
+from horovod_study.errors import RecordError
+from horovod_study.measure.clock import now, sleep
+from horovod_study.recording.turns import connect
+from horovod_study.records import TURNS_FILE, TurnSlice, append_turns, read_turns
+from horovod_study.studies import turns
+from horovod_study.studies.turns import Conductor
+
+STEP_S = 0.002
+
+
+class Trainers:
+    """Ranks that make steps of a known length, as threads of this process, and who of them trained when."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.busy: Counter[str] = Counter()
+        self.beside: list[set[str]] = []  # runs that trained at the same time
+        self.said: dict[str, list[str]] = {}
+        self.held: list[list[int]] = []
+        monkeypatch.setattr(turns, "WARM_S", 0.01)
+        monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
+        # They are threads of this very process, which must not be stopped.
+        monkeypatch.setattr(Holding, "with_children", lambda own, numbers: [])
+
+    def start(self, conductor: Conductor, run: str, *, ranks: int = 1, enough: int = 100, ends: int = 10**9) -> None:
+        """Start the ranks of a run, which has what it was asked for after `enough` steps, and ends after `ends`."""
+        while not conductor.may_start(run):
+            sleep(0.001)
+        environ = conductor.environment(run)
+        threads = [
+            threading.Thread(target=self._train, args=(environ, run, rank, ranks, enough, ends), daemon=True)
+            for rank in range(ranks)
+        ]
+        for each in threads:
+            each.start()
+        threading.Thread(target=self._follow, args=(conductor, run, threads), daemon=True).start()
+
+    def _follow(self, conductor: Conductor, run: str, threads: Sequence[threading.Thread]) -> None:
+        for each in threads:
+            each.join()
+        conductor.ended(run)
+
+    def _train(self, environ: dict[str, str], run: str, rank: int, ranks: int, enough: int, ends: int) -> None:
+        mine = connect(environ, rank=rank, workers=ranks)
+        assert mine is not None
+        made, trained_s = 0, 0.0
+        while made < ends:
+            if made >= mine.until:
+                said = mine.wait(
+                    steps=made, samples=made * 10, trained_s=trained_s, warm=made >= 3, enough=made >= enough
+                )
+                self.said.setdefault(run, []).append(said)
+                if said != "go":
+                    break
+            self.busy[run] += 1
+            self.beside.append({each for each, count in self.busy.items() if count})
+            began = now()
+            sleep(STEP_S)
+            trained_s += now() - began
+            made += 1
+            self.busy[run] -= 1
+        mine.leave()
+
+
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> Trainers:
+    return Trainers(monkeypatch)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    until = now() + 60
+    while not what() and now() < until:
+        sleep(0.005)
+    assert what()
+
+
+def test_cells_train_one_at_a_time_in_whole_rounds_of_random_order(trainers: Trainers) -> None:
+    with Conductor("abc", block="b", launch=1) as conductor:
+        for run, ranks in (("a", 1), ("b", 2), ("c", 3)):
+            trainers.start(conductor, run, ranks=ranks)
+        wait_for(lambda: not conductor.left())
+        slices = list(conductor.slices)
+
+    assert conductor.failure is None
+    assert all(len(each) == 1 for each in trainers.beside)
+    assert {run: set(said) for run, said in trainers.said.items()} == {run: {"go", "end"} for run in "abc"}
+    rounds = [[each for each in slices if each.round == number] for number in range(slices[-1].round + 1)]
+    orders = ["".join(each.run for each in found) for found in rounds]
+    assert len(orders) >= 4 and {"".join(sorted(each)) for each in orders[:-1]} <= {"abc", "ab", "ac", "bc", *"abc"}
+    assert len(set(orders[:4])) > 1
+    assert all([each.position for each in found] == list(range(len(found))) for found in rounds)
+    for one, other in pairwise(slices):
+        assert one.end_s <= other.begin_s + 1e-3
+    for each in slices:
+        assert (each.block, each.launch, each.samples) == ("b", 1, each.steps * 10 * " abc".index(each.run))
+        assert each.end_s - each.begin_s >= each.steps * STEP_S
+    # Warm-up is in no slice: what is in slices begins after it.
+    for run in "abc":
+        assert sum(each.steps for each in slices if each.run == run) < 100 + 25
+
+
+def test_cells_start_one_after_the_other_and_others_wait_meanwhile(trainers: Trainers) -> None:
+    with Conductor("ab") as conductor:
+        assert conductor.may_start("a") and not conductor.may_start("b")
+        trainers.start(conductor, "a")
+        wait_for(lambda: conductor.may_start("b"))
+        before = conductor.held_s("a")
+        sleep(0.05)
+        made = len(trainers.beside)
+        sleep(0.05)
+        assert len(trainers.beside) == made and conductor.held_s("a") > before
+        assert conductor.held_s("b") == 0.0
+        trainers.start(conductor, "b")
+        wait_for(lambda: not conductor.left())
+        assert conductor.held_s("a") >= 0.05
+
+
+def test_one_that_ends_by_itself_and_one_that_fails_drop_out(trainers: Trainers) -> None:
+    with Conductor("abcd") as conductor:
+        trainers.start(conductor, "a", ends=30)
+        trainers.start(conductor, "b", ranks=2, ends=20)
+        while not conductor.may_start("c"):
+            sleep(0.001)
+        conductor.ended("c")  # it was not started at all
+        trainers.start(conductor, "d")
+        wait_for(lambda: not conductor.left())
+        slices = list(conductor.slices)
+
+    assert [each for each in slices if each.run == "c"] == []
+    last = {
+        run: max(each.round for each in slices if each.run == run) for run in "abd" if run in {s.run for s in slices}
+    }
+    assert last["d"] == slices[-1].round > last.get("b", -1)
+    assert trainers.said["d"][-1] == "end"
+
+
+def test_the_policy_is_asked_after_every_round(trainers: Trainers) -> None:
+    asked: list[tuple[int, dict[str, bool]]] = []
+
+    def policy(slices: Sequence[TurnSlice], left: dict[str, bool]) -> list[str]:
+        asked.append((slices[-1].round, dict(left)))
+        return [run for run in left if (run == "a") <= (slices[-1].round < 2) and slices[-1].round < 5]
+
+    with Conductor("ab", policy=policy) as conductor:
+        trainers.start(conductor, "a", enough=10**9)
+        trainers.start(conductor, "b", enough=1)
+        wait_for(lambda: not conductor.left())
+
+    assert [number for number, _ in asked] == list(range(6))
+    assert [sorted(left) for _, left in asked] == [["a", "b"]] * 3 + [["b"]] * 3
+    assert asked[-1][1] == {"b": True} and asked[0][1]["a"] is False
+
+
+def test_a_policy_that_fails_ends_all_and_is_told(trainers: Trainers) -> None:
+    def policy(*_: object) -> list[str]:
+        raise ZeroDivisionError("of the policy")
+
+    with Conductor("ab", policy=policy) as conductor:
+        trainers.start(conductor, "a")
+        trainers.start(conductor, "b")
+        wait_for(lambda: not conductor.left())
+
+    assert isinstance(conductor.failure, ZeroDivisionError)
+    assert {said[-1] for said in trainers.said.values()} == {"lost"}
+
+
+def test_dismissed_cells_stop_and_the_others_go_on(trainers: Trainers) -> None:
+    with Conductor("ab") as conductor:
+        trainers.start(conductor, "a", enough=10**9)
+        trainers.start(conductor, "b", enough=10**9)
+        wait_for(lambda: conductor.rounds > 2)
+        conductor.dismiss("a")
+        wait_for(lambda: conductor.left() == ["b"])
+        number = conductor.rounds
+        wait_for(lambda: conductor.rounds > number + 2)
+
+    assert (trainers.said["a"][-1], trainers.said["b"][-2]) == ("lost", "go")
+    wait_for(lambda: trainers.said["b"][-1] == "lost")  # the block was left
+
+
+def test_strangers_are_turned_away(trainers: Trainers) -> None:
+    with Conductor("a") as conductor:
+        environ = conductor.environment("a")
+        name = next(iter(environ))
+        stranger = connect({name: environ[name][:-4] + "0000"}, rank=0, workers=1)
+        assert stranger is not None
+        assert stranger.wait(steps=0, samples=0, trained_s=0.0, warm=True, enough=True) == "lost"
+        first, again = connect(environ, rank=0, workers=2), connect(environ, rank=0, workers=2)
+        assert again is not None and first is not None
+        assert again.wait(steps=0, samples=0, trained_s=0.0, warm=True, enough=True) == "lost"
+        first.leave()
+
+
+# ------------------------------------------------------------------------------------------------ processes that wait
+
+
+BUSY = "while True: pass"
+
+
+@pytest.fixture
+def busy() -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen([sys.executable, "-S", "-c", BUSY])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_that_is_stopped_uses_no_processor_and_goes_on(busy: "subprocess.Popen[bytes]") -> None:
+    with Holding() as holding:
+        wait_for(lambda: (used_s([busy.pid]) or 0.0) > 0.1)
+        holding.stop([busy.pid, 2**22 + 1])  # the second is nobody's
+        sleep(0.05)
+        before = used_s([busy.pid])
+        sleep(0.5)
+        assert used_s([busy.pid]) == before
+        holding.go_on([busy.pid])
+        wait_for(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.05)
+        holding.stop([busy.pid])
+    before = used_s([busy.pid])
+    wait_for(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.05)
+
+
+def test_when_whoever_stopped_it_is_killed_it_goes_on(busy: "subprocess.Popen[bytes]") -> None:
+    program = (
+        "import sys, time; from horovod_study.cluster.holding import Holding; "
+        f"holding = Holding(); holding.stop([{busy.pid}]); print('stopped', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline() == b"stopped\n"
+    before = used_s([busy.pid])
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+
+    wait_for(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.1)
+
+
+def test_children_are_found() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; time.sleep(60)'])"
+    with Holding() as holding:
+        parent = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
+        try:
+            wait_for(lambda: len(holding.with_children([parent.pid])) == 2)
+        finally:
+            os.killpg(parent.pid, 9)
+            parent.wait()
+        assert holding.with_children([parent.pid]) == [parent.pid]
+
+
+# ------------------------------------------------------------------------------------------------ what is kept of it
+
+
+def slice_of(run: str, **changed: object) -> TurnSlice:
+    usual = {"block": "local", "launch": 0, "round": 3, "position": 1, "begin_s": 1.25, "end_s": 1.5, "steps": 100}
+    return TurnSlice(**{**usual, "samples": 15000, "other_load": None, "run": run, **changed})  # type: ignore[arg-type]
+
+
+def test_slices_are_read_as_they_were_written(tmp_path: Path) -> None:
+    first, second = [slice_of("a"), slice_of("a", round=4, other_load=0.125)], [slice_of("=b", block="local-2")]
+    assert read_turns(tmp_path) == []
+    append_turns(tmp_path, first)
+    append_turns(tmp_path, [])
+    append_turns(tmp_path, second)
+
+    assert read_turns(tmp_path) == [*first, *second]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"steps": -1}, {"end_s": 1.0}, {"other_load": -0.5}, {"launch": "x"}, {"end_s": "inf"}]
+)
+def test_a_damaged_line_is_named(tmp_path: Path, changed: dict[str, object]) -> None:
+    append_turns(tmp_path, [slice_of("a"), slice_of("b", **changed)])
+
+    with pytest.raises(RecordError, match=f"{TURNS_FILE} line 3"):
+        read_turns(tmp_path)

@@ -1,0 +1,181 @@
+"""Studies whose cells alternate: every one is run and kept as without turns, whatever ends them."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from test_runner import make_study, run, states, wait_for
+
+from horovod_study.analysis.audit import RULES, recount
+from horovod_study.cluster.process import marked_processes
+from horovod_study.errors import ConfigError
+from horovod_study.records import TurnSlice, read_run, read_steps, read_turns, recorded_run, run_side_files
+from horovod_study.studies import turns
+from horovod_study.studies.runner import RunOptions, run_study
+from horovod_study.studies.study_file import load_study
+from horovod_study.studies.turns import WORKER_MB, groups
+from horovod_study.workload.options import StrainConfig
+
+STEPS = 600
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "WARM_S", 0.05)
+    monkeypatch.setattr(turns, "SLICE_S", (0.1, 0.1))
+
+
+def study(**changes: Any) -> Any:
+    return make_study(**{"turns": True, "run": StrainConfig(study="tiny", steps=STEPS), **changes})
+
+
+def slices(runs: Path) -> list[TurnSlice]:
+    return sorted(read_turns(runs / "tiny"), key=lambda each: (each.launch, each.begin_s))
+
+
+def test_all_cells_of_a_repeat_alternate_and_every_slice_is_kept(tmp_path: Path) -> None:
+    result, _ = run(study(), tmp_path, {"*": "turns"})
+    found = slices(tmp_path)
+
+    assert states(result) == ["done"] * 6
+    assert {(each.block, each.launch) for each in found} == {("local", 0), ("local", 1)}
+    for entry in result.ledger.entries:
+        own = [each for each in found if each.run == entry.key]
+        assert {each.launch for each in own} == {entry.cell.config.repeat}
+        assert [each.round for each in own] == list(range(len(own))) and len(own) > 2
+        assert sum(each.steps for each in own) < STEPS + 200  # what was asked for, less warm-up, and part of a slice
+    for one, other in pairwise(found):
+        assert one.launch != other.launch or one.end_s <= other.begin_s + 1e-3
+    assert marked_processes(str(tmp_path)) == []
+
+
+def test_one_that_fails_and_one_that_asks_for_no_turn_hold_up_nobody(tmp_path: Path) -> None:
+    told = {"*": "turns", "horovod/mpi/1/0": "turns, fails", "serial/1/0": "done"}
+    result, _ = run(study(repeats=1), tmp_path, told)
+    by_name = {entry.name.partition(", repeat")[0]: entry for entry in result.ledger.entries}
+
+    assert by_name["horovod/mpi, 1 worker"].state == "failed"
+    assert "the loss is not a number" in by_name["horovod/mpi, 1 worker"].reason
+    assert by_name["serial, 1 worker"].state == by_name["horovod/mpi, 2 workers"].state == "done"
+    assert {each.run for each in slices(tmp_path)} == {by_name["horovod/mpi, 2 workers"].key}
+
+
+def test_the_time_in_which_a_cell_waits_counts_for_no_limit(tmp_path: Path) -> None:
+    config = StrainConfig(study="tiny", steps=1500)
+    alternating = study(repeats=1, run=config, runtimes=("horovod/mpi", "horovod/gloo", "ddp/gloo"), timeout_s=9.0)
+    began = time.monotonic()
+    result, _ = run(alternating, tmp_path, {"*": "turns"})
+
+    assert time.monotonic() - began > 9.0
+    assert set(states(result)) == {"done"}
+
+
+def test_after_a_request_to_stop_nobody_waits_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    def stop() -> None:
+        wait_for(lambda: len(list((tmp_path / "tiny").glob("*/run.json"))) == 3)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    endless = study(repeats=1, run=StrainConfig(study="tiny", steps=10**8))
+    thread = threading.Thread(target=stop)
+    thread.start()
+    stopped, _ = run(endless, tmp_path, {"*": "turns"}, grace_s=20.0)
+    thread.join()
+
+    assert stopped.exit_code == 130
+    assert states(stopped) == ["stopped"] * 3
+    assert marked_processes(str(tmp_path)) == []
+    assert slices(tmp_path) == []
+
+    result, _ = run(endless, tmp_path, {"*": "done"})
+    assert states(result) == ["done"] * 3
+
+
+PROGRAM = """
+import sys; sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_turns_study import *
+run(study(repeats=1, run=StrainConfig(study="tiny", steps=10**8)), Path(sys.argv[1]), {{"*": "turns"}})
+"""
+
+
+def test_when_the_runner_is_killed_those_that_wait_end_by_themselves(tmp_path: Path) -> None:
+    program = PROGRAM.format(tests=str(Path(__file__).parent))
+    runner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    wait_for(lambda: len(list((tmp_path / "tiny").glob("*/run.json"))) == 3)
+    time.sleep(1.0)
+    runner.kill()
+    runner.wait()
+
+    wait_for(lambda: marked_processes(str(tmp_path)) == [])
+    for path in (tmp_path / "tiny").glob("*/run.json"):
+        assert (read_run(path.parent).status, read_run(path.parent).reason) == ("stopped", "nobody gives turns")
+
+
+def test_cells_come_into_blocks_that_fit_into_memory() -> None:
+    made = study(runtimes=("horovod/mpi", "ddp/gloo"), workers=(1, 2, 4))
+    all_of_it = groups(made, made.cells(), lambda cell: True, memory_mb=1e9)
+    little = groups(made, made.cells(), lambda cell: True, memory_mb=4.5 * WORKER_MB)
+    elsewhere = groups(made, made.cells(), lambda cell: False, memory_mb=1e9)
+
+    assert [(part.block, len(part.cells)) for part in all_of_it] == [("local", 7), ("local", 7)]
+    for parts in (all_of_it, little, elsewhere):
+        assert sorted(cell.key for part in parts for cell in part.cells) == sorted(cell.key for cell in made.cells())
+    for part in little:
+        assert not part.block or sum(cell.placement.workers for cell in part.cells) <= 4.5
+    assert [part.block for part in little][: len(little) // 2] == ["local", "local-2", ""]
+    assert {part.block for part in elsewhere} == {""}
+    assert [part.block for part in groups(study(turns=False), made.cells(), lambda cell: True)] == [""]
+
+
+def test_the_study_file_says_it(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("study: s\nturns: yes\nrun: {seconds: 1}\nsweep: {workers: [1]}\n")
+    assert load_study(path, identify=False).turns
+    path.write_text("study: s\nturns: 3\nrun: {seconds: 1}\nsweep: {workers: [1]}\n")
+    with pytest.raises(ConfigError, match="turns"):
+        load_study(path, identify=False)
+
+
+REAL = """
+study: real
+turns: yes
+run: {dataset: 2000, batch: 25, steps: 100, warmup_steps: 10}
+sweep: {workers: [2], runtime: [horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi]}
+baselines: [plain]
+repeats: 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_real_workers_over_every_library(tmp_path: Path) -> None:
+    (tmp_path / "real.yaml").write_text(REAL)
+    result = run_study(
+        load_study(tmp_path / "real.yaml"),
+        tmp_path,
+        RunOptions(command="", smoke=False, oversubscribe=True),
+        console=Console(file=io.StringIO()),
+    )
+    folder = tmp_path / "real"
+    found: dict[str, list[TurnSlice]] = {entry.key: [] for entry in result.ledger.entries}
+    for each in read_turns(folder):
+        found[each.run].append(each)
+
+    assert states(result) == ["done"] * 5
+    for key, own in found.items():
+        record = read_run(folder / key)
+        steps = read_steps(folder / key, 0).num_rows
+        assert steps >= 110 and own and sum(each.steps for each in own) <= steps
+        assert record.totals["turns"]["waited_s"] > 0 and len(record.totals["turns"]["before"]) > len(own)
+        recounted = recount(recorded_run(folder / key), run_side_files(folder / key))
+        assert [each.text for each in recounted.findings if RULES[each.name].severity == "error"] == []
