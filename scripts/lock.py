@@ -28,7 +28,7 @@ EXTRAS_HEADER = """\
 DEV_HEADER = f"""\
 {DEVELOPMENT} `make setup DEV=no` leaves out what follows.
 """
-OPTIONAL = ("benchmark", "browser", "docs", "export", "kernels", "lightning", "notebooks")
+OPTIONAL = ("benchmark", "browser", "docs", "export", "frameworks", "kernels", "lightning", "notebooks")
 """Extras of setup.cfg that the project works without."""
 ALONE = {"extrap": "4.2.5"}
 """Pinned beside them without what they ask for, which contradicts the other pins; what they use is in an extra."""

@@ -12,7 +12,14 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from horovod_study.comm.attached import WaitNotice, attach, averages_in_backward, averages_in_synchronize, bare
+from horovod_study.comm.attached import (
+    WaitNotice,
+    attach,
+    averages_in_backward,
+    averages_in_synchronize,
+    averaging,
+    bare,
+)
 from horovod_study.errors import BackendError
 
 
@@ -165,6 +172,24 @@ def test_what_averages_is_told_from_what_does_not(gloo: None) -> None:
     assert averages_in_synchronize(HOROVODS_OPTIMIZER)
     assert not averages_in_synchronize(torch.optim.SGD(inner.parameters(), lr=0.1))
     assert bare(wrapped) is inner and bare(inner) is inner
+
+
+class Around(nn.Module):
+    """As Fabric wraps a model: it holds the DDP model, and the bare one beside it."""
+
+    def __init__(self, forward: nn.Module, original: nn.Module) -> None:
+        super().__init__()
+        self.forward_module, self.original = forward, original
+
+
+def test_a_ddp_model_inside_a_wrapper_averages(gloo: None) -> None:
+    inner = nn.Linear(1, 1)
+    around = Around(DistributedDataParallel(inner), inner)
+
+    assert averaging(around) is around.forward_module and bare(around) is inner
+    assert found(around)[0] == "ddp"
+    partly = Around(DistributedDataParallel(inner), nn.Linear(1, 1))
+    assert averaging(partly) is None and bare(partly) is partly, "some of its parameters are averaged by nobody"
 
 
 def test_somebody_who_waits_is_told_for_what(capsys: pytest.CaptureFixture[str]) -> None:

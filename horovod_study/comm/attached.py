@@ -79,11 +79,22 @@ def averages_in_synchronize(optimizer: object) -> bool:
     return callable(getattr(optimizer, "synchronize", None)) and hasattr(optimizer, "skip_synchronize")
 
 
+def averaging(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the DDP model that `model` is, or that holds all of its parameters inside a wrapper, as Fabric's does."""
+    if isinstance(model, DistributedDataParallel):
+        return model
+    found = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+    same = len(found) == 1 and set(map(id, found[0].parameters())) == set(map(id, model.parameters()))
+    return found[0] if same else None
+
+
 def bare(model: nn.Module) -> nn.Module:
-    """Return the model inside PyTorch's wrappers for data parallelism."""
-    while isinstance(model, DistributedDataParallel | nn.DataParallel):
-        model = model.module
-    return model
+    """Return the model inside PyTorch's wrappers for data parallelism, and in wrappers around those."""
+    while True:
+        inner = model if isinstance(model, nn.DataParallel) else averaging(model)
+        if inner is None:
+            return model
+        model = inner.module
 
 
 def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mapping[str, str] = os.environ) -> "Attached":
@@ -93,7 +104,7 @@ def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mappin
     """
     launcher = detect(environ)
     horovod, distributed, mpi = _started_horovod(), _started_distributed(), _started_mpi()
-    if isinstance(model, DistributedDataParallel):
+    if averaging(model) is not None:
         return _over_distributed(model, launcher.launcher, on_gpu=on_gpu)
     if horovod is not None and (averages_in_synchronize(optimizer) or distributed is None):
         return _over_horovod(horovod, optimizer, launcher.launcher, on_gpu=on_gpu)
@@ -163,8 +174,8 @@ def _over_horovod(hvd: Any, optimizer: object, launcher: str, *, on_gpu: bool) -
 
 def _over_distributed(model: nn.Module, launcher: str, *, on_gpu: bool) -> Attached:
     dist = torch.distributed
-    wrapped = isinstance(model, DistributedDataParallel)
-    group = model.process_group if isinstance(model, DistributedDataParallel) else None
+    wrapped = averaging(model)
+    group = None if wrapped is None else wrapped.process_group
     workers = int(dist.get_world_size(group))
 
     def all_values(value: Any) -> list[Any]:
@@ -174,10 +185,10 @@ def _over_distributed(model: nn.Module, launcher: str, *, on_gpu: bool) -> Attac
 
     named = str(dist.get_backend(group))
     return Attached(
-        backend="ddp" if wrapped else "distributed",
+        backend="distributed" if wrapped is None else "ddp",
         # Started without a name it has one library for each kind of device.
         transport=named if named in TRANSPORTS else "nccl" if on_gpu else "gloo",
-        reduction="none" if workers == 1 else "hooks" if wrapped else "own",
+        reduction="none" if workers == 1 else "own" if wrapped is None else "hooks",
         launcher=launcher,
         rank=int(dist.get_rank(group)),
         workers=workers,

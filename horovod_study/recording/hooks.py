@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from horovod_study.comm.attached import averages_in_backward, averages_in_synchronize, bare
+from horovod_study.comm.attached import averages_in_backward, averages_in_synchronize, averaging, bare
 from horovod_study.measure.clock import LapClock
 
 LEARNT_STEPS = 3
@@ -98,6 +98,7 @@ class Hooks:
         forward: bool,
     ) -> None:
         self._steps, self._clock, self.model = steps, clock, model
+        self._averaging = averaging(model) or model
         self.forwards, self.backwards = 0, 0  # that were seen to end
         engine = getattr(torch.autograd.Variable, "_execution_engine", None)
         self._when_done: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
@@ -210,7 +211,7 @@ class Hooks:
         self.backwards += 1
         self._last_ones.update(self._order[-KEPT:])
         del self._order[:]
-        if not averages_in_backward(self.model):
+        if not averages_in_backward(self._averaging):
             self._clock.lap("backward", at=None if seen else last)
             return
         self._clock.lap("backward", at=last)
