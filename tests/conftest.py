@@ -14,6 +14,8 @@ import slurm_cluster
 from slurm_cluster import SlurmCluster
 from two_hosts import TwoHosts, missing
 
+# While tests are collected, everything is imported: searches for cycles would find nothing and take a quarter of that.
+gc.disable()
 BIN = Path(sys.executable).parent
 # A shell's background job ignores Ctrl-C, and so would all programs that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,6 +75,7 @@ def pytest_collection_finish() -> None:
     """Leave what is imported by now out of the search for cycles, which would go through all of it time and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,7 @@ import horovod_study
 ROOT = Path(horovod_study.__file__).parent
 LAYERS = (
     ("errors", "text", "energy"),
-    ("variables", "limits", "alive", "files"),
+    ("variables", "limits", "alive", "files", "startup"),
     ("documents", "roles", "runtimes"),
     ("workloads",),
     ("scripted",),
