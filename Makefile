@@ -5,6 +5,8 @@
 #   BUILDS="nccl mpi" | none     more builds of Horovod, for GPU tensors over NCCL or over MPI; runs choose with --horovod-build
 #                                (default: both where nvcc, a PyTorch for the same CUDA and an NVIDIA GPU are found)
 #   SITE=yes | no                use the packages, PyTorch above all, that PYTHON has already; only what lacks goes into .venv
+#   TORCH=cpu | cuda             for which processor PyTorch is built (default: for CUDA where there is an NVIDIA GPU, or no
+#                                build for CPUs where pip looks)
 #   WHEELS=/path/to/folder       no network: every file from a folder that `make wheels` made; said each time
 #   DEV=no | yes                 without the development tools (tests, lint, types)
 #   JOBS=1                       compilers at once while Horovod is built (default: one per core, fewer when memory is short)
@@ -18,7 +20,7 @@ RECENT = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 FIRST = for python in python3 python3.13 python3.12 python3.11; do $$python $(RECENT) && { command -v $$python; break; }; done
 PYTHON ?= $(shell $(FIRST))
 OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') $(if $(BUILDS),--builds '$(BUILDS)') \
-          $(if $(SITE),--site '$(SITE)') $(if $(DEV),--dev '$(DEV)') $(if $(WHEELS),--wheels '$(WHEELS)') \
+          $(if $(SITE),--site '$(SITE)') $(if $(DEV),--dev '$(DEV)') $(if $(TORCH),--torch '$(TORCH)') $(if $(WHEELS),--wheels '$(WHEELS)') \
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
 # What `make bench` measures; learning (half an hour alone) and coverage only when they are named.

@@ -7,9 +7,10 @@ machine with all that they need and a GPU to use them on.
 
 import json
 import os
+import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,10 @@ FOR_GPUS = ("mpi", "nccl")
 AUTOMATIC = "auto"
 NONE = "none"
 WITHOUT_BUILDS = "or go on without: make setup BUILDS=none"
+
+CPU_SIZE = "0.2 GB to download, 0.8 GB installed"
+CUDA_SIZE = "3 GB to download, 5 GB installed"
+"""Of PyTorch with what it depends on, on Linux with an x86-64 processor."""
 
 QUESTION = """
 import json, pathlib, torch
@@ -54,6 +59,38 @@ def torch_in(python: Path, env: Mapping[str, str]) -> Torch:
     return Torch(version, cuda, Path(packages), tuple(gpus))
 
 
+def torch_requirement(pin: str, choice: str, offered: Sequence[str], *, gpus: int) -> tuple[str, str]:
+    """Return (requirement, note) for the PyTorch to install: the build for CPUs, or the one for CUDA.
+
+    `pin` is the version without a local part, `choice` "auto", "cpu" or "cuda", `offered` the versions that pip finds,
+    `gpus` how many NVIDIA GPUs this machine has. pip prefers a version with a local part, so where both builds are
+    found the other one is excluded. Failure where the build that was asked for is not offered.
+    """
+    cpu = f"{pin}+cpu"
+    others = [version for version in offered if version.split("+")[0] == pin and version != cpu]
+    if platform.machine() not in ("x86_64", "AMD64"):  # elsewhere the one without a local part is for CPUs
+        return f"torch=={pin}", f"PyTorch {pin}"
+    if choice == "cpu" and cpu not in offered:
+        raise Failure(
+            f"TORCH=cpu: pip finds no torch {cpu}: name the folder or the index that has it in PIP_FIND_LINKS or"
+            " PIP_EXTRA_INDEX_URL, or take the build for CUDA: make setup TORCH=cuda"
+        )
+    if choice == "cuda" and offered and not others:
+        raise Failure(f"TORCH=cuda: pip finds torch {pin} for CPUs only: make setup TORCH=cpu takes that")
+    seen = f"{gpus} NVIDIA GPU{'s' * (gpus > 1)} here" if gpus else "no NVIDIA GPU here"
+    why = seen if choice == AUTOMATIC else f"TORCH={choice}"
+    if cpu in offered and (choice == "cpu" or (choice == AUTOMATIC and not (gpus and others))):
+        more = "; TORCH=cuda for nodes with GPUs" if choice == AUTOMATIC and others else ""
+        return f"torch=={cpu}", f"PyTorch {cpu}, {CPU_SIZE} ({why}{more})"
+    advice = (
+        ""
+        if gpus or choice == "cuda"
+        else "; PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL with a build for CPUs saves most of it"
+    )
+    excluded = f",!={cpu}" if cpu in offered else ""
+    return f"torch=={pin}{excluded}", f"PyTorch {pin} for CUDA, {CUDA_SIZE} ({why}{advice})"
+
+
 def chosen_builds(text: str) -> str:
     """Return the builds that BUILDS names, sorted, separated by blanks; or "none", or "auto"."""
     names = set(text.replace(",", " ").split())
@@ -82,7 +119,12 @@ def automatic(torch: Torch, env: Mapping[str, str] = os.environ) -> tuple[list[s
 
 def traces(env: Mapping[str, str] = os.environ) -> str:
     """Return in a few words what the automatic choice depends on, as far as a glance shows it."""
-    return f"toolkit {cuda_home(env)}, {len(list(Path('/dev').glob('nvidia[0-9]*')))} GPUs"
+    return f"toolkit {cuda_home(env)}, {gpus_here()} GPUs"
+
+
+def gpus_here() -> int:
+    """Return how many NVIDIA GPUs this machine has, as far as a glance shows it."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def lacking(build: str, torch: Torch, env: Mapping[str, str] = os.environ) -> list[str]:

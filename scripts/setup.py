@@ -21,6 +21,7 @@ import errno
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import time
@@ -102,6 +103,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help='more builds of Horovod, such as "nccl mpi"; none: no more; auto: both where there is an NVIDIA GPU',
     )
     parser.add_argument("--site", choices=("yes", "no"), help="yes: with the packages that this Python has already")
+    parser.add_argument(
+        "--torch", choices=("cpu", "cuda"), help="PyTorch for CPUs, or for CUDA (default: as the machine)"
+    )
     parser.add_argument("--dev", choices=("yes", "no"), help="no: without the development tools")
     parser.add_argument(
         "--wheels", type=Path, metavar="FOLDER", help="take all files from here, nothing from a network"
@@ -124,7 +128,7 @@ def set_up(places: Places, options: argparse.Namespace) -> None:
     """Do whatever is missing, in order."""
     started_s = time.monotonic()
     notes = Notes(places.venv / "setup.json")
-    said = {name: getattr(options, name) for name in ("mpi", "horovod", "builds", "site", "dev")}
+    said = {name: getattr(options, name) for name in ("mpi", "horovod", "builds", "site", "dev", "torch")}
     choices = Choices.noted(notes.data.get("choices", {}), {name: value for name, value in said.items() if value})
     if choices.horovod == "no" and options.builds not in (None, gpu.NONE, gpu.AUTOMATIC):
         raise Failure(f"BUILDS={options.builds} and HOROVOD=no exclude each other: add HOROVOD=yes, or leave one out")
@@ -158,8 +162,9 @@ def set_up(places: Places, options: argparse.Namespace) -> None:
         else:
             step.note("in place")
             notes.write(choices=asdict(choices))
+        torch = which_torch(places, step, pins.get("torch"), choices.torch)
     with begin(places, "packages", f"{which} from requirements.lock") as step:
-        install_packages(places, notes, step, ours)
+        install_packages(places, notes, step, ours, torch)
     with begin(places, "MPI", f"{mpi.name} {'of this site' if mpi.folder else 'from its wheel'}, mpi4py") as step:
         install_mpi(places, notes, step, mpi, pins)
     if choices.horovod == "yes":
@@ -225,13 +230,14 @@ def make_environment(places: Places, step: Step, problem: str) -> None:
         site_packages.share(packages_of(places), places.site)
 
 
-def install_packages(places: Places, notes: Notes, step: Step, pins: dict[str, str]) -> None:
-    """Install the pinned packages; pip itself first, so that everybody's pip is the same.
+def install_packages(places: Places, notes: Notes, step: Step, pins: dict[str, str], torch: str) -> None:
+    """Install the pinned packages, of `torch` this version; pip itself first, so that everybody's pip is the same.
 
     Beside a site's packages only what it lacks is installed, and nothing that those in turn ask for: the lock file
     names it all.
     """
-    listed = "".join(f"{name}=={version}\n" for name, version in pins.items())
+    lines = {name: f"{name}=={version}" for name, version in pins.items()} | ({"torch": torch} if torch else {})
+    listed = "".join(f"{line}\n" for line in lines.values())
     new = digest([listed.encode(), *([site_packages.signature(places.site).encode()] if places.site else [])])
     if already(notes, step, "packages", new):
         return
@@ -246,6 +252,17 @@ def install_packages(places: Places, notes: Notes, step: Step, pins: dict[str, s
         file.write_text(listed)
         if listed:
             step.run(*pip, *(["--no-deps"] if places.site else []), "--requirement", file)
+
+
+def which_torch(places: Places, step: Step, pin: str | None, choice: str) -> str:
+    """Return the requirement for PyTorch, noted with its size before it is downloaded; "" beside a site's own."""
+    if places.site or pin is None:
+        return ""
+    said = output([places.python, "-m", "pip", "index", "versions", "torch"], env=step.env) or ""
+    found = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
+    requirement, note = gpu.torch_requirement(pin, choice, found[1].split(", ") if found else [], gpus=gpu.gpus_here())
+    step.note(note)
+    return requirement
 
 
 def beside_the_site(places: Places, step: Step, pins: dict[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ class Choices:
     builds: str = gpu.AUTOMATIC  # or "none", or names of builds of Horovod beside the first one, separated by blanks
     site: str = "no"  # or "yes": with the packages that the Python already has
     dev: str = "yes"  # or "no": without the development tools
+    torch: str = gpu.AUTOMATIC  # or "cpu", or "cuda": for which processor PyTorch is built
 
     @classmethod
     def noted(cls, noted: Mapping[str, str], said: Mapping[str, str]) -> "Choices":
@@ -141,6 +142,7 @@ def inputs(places: Places, choices: Choices) -> dict[str, str]:
         found["CUDA"] = gpu.traces()
     found["SITE"] = digest([site_packages.signature(places.site).encode()]) if places.site else ""
     found["DEV"] = choices.dev
+    found["TORCH"] = choices.torch
     return found
 
 

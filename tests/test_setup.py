@@ -442,9 +442,11 @@ def start(
     builds: str | None = None,
     site: str | None = None,
     dev: str | None = None,
+    torch: str | None = None,
     this_python: bool = False,
 ) -> None:
-    said = {"mpi": mpi, "horovod": horovod, "builds": builds, "site": site, "dev": dev, "this_python": this_python}
+    said = {"mpi": mpi, "horovod": horovod, "builds": builds, "site": site, "dev": dev, "torch": torch}
+    said |= {"this_python": this_python}
     setup.set_up(places, argparse.Namespace(**said))
 
 
@@ -1051,8 +1053,68 @@ def test_builds_without_horovod_contradict_each_other(places: Places, runs: Runs
         start(places, horovod="no", builds="cpu")
 
 
+PLAIN, FOR_CPUS = "torch==2.13.0", "torch==2.13.0+cpu"
+BOTH = ("2.14.0", "2.13.0+cpu", "2.13.0", "2.12.0")
+
+
+@pytest.mark.parametrize(
+    ("choice", "offered", "gpus", "requirement", "said"),
+    [
+        ("auto", BOTH, 0, FOR_CPUS, ("0.2 GB", "no NVIDIA GPU", "TORCH=cuda")),
+        ("auto", BOTH, 2, f"{PLAIN},!=2.13.0+cpu", ("3 GB", "2 NVIDIA GPUs")),
+        ("auto", BOTH[1:2], 1, FOR_CPUS, ("0.2 GB", "1 NVIDIA GPU ")),
+        ("auto", BOTH[2:], 0, PLAIN, ("3 GB", "no NVIDIA GPU", "PIP_FIND_LINKS")),
+        ("auto", (), 0, PLAIN, ("3 GB",)),
+        ("cpu", BOTH, 1, FOR_CPUS, ("TORCH=cpu",)),
+        ("cuda", BOTH, 0, f"{PLAIN},!=2.13.0+cpu", ("TORCH=cuda",)),
+        ("cuda", ("2.13.0+cu130",), 0, PLAIN, ("TORCH=cuda",)),
+    ],
+)
+def test_the_pytorch_is_the_one_for_the_machine(
+    choice: str,
+    offered: tuple[str, ...],
+    gpus: int,
+    requirement: str,
+    said: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(gpu.platform, "machine", lambda: "x86_64")
+    found, note = gpu.torch_requirement("2.13.0", choice, offered, gpus=gpus)
+    assert found == requirement
+    assert all(part in note for part in said)
+
+
+@pytest.mark.parametrize(("choice", "offered"), [("cpu", BOTH[2:]), ("cpu", ()), ("cuda", BOTH[1:2])])
+def test_a_pytorch_that_is_asked_for_and_not_offered_is_refused(
+    choice: str, offered: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gpu.platform, "machine", lambda: "x86_64")
+    with pytest.raises(Failure, match=f"^TORCH={choice}: pip finds"):
+        gpu.torch_requirement("2.13.0", choice, offered, gpus=0)
+
+
+def test_the_build_for_cpus_is_named_before_it_is_installed(
+    places: Places, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    lock = places.root / "requirements.lock"
+    lock.write_text(f"{lock.read_text()}torch==2.13.0\n")
+    listed = f"torch (2.14.0)\nAvailable versions: {', '.join(BOTH)}"
+    ordinary = setup.output
+    monkeypatch.setattr(
+        setup, "output", lambda command, **named: listed if "versions" in command else ordinary(command, **named)
+    )
+    monkeypatch.setattr(gpu, "gpus_here", lambda: 0)
+    monkeypatch.setattr(gpu.platform, "machine", lambda: "x86_64")
+    start(places)
+    assert FOR_CPUS in (places.work / "packages.txt").read_text().splitlines()
+    said = capsys.readouterr().out
+    assert said.index("PyTorch 2.13.0+cpu, 0.2 GB") < said.index("[3/7] packages")
+    start(places, torch="cuda")
+    assert f"{PLAIN},!=2.13.0+cpu" in (places.work / "packages.txt").read_text().splitlines()
+
+
 def test_choices_have_defaults():
-    assert Choices() == Choices(mpi="wheel", horovod="yes", builds="auto", site="no", dev="yes")
+    assert Choices() == Choices(mpi="wheel", horovod="yes", builds="auto", site="no", dev="yes", torch="auto")
 
 
 def test_what_is_said_counts_more_than_what_was_noted():

@@ -123,6 +123,12 @@ def report_arguments(parser: Parser) -> None:
     add_figure_arguments(parser)
     parser.add_argument("--pgf", action="store_true", help="write the figures as PGF too, for \\input; needs LaTeX")
     parser.add_argument(
+        "--paper",
+        action="store_true",
+        help="write DIR/paper too: a LaTeX section for a thesis with figures, tables, method, threats to validity, "
+        "references and a reproducibility appendix",
+    )
+    parser.add_argument(
         "--against",
         type=Path,
         metavar="BEFORE_DIR",
@@ -170,6 +176,8 @@ def report(options: argparse.Namespace) -> int | Result:
         if options.against is not None:
             return _report_against(options, directory, _analysis_of(options, options.against, before=True)[0])
         paths += write_page(directory, look=figure_look(options), pgf=options.pgf)
+        if options.paper:
+            paths += _write_paper(directory)
     for path in paths:
         print(path)
     return 0
@@ -235,6 +243,13 @@ def write_page(directory: Path, **how: Any) -> list[Path]:
     paths = write_report(_read_analysis(directory), directory, second_process=available_cores() > 1, **how)
     _keep_drawn(directory, paths, how.get("look"))
     return paths
+
+
+def _write_paper(directory: Path) -> list[Path]:
+    from horovod_study import records
+    from horovod_study.report.page.paper import write_paper
+
+    return write_paper(_read_analysis(directory), directory, records.read_source(directory))
 
 
 def _keep_drawn(

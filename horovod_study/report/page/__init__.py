@@ -5,5 +5,6 @@ run_pages   the run explorer of the page
 sentences   the analysis in words: sentences with numbers, rounded to what they are worth
 answer      what a study came to, in a few lines for a terminal
 tables      the tables of a study for print: LaTeX, Markdown and CSV
+paper       a section of a thesis in LaTeX, with its appendix and citations
 check       page, figures and tables compared with the raw rows
 """
