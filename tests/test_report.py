@@ -18,6 +18,7 @@ from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.report.figures import catalogue
 from horovod_study.report.kit import interactive, style
 from horovod_study.report.page import html, sentences
+from horovod_study.report.page.tables import tables
 from horovod_study.text import numbers, words
 
 LAPTOP = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
@@ -51,6 +52,34 @@ def laptop():
 @pytest.fixture(scope="module")
 def written(laptop, tmp_path_factory):
     return html.write_report(laptop, tmp_path_factory.mktemp("report"))
+
+
+def test_a_number_that_stands_in_several_places_is_the_same_everywhere(analysis):
+    """Tiles, sentences and the table of points, each rounded, speak of the largest finding with the same digits."""
+    labels = style.series_labels(analysis.points)
+    found = sentences._largest(analysis.provenance["findings"])
+    points = next(table for table in tables(analysis) if table.name == "points")
+    wanted = f"{labels[found['series'][0]['series']]}, {found['setting']}"
+    group = next(each for each in points.groups if wanted in each.title)
+    heads = [column.head for column in points.columns]
+    row = dict(zip(heads, next(each for each in group.rows if each[0] == str(found["workers"])), strict=True))
+
+    def plain(text):
+        return re.sub(r"(?<=\d) (?=\d{3}\b)", "", re.sub(r"[\u2009\u00a0\u202f]", " ", str(text)))
+
+    def alone(text):
+        return float(re.match(r"[\d.]+", plain(text))[0])
+
+    tiles = {name: (value, note) for name, value, note in html._tiles(analysis, labels)["tiles"]}
+    text = plain(" ".join(" ".join(paragraph) for paragraph in sentences.sentences(analysis)))
+    assert alone(tiles["Speedup"][0]) == alone(row["Speedup"])
+    assert alone(tiles["Efficiency"][0]) == round(alone(row["Efficiency"]))
+    assert points.columns[heads.index("Throughput")].unit == "samples/s"
+    assert alone(tiles["Throughput"][0]) == alone(row["Throughput"])
+    assert f"takes {row['Step']} ms" in text
+    assert plain(tiles["Waiting for gradients"][1]).endswith(f"of {row['Step']} ms per step")
+    assert alone(tiles["Waiting for gradients"][0]) == alone(row["Waiting"])
+    assert f"{row['Waiting']} % is waiting for gradients" in text
 
 
 # ---------------------------------------------------------------------------------------------------- the analysis

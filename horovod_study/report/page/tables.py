@@ -141,11 +141,14 @@ def _points(analysis: Analysis) -> Table | None:
     points = analysis.points
     if points.empty:
         return None
-    share = analysis.breakdown[analysis.breakdown["lap"] == "sync"].set_index(["series", "workers", "nodes"])["share"]
-    waiting = [
-        share.get(key, math.nan) for key in zip(points["series"], points["workers"], points["nodes"], strict=True)
-    ]
-    points = points.assign(waiting_share=waiting)
+    laps = analysis.breakdown.set_index(["series", "workers", "nodes"])
+    share, mean_s = laps[laps["lap"] == "sync"]["share"], laps[laps["lap"] == "step"]["mean_s"]
+    places = list(zip(points["series"], points["workers"], points["nodes"], strict=True))
+    points = points.assign(
+        waiting_share=[share.get(place, math.nan) for place in places],
+        # The step that sentences and breakdown speak of: the parts of means add up, those of medians do not.
+        mean_step_s=[mean_s.get(place, math.nan) for place in places],
+    )
     marks = _marks(points["flags"])
     scale, unit = _rates(points["samples_per_s_median"])
     other = next(kind for kind in BASES if kind != base)
@@ -163,13 +166,13 @@ def _points(analysis: Analysis) -> Table | None:
         name="points",
         title="Throughput, speedup and efficiency",
         caption=f"Medians over repeats. Speedup: throughput over that of {_base(analysis, base)}, of the same batch "
-        f"and data set; efficiency: speedup over workers. Waiting for gradients: share of the mean step. {INTERVALS}; "
+        f"and data set; efficiency: speedup over workers. Step: mean. Waiting for gradients: share of it. {INTERVALS}; "
         "none from fewer than three repeats, and none for the baseline itself.",
         columns=(
             *_PLACE,
             Column(head="Repeats", cell=lambda row: _of(row["repeats"], row["repeats"] + row["failed"])),
             Column(head="Throughput", unit=unit, interval=True, strong=True, cell=throughput),
-            _numbers("Step", "step_s_median", unit="ms", scale=_MILLI),
+            _numbers("Step", "mean_step_s", unit="ms", scale=_MILLI),
             replace(_speedups("Speedup", base), strong=True),
             replace(_speedups(f"Speedup\nover {other}", other), page_only=True),
             _numbers("Efficiency", f"efficiency_{base}", unit="%", scale=_PERCENT),
@@ -185,7 +188,7 @@ def _points(analysis: Analysis) -> Table | None:
         keep=(
             *("series", "setting", "mode", "partition", "backend", "transport", "workers", "nodes", "batch", "repeats"),
             *("failed", "samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high"),
-            *("samples_per_s_min", "samples_per_s_max", "step_s_median"),
+            *("samples_per_s_min", "samples_per_s_max", "mean_step_s", "step_s_median"),
             *(f"{name}_{kind}{end}" for kind in BASES for name in _RATIOS for end in ("", "_low", "_high")),
             *("karp_flatt", "waiting_share", "flags", "reasons"),
         ),
