@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from make import synthetic_study
 from make.rank_rows import noise, rows_of
-from test_inspection import recorded
+from test_inspection import EFFECTIVE, recorded
 
 from horovod_study import cli, records
 from horovod_study.analysis.steps.explanation import Explanation, explain
@@ -57,6 +58,77 @@ def test_a_late_rank_is_told_with_what_it_costs(tmp_path: Path, lap: str, ranks:
     assert first.kind == "about" and first.gain is not None
     assert first.gain.value == pytest.approx(slow.delay_s / (slow.period_s - slow.delay_s))
     assert shlex.split(first.command)[1:] == ["explain", str(tmp_path / "run"), "--part", "steps"]
+
+
+def test_what_the_others_wait_for_a_late_rank_has_an_interval(tmp_path: Path) -> None:
+    found = explained(late_rank(tmp_path / "run", lap="data", ranks=3, late=1))
+
+    (slow,) = found.slow
+    assert slow.delay_low_s is not None and slow.delay_high_s is not None
+    assert slow.delay_low_s < slow.delay_s < slow.delay_high_s < 5.1e-3
+    gain = found.help[0].gain
+    assert gain is not None and gain.low < gain.value < gain.high
+    assert "data loader" in found.help[0].what, "what to try depends on the lap"
+    text = " ".join("\n".join(page(found)).split())
+    assert re.search(r"The other ranks wait for that: [\d.]+ \[[\d.]+, [\d.]+\] ms, \d+ % of the step", text)
+
+
+def foreign(directory: Path, monkeypatch: pytest.MonkeyPatch, *, workers: int = 2, wait_s: float = 2e-4) -> Path:
+    """Write a run of another script, recorded by a command, whose ranks are even and average for `wait_s`."""
+    monkeypatch.delitem(EFFECTIVE, "steps_per_epoch", raising=False)
+    rows = rows_of(noise(1, 400, workers), transfer_s=wait_s, per_epoch=100)
+    return recorded(directory, rows, totals=TOTALS, model="Net", parameters=10, backend="ddp", transport="gloo")
+
+
+def test_what_another_script_can_do_about_its_communication_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = explained(foreign(tmp_path / "run", monkeypatch, wait_s=20e-3))
+
+    (cell,) = found.cells
+    assert cell.exposed_s is not None
+    (first, *_) = found.help
+    assert "no_sync" in first.what and first.kind == "at most" and first.gain is not None
+    assert first.gain.value == pytest.approx(cell.exposed_s.value / (cell.step_s - cell.exposed_s.value))
+    assert "Nothing stands out" not in "\n".join(page(found))
+
+
+def test_the_command_for_a_missing_baseline_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, runs = records.recorded_runs((foreign(tmp_path / "2w", monkeypatch),))
+    typed = "horovod-study record --out r/2w -- torchrun --nproc-per-node 2 t.py"
+    found = explain(table.assign(typed=typed, typed_in="/a"), runs)
+
+    (told,) = [each for each in found.help if "--nproc-per-node" in each.command]
+    assert told.command == "horovod-study record --out r/1w -- torchrun --nproc-per-node 1 t.py"
+    assert "/a" in told.what
+
+
+def test_what_a_second_node_adds_is_split_into_waiting_and_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 ms more on two nodes, of which the wait is 6.2."""
+    places = []
+    for repeat in range(3):
+        for nodes in (1, 2):
+            places.append(foreign(tmp_path / f"{nodes}n{repeat}", monkeypatch, workers=2 * nodes))
+    table, runs = records.recorded_runs(places)
+    more = np.where(table["workers"] == 4, 1.0, 0.0)
+    scatter = 1e-4 * np.array([int(name.rpartition("n")[2]) - 1 for name in table["run"]])
+    table = table.assign(
+        nodes=1.0 + more,
+        repeat=[int(name.rpartition("n")[2]) for name in table["run"]],
+        step_s=0.020 + 0.010 * more + scatter,
+        sync_s=0.001 + 0.0062 * more + scatter / 2,
+    )
+    found = explain(table, runs)
+
+    (growth,) = [each for each in found.growth if each.nodes == (1, 2)]
+    assert growth.workers == 4 and growth.step_s.value == pytest.approx(0.010)
+    assert growth.step_s.low < 0.010 < growth.step_s.high
+    assert growth.waiting is not None and growth.waiting.value == pytest.approx(0.62)
+    assert 0.5 < growth.waiting.low < 0.62 < growth.waiting.high < 0.7
+    text = " ".join("\n".join(page(found)).split())
+    assert re.search(r"62 % \[\d+ %, \d+ %\] of what the second node adds is waiting for gradients", text)
 
 
 def test_even_ranks_are_not_called_slow(tmp_path: Path) -> None:

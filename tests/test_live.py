@@ -126,3 +126,15 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["status", str(directory), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["slowest_rank"] == 1
     assert cli.main(["status", str(tmp_path / "no.yaml"), "--openmetrics", str(metrics)]) == 2
+
+
+def test_a_run_without_a_step_yet_says_how_far_its_command_has_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meeting = tmp_path / ".2w.abc.record"
+    meeting.mkdir()
+    assert cli.main(["status", str(tmp_path / "2w")]) == 2
+    assert "no steps seen yet: no process" in capsys.readouterr().err
+    (meeting / "seen").write_text('["torch", ""]\n["torch", ""]\n')
+    assert cli.main(["status", str(tmp_path / "2w"), "--watch"]) == 2
+    assert "no steps seen yet: 2 processes" in capsys.readouterr().err

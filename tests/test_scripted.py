@@ -227,6 +227,80 @@ def test_a_study_of_somebody_elses_training_goes_the_whole_way(kind: str, folder
     assert [cell["state"] for cell in planned] == ["done"] * 4, "nothing is left to run"
 
 
+HANGS = """
+import time
+import torch
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_never_steps_is_told_so(folder: Path) -> None:
+    (folder / "train.py").write_text(HANGS)
+    path = written(folder, script="train.py", run={"steps": 5}, repeats=1, timeout_s=8, baselines=[],
+                   sweep={"workers": [1], "runtime": "ddp/gloo"})  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-m", "horovod_study.cli", "run", str(path), "--no-retry"],
+        cwd=folder, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    told = subprocess.run(
+        [sys.executable, "-m", "horovod_study.cli", "status", str(path), "--json"],
+        cwd=folder, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    assert ended.returncode != 0
+    (cell,) = json.loads(told.stdout)["rows"]
+    assert cell["state"] == "timed out" and "no steps seen" in cell["reason"]
+
+
+# A step costs 20 ms for each of its samples, on every worker at the same time: two workers make twice the samples/s.
+SLEEPS = """
+import sys, time
+import torch
+from torch import nn
+torch.distributed.init_process_group("gloo")
+batch = int(sys.argv[1])
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+while True:
+    time.sleep(0.02 * batch)
+    optimizer.zero_grad(); model(torch.randn(batch, 4)).square().mean().backward(); optimizer.step()
+"""
+TWELVE_LINES = """study: mine
+script: train.py {batch}
+repeats: 3
+run: {batch: 4, steps: 25, warmup_steps: 3}
+sweep: {workers: [1, 2], runtime: ddp/gloo}
+"""
+
+
+def check_doubled(folder: Path, text: str) -> None:
+    """The report has the speedup of two workers over one, with an interval that excludes none and holds about 2."""
+    analysis = folder / "runs" / "mine" / "analysis"
+    points = pd.read_csv(analysis / "points.csv").set_index("workers")
+    assert len(text.splitlines()) <= 12
+    assert list(points["repeats"]) == [3, 3]
+    two = points.loc[2]
+    assert 1 < two["speedup_wrapped_low"] < two["speedup_wrapped"] < two["speedup_wrapped_high"]
+    assert 1.5 < two["speedup_wrapped"] < 2.2
+    page = (analysis / "report.html").read_text()
+    assert "one worker inside PyTorch DDP (ddp/gloo)" in page
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_a_few_lines_end_in_a_report_with_a_resolved_speedup(folder: Path) -> None:
+    (folder / "train.py").write_text(SLEEPS)
+    (folder / "study.yaml").write_text(TWELVE_LINES)
+    ended = subprocess.run(
+        [sys.executable, "-m", "horovod_study.cli", "run", "study.yaml"],
+        cwd=folder, capture_output=True, text=True, timeout=500, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    check_doubled(folder, TWELVE_LINES)
+
+
 # ------------------------------------------------------------------------------------------------ on two nodes
 
 ANY = """

@@ -114,7 +114,9 @@ def status_arguments(parser: Parser) -> None:
 
 def status(options: argparse.Namespace) -> int | Result:
     """Show the state of a study, or of one run while it goes on."""
-    if options.study.is_dir():
+    from horovod_study.cluster.recorded import before_the_first_step
+
+    if options.study.is_dir() or before_the_first_step(options.study):
         return _run_status(options)
     if options.openmetrics:
         raise ConfigError(f"--openmetrics is of one run, and {options.study} is no folder; name a run directory")

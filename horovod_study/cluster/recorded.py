@@ -5,6 +5,7 @@ PYTHONPATH, so that every Python below it loads its sitecustomize, the other say
 in these processes is in recording/automatic.py.
 """
 
+import glob
 import json
 import os
 import shutil
@@ -109,6 +110,22 @@ def _seen(meeting: Path) -> list[tuple[str, str]]:
         return [tuple(json.loads(line)) for line in (meeting / "seen").read_text(encoding="utf-8").splitlines()]
     except OSError:
         return []
+
+
+def before_the_first_step(out: Path) -> str:
+    """Return how far a command has come whose run `out` has no record yet; "" where none is being recorded there."""
+    meetings = sorted(out.absolute().parent.glob(f".{glob.escape(out.name)}.*.record"))
+    if not meetings or (out / records.MANIFEST).exists():
+        return ""
+    seen = [what for what, _ in _seen(meetings[-1])]
+    loaded = seen.count("torch")
+    if not loaded:
+        return "no steps seen yet: no process of the command has imported torch"
+    processes = f"{loaded} process{'' if loaded == 1 else 'es'}"
+    return (
+        f"no steps seen yet: {processes} of the command imported torch, and the record begins with the second "
+        f"step. If this stays so: {NO_STEPS}"
+    )
 
 
 def _judge(out: Path, code: int, seen: Sequence[tuple[str, str]]) -> int:

@@ -149,6 +149,12 @@ def _part(seconds: Interval, step_s: float) -> str:
     return f"{_ms(seconds)} ms, {percent(seconds.value / step_s)} of the step"
 
 
+def _shares(share: Interval) -> str:
+    """Return a share in per cent with its interval."""
+    ends = f" [{percent(share.low)}, {percent(share.high)}]" if share.known else ""
+    return f"{percent(share.value)}{ends}"
+
+
 def _ms(seconds: Interval) -> str:
     """Return ms with their interval."""
     if not seconds.known:
@@ -182,10 +188,10 @@ def _who(slow: Slow) -> str:
     more = f" So are {len(slow.ranks) - 3} more." if len(slow.ranks) > 3 else ""
     runs = "" if slow.looked_at == 1 else f" It is so in {slow.named_in} of {slow.looked_at} runs."
     others = "The other ranks wait" if slow.chance < 0.5 else "The other rank waits"
-    return (
-        f"{words}{more}{runs} {others} for that: {milliseconds(slow.delay_s)} ms, "
-        f"{percent(slow.delay_s / slow.period_s)} of the step."
-    )
+    delay = Interval(value=slow.delay_s)
+    if slow.delay_low_s is not None and slow.delay_high_s is not None:
+        delay = Interval(value=slow.delay_s, low=slow.delay_low_s, high=slow.delay_high_s)
+    return f"{words}{more}{runs} {others} for that: {_part(delay, slow.period_s)}."
 
 
 def _late(late: Lateness, slow: Slow) -> str:
@@ -215,6 +221,15 @@ def _grown(growth: Growth) -> str:
     known_parts = [(part, value) for part, value in growth.parts_s.items() if value is not None]
     worth = sorted((each for each in known_parts if abs(each[1]) >= 0.05 * abs(step.value)), key=lambda each: -each[1])
     of_it = ", ".join(f"{_NAMES.get(part, part)} {signed(milliseconds(value))}" for part, value in worth)
+    if growth.nodes is not None:
+        fewer, more = growth.nodes
+        who = "The second node adds" if growth.nodes == (1, 2) else f"{more} nodes instead of {fewer} add"
+        waits = ""
+        if growth.waiting is not None and not chance:
+            waits = (
+                f" {_shares(growth.waiting)} of what {who.partition(' add')[0].lower()} adds is waiting for gradients."
+            )
+        return f"{who} {signed(_ms(step))} ms per step ({growth.workers} workers against {growth.base}){chance}.{waits}"
     return (
         f"{growth.workers} workers against {growth.base}: {signed(_ms(step))} ms per step{chance}. "
         f"Of it {of_it or 'no part is known'}."

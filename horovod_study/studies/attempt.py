@@ -20,6 +20,7 @@ import yaml
 from horovod_study.cluster.launch import MARKER, LaunchLine, launch_line, program_line
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
+from horovod_study.cluster.recorded import NO_STEPS
 from horovod_study.cluster.remote import run_on, stop_marked_on
 from horovod_study.cluster.site import HERE, Site
 from horovod_study.config import Cell, Placement
@@ -221,7 +222,7 @@ class Running:
                 self._ask_to_stop(self._process)
             return self.end(*verdict)
         if self.seconds > self.run.timeout_s:
-            return self.end(TIMED_OUT, f"timed out after {self.run.timeout_s:g} s")
+            return self.end(TIMED_OUT, f"timed out after {self.run.timeout_s:g} s{_without_steps(self.run)}")
         return self.end() if self._lingers() else None
 
     def end(self, state: str = "", reason: str = "", *, grace_s: float | None = None) -> Attempt:
@@ -343,6 +344,12 @@ class Running:
 
 def _record(run: RankRun) -> RunRecord | None:
     return read_run(run.out) if isinstance(run, CellRun) and (run.out / MANIFEST).exists() else None
+
+
+def _without_steps(run: RankRun) -> str:
+    """Return, for a reason, that no step was seen of somebody else's script: its record begins with the second one."""
+    foreign = isinstance(run, CellRun) and run.cell.config.workload.small is None
+    return f"; no steps seen: {NO_STEPS}" if foreign and _record(run) is None else ""
 
 
 def _resumes(run: RankRun) -> bool:

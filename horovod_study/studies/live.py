@@ -16,10 +16,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from horovod_study.cluster.recorded import before_the_first_step
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import now, sleep
-from horovod_study.records import RunRecord, hosts_of, last_step, read_run, read_steps, silent_s, step_ranks
+from horovod_study.records import MANIFEST, RunRecord, hosts_of, last_step, read_run, read_steps, silent_s, step_ranks
 from horovod_study.studies.progress import say
 from horovod_study.studies.watch import EVERY_S, MAX_SHARE, Getting, getting_on
 
@@ -77,6 +78,8 @@ class RunNow:
 
 def look(directory: Path) -> RunNow:
     """Read the state of a run now; RecordError where there is none."""
+    if not (directory / MANIFEST).exists() and (waiting := before_the_first_step(directory)):
+        raise StudyError(f"{directory}: {waiting}")
     record = read_run(directory)
     at = last_step(directory)
     known = RunNow(

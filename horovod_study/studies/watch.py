@@ -108,7 +108,8 @@ def _getting(directory: Path, entry: Entry) -> Getting:
     except RecordError:  # moved away since
         record = None
     if record is None or record.status != "running":  # what is there is that of the attempt before
-        return Getting(share=0.0, text="starting")
+        foreign = entry.cell.config.workload.small is None  # its record begins with its second step
+        return Getting(share=0.0, text="no steps seen yet" if foreign else "starting")
     return getting_on(record, last_step(directory / entry.key), running_s=_running_s(record))
 
 

@@ -86,12 +86,22 @@ def remedy(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> s
     """
     if run.get("declared"):
         return "the line `baselines: [wrapped]` in the study file makes it"
+    notes, line = baseline_command(run, batch=batch, taken=taken)
+    if not line:
+        return (
+            f"the same command with one worker makes it; it was: {run.get('typed') or run.get('command') or 'unknown'}"
+        )
+    return f"this makes it{''.join(f', {each}' for each in notes)}: {line}"
+
+
+def baseline_command(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> tuple[list[str], str]:
+    """Return the line for the one-worker run that `remedy` speaks of, and notes on it; "" where it is not known."""
     words = shlex.split(str(run.get("typed") or ""))
     recorded = "--" in words
     line = words[words.index("--") + 1 :] if recorded else shlex.split(str(run.get("command") or ""))
     single = one_worker(line, int(run["workers"])) if recorded else _started(line, run)
     if single is None:
-        return f"the same command with one worker makes it; it was: {shlex.join(words or line)}"
+        return [], ""
     notes = [f"in {run['typed_in']}"] if run.get("typed_in") else []
     if batch != run["batch"]:
         changed = with_batch(single, run["batch"], batch)
@@ -100,7 +110,7 @@ def remedy(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> s
     head = [*_with_out(words[: words.index("--")], taken), "--"] if recorded else []
     _set(head, "--batch", f"{batch:.0f}")
     notes += [] if recorded else ["with a run directory of its own"]
-    return f"this makes it{''.join(f', {each}' for each in notes)}: {shlex.join([*head, *single])}"
+    return notes, shlex.join([*head, *single])
 
 
 def _started(line: Sequence[str], run: Mapping[str, Any]) -> list[str] | None:

@@ -14,13 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.forecast.prediction import predict
+from horovod_study.analysis.series.baseline_commands import baseline_command
 from horovod_study.analysis.series.exchange import points_of
 from horovod_study.analysis.series.points import measured, scaling_points, with_series
-from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, over_runs, parts_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
@@ -29,13 +31,34 @@ from horovod_study.analysis.steps.stragglers import Lateness
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, facts
 from horovod_study.roles import Role
+from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
 WORTH = 0.02
 """A share of the step below this is not worth an advice."""
 
+RESAMPLES = 2000
+"""Of the bootstrap of a share."""
+
 MIN_COUNTS = 3
 """Worker counts from which on more workers are forecast."""
+
+_SHARED = "is its core or GPU shared with other programs, or clocked lower?"
+TRY = {
+    "data": "look at its data loader, and at the disk that it reads from",
+    **dict.fromkeys(("compute", "forward", "backward", "update", "computing"), _SHARED),
+    "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
+    "several": _SHARED,
+}
+"""What to try for a slow rank, by the lap in which it is slow (stragglers.CAUSES)."""
+_FEWER = "several batches per update, of which only the last averages"
+LESS_COMMUNICATION = {
+    "ddp": f"a larger batch per worker, {_FEWER} (no_sync), gradients in 16 bits (bf16_compress_hook), other buckets "
+    "(bucket_cap_mb)",
+    "horovod": f"a larger batch per worker, {_FEWER} (backward_passes_per_step), gradients in 16 bits "
+    "(hvd.Compression.fp16)",
+}
+"""What makes another script wait less for gradients, by its library."""
 
 _WORK = Role.DATA | Role.LEARNING | Role.COMPUTING
 
@@ -71,6 +94,8 @@ class Slow:
     chance: float  # how often a rank is the last one where all are equal
     period_s: float  # of a step
     delay_s: float  # see stragglers.Stragglers
+    delay_low_s: float | None  # its 95 % interval
+    delay_high_s: float | None
     waiting_s: float | None  # mean over ranks and steps
     resolution_s: float | None  # a lateness that would certainly have been named
     why_not: str = ""  # why it is unknown
@@ -85,6 +110,8 @@ class Growth:
     workers: int
     parts_s: Mapping[str, float | None]  # breakdown.PARTS but step
     step_s: Interval
+    nodes: tuple[int, int] | None = None  # from how many to how many, where the baseline is on fewer
+    waiting: Interval | None = None  # share of `step_s` that is waiting for gradients, where a step became longer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +174,7 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun]) -> Explanation:
         why = next((run.why_not for run in accounts if run.why_not), "none holds a step")
         raise AnalysisError(f"{accounts[0].run}: nothing to explain: {why}; name a run that made steps")
     cells = _cells(named, accounting)
-    growth, why_no_growth = _growth(accounting.cells, cells)
+    growth, why_no_growth = _growth(accounting.cells, cells, named)
     slow = tuple(_slow(cell, [looked[run] for run in cell.runs if run in looked]) for cell in _last(cells))
     slow = tuple(each for each in slow if each.looked_at)
     steps = [run.steps for run in accounting.runs if run.ranks] or [0]
@@ -166,7 +193,7 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun]) -> Explanation:
         help=(),
         doubts=tuple(_doubts(accounting, looked.values())),
     )
-    advice = [*_advice(found, kept), *_more_workers(named, found)]
+    advice = [*_advice(found, kept), *_missing_baseline(named, found), *_more_workers(named, found)]
     return replace(found, help=tuple(sorted(advice, key=lambda each: -_least(each))))
 
 
@@ -264,6 +291,8 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
             chance=1 / cell.workers,
             period_s=cell.step_s,
             delay_s=0.0,
+            delay_low_s=None,
+            delay_high_s=None,
             waiting_s=None,
             resolution_s=None,
             why_not=next(iter(reasons), "none of its runs was looked at"),
@@ -281,12 +310,14 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
         chance=1 / len(late.ranks),
         period_s=late.period_s,
         delay_s=late.delay_s,
+        delay_low_s=stats.finite_or_none(late.delay_low_s),
+        delay_high_s=stats.finite_or_none(late.delay_high_s),
         waiting_s=None if late.skew_s is None else late.skew_s["mean"],
         resolution_s=stats.finite_or_none(late.resolution_s),
     )
 
 
-def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], str]:
+def _growth(table: pd.DataFrame, cells: Sequence[Cell], named: pd.DataFrame) -> tuple[list[Growth], str]:
     """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers."""
     found = []
     for cell in _last(cells):
@@ -306,9 +337,59 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], s
         else:
             continue
         found.append(Growth(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
+    found += [each for cell in _last(cells) if (each := _node_growth(cell, cells, named)) is not None]
     if found or all(cell.workers == 1 for cell in cells):
         return found, "" if found else "no run has several workers"
     return [], "one worker count only, and no run of one worker with the same work beside it"
+
+
+def _node_growth(cell: Cell, cells: Sequence[Cell], named: pd.DataFrame) -> Growth | None:
+    """Return what more nodes add to a step of a series: its most workers less the most of those on the fewest nodes.
+
+    With a fixed global batch the work of a step changes too: then it is not said.
+    """
+    same = [each for each in cells if each.series == cell.series and not math.isnan(each.nodes)]
+    few = [each for each in same if each.nodes < cell.nodes]
+    if not few:
+        return None
+    base = max((each for each in few if each.nodes == few[0].nodes), key=lambda each: each.workers)
+    more, less = (_rows_of(named, each.series, each.workers, each.nodes) for each in (cell, base))
+    more, less = more[measured(more)], less[measured(less)]
+    if more.empty or less.empty or set(more["mode"]) == {"strong"}:
+        return None
+    steps = [rows["step_s"].to_numpy(dtype=np.float64) for rows in (more, less)]
+    waits = [rows["sync_s"].to_numpy(dtype=np.float64) for rows in (more, less)]
+    step = stats.difference(*(stats.student(each) for each in steps))
+    share = _share(steps, waits) if step.value > 0 else None
+    return Growth(
+        series=cell.series,
+        base=f"{plural(base.workers, 'worker')} on {plural(int(base.nodes), 'node')}",
+        workers=cell.workers,
+        parts_s={part: _less(cell.parts_s[part], base.parts_s[part]) for part in PARTS[:-1]},
+        step_s=step,
+        nodes=(int(base.nodes), int(cell.nodes)),
+        waiting=share,
+    )
+
+
+def _share(steps: Sequence[Floats], waits: Sequence[Floats]) -> Interval | None:
+    """Return which share of the growth of the mean step is growth of the mean wait; None where waits are unknown.
+
+    steps, waits: those of the runs of the longer and of the shorter step. The interval is a percentile bootstrap over
+    the runs of each; none for fewer than three.
+    """
+    if not all(np.isfinite(each).all() for each in waits):
+        return None
+    value = float((waits[0].mean() - waits[1].mean()) / (steps[0].mean() - steps[1].mean()))
+    if min(map(len, steps)) < stats.MIN_REPEATS:
+        return Interval(value=value)
+    generator = np.random.default_rng(1)
+    drawn = [generator.integers(len(each), size=(RESAMPLES, len(each))) for each in steps]
+    step = steps[0][drawn[0]].mean(axis=1) - steps[1][drawn[1]].mean(axis=1)
+    wait = waits[0][drawn[0]].mean(axis=1) - waits[1][drawn[1]].mean(axis=1)
+    if (step <= 0).any():  # the growth itself may be chance
+        return Interval(value=value)
+    return stats.percentiles(value, wait / step)
 
 
 def _less(a: float | None, b: float | None) -> float | None:
@@ -350,10 +431,14 @@ def _late_ranks(found: Explanation, cell: Cell, runs: Mapping[str, RecordedRun])
         first = slow.ranks[0]
         ranks = f"rank {first.rank}" if len(slow.ranks) == 1 else f"{len(slow.ranks)} ranks"
         where = f" on {first.host}" if first.host else ""
+        gain = _gain(slow.delay_s, slow.period_s)
+        if slow.delay_low_s is not None and slow.delay_high_s is not None:
+            low, high = (_gain(each, slow.period_s).value for each in (slow.delay_low_s, slow.delay_high_s))
+            gain = replace(gain, low=low, high=high)
         yield Help(
-            what=f"make {ranks}{where} as quick as the others; its steps in detail",
+            what=f"make {ranks}{where} as quick as the others: {TRY[first.cause]}; its steps in detail",
             command=_line("explain", runs[slow.run].directory, "--part", "steps"),
-            gain=_gain(slow.delay_s, slow.period_s),
+            gain=gain,
             kind="about",
         )
     elif slow.waiting_s is not None and slow.waiting_s > WORTH * slow.period_s:
@@ -375,8 +460,9 @@ def _communication(cell: Cell, run: RecordedRun) -> Iterable[Help]:
     runtime = f"{effective.get('backend')}/{effective.get('transport')}"
     gain = None if cost is None else _gain(cost.value, cell.step_s)
     if not _ours(run):
-        if cost is None:
-            yield Help(what="one worker of the same script beside it would say what communication costs")
+        if cost is not None:
+            how = LESS_COMMUNICATION.get(str(effective.get("backend")), f"a larger batch per worker, {_FEWER}")
+            yield Help(what=f"communicate less: {how}", gain=gain, kind="at most")
         return
     several = ("--workers", cell.workers, *_work_of(run))
     if cost is None and run.state != "done":
@@ -411,6 +497,21 @@ def _communication(cell: Cell, run: RecordedRun) -> Iterable[Help]:
             what="find out what the communication consists of: transfer, or the library around it",
             command=_line("explain", "--measure", "--runtime", runtime, *several),
         )
+
+
+def _missing_baseline(named: pd.DataFrame, found: Explanation) -> Iterable[Help]:
+    """Yield what to type for the one-worker run that the runs of another script lack."""
+    cell = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
+    runs = _rows_of(named, cell.series, cell.workers, cell.nodes)
+    if not found.why_no_growth or cell.workers == 1 or runs.iloc[0]["model"] == packaged().model:
+        return
+    run = {f"{name}": value for name, value in runs.iloc[0].items()}
+    what = "record one worker of the same script beside it: that says what more workers add"
+    if run.get("declared"):
+        yield Help(what=f"{what}; in the study file: baselines: [wrapped]")
+        return
+    notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=[str(each) for each in named["run"]])
+    yield Help(what="; ".join([what, *notes]), command=line)
 
 
 def _other_parts(cell: Cell, run: RecordedRun) -> Iterable[Help]:

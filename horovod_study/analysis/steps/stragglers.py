@@ -89,6 +89,8 @@ class Stragglers:
     slow: tuple[int, ...] = ()  # the named ranks, the slowest first
     resolution_s: float = math.nan  # a lateness that would certainly have been named
     delay_s: float = 0.0  # by how much a step would be shorter if the named ranks were as quick as the middle one
+    delay_low_s: float = math.nan  # 95 % interval of it, from the means of blocks
+    delay_high_s: float = math.nan
 
     @property
     def skew_share(self) -> float:
@@ -146,6 +148,8 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     )
     ranks = tuple(_with_cause(each) if each in slow else each for each in found)
     even = own - np.array([each.value_s if each in slow else 0.0 for each in found])
+    delays = own.max(axis=1) - even.max(axis=1)
+    delay = stats.student([delays[block].mean() for block in blocks]) if slow else stats.Interval(value=0.0)
     return Stragglers(
         verdict="named" if slow else "none",
         notes=tuple(notes),
@@ -162,7 +166,9 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         ranks=ranks,
         slow=tuple(each.rank for each in slow),
         resolution_s=max(WORTH * period, *(each.value_s - each.certain_s for each in found)),
-        delay_s=float((own.max(axis=1) - even.max(axis=1)).mean()),
+        delay_s=float(delays.mean()),
+        delay_low_s=delay.low,
+        delay_high_s=delay.high,
     )
 
 
