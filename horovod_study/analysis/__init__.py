@@ -1,6 +1,7 @@
 """The analysis wing: frames in, frames or fitted values out.
 
     stats.py    the one interval, tests and estimates; a kit, which the run wing uses too
+    paired.py   ratios of cells that alternate in slices, and when enough was measured; a kit as well
     costs.py    what messages cost, alpha and beta; a kit as well
     series/     run table -> scaling points; a user's own points; points for other programs
     laws/       scaling laws as values, a file each

@@ -1,0 +1,445 @@
+"""Ratios of cells that alternate in slices: the estimate within rounds, its interval, and when enough was measured.
+
+A kit like `stats`: it imports nothing of this package but that and the errors, and both wings use it.
+
+In each round every cell of a block trains for one slice; a launch is the rounds of the same processes. What is compared
+is the logarithm of the ratio of two rates within a round: drift and load that both cells feel drop out of it. Two
+components of variance are left: rounds scatter about the level of their launch, with a memory that reaches over
+neighbours, and launches have levels of their own (memory layout, ports). docs/precision.md has the reasons, and how
+often the intervals hold the truth.
+
+Letters: S slices, L launches, n rounds of a launch. Rates in samples/s, loads in cores, all ratios as logarithms where
+nothing else is said. NaN is what is not known.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from horovod_study.analysis.stats import (
+    LEVEL,
+    Floats,
+    Interval,
+    finite_or_none,
+    normal_deviation,
+    t_p,
+    t_quantile,
+)
+from horovod_study.errors import AnalysisError
+
+OTHER_LOAD = 0.1
+"""Cores that other programs may use in a slice; above it the slice and what it would be compared with are set aside."""
+QUIET_SHARE = 0.25
+"""Share of the rounds that must be quiet; below it all count, and the answer is one about a shared machine."""
+MIN_ROUNDS = 16
+"""Rounds of a launch before anything is decided on it: fewer say nothing of the memory between neighbours."""
+LOOKS = 1.25
+"""A launch is judged when its rounds have grown by this factor, so that few looks are made."""
+LAUNCHES = 3
+"""Launches before an answer: with two of them, the scatter between them has one degree of freedom."""
+MOST_LAUNCHES = 10
+PLANNED = 5
+"""Launches for which the length of one is chosen: the scatter of fewer makes intervals much wider than rounds do."""
+STALL = 6.0
+"""Robust standard deviations from the median of a launch to which a wilder round is moved: a stall, not noise."""
+SMALL_LAUNCH = 0.25
+"""A launch with a smaller share of the rounds of the longest one has not come far enough to be one of the launches."""
+_NO_SCATTER = 1e-14
+_MOST_LOOKED_AT = 10_000
+
+
+# ------------------------------------------------------------------------------------------------------- slices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """One slice: a row of turns.csv under the name of its cell."""
+
+    launch: str  # block and launch, whatever names them
+    round: int
+    cell: str
+    rate: float  # samples/s
+    other_load: float = math.nan  # cores used by other programs; NaN where that is not known
+
+
+def slices_of(rows: Iterable[Mapping[str, float | str | None]], cell_of: Mapping[str, str]) -> list[Slice]:
+    """Return the slices of rows of turns.csv; `cell_of` names the cell of each run, and other runs are left out.
+
+    The rate is samples / (end_s - begin_s). A slice without samples or time is none. AnalysisError where a column is
+    missing.
+    """
+    found = []
+    try:
+        for row in rows:
+            cell = cell_of.get(f"{row['run']}")
+            seconds = float(row["end_s"] or 0) - float(row["begin_s"] or 0)
+            samples = float(row["samples"] or 0)
+            if cell is None or not seconds > 0 or not samples > 0:
+                continue
+            load = row["other_load"]
+            known = math.nan if load is None or load == "" else float(load)
+            name = f"{row['block']}/{row['launch']}"
+            rate = samples / seconds
+            found.append(Slice(launch=name, round=int(row["round"] or 0), cell=cell, rate=rate, other_load=known))
+    except KeyError as error:
+        raise AnalysisError(f"turns: column {error.args[0]} missing") from None
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs:
+    """The rounds in which both cells trained, launch by launch, in order of rounds."""
+
+    cell: Sequence[Floats]  # L arrays (n,) of log rates
+    base: Sequence[Floats]
+    set_aside: int = 0  # rounds left out because of other programs
+    unknown_load: int = 0  # rounds of which no load is known; they count as quiet
+    shared: bool = False  # too few quiet rounds: all of them are here
+
+    @property
+    def differences(self) -> list[Floats]:
+        """Log ratios, launch by launch."""
+        return [one - other for one, other in zip(self.cell, self.base, strict=True)]
+
+
+def quiet_rounds(loads: ArrayLike, other_load: float = OTHER_LOAD) -> tuple[NDArray[np.bool_], bool]:
+    """Return which rounds count, by the larger load (n,) of their two slices, and whether the machine is shared.
+
+    A round counts where other programs used at most `other_load` cores, or it is not known how many. Where less than
+    QUIET_SHARE of the rounds are quiet all of them count: the answer is then one about a shared machine.
+    """
+    quiet = ~(np.asarray(loads, dtype=float) > other_load)
+    shared = bool(quiet.size) and float(quiet.mean()) < QUIET_SHARE
+    return np.ones_like(quiet) if shared else quiet, shared
+
+
+def pairs(slices: Iterable[Slice], cell: str, base: str, *, other_load: float = OTHER_LOAD) -> Pairs:
+    """Return the rounds of `cell` and `base`; those in which either had more `other_load` are set aside.
+
+    The rule looks at loads alone, never at a rate. Where fewer than QUIET_SHARE of the rounds are quiet it is not
+    applied, and `shared` says so.
+    """
+    table: dict[tuple[str, int], dict[str, Slice]] = {}
+    for each in slices:
+        if each.cell in (cell, base):
+            table.setdefault((each.launch, each.round), {})[each.cell] = each
+    both = {key: (each[cell], each[base]) for key, each in sorted(table.items()) if len(each) == 2}
+    loads = {key: max(one.other_load, other.other_load) for key, (one, other) in both.items()}
+    quiet, shared = quiet_rounds([*loads.values()], other_load)
+    loud = set() if shared else {key for key, each in zip(loads, quiet, strict=True) if not each}
+    kept: dict[str, list[tuple[float, float]]] = {}
+    for key, (one, other) in both.items():
+        launch = kept.setdefault(key[0], [])  # there also where none of its rounds is quiet
+        if key not in loud:
+            launch.append((math.log(one.rate), math.log(other.rate)))
+    columns = [np.array(each, dtype=float).reshape(-1, 2).T for each in kept.values()]
+    return Pairs(
+        cell=[each[0] for each in columns],
+        base=[each[1] for each in columns],
+        set_aside=len(loud),
+        unknown_load=sum(math.isnan(load) for load in loads.values()),
+        shared=shared,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- within a launch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """How rounds scatter about the level of their launch."""
+
+    variance: float  # per round, memory included: the variance of a mean of n rounds is this over n
+    freedom: float  # degrees of freedom of `variance`
+    rounds: float  # autocorrelation time: rounds that say as much as one independent one
+
+
+def memory(launches: Sequence[Floats]) -> Memory:
+    """Return the long-run variance of values (n,) of each of L launches, pooled.
+
+    Sum of autocovariances up to the first pair of lags whose sum is not positive, pairs never growing: the initial
+    monotone sequence of C. Geyer (Practical Markov chain Monte Carlo, Stat. Sci. 7, 1992, 473-483, section 3.3). It is
+    divided by 1 - (2k + 1)/n, k the last lag, because deviations from a mean of n rounds lose that share. Degrees of
+    freedom 2N / (2k + 1) - L, as for a truncated window (M. Priestley, Spectral Analysis and Time Series, 1981,
+    section 6.2.3). A variance below a quarter of that of independent rounds is not believed.
+    """
+    total, longest = sum(map(len, launches)), max(map(len, launches))
+    mean_length = total / len(launches)
+    lags = max(1, int(mean_length // 2))
+    size = 1 << (2 * longest - 1).bit_length()
+    covariance = np.zeros(lags)
+    for values in launches:
+        spectrum = np.fft.rfft(values - values.mean(), size)
+        found = np.fft.irfft(spectrum.real**2 + spectrum.imag**2, size)[:lags]
+        covariance += found / total
+    if covariance[0] < _NO_SCATTER**2:
+        return Memory(variance=0.0, freedom=max(total - len(launches), 1.0), rounds=1.0)
+    count = lags // 2
+    both = covariance[: 2 * count : 2] + covariance[1 : 2 * count : 2]
+    negative = np.flatnonzero(both <= 0)
+    used = max(1, int(negative[0]) if len(negative) else count)
+    last = 2 * used - 1 if count else 0
+    summed = 2 * float(np.minimum.accumulate(both[:used]).sum()) - covariance[0] if count else covariance[0]
+    variance = max(summed, 0.25 * covariance[0]) / max(1 - (2 * last + 1) / mean_length, 0.2)
+    freedom = max(2 * total / (2 * last + 1) - len(launches), 1.0)
+    return Memory(variance=variance, freedom=freedom, rounds=max(1.0, float(variance / covariance[0])))
+
+
+def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
+    """Return values with those beyond STALL robust deviations of their launch's median moved there, and how many."""
+    found, moved = [], 0
+    for values in launches:
+        if not len(values):
+            found.append(values)
+            continue
+        middle = float(np.median(values))
+        away = STALL * normal_deviation(np.abs(values - middle))
+        bounded = np.clip(values, middle - away, middle + away) if away > 0 else values
+        moved += int((bounded != values).sum())
+        found.append(bounded)
+    return found, moved
+
+
+# ----------------------------------------------------------------------------------------------------- estimates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A ratio of two rates from L launches, with both components of its variance."""
+
+    ratio: Interval  # n: rounds
+    launches: int
+    rounds: int
+    round_sd: float  # of a single round about the level of its launch, relative
+    memory: float  # autocorrelation time in rounds
+    round_error: float  # standard error of the ratio from rounds alone, relative
+    launch_sd: float  # of the level of a launch, by moments; 0 where rounds explain all; NaN for one launch
+    cancelled: float  # share of the variance of the two rates within launches that is not in their ratio
+    set_aside: int = 0
+    stalls: int = 0
+    shared: bool = False
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval as a share of the ratio, from the logarithms; infinite where it is not known."""
+        width = math.log(self.ratio.high / self.ratio.low) / 2 if self.ratio.known else math.inf
+        return width
+
+    def to_dict(self) -> dict[str, float | int | bool | None]:
+        """Return plain values; None for what is not known."""
+        return {
+            **{f"ratio_{name}".removesuffix("_value"): value for name, value in self.ratio.to_dict().items()},
+            "launches": self.launches,
+            "rounds": self.rounds,
+            **{
+                name: finite_or_none(getattr(self, name))
+                for name in ("half_width", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
+            },
+            **{name: getattr(self, name) for name in ("set_aside", "stalls", "shared")},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """The mean of all launches and half of its interval, logarithms."""
+
+    value: float
+    half: float
+    error: float  # standard error that decides
+    freedom: float
+    round_error: float
+    launch_variance: float
+
+
+def _mean(launches: Sequence[Floats], within: Memory, level: float) -> _Mean:
+    """Join L launches: the scatter of their means decides where it exceeds what rounds explain, and never narrows.
+
+    V = MS / N with MS the mean square between launches, L - 1 degrees of freedom, where the launches scatter more than
+    their rounds explain, F = MS / variance of rounds > 1; the component of launches is then (F - 1)(L - 1) v /
+    (N - sum n^2 / N), the method of moments, and launches weigh 1 / (component + v / n) (R. DerSimonian and N. Laird,
+    Controlled Clinical Trials 7, 1986, 177-188). The half width is never below that of rounds alone. (Degrees of
+    freedom of the sum by Satterthwaite cover only 88 to 90 % with three launches: benchmarks/turns_coverage.py.)
+    """
+    n = np.array([len(each) for each in launches], dtype=float)
+    total, count = float(n.sum()), len(launches)
+    means = np.array([each.mean() for each in launches])
+    value = float((n * means).sum() / total)
+    v = within.variance
+    tail = 0.5 + level / 2
+    alone = math.sqrt(v / total)
+    if count == 1:
+        half = t_quantile(tail, within.freedom) * alone
+        return _Mean(value, half, alone, within.freedom, alone, math.nan)
+    square = float((n * (means - value) ** 2).sum()) / (count - 1)
+    component = max(square - v, 0.0) * (count - 1) / (total - float((n**2).sum()) / total)
+    weights = 1 / (component + v / n) if v > 0 or component > 0 else n
+    share = weights / weights.sum()
+    value = float((share * means).sum())
+    # Rounds and launches estimate the same variance where launches have no level of their own.
+    pooled = (within.freedom * v + (count - 1) * min(square, v)) / (within.freedom + count - 1)
+    by_rounds = t_quantile(tail, within.freedom + count - 1) * math.sqrt(pooled / total)
+    freedom = max(1 / float((share**2).sum()) - 1, 0.5)
+    variance = 1 / float(weights.sum()) if component > 0 else square / total
+    by_launches = t_quantile(tail, freedom) * math.sqrt(variance)
+    if by_launches >= by_rounds:
+        return _Mean(value, by_launches, math.sqrt(variance), freedom, alone, component)
+    return _Mean(value, by_rounds, math.sqrt(pooled / total), within.freedom + count - 1, alone, component)
+
+
+def estimate(found: Pairs, *, level: float = LEVEL) -> Estimate | None:
+    """Return the ratio cell / base of some pairs with its interval; None where no launch has two rounds.
+
+    One launch gives the interval of rounds alone: the level of launches is then unknown, and `launches` says so.
+    """
+    kept = _comparable(found)
+    if not kept:
+        return None
+    launches, moved = without_stalls([found.differences[place] for place in kept])
+    within = memory(launches)
+    mean = _mean(launches, within, level)
+    half = mean.half if mean.error >= _NO_SCATTER else 0.0
+    rounds = sum(map(len, launches))
+    ends = {"low": math.exp(mean.value - half), "high": math.exp(mean.value + half)} if math.isfinite(half) else {}
+    p = t_p(mean.value, mean.error, mean.freedom)
+    spread = [
+        _scatter(values) for values in (launches, *([each[i] for i in kept] for each in (found.cell, found.base)))
+    ]
+    of_both = spread[1] + spread[2]
+    return Estimate(
+        ratio=Interval(value=math.exp(mean.value), **ends, level=level, p=p, n=rounds),
+        launches=len(launches),
+        rounds=rounds,
+        round_sd=math.sqrt(spread[0]),
+        memory=within.rounds,
+        round_error=mean.round_error,
+        launch_sd=math.sqrt(mean.launch_variance),
+        cancelled=1 - spread[0] / of_both if of_both > 0 else math.nan,
+        set_aside=found.set_aside,
+        stalls=moved,
+        shared=found.shared,
+    )
+
+
+def _comparable(found: Pairs) -> list[int]:
+    """Places of the launches that have come far enough to count as launches."""
+    lengths = [len(each) for each in found.cell]
+    least = max(2.0, SMALL_LAUNCH * max(lengths, default=0))
+    return [place for place, length in enumerate(lengths) if length >= least]
+
+
+def _scatter(launches: Sequence[Floats]) -> float:
+    """Variance about the means of the launches."""
+    freedom = sum(len(each) - 1 for each in launches)
+    return sum(float(((each - each.mean()) ** 2).sum()) for each in launches) / freedom
+
+
+# ------------------------------------------------------------------------------------------------------ precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What is known of one wanted ratio after some rounds, and what it still takes."""
+
+    cell: str
+    base: str
+    estimate: Estimate | None
+    resolved: bool  # the half width is at most the aim
+    launch_done: bool  # the present launch has as many rounds as it is to have
+    rounds: int | None  # further rounds that are expected, in all launches; None where that is not known or endless
+    launches: int | None  # further launches that these rounds are in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """The aim of a study: the half width of the 95 % interval of each wanted ratio, relative (0.02 for 2 %).
+
+    Rounds go on until the width is reached, whatever the estimate is: fixed-width stopping (Y. Chow and H. Robbins,
+    Ann. Math. Statist. 36, 1965, 457-462), which is paid for by launches of a length that is fixed before, by few looks
+    (one at the end of each launch) and by `level`. docs/precision.md compares it with confidence sequences and with
+    group-sequential bounds.
+    """
+
+    half_width: float = 0.02
+    launches: int = LAUNCHES  # at least
+    most_launches: int = MOST_LAUNCHES
+    other_load: float = OTHER_LOAD
+    look_level: float = LEVEL  # of the interval that is compared with the aim, and printed
+
+    def __post_init__(self) -> None:
+        if not 0 < self.half_width < 1:
+            raise AnalysisError(f"a precision of {self.half_width:g}: allowed is a share between 0 and 1, such as 0.02")
+        if not 1 <= self.launches <= self.most_launches:
+            raise AnalysisError(f"{self.launches} launches: allowed are 1 to {self.most_launches}")
+
+    def judge(self, slices: Sequence[Slice], wanted: Iterable[tuple[str, str]]) -> list[Verdict]:
+        """Return a verdict for each wanted (cell, base); the last launch of a pair is the present one."""
+        return [
+            self.verdict(cell, base, pairs(slices, cell, base, other_load=self.other_load)) for cell, base in wanted
+        ]
+
+    def verdict(self, cell: str, base: str, found: Pairs) -> Verdict:
+        """Return what is known of cell / base from `found`, and what it still takes."""
+        known = estimate(found, level=self.look_level)
+        done = self._launch_done(found)
+        counted = 0 if known is None else known.launches
+        resolved = known is not None and done and counted >= self.launches and known.half_width <= self.half_width
+        rounds, launches = (0, 0) if resolved else self._further(found, known, done)
+        return Verdict(
+            cell=cell,
+            base=base,
+            estimate=known,
+            resolved=resolved,
+            launch_done=done,
+            rounds=rounds,
+            launches=launches,
+        )
+
+    def _launch_done(self, found: Pairs) -> bool:
+        """Whether the present launch is as long as it is to be.
+
+        The first PLANNED launches: long enough that so many of them have the wanted width if launches have no level of
+        their own. Later ones are as long as those before. Judged on a growing schedule of lengths, so that to ask more
+        often changes nothing.
+        """
+        differences = found.differences
+        if not differences or (length := _judged(len(differences[-1]))) < MIN_ROUNDS:
+            return False
+        if len(differences) > PLANNED:
+            return length >= sum(map(len, differences[:-1])) / (len(differences) - 1)
+        launches, _ = without_stalls([*differences[:-1], differences[-1][:length]])
+        return self._length(memory([each for each in launches if len(each) > 1])) <= length
+
+    def _length(self, within: Memory) -> float:
+        """Rounds of a launch of which PLANNED have the wanted width."""
+        wanted = self.half_width / t_quantile(0.5 + self.look_level / 2, within.freedom)
+        return within.variance / (PLANNED * wanted**2)
+
+    def _further(self, found: Pairs, known: Estimate | None, done: bool) -> tuple[int | None, int | None]:
+        """Return the rounds and launches that are expected beyond those made; (None, None) where none would do."""
+        if known is None or known.rounds < MIN_ROUNDS:
+            return None, None
+        within = known.round_error**2 * known.rounds  # variance per round, memory included
+        lengths = [len(each) for each in found.cell]
+        z = t_quantile(0.5 + self.look_level / 2, math.inf)
+        length = max(MIN_ROUNDS, within / (PLANNED * (self.half_width / z) ** 2), max(lengths) if done else 0)
+        level = 0.0 if math.isnan(known.launch_sd) else known.launch_sd**2
+        for count in range(max(self.launches, len(lengths) + (1 if done else 0), 2), _MOST_LOOKED_AT):
+            error = math.sqrt((level + within / length) / count)
+            if t_quantile(0.5 + self.look_level / 2, count - 1.0) * error <= self.half_width:
+                made = len(lengths) - (0 if done else 1)
+                rest = 0 if done else min(lengths[-1], length)
+                return math.ceil((count - made) * length - rest), count - len(lengths)
+        return None, None
+
+
+def _judged(length: int) -> int:
+    """The last length on the schedule of looks that is not above `length`; 0 before the first."""
+    found = 0
+    for_now = float(MIN_ROUNDS)
+    while for_now <= length:
+        found = math.ceil(for_now)
+        for_now = found * LOOKS
+    return found
