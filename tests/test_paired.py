@@ -50,7 +50,7 @@ class TestSlices:
 
         (found,) = paired.slices_of(rows, {"x-r0": "x"})
 
-        assert (found.launch, found.round, found.cell, found.rate, found.other_load) == ("a/0", 0, "x", 200.0, 0.2)
+        assert (found.launch, found.round, found.cell, found.rate, found.other_load) == ("a/000", 0, "x", 200.0, 0.2)
 
     @pytest.mark.parametrize("load", [None, ""])
     def test_a_load_that_is_not_known_is_nan(self, load):

@@ -81,7 +81,7 @@ def slices_of(rows: Iterable[Mapping[str, float | str | None]], cell_of: Mapping
                 continue
             load = row["other_load"]
             known = math.nan if load is None or load == "" else float(load)
-            name = f"{row['block']}/{row['launch']}"
+            name = f"{row['block']}/{int(row['launch'] or 0):03d}"  # in the order of their numbers
             rate = samples / seconds
             found.append(Slice(launch=name, round=int(row["round"] or 0), cell=cell, rate=rate, other_load=known))
     except KeyError as error:

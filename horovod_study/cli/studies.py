@@ -17,6 +17,15 @@ def plan_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)"
     )
+    parser.add_argument(
+        "--next",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="N",
+        help="of what is done: the runs that narrow the forecast at N workers most per GPU hour (default: the count of "
+        "the study's question, else 4 times the largest)",
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
@@ -27,8 +36,34 @@ def plan(options: argparse.Namespace) -> Result:
 
     study = _study(options)
     ledger = _ledger(options, study)
+    if getattr(options, "next", None) is not None:
+        return _next_runs(options, study, ledger)
     planned = plan_study(study, ledger, past=past_durations(ledger.directory), retry=options.retry)
     return Result(document=planned.to_dict(), lines=planned.lines())
+
+
+def _next_runs(options: argparse.Namespace, study: Any, ledger: Any) -> Result:
+    """Say which further runs narrow the study's forecast most per GPU hour."""
+    from horovod_study import records
+    from horovod_study.analysis.forecast import next_runs
+    from horovod_study.analysis.series.exchange import points_of
+    from horovod_study.analysis.series.points import with_series
+    from horovod_study.studies.estimate import Estimate
+    from horovod_study.studies.ledger import past_durations
+
+    cells = [cell for cell in study.cells() if cell.runtime != "serial"] or study.cells()
+    counts = {cell.placement.workers for cell in cells}
+    doubled = {2**power for power in range(20) if min(counts) <= 2**power <= max(counts)}
+    target = options.next or study.asked_workers or 4 * max(counts)
+    # A new run takes what those like it took; of other counts the usual time is the best guess.
+    times = [Estimate(past_durations(ledger.directory)).expected(cell, at_most_s=study.timeout_s)[0] for cell in cells]
+    table = records.run_table(ledger.directory, only=ledger.current_directories())
+    points = points_of(with_series(table))
+    found = next_runs.next_runs(points, target, candidates=counts | doubled, seconds=sorted(times)[len(times) // 2])
+    text = [f"what narrows the forecast at {target:,} workers most, the most per GPU hour first:"]
+    for step in found.values():
+        text += ["", *next_runs.lines(step)]
+    return Result(document={"series": {name: step.to_dict() for name, step in found.items()}}, lines=text)
 
 
 def run_arguments(parser: Parser) -> None:

@@ -5,6 +5,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,10 +24,11 @@ from horovod_study.workloads import Configuration, Workload, find_workload
 
 STUDY_KEYS = (
     *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
-    *("scaling", "hosts", "budget", "workload", "script", "command", "turns"),
+    *("scaling", "hosts", "budget", "workload", "script", "command", "turns", "question"),
 )
 PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _SWEPT = (*PLACING, "runtime", "backend", "transport", "global_batch")
+_QUESTION = re.compile(r"(speedup|throughput|efficiency) at ([0-9]{1,7})")
 BUDGET_KEYS = ("gpu_hours", "core_hours", "hours")
 BASELINES = ("plain", "wrapped")
 MAX_CELLS = 200_000
@@ -80,6 +82,7 @@ class StudyConfig:
     targets: tuple[float, ...] = ()  # test MSEs to which the time is compared; none: chosen from the runs
     budget: StudyBudget = StudyBudget()
     turns: bool = False  # the cells of a repeat alternate, where they fit together
+    question: str = ""  # such as "speedup at 64"; what `plan --next` is about
     partitions: Mapping[str, Partition] = field(default_factory=dict)  # by name; none: that of `run`, this machine
     identity: Mapping[str, str] = field(default_factory=dict)  # partition -> digest of code and environment there
     left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
@@ -95,6 +98,12 @@ class StudyConfig:
     def workload(self) -> Workload:
         """What its cells run."""
         return self.run.workload
+
+    @property
+    def asked_workers(self) -> int | None:
+        """The worker count that the question is about; None without a question."""
+        found = _QUESTION.fullmatch(self.question)
+        return int(found[2]) if found else None
 
     @property
     def scaling(self) -> str:
@@ -396,6 +405,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         timeout_s=number(source, content, "timeout_s", 900.0, float, 1),
         budget=_budget(source, content.get("budget")),
         turns=check_field(source, "turns", content.get("turns", False), limits(bool), optional=False),
+        question=_question(source, content.get("question")),
         partitions=partitions,
         identity=_identities(partitions) if identify else {},
         left_out=left_out,
@@ -533,6 +543,19 @@ def _targets(source: str, content: Mapping[str, Any]) -> tuple[float, ...]:
     values = listed(source, content, "targets", [])
     targets = {check_field(source, "targets", value, limits(float, above=0), optional=False) for value in values}
     return tuple(sorted(targets, reverse=True))
+
+
+def _question(source: str, value: Any) -> str:
+    if value is None:
+        return ""
+    words = " ".join(f"{value}".split())
+    found = _QUESTION.fullmatch(words)
+    if found is None or not 1 <= int(found[2]) <= MAX_WORKERS:
+        raise ConfigError(
+            f"{source}: question: {shown(value)} is none that is known; write speedup at N, throughput at N or "
+            f"efficiency at N, N from 1 to {MAX_WORKERS:,}"
+        )
+    return words
 
 
 def _budget(source: str, value: Any) -> StudyBudget:

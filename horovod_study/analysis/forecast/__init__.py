@@ -10,6 +10,7 @@ holdout.py         forecasts scored like forecasts: the largest worker counts ar
                    ones, and compared
 recommendation.py  how many workers? Answers from a forecast curve, each with a 95 % interval and with what makes it
                    doubtful
+next_runs.py       which worker counts narrow a forecast most per GPU hour
 study_forecast.py  what a study forecasts: throughput beyond its largest worker count, how such forecasts did, how
                    many workers to take
 """

@@ -1,0 +1,191 @@
+"""The next best measurement: which worker counts narrow a forecast most per GPU hour, from the runs there are.
+
+What a further run would say is not known, but the forecast says what is likely. For each candidate the run is made up
+at three values that stand for its forecast interval, each is added to the runs there are, and the target is forecast
+again by `prediction.predict`, as it would be after a real run. The weighted mean of these widths is the width to
+expect: preposterior analysis (H. Raiffa and R. Schlaifer, Applied Statistical Decision Theory, 1961, chapter 4) by
+three-point Gauss-Hermite quadrature. It is the forecast's own interval that is looked ahead at, doubts about laws
+included, and not that of one law taken for true.
+
+Letters: N workers, half widths as logarithms.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis import stats
+from horovod_study.analysis.fit.rows import by_series, check_points
+from horovod_study.analysis.forecast.holdout import planned_per_node
+from horovod_study.analysis.forecast.prediction import Prediction, predict
+from horovod_study.errors import AnalysisError
+from horovod_study.records import facts
+
+RUNS = (1, 3)
+"""Numbers of runs that are looked at: one, and as many as have an interval of their own."""
+NOISE = 0.02
+"""Relative standard deviation of single runs where no worker count was run twice."""
+_NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a normal variable, with their weights
+LEAST = 0.01
+"""Share of the width below which nothing is gained: the forecast is no more exact than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRuns:
+    """Some further runs at one worker count, and the interval of the forecast to expect after them."""
+
+    workers: int
+    runs: int
+    seconds: float  # of all of them
+    gpu_hours: float  # workers x seconds, whatever a worker runs on
+    low: float  # samples/s at the target: expected 95 % interval
+    high: float
+    narrower: float  # share of the width, as logarithms, that is expected to go
+    per_gpu_hour: float  # the same per GPU hour
+
+    def to_dict(self) -> dict[str, Any]:
+        return facts(self, "workers", "runs", "seconds", "gpu_hours", "low", "high", "narrower", "per_gpu_hour")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStep:
+    """The forecast of one series at the target as it is, and further runs, the best per GPU hour first."""
+
+    series: str
+    target: int
+    now: Prediction
+    choices: tuple[NextRuns, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            **facts(self.now, "samples_per_s", "low", "high"),
+            "doubts": list(self.now.doubts),
+            "choices": [each.to_dict() for each in self.choices],
+        }
+
+
+def next_runs(
+    points: pd.DataFrame,
+    target: int,
+    *,
+    candidates: Iterable[int],
+    seconds: float,
+    runs: Sequence[int] = RUNS,
+    workers_per_node: int | None = None,
+) -> dict[str, NextStep]:
+    """Return for each series of `points` what further runs are expected to narrow its forecast at `target` workers.
+
+    Columns as for `prediction.predict`, one row a run. `candidates` are the worker counts that can be run, `seconds`
+    what one run takes. Runs that are not expected to narrow the interval are left out. Series of a single worker count
+    have no forecast and are left out. Raises AnalysisError where no series has one.
+    """
+    check_points(points)
+    wanted = sorted(set(candidates))
+    if not wanted or wanted[0] < 1 or seconds <= 0:
+        raise AnalysisError("no worker count can be run, or a run takes no time: nothing can be measured next")
+    found = {
+        str(name): _next_step(str(name), rows, target, wanted, seconds, runs, workers_per_node)
+        for name, rows in by_series(points)
+        if rows["workers"].nunique() > 1
+    }
+    if not found:
+        raise AnalysisError("every series has one worker count: run a second one, there is nothing to forecast yet")
+    return found
+
+
+def _next_step(
+    name: str,
+    rows: pd.DataFrame,
+    target: int,
+    candidates: Sequence[int],
+    seconds: float,
+    runs: Sequence[int],
+    workers_per_node: int | None,
+) -> NextStep:
+    rows = rows.assign(series=name)
+    per_node = workers_per_node or planned_per_node(rows)
+    now, *at = predict(rows, workers=[target, *candidates], workers_per_node=per_node)[name]
+    width = math.log(now.high / now.low)
+    noise = _noise(rows)
+    choices = []
+    for count, known in zip(candidates, at, strict=True):
+        for many in runs:
+            down, up = _expected(rows, target, known, many, noise, per_node)
+            narrower = 1 - (down + up) / width if width > 0 else 0.0
+            hours = many * seconds * count / 3600
+            if narrower >= LEAST:
+                choices.append(
+                    NextRuns(
+                        workers=count,
+                        runs=many,
+                        seconds=many * seconds,
+                        gpu_hours=hours,
+                        low=now.samples_per_s * math.exp(-down),
+                        high=now.samples_per_s * math.exp(up),
+                        narrower=narrower,
+                        per_gpu_hour=narrower / hours,
+                    )
+                )
+    ordered = sorted(choices, key=lambda each: (-each.per_gpu_hour, each.workers, each.runs))
+    return NextStep(series=name, target=target, now=now, choices=tuple(ordered))
+
+
+def _expected(
+    rows: pd.DataFrame, target: int, known: Prediction, many: int, noise: float, per_node: int | None
+) -> tuple[float, float]:
+    """Return how far the interval at the target is expected to reach down and up after `many` runs."""
+    down = up = 0.0
+    template = rows.iloc[[int(np.argmin(np.abs(rows["workers"].to_numpy() - known.workers)))]]
+    # As far apart as runs are, about the value: their mean is what is tried, their scatter is that of the others.
+    apart = noise * (np.linspace(-1, 1, many) if many > 1 else np.zeros(1))
+    for place, weight in _NODES:
+        side = math.log(known.high / known.samples_per_s if place > 0 else known.samples_per_s / known.low)
+        centre = known.samples_per_s * math.exp(place * side / stats.Z95)
+        made = pd.concat([template] * many).assign(
+            workers=known.workers,
+            samples_per_s=centre * np.exp(apart),
+            **({} if "nodes" not in rows else {"nodes": math.nan if known.nodes is None else known.nodes}),
+            **({} if "sync_s" not in rows else {"sync_s": math.nan}),
+        )
+        (then,) = predict(pd.concat([rows, made], ignore_index=True), workers=[target], workers_per_node=per_node)[
+            str(rows["series"].iloc[0])
+        ]
+        down += weight * math.log(then.samples_per_s / then.low)
+        up += weight * math.log(then.high / then.samples_per_s)
+    return down, up
+
+
+def _noise(rows: pd.DataFrame) -> float:
+    """Relative standard deviation of runs of one worker count, pooled."""
+    logs = rows["samples_per_s"].astype(float).map(math.log)
+    groups = logs.groupby(rows["workers"])
+    freedom = len(logs) - groups.ngroups
+    if freedom < 1:
+        return NOISE
+    away = logs - groups.transform("mean")
+    return math.sqrt(float((away**2).sum()) / freedom)
+
+
+def lines(step: NextStep, *, most: int = 6) -> list[str]:
+    """Return what to measure next as a person reads it."""
+    now = step.now
+    head = (
+        f"{step.series or 'all points'}: at {step.target:,} workers {now.samples_per_s:,.4g} samples/s "
+        f"[{now.low:,.4g}, {now.high:,.4g}]"
+    )
+    if not step.choices:
+        return [head, "  no further run of these worker counts is expected to narrow that"]
+    return [
+        head,
+        *(
+            f"  {each.workers:>5,} workers, {each.runs} run{'' if each.runs == 1 else 's'}, {each.seconds:.0f} s, "
+            f"{each.gpu_hours:.3g} GPU hours: [{each.low:,.4g}, {each.high:,.4g}] expected, "
+            f"{100 * each.narrower:.0f} % narrower"
+            for each in step.choices[:most]
+        ),
+    ]
