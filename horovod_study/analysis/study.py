@@ -16,6 +16,7 @@ from horovod_study.analysis.forecast import study_forecast
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources, usage
 from horovod_study.analysis.series import points as scaling
+from horovod_study.analysis.series.turns import Turns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution, losses, run_profiles
 from horovod_study.analysis.steps import breakdown as laps
@@ -208,6 +209,7 @@ def analyze(
     targets: Sequence[float] = (),
     accounting: steps.Accounting | None = None,
     networks: Sequence[Mapping[str, Any]] = (),
+    turns: Turns | None = None,
     commands: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Analysis:
@@ -215,14 +217,14 @@ def analyze(
 
     `evaluations` (records.epoch_table) and `targets` (test MSEs) make the tables of convergence, `accounting` (of the
     step rows of these runs) the tables of what is unexplained and of what synchronisation is made of; `networks` are
-    what `horovod-study bench` wrote of the machines. `commands` are quoted in the report as the way to repeat
-    the study; without them the usual ones are named.
+    what `horovod-study bench` wrote of the machines, `turns` the slices of runs that alternated. `commands` are quoted
+    in the report as the way to repeat the study; without them the usual ones are named.
     Raises AnalysisError for a table without runs or without a needed column.
     """
     # Long because a study has thirty tables and documents: a line each, and what one needs of another is seen.
     accounts = None if accounting is None else accounting.run_rows()
     table = scaling.with_series(runs)
-    points = scaling.scaling_points(table, accounts)
+    points = scaling.scaling_points(table, accounts, turns)
     parts = laps.breakdown(table)
     baseline = _baseline(points)
     fitted = _fitted(table, points, baseline, seed)

@@ -16,6 +16,8 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.laws.amdahl import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
+from horovod_study.analysis.series.turns import Turns, against, components
+from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
 from horovod_study.roles import AS_SHIPPED, Role, named
@@ -420,22 +422,32 @@ def measured(runs: pd.DataFrame) -> pd.Series:
     return (runs["status"] == "done") & np.isfinite(runs["samples_per_s"].astype(float))
 
 
-def scaling_points(runs: pd.DataFrame, accounting: pd.DataFrame | None = None) -> pd.DataFrame:
+def scaling_points(
+    runs: pd.DataFrame, accounting: pd.DataFrame | None = None, turns: Turns | None = None
+) -> pd.DataFrame:
     """Return one row per cell of the run table: medians over repeats, spread, speedup and efficiency.
 
     Speedups are given against two baselines of the same partition, precision, batch and training set size: `plain`
     (one worker without a communication library) and `wrapped` (one worker inside the same one). Columns are NaN
     where a cell has no finished run, where its baseline has none, and for intervals from fewer than three repeats.
     `flags` are those of FLAGS that hold, a blank between them. `accounting` (`Accounting.run_rows`) brings what the
-    step rows say of the ranks, OF_RANKS; without it, and where a repeat does not know it, these are NaN.
+    step rows say of the ranks, OF_RANKS; without it, and where a repeat does not know it, these are NaN. `turns` are
+    the slices of runs that alternated: the ratios of their points are those within rounds, and further columns
+    `turns_...` have both components of variance (`series.turns`).
     """
     table = _with_ranks(with_series(runs), accounting)
-    rows = [_point(cell) for cell in cells_of(table)]
+    cells = cells_of(table)
+    rows = [_point(cell) for cell in cells]
+    names = [cell.loc[measured(cell), "run"].tolist() for cell in cells]
     values = {place: _throughputs(row) for place, row in enumerate(rows)}
     for place, row in enumerate(rows):
         for kind in ("plain", "wrapped"):
             base = baseline_place(rows, row, kind)
             row.update(_against(row, values[place], kind, None if base is None else values[base], base == place))
+            found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
+            row |= against(found, kind, row["workers"]) if found is not None else {}
+            if turns and not row.get("turns_launches", 0.0) > 0:
+                row |= components(found)
         row |= _karp_flatt(row)
         row |= _pop(row)
         row["flags"] = " ".join(_flags(row))
@@ -646,6 +658,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
         *_doubt_superlinear(points),
         *_doubt_unequal_baselines(points),
         *_doubt_settings(runs),
+        *(doubts_of_turns(points.to_dict("records")) if "turns_launches" in points else ()),
     ]
 
 

@@ -1,0 +1,97 @@
+"""Speedups of a study whose cells alternated: ratios within rounds in place of ratios of medians over repeats.
+
+A point's speedup over its baseline is `paired.estimate` of the slices of all their runs (docs/metrics.md, "Ratios from
+turns"). It takes the place of the ratio of medians where two launches or more have slices of both; a single launch, and
+a point or baseline that ran alone, leave the point as it is.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from horovod_study.analysis import paired
+from horovod_study.records import TurnSlice
+
+COLUMNS = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
+"""What `paired.Estimate` says beside the ratio, as columns `turns_...` of points: of the plain baseline, if any."""
+FEWEST_LAUNCHES = 2
+
+
+class Turns:
+    """The slices of a study by the run that made them, under the names of the run table."""
+
+    def __init__(self, slices: Iterable[paired.Slice]) -> None:
+        """`slices`: their `cell` is the name of the run."""
+        self._of_run: dict[str, list[paired.Slice]] = {}
+        for each in slices:
+            self._of_run.setdefault(each.cell, []).append(each)
+
+    def __bool__(self) -> bool:
+        return bool(self._of_run)
+
+    def estimate(self, runs: Collection[str], bases: Collection[str]) -> paired.Estimate | None:
+        """Return the ratio of the rates of `runs` to those of `bases`; None where too few launches have both."""
+        named = [
+            paired.Slice(launch=each.launch, round=each.round, cell=name, rate=each.rate, other_load=each.other_load)
+            for name, group in (("run", runs), ("base", bases))
+            for run in sorted(group)
+            for each in self._of_run.get(run, ())
+        ]
+        found = paired.estimate(paired.pairs(named, "run", "base"))
+        return found if found is not None and found.launches >= FEWEST_LAUNCHES else None
+
+
+def against(found: paired.Estimate, kind: str, workers: float) -> dict[str, float]:
+    """Return the columns of a point relative to one baseline (`plain`, `wrapped`) that its estimate decides."""
+    ratio = found.ratio
+    values = {"": ratio.value, "_low": ratio.low, "_high": ratio.high}
+    return {
+        **{f"speedup_{kind}{end}": value for end, value in values.items()},
+        **{f"efficiency_{kind}{end}": value / workers for end, value in values.items()},
+    }
+
+
+def components(found: paired.Estimate | None) -> dict[str, float]:
+    """Return the columns `turns_...` of a point; NaN where it has no estimate."""
+    if found is None:
+        return {f"turns_{name}": math.nan for name in COLUMNS}
+    return {f"turns_{name}": float(getattr(found, name)) for name in COLUMNS}
+
+
+def doubts(points: Iterable[Mapping[Any, Any]]) -> list[str]:
+    """Return what is doubtful about ratios from turns, by series."""
+    rows = [row for row in points if row.get("turns_launches", math.nan) > 0]
+    found = []
+    for series in dict.fromkeys(row["series"] for row in rows):
+        own = [row for row in rows if row["series"] == series]
+        if loud := _counts(row for row in own if row["turns_shared"]):
+            found.append(
+                f"{series}: other programs used more than {paired.OTHER_LOAD:g} cores in most rounds at {loud} "
+                "workers; these speedups are those of a shared machine, not of a quiet one."
+            )
+        if few := _counts(row for row in own if row["turns_launches"] < paired.LAUNCHES):
+            found.append(
+                f"{series}: two launches at {few} workers; how much launches differ rests on one difference, so that "
+                "the intervals are wide; three launches or more narrow them."
+            )
+    return found
+
+
+def _counts(rows: Iterable[Mapping[Any, Any]]) -> str:
+    return ", ".join(f"{row['workers']:.0f}" for row in sorted(rows, key=lambda row: float(row["workers"])))
+
+
+def slices_of(rows: Iterable[TurnSlice], folder: str = ".") -> list[paired.Slice]:
+    """Return the rows of a study's turns.csv as slices by run; `folder`: of the study, below that of the run table."""
+    prefix = "" if folder in ("", ".") else f"{folder}/"
+    return [
+        paired.Slice(
+            launch=f"{prefix}{each.block}/{each.launch:03d}",  # in the order of their numbers
+            round=each.round,
+            cell=f"{prefix}{each.run}",
+            rate=each.samples / (each.end_s - each.begin_s),
+            other_load=math.nan if each.other_load is None else each.other_load,
+        )
+        for each in rows
+        if each.samples > 0
+    ]

@@ -1,0 +1,159 @@
+"""Points of a study whose cells alternated: the ratios of rounds, both components, and what is doubtful."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from make.synthetic_runs import run_table
+
+from horovod_study import api
+from horovod_study.analysis import paired
+from horovod_study.analysis.series import points
+from horovod_study.analysis.series.turns import Turns, slices_of
+from horovod_study.analysis.study import analyze
+from horovod_study.records import TurnSlice, append_turns
+
+SPEEDUPS = {("serial", 1): 1.0, ("horovod", 1): 0.9, ("horovod", 2): 1.7}
+
+
+def study(launches=3, rounds=60, load=0.0, noise=0.02, launch_sd=0.0, seed=1):
+    """Runs whose own throughputs are far off, and slices that know better."""
+    runs = run_table((1, 2), ways=(("serial", "none"), ("horovod", "mpi")), failed=(), noise=0.3)
+    generator = np.random.default_rng(seed)
+    slices = []
+    for repeat in range(launches):
+        for row in runs[runs["repeat"] == repeat].itertuples():
+            level = math.log(1000 * SPEEDUPS[row.backend, row.workers]) + launch_sd * generator.standard_normal()
+            slices += [
+                paired.Slice(
+                    launch=f"local/{repeat:03d}",
+                    round=number,
+                    cell=row.run,
+                    rate=math.exp(level + noise * generator.standard_normal() + 0.3 * math.sin(number)),
+                    other_load=load,
+                )
+                for number in range(rounds)
+            ]
+    return runs, Turns(slices)
+
+
+def point(table, workers):
+    (row,) = table[(table["backend"] == "horovod") & (table["workers"] == workers)].to_dict("records")
+    return row
+
+
+def test_speedup_and_efficiency_are_those_of_rounds():
+    runs, turns = study()
+    two = point(points.scaling_points(runs, turns=turns), 2)
+
+    assert two["speedup_plain"] == pytest.approx(1.7, rel=0.01)
+    assert two["speedup_wrapped"] == pytest.approx(1.7 / 0.9, rel=0.01)
+    assert two["efficiency_plain"] == pytest.approx(two["speedup_plain"] / 2)
+    assert two["speedup_plain_low"] < 1.7 < two["speedup_plain_high"] < 1.1 * two["speedup_plain_low"]
+    assert (two["turns_launches"], two["turns_rounds"], two["turns_shared"]) == (3, 180, 0)
+    assert two["turns_round_sd"] == pytest.approx(0.02 * math.sqrt(2), rel=0.15)
+    assert two["turns_cancelled"] > 0.9, "the machine moved by 20 %, and the ratio did not"
+
+
+def test_launches_with_levels_of_their_own_are_a_component():
+    runs, turns = study(launch_sd=0.1)
+    two = point(points.scaling_points(runs, turns=turns), 2)
+
+    assert two["turns_launch_sd"] > 10 * two["turns_round_error"]
+    assert two["speedup_plain_high"] / two["speedup_plain_low"] > 1.1
+
+
+def test_without_turns_nothing_changes():
+    runs, turns = study(launches=1)
+    alone, single = points.scaling_points(runs), points.scaling_points(runs, turns=turns)
+
+    assert "turns_launches" not in alone and list(points.scaling_points(runs, turns=Turns([]))) == list(alone)
+    assert point(single, 2)["speedup_plain"] == point(alone, 2)["speedup_plain"], "one launch says nothing of launches"
+    assert math.isnan(point(single, 2)["turns_launches"])
+
+
+def test_the_baseline_itself_stays_one():
+    runs, turns = study()
+    table = points.scaling_points(runs, turns=turns)
+    (plain,) = table[table["backend"] == "serial"].to_dict("records")
+
+    assert plain["speedup_plain"] == 1 and math.isnan(plain["turns_launches"])
+
+
+def test_what_is_doubtful_is_said():
+    runs, turns = study(launches=2, load=0.7)
+    table = points.scaling_points(runs, turns=turns)
+    said = [doubt for doubt in points.doubts(runs, table) if "shared machine" in doubt or "two launches" in doubt]
+
+    assert len(said) == 2 and all("horovod/mpi" in doubt for doubt in said)
+    runs, turns = study()
+    quiet = points.doubts(runs, points.scaling_points(runs, turns=turns))
+    assert not [doubt for doubt in quiet if "shared machine" in doubt or "two launches" in doubt]
+
+
+def test_the_order_of_the_slices_says_nothing():
+    runs, turns = study()
+    mixed = Turns(list(reversed([each for group in turns._of_run.values() for each in group])))
+
+    pd.testing.assert_frame_equal(points.scaling_points(runs, turns=mixed), points.scaling_points(runs, turns=turns))
+
+
+def test_a_whole_analysis_has_them():
+    runs, turns = study()
+    found = analyze(runs, turns=turns)
+
+    assert point(found.points, 2)["speedup_plain"] == pytest.approx(1.7, rel=0.01)
+    assert "turns_launch_sd" in found.tables()["points"]
+
+
+def test_slices_of_a_folder_below_have_its_name():
+    row = TurnSlice(
+        block="local",
+        launch=2,
+        round=0,
+        position=0,
+        run="x",
+        begin_s=1.0,
+        end_s=1.5,
+        steps=5,
+        samples=100,
+        other_load=None,
+    )
+
+    (found,) = slices_of([row, replace(row, samples=0)], "a")
+
+    assert (found.launch, found.cell, found.rate) == ("a/local/002", "a/x", 200.0) and math.isnan(found.other_load)
+    assert slices_of([replace(row, other_load=0.2)])[0] == paired.Slice(
+        launch="local/002", round=0, cell="x", rate=200.0, other_load=0.2
+    )
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_the_turns_of_a_study_are_found_beside_its_runs(tmp_path, above):
+    directory = tmp_path / "study"
+    directory.mkdir()
+    rows = [
+        TurnSlice(
+            block="local",
+            launch=launch,
+            round=number,
+            position=place,
+            run=run,
+            begin_s=number,
+            end_s=number + 0.5,
+            steps=1,
+            samples=10 * (1 + place),
+            other_load=0.0,
+        )
+        for launch in (0, 1, 2)
+        for number in range(20)
+        for place, run in enumerate(("one", "two"))
+    ]
+    append_turns(directory, rows)
+
+    found = Turns(api._slices(tmp_path if above else directory))
+    prefix = "study/" if above else ""
+
+    assert found.estimate([f"{prefix}two"], [f"{prefix}one"]).ratio.value == pytest.approx(2)
