@@ -185,14 +185,14 @@ def confidence_sequence() -> float:
     return float(2 * special.ndtr(narrowest) - 1)
 
 
-def within(job: tuple[str, int, int]) -> Floats:
-    """Return of 100 intervals from three launches of 100 rounds those that hold the truth, per estimate (5,)."""
-    kind, count, seed = job
+def within(job: tuple[str, float, int, int]) -> Floats:
+    """Return of 100 intervals from three launches of 100 rounds those that hold the truth, per estimate (6,)."""
+    kind, launch_sd, count, seed = job
     generator = np.random.default_rng([seed, *kind.encode()])
-    hits = np.zeros(5)
+    hits = np.zeros(6)
     for _ in range(count):
         noise = [KINDS[kind](generator, 100) for _ in range(3)]
-        values = [each.cell - each.base for each in noise]
+        values = [each.cell - each.base + launch_sd * generator.standard_normal() for each in noise]
         mean, total = float(np.mean(values)), sum(map(len, values))
         found = paired.memory(values)
         block = min(math.ceil(3 * found.rounds), 25)
@@ -211,7 +211,9 @@ def within(job: tuple[str, int, int]) -> Floats:
             t_quantile(0.975, found.freedom) * math.sqrt(rounds),
             t_quantile(0.975, joined) * math.sqrt(level + rounds),
         )
-        hits += np.abs(mean) <= np.array(half)
+        printed = paired.estimate(paired.Pairs(cell=values, base=[np.zeros(100)] * 3))
+        assert printed is not None
+        hits += [*(np.abs(mean) <= np.array(half)), printed.ratio.low <= 1 <= printed.ratio.high]
     return 100 * hits / count
 
 
@@ -240,13 +242,17 @@ def main() -> None:
     parser.add_argument("--within", action="store_true", help="compare estimates of the scatter of rounds")
     given = parser.parse_args()
     if given.within:
-        print("| noise | rounds taken as independent | batch means | stationary bootstrap | this | Satterthwaite |")
-        print("|---|---|---|---|---|---|")
+        print(
+            "| noise, launches | rounds taken as independent | batch means | stationary bootstrap | initial sequence "
+            "| both, Satterthwaite | both, as printed |"
+        )
+        print("|---|---|---|---|---|---|---|")
         kinds = [kind for kind in given.kinds if kind != "bursty"]  # what it sets aside is no matter of scatter
+        cases = [(kind, sd, given.studies, given.seed) for kind in kinds for sd in LEVELS[:2]]
         with ProcessPoolExecutor(given.processes) as pool:
-            found = pool.map(within, [(kind, given.studies, given.seed) for kind in kinds])
-            for kind, shares in zip(kinds, found, strict=True):
-                print(f"| {kind} | " + " | ".join(f"{each:.1f}" for each in shares) + " |", flush=True)
+            found = pool.map(within, cases)
+            for (kind, sd, *_), shares in zip(cases, found, strict=True):
+                print(f"| {kind}, {100 * sd:g} % | " + " | ".join(f"{each:.1f}" for each in shares) + " |", flush=True)
         return
     usual = paired.Precision(half_width=given.aim)
     rules = {"": usual}

@@ -83,6 +83,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study strain identify .*": ByTest(by="test_identify.py", mentions=('"identify"', "--model", "--plot")),
     # studies, as far as nothing is run
     r"horovod-study (plan|status) experiments/(?!tour)\S+": Here(),
+    r"horovod-study run \S+ --until 2%": ByTest(by="test_aim.py", mentions=("until(", "test_a_study_ends")),
     r"horovod-study plan \S+ --next": ByTest(by="test_next_runs.py", mentions=('"--next"',)),
     r"horovod-study run experiments/\S+ --dry-run": Here(),
     r"horovod-study (status|retry) experiments/tour\.yaml": NotHere(reason=f"a terminal of a real study: {CLUSTER}"),

@@ -285,7 +285,7 @@ def test_studies_that_stop_by_themselves_hold_the_truth():
     spec.loader.exec_module(module)
 
     several = module.studies(("AR(0.9)", 0.0, Precision(half_width=0.04), 600, 40, 3))
-    independent, *_, this, _ = module.within(("AR(0.9)", 150, 3))
+    independent, *_, this, _, _ = module.within(("AR(0.9)", 0.0, 150, 3))
 
     assert np.mean([each.covers for each in several]) >= 0.85
     assert this > 80 and independent < 60

@@ -75,6 +75,11 @@ def run_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--plan", action="store_true", help="only print the plan, as the verb plan does")
     parser.add_argument("--dry-run", action="store_true", help="print job scripts and launch lines, and start nothing")
+    parser.add_argument(
+        "--until",
+        metavar="2%",
+        help="cells alternate until each speedup's 95 %% interval is so narrow to either side (study file: precision)",
+    )
     parser.add_argument("--here", action="store_true", help="Slurm: run in the allocation this is typed in (salloc)")
     _start_arguments(parser)
 
@@ -87,6 +92,8 @@ def run(options: argparse.Namespace) -> int | Result:
     if options.plan:
         return plan(options)
     study, command = _study(options), _command(options)
+    if options.until is not None:
+        study = study.until(_precision(options.until))
     if options.here:
         from rich.console import Console
 
@@ -108,11 +115,21 @@ def run(options: argparse.Namespace) -> int | Result:
     return _conclude(options, study, command, result)
 
 
+def _precision(text: str) -> float:
+    from horovod_study.studies.study_file import share
+
+    try:
+        return share(text)
+    except ValueError:
+        raise ConfigError(f"--until {text}: give the half width of the intervals, such as 2% or 0.02") from None
+
+
 def _command(options: argparse.Namespace) -> str:
     """Return what to type to go on."""
     elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
     hosts = ["--hosts", options.hosts] if options.hosts else []
-    return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts])
+    until = [] if options.until is None else ["--until", options.until]
+    return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts, *until])
 
 
 def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:

@@ -13,6 +13,7 @@
     interruption    Ctrl-C and SIGTERM as a request to stop
 
     turns       cells that train one at a time, in slices and rounds, while the others wait
+    aim         precision as the aim of a study: what needs more turns, or another launch, and what is open
     grid        policy of `run`: the missing cells of a study, each under its claim
     smoke       two workers for a few steps, before a grid
     runner      what a study still needs: found, said, run; retries and cancels

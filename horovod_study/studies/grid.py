@@ -30,6 +30,7 @@ from horovod_study.files import writing
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, require_free
 from horovod_study.measure.clock import now
 from horovod_study.records import MANIFEST, RunRecord, append_turns, read_run, read_turns
+from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import (
     CANCELLED,
     TAKEN_OVER,
@@ -107,6 +108,7 @@ class Grid:
         self._began, self._drawn = now(), -math.inf
         self._warned = False
         self._source = identify()
+        self._aim = None if self.study.precision is None else Aim(self.study, read_turns(self.directory))
 
     def run(self, cells: Sequence[Cell], *, total: int | None = None, ended: int = 0) -> str:
         """Run `cells` in their order until all have ended or a stop is requested; return the one broken off, or "".
@@ -121,8 +123,11 @@ class Grid:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
             with Display(self.console, total=len(cells) if total is None else total, ended=ended) as display:
                 for part in groups(self.study, cells, lambda cell: self.places.site_of(cell).alone):
-                    if not self.stop.requested:
-                        self._run_part(part.cells, part.block, display)
+                    needed = part.cells if self._aim is None else self._aim.needed(part.cells)
+                    if needed and not self.stop.requested:
+                        self._run_part(needed, part.block, display)
+                for line in () if self._aim is None or self.stop.requested else self._aim.lines():
+                    display.note(line)
         except BrokenPipeError:  # the reader of the output left; that is no matter of the run folder
             raise
         except OSError as error:
@@ -144,13 +149,15 @@ class Grid:
             block=block,
             launch=launch,
             seed=self.study.seed,
-            policy=self.places.policy,
+            policy=self._aim or self.places.policy,
             cores=sorted(os.sched_getaffinity(0)),
         ) as conductor:
             sweep([self._lane([cell], display, conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
         if conductor.failure is not None:
             raise StudyError(f"turns of block {block}, launch {launch + 1}, have ended: {conductor.failure!r}")
+        if self._aim is not None:
+            self._aim.take(read_turns(self.directory))
         if loads and self.places.notice_load and (used := median(loads)) >= BUSY_CORES and not self._warned:
             self._warned = True
             display.note(f"warning: other programs used {used:.1f} cores in half of the slices, or more")
@@ -307,6 +314,7 @@ class Grid:
                 drawn = now()
                 left = self._estimate.left(ahead, running_s=running.seconds)
                 what = name if conductor is None else f"{len(conductor.left())} in turns, round {conductor.rounds}"
+                what += "" if self._aim is None else f", {self._aim.progress()}"
                 display.running(what, elapsed_s=now() - self._began, left=left)
             if self.stop.requested or now() - asked >= _REQUEST_S:
                 asked = now()

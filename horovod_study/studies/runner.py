@@ -87,6 +87,7 @@ class StudyResult:
     interrupted: bool = False
     planned_only: bool = False
     submitted: bool = False  # some of its cells are for a batch system
+    aimed: bool = False  # it ends when it is precise enough: launches that were not needed are missing
 
     @property
     def exit_code(self) -> int:
@@ -96,7 +97,8 @@ class StudyResult:
         """
         if self.interrupted:
             return exit_code()
-        counted = ("done", "queued", "running") if self.submitted else ("done",)
+        counted: tuple[str, ...] = ("done", "queued", "running") if self.submitted else ("done",)
+        counted += ("missing",) if self.aimed else ()
         well = sum(self.ledger.count(state) for state in counted)
         return 0 if self.planned_only or well == len(self.ledger.entries) else 1
 
@@ -149,7 +151,9 @@ def run_study(
         if waiting and options.wait:
             _wait(study, runs_dir, stop, console)
         ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
-        result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting)
+        result = StudyResult(
+            ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=study.precision is not None
+        )
     _conclude(result, broken_off, options, console, told=plan.plan.ledger.summary())
     return result
 

@@ -7,11 +7,12 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine, with_account
 from horovod_study.cluster.yaml_keys import limits, listed, mapping, number, one_of
 from horovod_study.config import Cell, Placement, available_cores
@@ -24,7 +25,7 @@ from horovod_study.workloads import Configuration, Workload, find_workload
 
 STUDY_KEYS = (
     *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
-    *("scaling", "hosts", "budget", "workload", "script", "command", "turns", "question"),
+    *("scaling", "hosts", "budget", "workload", "script", "command", "turns", "precision", "question"),
 )
 PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _SWEPT = (*PLACING, "runtime", "backend", "transport", "global_batch")
@@ -82,6 +83,7 @@ class StudyConfig:
     targets: tuple[float, ...] = ()  # test MSEs to which the time is compared; none: chosen from the runs
     budget: StudyBudget = StudyBudget()
     turns: bool = False  # the cells of a repeat alternate, where they fit together
+    precision: float | None = None  # the half width of each speedup's interval that ends the study, relative
     question: str = ""  # such as "speedup at 64"; what `plan --next` is about
     partitions: Mapping[str, Partition] = field(default_factory=dict)  # by name; none: that of `run`, this machine
     identity: Mapping[str, str] = field(default_factory=dict)  # partition -> digest of code and environment there
@@ -153,6 +155,10 @@ class StudyConfig:
         zipped = [name for axis in self.zipped for name in axis[0] if name in self.workload.sweepable]
         strong = ["batch"] if self.scaling == "strong" else []
         return tuple(dict.fromkeys([*strong, *self.varied, *zipped]))
+
+    def until(self, precision: float) -> "StudyConfig":
+        """Return this study with an aim: its cells alternate, in as many launches as the aim may take."""
+        return replace(self, precision=precision, turns=True, repeats=max(self.repeats, MOST_LAUNCHES))
 
     def _layouts(self) -> set[str]:
         zipped = {row["placement"] for axis in self.zipped for row in axis if "placement" in row}
@@ -386,6 +392,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     }
     placements = values.pop("placement", ("fill",))
     hosts = tuple(host_name(source, each) for each in listed(source, content, "hosts", []))
+    precision = _precision(source, content.get("precision"))
     study = StudyConfig(
         name=run.study,
         run=run,
@@ -400,11 +407,12 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         zipped=zipped,
         baselines=baselines,
         targets=_targets(source, content),
-        repeats=number(source, content, "repeats", 3, int, 1),
+        repeats=number(source, content, "repeats", 3 if precision is None else MOST_LAUNCHES, int, 1),
         seed=number(source, content, "seed", 1, int, 0),
         timeout_s=number(source, content, "timeout_s", 900.0, float, 1),
         budget=_budget(source, content.get("budget")),
-        turns=check_field(source, "turns", content.get("turns", False), limits(bool), optional=False),
+        turns=check_field(source, "turns", content.get("turns", precision is not None), limits(bool), optional=False),
+        precision=precision,
         question=_question(source, content.get("question")),
         partitions=partitions,
         identity=_identities(partitions) if identify else {},
@@ -412,6 +420,8 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         source=path,
         text=path.read_text(encoding="utf-8"),
     )
+    if precision is not None and not study.turns:
+        raise ConfigError(f"{source}: precision is reached in turns; leave turns out, or set it to yes")
     _check_scaling(source, content.get("scaling"), study, run_values)
     _check_placing(source, sweep, study, together)
     try:
@@ -543,6 +553,24 @@ def _targets(source: str, content: Mapping[str, Any]) -> tuple[float, ...]:
     values = listed(source, content, "targets", [])
     targets = {check_field(source, "targets", value, limits(float, above=0), optional=False) for value in values}
     return tuple(sorted(targets, reverse=True))
+
+
+def share(text: str) -> float:
+    """Return what "2 %" or "0.02" says; ValueError where it is no share between 0 and 1."""
+    words = text.strip()
+    value = float(words.removesuffix("%")) / (100 if words.endswith("%") else 1)
+    if not 0 < value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _precision(source: str, value: Any) -> float | None:
+    try:
+        return None if value is None else share(f"{value}")
+    except ValueError:
+        raise ConfigError(
+            f"{source}: precision: {shown(value)} is none; give the half width of the intervals, such as 2 % or 0.02"
+        ) from None
 
 
 def _question(source: str, value: Any) -> str:

@@ -1,0 +1,163 @@
+"""Precision as the aim of a study: which cells need more turns, which need no further launch, and what is open.
+
+The statistics are `analysis.paired.Precision`; here cells of a study are paired with their baselines, slices of earlier
+launches are joined with those of the present one, and what was not resolved is put into words.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from horovod_study.analysis import paired
+from horovod_study.config import Cell
+from horovod_study.measure.clock import now
+from horovod_study.progress import duration
+from horovod_study.records import TurnSlice
+from horovod_study.studies.study_file import StudyConfig
+
+
+class Aim:
+    """The wanted ratios of a study and how far they are; is asked as the policy of its turns."""
+
+    def __init__(self, study: StudyConfig, slices: Iterable[TurnSlice] = ()) -> None:
+        """`slices`: of launches before."""
+        self.precision = paired.Precision(half_width=study.precision or 0.02)
+        self._cells = study.cells()
+        self._labels = {cell.key: study.label(cell) for cell in self._cells}
+        self.wanted = wanted(study, self._cells)
+        self._until = math.inf if study.budget.hours is None else now() + 3600 * study.budget.hours
+        self.before: list[TurnSlice] = []
+        self._round_s = math.nan
+        self._verdicts: dict[tuple[str, str], paired.Verdict] = {}
+        self.take(slices)
+
+    def take(self, slices: Iterable[TurnSlice]) -> None:
+        """Take the slices of all launches that have ended."""
+        self.before = list(slices)
+        self._verdicts = self._judged(self.before)
+
+    @property
+    def over(self) -> bool:
+        """Whether the hours of the budget are used up."""
+        return now() >= self._until
+
+    def __call__(self, slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
+        """Return the runs of the present launch that need more turns: the policy of a conductor.
+
+        A run needs more until the launch is long enough for each ratio that it is in, and until it has made what it was
+        asked for; when the budget is used up nobody does.
+        """
+        if self.over:
+            return ()
+        self._verdicts = self._judged([*self.before, *slices])
+        present = {self._labels[run] for run in left if run in self._labels}
+        needed: set[str] = set()
+        for (cell, base), verdict in self._verdicts.items():
+            if {cell, base} <= present and not verdict.launch_done:
+                needed |= {cell, base}
+        return [run for run, enough in left.items() if not enough or self._labels.get(run) in needed]
+
+    def needed(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return those of `cells`, of one launch, whose ratios are not resolved; none after the budget is used up."""
+        if self.over and self.before:
+            return []
+        open_ones = {name for pair in self.open() for name in pair}
+        paired_ones = {name for pair in self.wanted for name in pair}
+        # A cell that is in no ratio is run as often as the aim takes launches at least.
+        rest = {self._labels[cell.key] for cell in cells} - paired_ones
+        return [
+            cell
+            for cell in cells
+            if self._labels[cell.key] in open_ones
+            or (self._labels[cell.key] in rest and cell.config.repeat < self.precision.launches)
+        ]
+
+    def open(self) -> list[tuple[str, str]]:
+        """Return the wanted ratios that are not resolved."""
+        return [pair for pair in self.wanted if pair not in self._verdicts or not self._verdicts[pair].resolved]
+
+    def progress(self) -> str:
+        """Return the widest interval against the aim, in a few words."""
+        widths = [
+            each.estimate.half_width
+            for each in self._verdicts.values()
+            if each.estimate is not None and not each.resolved
+        ]
+        known = [width for width in widths if math.isfinite(width)]
+        aim = f"aim {100 * self.precision.half_width:.3g} %"
+        return f"+- {100 * max(known):.2g} % at most, {aim}" if known and len(known) == len(widths) else aim
+
+    def lines(self) -> list[str]:
+        """Return a line for each wanted ratio: its interval, and what is left to do where it is not resolved."""
+        aim = f"+- {100 * self.precision.half_width:.3g} %"
+        found = []
+        for cell, base in self.wanted:
+            verdict = self._verdicts.get((cell, base))
+            head = f"{cell} / {base}: "
+            if verdict is None or verdict.estimate is None:
+                found.append(f"{head}not measured in turns")
+                continue
+            estimate = verdict.estimate
+            ratio = estimate.ratio
+            said = f"{head}{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}], +- {100 * estimate.half_width:.2g} %"
+            if estimate.shared:
+                said += ", on a shared machine"
+            if verdict.resolved:
+                found.append(said)
+            elif verdict.rounds is None:
+                found.append(f"{said}; {aim} is out of reach")
+            else:
+                more = duration(verdict.rounds * self._round_s) if math.isfinite(self._round_s) else "an unknown time"
+                found.append(
+                    f"{said}; {aim} takes about {verdict.rounds} more rounds, {more}, in {verdict.launches or 1} more "
+                    f"launch{'' if verdict.launches == 1 else 'es'}"
+                )
+        return found
+
+    def _judged(self, slices: Sequence[TurnSlice]) -> dict[tuple[str, str], paired.Verdict]:
+        made = [
+            paired.Slice(
+                launch=f"{each.block}/{each.launch:03d}",
+                round=each.round,
+                cell=self._labels[each.run],
+                rate=each.samples / (each.end_s - each.begin_s),
+                other_load=math.nan if each.other_load is None else each.other_load,
+            )
+            for each in slices
+            if each.run in self._labels and each.samples > 0
+        ]
+        if slices:
+            last = [each for each in slices if each.launch == slices[-1].launch and each.block == slices[-1].block]
+            span = max(each.end_s for each in last) - min(each.begin_s for each in last)
+            self._round_s = span / (1 + max(each.round for each in last))
+        verdicts = self.precision.judge(made, self.wanted)
+        return dict(zip(self.wanted, verdicts, strict=True))
+
+
+def wanted(study: StudyConfig, cells: Iterable[Cell]) -> list[tuple[str, str]]:
+    """Return (cell, baseline) by label, for every cell that has a one-worker baseline in its partition.
+
+    The plain one, else the wrapped one; of several, the one that has most of the study's options in common.
+    """
+    first = [cell for cell in cells if cell.config.repeat == 0]
+    told = study.told()
+    found = []
+    for cell in first:
+        ones = [
+            other
+            for other in first
+            if other.placement.workers == 1
+            and other.placement.partition == cell.placement.partition
+            and other.runtime in ("serial", cell.runtime)
+            and other is not cell
+        ]
+        if cell.runtime == "serial" or not ones:
+            continue
+        base = max(
+            ones,
+            key=lambda other: (
+                other.runtime == "serial",
+                sum(getattr(other.config, name, None) == getattr(cell.config, name, None) for name in told),
+            ),
+        )
+        found.append((study.label(cell), study.label(base)))
+    return list(dict.fromkeys(pair for pair in found if pair[0] != pair[1]))
