@@ -260,8 +260,8 @@ def _mean(launches: Sequence[Floats], within: Memory, level: float) -> _Mean:
     V = MS / N with MS the mean square between launches, L - 1 degrees of freedom, where the launches scatter more than
     their rounds explain, F = MS / variance of rounds > 1; the component of launches is then (F - 1)(L - 1) v /
     (N - sum n^2 / N), the method of moments, and launches weigh 1 / (component + v / n) (R. DerSimonian and N. Laird,
-    Controlled Clinical Trials 7, 1986, 177-188). The half width is never below that of rounds alone. (Degrees of
-    freedom of the sum by Satterthwaite cover only 88 to 90 % with three launches: benchmarks/turns_coverage.py.)
+    Controlled Clinical Trials 7, 1986, 177-188). The half width is never below that of rounds alone. (With
+    the degrees of freedom of the sum by Satterthwaite it covers less: benchmarks/turns_coverage.py --within.)
     """
     n = np.array([len(each) for each in launches], dtype=float)
     total, count = float(n.sum()), len(launches)

@@ -141,7 +141,8 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
         return int(result.exit_code)
     directory = options.runs / study.name
     current = result.ledger.current_directories()
-    planned = sorted(entry.key for entry in result.ledger.entries)
+    # Launches that a study with an aim did not need are no gap.
+    planned = sorted(each.key for each in result.ledger.entries if not study.precision or each.state != "missing")
     how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned}
     write_analysis(directory, directory / "analysis", commands=[command], doubts=False, **how)
     write_page(directory / "analysis")

@@ -56,8 +56,8 @@ def read_header(stream: IO[bytes], where: str) -> Header:
             )
         reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = reader(stream)
-    except ValueError as error:
-        text = str(error).splitlines()[0][:100]
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:  # the last three: of an archive's member
+        text = (str(error) or type(error).__name__).splitlines()[0][:100]
         raise DataError(f"{where}: is not a .npy file ({text}); save it again with numpy.save") from None
     sound = all(type(length) is int and 0 <= length < MAX_BYTES for length in shape)
     if not sound or math.prod(shape) * dtype.itemsize > MAX_BYTES:
