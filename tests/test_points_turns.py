@@ -14,6 +14,7 @@ from horovod_study.analysis.series import points
 from horovod_study.analysis.series.turns import Turns, slices_of
 from horovod_study.analysis.study import analyze
 from horovod_study.records import TurnSlice, append_turns
+from horovod_study.report.page.tables import tables
 
 SPEEDUPS = {("serial", 1): 1.0, ("horovod", 1): 0.9, ("horovod", 2): 1.7}
 
@@ -106,6 +107,15 @@ def test_a_whole_analysis_has_them():
 
     assert point(found.points, 2)["speedup_plain"] == pytest.approx(1.7, rel=0.01)
     assert "turns_launch_sd" in found.tables()["points"]
+
+
+def test_both_components_are_a_table_of_the_page():
+    runs, turns = study(launch_sd=0.05)
+    (made,) = [table for table in tables(analyze(runs, turns=turns)) if table.name == "turns"]
+
+    assert len(made.groups) == 1 and len(made.groups[0].rows) == 2, "one and two workers over the plain one"
+    assert {"turns_round_error", "turns_launch_sd"} <= set(made.data.columns)
+    assert not [table for table in tables(analyze(runs)) if table.name == "turns"]
 
 
 def test_slices_of_a_folder_below_have_its_name():

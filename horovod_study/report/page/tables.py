@@ -488,6 +488,36 @@ def _boundary(analysis: Analysis) -> Table | None:
     )
 
 
+def _turns(analysis: Analysis) -> Table | None:
+    """Return both components of the speedups that are ratios within rounds; None of a study without turns."""
+    points = analysis.points
+    if "turns_launches" not in points.columns:
+        return None
+    base = "plain" if points["speedup_plain"].notna().any() else "wrapped"
+    return _table(
+        name="turns",
+        title="Speedups from turns",
+        caption=f"Ratios to {_base(analysis, base)} within rounds of cells that alternate. Error of rounds: the "
+        "standard error that rounds alone leave, their memory of each other included; launches: the standard deviation "
+        "of what new processes change; cancelled: the share of both cells' scatter that is not in their ratio. Rounds "
+        f"that other programs loaded are set aside. {INTERVALS}.",
+        columns=(
+            *_PLACE,
+            _numbers("Launches", "turns_launches"),
+            _numbers("Rounds", "turns_rounds"),
+            _numbers("Set\naside", "turns_set_aside"),
+            replace(_speedups("Speedup", base), strong=True),
+            _numbers("Scatter\nof a round", "turns_round_sd", unit="%", scale=_PERCENT, digits=2),
+            _numbers("Memory", "turns_memory", unit="rounds", digits=2),
+            _numbers("Error\nof rounds", "turns_round_error", unit="%", scale=_PERCENT, digits=2),
+            _numbers("Launches\ndiffer by", "turns_launch_sd", unit="%", scale=_PERCENT, digits=2),
+            _numbers("Cancelled", "turns_cancelled", unit="%", scale=_PERCENT, digits=2),
+        ),
+        cells=points[points["turns_launches"].notna()],
+        labels=_labels(analysis, points),
+    )
+
+
 def _side(side: str, row: Mapping[Any, Any]) -> str:
     """Return where the workers of one side were, and below it the network path that the runs recorded."""
     where = boundary.place(row[f"{side}_workers"], row[f"{side}_nodes"], row[f"{side}_per_node"])
@@ -1044,7 +1074,19 @@ def _failed(analysis: Analysis) -> Table | None:
 
 
 _TABLES: tuple[Callable[[Analysis], Table | None], ...] = (
-    *(_points, _laws, _breakdown, _lost, _lost_to_other, _parallel, _synchronisation, _boundary, _transports, _cycle),
+    *(
+        _points,
+        _turns,
+        _laws,
+        _breakdown,
+        _lost,
+        _lost_to_other,
+        _parallel,
+        _synchronisation,
+        _boundary,
+        _transports,
+        _cycle,
+    ),
     *(_batches, _knees, _forecast, _holdout, _recommended, _learning, _targets, _resources),
     *(_measurement, _environment, _doubts, _failed),
 )
