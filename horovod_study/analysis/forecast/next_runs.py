@@ -183,7 +183,7 @@ def lines(step: NextStep, *, most: int = 6) -> list[str]:
     return [
         head,
         *(
-            f"  {each.workers:>5,} workers, {each.runs} run{'' if each.runs == 1 else 's'}, {each.seconds:.0f} s, "
+            f"  {each.workers:,} workers, {each.runs} run{'' if each.runs == 1 else 's'}, {each.seconds:.0f} s, "
             f"{each.gpu_hours:.3g} GPU hours: [{each.low:,.4g}, {each.high:,.4g}] expected, "
             f"{100 * each.narrower:.0f} % narrower"
             for each in step.choices[:most]
