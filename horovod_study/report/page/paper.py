@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from horovod_study.analysis.study import Analysis
+from horovod_study.documents import read_bytes
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.kit.drawing import Drawing
@@ -122,7 +123,8 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
             write_file(path, text)
         for each in figures:
             paths.append(folder / "figures" / f"{each.name}.pdf")
-            write_file(paths[-1], (directory / "figures" / f"{each.name}.pdf").read_bytes())
+            pdf = directory / "figures" / f"{each.name}.pdf"
+            write_file(paths[-1], read_bytes(pdf, again="make the report again with horovod-study report"))
     return paths
 
 
