@@ -383,6 +383,29 @@ def test_a_script_runs_on_the_nodes_of_slurm(slurm: SlurmCluster, folder: Path) 
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.horovod
+def test_the_same_few_lines_with_a_partition_end_in_the_same_report(slurm: SlurmCluster, folder: Path) -> None:
+    """One worker on each node, so that no two share a core of a node."""
+    two_nodes(
+        folder, scheduler="slurm", nodes=2, gpus_per_node=1, gres="gpu:{gpus}", slurm_partition="main", time_limit_s=900
+    )
+    (folder / "train.py").write_text(SLEEPS)
+    text = TWELVE_LINES.replace("repeats", "partition: pair\nrepeats", 1)
+    (folder / "study.yaml").write_text(text)
+    output = slurm.run(
+        "sh", "-c", 'cd "$0" && exec "$@" 2>&1',
+        str(folder), str(BIN / "horovod-study"), "run", "study.yaml", "--wait", "--yes", timeout_s=500, check=False,
+    )  # fmt: skip
+
+    assert (folder / "runs" / "mine" / "analysis").is_dir(), output
+    check_doubled(folder, text)
+    (nodes,) = {each.effective["nodes"] for each in map(read_run, run_directories(folder / "runs" / "mine"))
+                if each.effective["workers"] == 2}  # fmt: skip
+    assert nodes == 2
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.horovod
 def test_a_script_runs_on_two_hosts_over_ssh(two_hosts: TwoHosts, folder: Path) -> None:
     path = two_nodes(folder, scheduler="ssh", hosts=[f"{name}:2" for name in two_hosts.names], interface=INTERFACE)
     with two_hosts.popen(
