@@ -70,6 +70,11 @@ def began(pid: int) -> int | None:
     return None if not fields or fields[0] in ("Z", "X") else int(fields[19])
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process of this host was stopped (SIGSTOP) and not continued since."""
+    return stat_fields(pid)[:1] == ["T"]
+
+
 def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third (state) on; empty where there is no such process or file."""
     try:

@@ -68,7 +68,8 @@ def _train_in_turns(told: str, wanted: int) -> str:
     made, trained_s = 0, 0.0
     while mine is not None:
         if made >= mine.until:
-            said = mine.wait(steps=made, samples=made, trained_s=trained_s, warm=made > 2, enough=made >= wanted)
+            report = {"steps": made, "samples": made, "trained_s": trained_s, "warm": made > 2}
+            said = mine.wait(**report, enough=made >= wanted, least=wanted)
             if said != "go":
                 return said
         if "fails" in told and made > 30:

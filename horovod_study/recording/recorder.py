@@ -571,7 +571,7 @@ class Recording:
         Where nobody grants any more, the recording ends: what trains from here on does so beside the other cells.
         """
         enough = self.least is not None and self._step >= self.least
-        said = self._session.wait_for_turn(self._step, samples=self._all_samples, enough=enough)
+        said = self._session.wait_for_turn(self._step, samples=self._all_samples, enough=enough, least=self.least)
         self.ended = said != "go"
         if said == "lost":
             self.give_up(StudyError("the runner that gave its turns has ended"))

@@ -4,7 +4,7 @@ The runner (studies/turns.py) listens on a TCP port. Where the variable TURNS na
 is, and goes on like this:
 
     rank -> runner      {"token", "rank", "workers", "pid", "host"}                 once
-    rank -> runner      {"steps", "samples", "trained_s", "warm", "enough"}         it has made the steps it was granted
+    rank -> runner      {"steps", "samples", "trained_s", "warm", "enough", "least"}    it has made what it was granted
     runner -> rank      {"until": 1200}     make steps until there are 1200 of them, then report and wait
                         {"until": null}     go on alone: nobody waits for a report any more
                         {"end": true}       make no more steps, and end in good order
@@ -106,18 +106,19 @@ class Turns:
         assert self._channel is not None
         self._channel.send(message)
 
-    def wait(self, *, steps: int, samples: int, trained_s: float, warm: bool, enough: bool) -> Said:
+    def wait(
+        self, *, steps: int, samples: int, trained_s: float, warm: bool, enough: bool, least: int | None = None
+    ) -> Said:
         """Report what this rank has made so far, and wait for what the runner says.
 
         `trained_s`: seconds in stretches of steps; `warm`: the declared warm-up is over; `enough`: the run has made
-        what it was asked for, and goes on for the runner only.
+        what it was asked for, and goes on for the runner only; `least`: so many steps are that, where it is known.
         """
         if self._channel is None:
             return "go" if math.isinf(self.until) else "lost"
         try:
-            self.send(
-                {"steps": steps, "samples": samples, "trained_s": trained_s, "warm": bool(warm), "enough": bool(enough)}
-            )
+            made = {"steps": steps, "samples": samples, "trained_s": trained_s}
+            self.send({**made, "warm": bool(warm), "enough": bool(enough), "least": least})
             while True:
                 for message in self._channel.receive():
                     if message.get("end"):

@@ -40,7 +40,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from horovod_study import lease
+from horovod_study import alive, lease
 from horovod_study.cluster import identity
 from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.jobs import JobBook, JobState
@@ -307,7 +307,9 @@ def judge(
 
 def _where(record: RunRecord, claim: lease.Claim | None = None) -> str:
     job = f" in job {claim.holder.job}" if claim is not None and claim.holder is not None and claim.holder.job else ""
-    return f"process {record.pid} on {record.host}{job}"
+    here = record.host == platform.node()
+    waits = "; waits for its turn" if here and alive.is_stopped(record.pid) else ""
+    return f"process {record.pid} on {record.host}{job}{waits}"
 
 
 def _same(number: str, job: JobState) -> bool:

@@ -15,6 +15,7 @@ from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.ledger import Ledger
 from horovod_study.studies.study_file import StudyConfig, shown
+from horovod_study.studies.turns import alternating
 from horovod_study.text.tables import table_of, to_lines
 
 _MOST_ROWS = 40  # of a table; the rest is counted
@@ -51,6 +52,7 @@ class Plan:
         for name, partition in study.partitions.items():
             lines += ["", *self._table(name, partition)]
         lines += ["", *_varied(study)] if study.told() else []
+        lines += self._turns()
         if study.left_out:
             lines.append(f"left out, because there is no such pair: {', '.join(study.left_out)}")
         if not self.cells:
@@ -113,7 +115,26 @@ class Plan:
             "too_long": self.too_long,
             "budget": {name: getattr(self.study.budget, name) for name in _UNITS},
             "over_budget": list(self.over),
+            "turns": self._blocks(),
         }
+
+    def _blocks(self) -> dict[str, Any]:
+        """Return which cells alternate, block by block, and why others do not."""
+        blocks, alone = alternating(self.study, self.cells)
+        return {"blocks": [[cell.key for cell in part.cells] for part in blocks], "alone": alone}
+
+    def _turns(self) -> list[str]:
+        """Return which cells alternate and which do not."""
+        blocks, alone = alternating(self.study, self.cells)
+        lines = []
+        if blocks:
+            sizes = sorted({len(part.cells) for part in blocks})
+            each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+            how_many = f"{len(blocks)} block{'' if len(blocks) == 1 else 's'} of {each} cells"
+            lines.append(f"in turns: {how_many} that are started together and alternate")
+        for reason, count in Counter(alone.values()).most_common():
+            lines.append(f"alone: {count} cell{'' if count == 1 else 's'}: {reason}")
+        return ["", *lines] if lines else []
 
     def _table(self, name: str, partition: Partition) -> list[str]:
         """Return what is run on one partition: a row per placement, a column per runtime, done and all cells."""

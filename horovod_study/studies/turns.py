@@ -11,10 +11,12 @@ the wait changes nothing of what a run records).
 
 A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
 takes is at most SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. Warm-up is in
-no slice. A cell that ends by itself, or fails, drops out; the others go on. One that never asks for a turn trains to
-its end while all others wait, as it would have without turns.
+no slice, and a slice that the end of what was asked for has cut to less than half is left out. A cell that ends by
+itself, or fails, drops out; the others go on. One that never asks for a turn trains to its end while all others wait,
+as it would have without turns.
 """
 
+import math
 import os
 import random
 import secrets
@@ -117,6 +119,22 @@ def groups(
     return parts
 
 
+def alternating(study: StudyConfig, cells: Sequence[Cell]) -> tuple[list[Part], dict[str, str]]:
+    """Return the blocks of `cells` that will alternate here, and why the others do not, by key; both empty without."""
+    if not study.turns:
+        return [], {}
+
+    def here(cell: Cell) -> bool:
+        return study.partitions[cell.placement.partition].scheduler == "local"
+
+    parts = groups(study, cells, here)
+    lone = "no other cell of its repeat fits into memory with it, or alternates"
+    alone = [cell for part in parts if not part.block for cell in part.cells]
+    return [part for part in parts if part.block], {
+        cell.key: alone_because(study, cell, here(cell)) or lone for cell in alone
+    }
+
+
 @dataclass(kw_only=True)
 class _Cell:
     """One cell, as far as its ranks have told."""
@@ -144,11 +162,16 @@ class _Cell:
     def all(self, name: str) -> bool:
         return all(bool(report.get(name)) for report in self.reports.values())
 
+    def more(self, name: str, of_all: Callable[[Iterable[int]], int]) -> int:
+        """Return what its ranks have made of something since they reported before."""
+        return of_all(int(report[name]) - int(self.before[rank][name]) for rank, report in self.reports.items())
+
     def next_steps(self, slice_s: float) -> int:
         """Return how many steps take about `slice_s`; at first few, and then twice as many at most."""
         if not self.step_s:
             return 1
-        return max(1, min(round(slice_s / max(median(self.step_s), 1e-7)), 2 * self.granted))
+        wanted = max(1, round(slice_s / max(median(self.step_s), 1e-7)))
+        return wanted if len(self.step_s) == _RECENT else min(wanted, 2 * self.granted)
 
 
 class _Closed(Exception):
@@ -274,29 +297,33 @@ class Conductor:
         try:
             for cell in self._cells.values():
                 self._bring_up(cell)
-            self._zero, number = now(), 0
-            while left := [cell for cell in self._cells.values() if cell.state == "turns"]:
-                self._random.shuffle(left)
-                for position, cell in enumerate(left):
-                    self._give(cell, number, position)
-                number += 1
-                there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
-                wanted = self._policy(self.slices, there) if there else ()
-                for cell in left:
-                    if cell.run not in wanted:
-                        self._end(cell)
+            self._zero = now()
+            self.give_turns()
+            self._end(self._cells.values())
         except _Closed:
             pass
         except Exception as error:
             self.failure = error
             self.dismiss()
 
+    def give_turns(self) -> None:
+        """Make rounds until no cell needs more."""
+        number = 0
+        while left := [cell for cell in self._cells.values() if cell.state == "turns"]:
+            self._random.shuffle(left)
+            for position, cell in enumerate(left):
+                self._give(cell, number, position)
+            number += 1
+            there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
+            wanted = self._policy(self.slices, there) if there else ()
+            self._end([cell for cell in left if cell.run not in wanted])
+
     def _bring_up(self, cell: _Cell) -> None:
         """Wait for the start of a cell, and let it make its warm-up."""
         self._wait(lambda: cell.state != "ahead")
         self._wait(lambda: cell.ready or cell.state != "starting")
         trained_s = 0.0
-        while cell.state == "starting" and not (cell.all("warm") and trained_s >= WARM_S):
+        while cell.state == "starting" and not (cell.all("enough") or (cell.all("warm") and trained_s >= WARM_S)):
             took_s = self._train(cell)
             trained_s += took_s
         if cell.state == "starting":
@@ -304,15 +331,15 @@ class Conductor:
             cell.state = "turns"
         self._see_off(cell)
 
-    def _give(self, cell: _Cell, number: int, position: int) -> None:
-        """Give a cell one turn, and write down what it made of it."""
+    def _give(self, cell: _Cell, number: int, position: int, *, slice_s: float | None = None) -> None:
+        """Give a cell one turn of about `slice_s`, if it is not to be the usual one, and write down what it made."""
         if cell.state != "turns":
             return
         numbers = cell.held
         began, busy, used = now(), busy_s(self._cores), used_s(numbers)
         with self._lock:
             self._continue(cell)
-        took_s = self._train(cell)
+        took_s = self._train(cell, slice_s)
         ended = now()
         if cell.state == "turns":
             self._hold(cell)
@@ -320,29 +347,31 @@ class Conductor:
             more, own = busy_s(self._cores) - busy, used_s(numbers)
             unknown = own is None or used is None or over_s < _LOAD_S or not self._cores
             self._switches.append(over_s - took_s)
-            made = {rank: (cell.reports[rank], cell.before[rank]) for rank in cell.reports}
-            self.slices.append(
-                TurnSlice(
-                    block=self._block,
-                    launch=self._launch,
-                    round=number,
-                    position=position,
-                    run=cell.run,
-                    begin_s=ended - self._zero - took_s,
-                    end_s=ended - self._zero,
-                    steps=min(after["steps"] - before["steps"] for after, before in made.values()),
-                    samples=sum(after["samples"] - before["samples"] for after, before in made.values()),
-                    other_load=None if unknown else max(0.0, (more - (own or 0.0) + (used or 0.0)) / over_s),
-                )
+            made = TurnSlice(
+                block=self._block,
+                launch=self._launch,
+                round=number,
+                position=position,
+                run=cell.run,
+                begin_s=ended - self._zero - took_s,
+                end_s=ended - self._zero,
+                steps=cell.more("steps", min),
+                samples=cell.more("samples", sum),
+                other_load=None if unknown else max(0.0, (more - (own or 0.0) + (used or 0.0)) / over_s),
             )
+            if made.steps >= cell.granted / 2 and took_s > 0:  # else the end of what was asked for has cut it short
+                self.slices.append(made)
         self._see_off(cell)
 
-    def _train(self, cell: _Cell) -> float:
+    def _train(self, cell: _Cell, slice_s: float | None = None) -> float:
         """Grant a cell that is ready one slice and wait until all its ranks have made it; return its seconds."""
-        slice_s = min(max(median(self._switches or [0.0]) / SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
-        cell.granted = cell.next_steps(slice_s)
+        usual_s = min(max(median(self._switches or [0.0]) / SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
+        cell.granted = cell.next_steps(usual_s if slice_s is None else slice_s)
         cell.before, cell.reports = cell.reports, {}
-        until = max(report["steps"] for report in cell.before.values()) + cell.granted
+        made = max(report["steps"] for report in cell.before.values())
+        # What was asked for in steps is made to the step, so that a run in turns ends where one without them does.
+        least = min(report["least"] or math.inf for report in cell.before.values())
+        until = int(min(made + cell.granted, least)) if made < least else made + cell.granted
         self._say(cell, cell.before, {"until": until})
         state = cell.state
         self._wait(lambda: cell.ready or cell.state != state)
@@ -351,17 +380,19 @@ class Conductor:
         took_s: float = max(
             report["trained_s"] - cell.before[rank]["trained_s"] for rank, report in cell.reports.items()
         )
-        cell.step_s.append(took_s / cell.granted)
+        cell.step_s.append(took_s / (until - made))
         return took_s
 
-    def _end(self, cell: _Cell) -> None:
-        """Tell a cell to end, and wait until it has."""
-        if cell.state == "turns":
-            with self._lock:
-                self._continue(cell)
-            cell.state = "leaving"
-            self._say(cell, list(cell.reports), {"end": True})
-        self._see_off(cell)
+    def _end(self, cells: Collection[_Cell]) -> None:
+        """Tell cells to end, and wait until they have: they are done with their steps, and may end side by side."""
+        for cell in cells:
+            if cell.state == "turns":
+                with self._lock:
+                    self._continue(cell)
+                cell.state = "leaving"
+                self._say(cell, list(cell.reports), {"end": True})
+        for cell in cells:
+            self._see_off(cell)
 
     def _see_off(self, cell: _Cell) -> None:
         """Wait until a cell that leaves is over: nobody trains beside it."""
@@ -461,6 +492,7 @@ class Conductor:
                 "trained_s": float(message["trained_s"]),
                 "warm": bool(message["warm"]),
                 "enough": bool(message["enough"]),
+                "least": None if message["least"] is None else int(message["least"]),
             }
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})

@@ -237,7 +237,12 @@ class Training:
         """Wait until steps are granted; False where none follow. Collective once the wait is over."""
         liveness = self.liveness
         liveness.held = True
-        said = self.session.wait_for_turn(self.step, samples=self.step * self.job.config.batch, enough=self._has_enough)
+        said = self.session.wait_for_turn(
+            self.step,
+            samples=self.step * self.job.config.batch,
+            enough=self._has_enough,
+            least=int(self.last_step) if math.isfinite(self.last_step) else None,
+        )
         liveness.held = False
         # Where the runner is killed some ranks may have been granted steps and others not: they agree on the worst.
         agreed = self.job.backend.maximum(("go", "end", "lost").index(said))
