@@ -209,6 +209,15 @@ def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
         _reserve(directory)
 
 
+MAX_TRAININGS = 8
+"""Trainings of one process that are recorded, one after the other."""
+
+
+def training_directory(out: Path, training: int) -> Path:
+    """Return the run directory of the training of this number, from 1, of processes that are recorded in `out`."""
+    return out if training == 1 else out.with_name(f"{out.name}-training{training}")
+
+
 def require_no_run(directory: Path, *, again: str = "") -> None:
     """Raise RecordError where a directory holds a run.
 

@@ -92,6 +92,36 @@ for epoch in range(2):
 """
 
 
+SAME_DATA = """
+optimizer = torch.optim.Adam(model.parameters())
+loader = DataLoader(data, batch_size=4)
+for epoch in range(3):
+    model.train()
+    for x, y in loader:
+        loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for x, y in loader: loss_of(x, y); time.sleep(0.002)
+"""
+FETCHED_BEFORE = """
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(2):
+    batches = iter(DataLoader(data, batch_size=4))
+    for update in range(30):
+        for x, y in [next(batches), next(batches)]: loss_of(x, y).backward()
+        optimizer.step(); optimizer.zero_grad()
+"""
+PENALTY = """
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(2):
+    for x, y in DataLoader(data, batch_size=4):
+        x.requires_grad_(True)
+        slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        loss = loss_of(x, y) + slope.square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
 def script(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "training.py"
     path.write_text(HEAD + textwrap.dedent(text))
@@ -125,6 +155,14 @@ TRAININGS = {
     "accumulated": (ACCUMULATED, 40 - 2, 24, {"data", "forward", "backward", "sync", "update"}),
     "another optimizer before": (STEPPED_BEFORE, 100 - 2, 4, {"forward", "backward", "sync", "update"}),
     "updates by hand": (BY_HAND, 60 - 4, 1, {"backward"}),
+    "evaluated on its own data": (SAME_DATA, 180 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
+    "batches fetched before their update": (
+        FETCHED_BEFORE,
+        60 - 2,
+        8,
+        {"data", "forward", "backward", "sync", "update"},
+    ),
+    "a penalty on a gradient": (PENALTY, 120 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
     "two models": (GAN, 120 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
 }
 
@@ -147,6 +185,117 @@ def test_a_training_is_recorded_as_it_is(name: str, tmp_path: Path) -> None:
     sums = sum(np.nan_to_num(rows[f"{lap}_s"]) for lap in (*laps, "residual"))
     assert sums == pytest.approx(rows["step_s"])
     assert not list(tmp_path.glob(".run*")), "what the ranks exchanged is removed"
+
+
+@pytest.mark.slow
+def test_an_evaluation_over_the_training_data_is_in_no_step(tmp_path: Path) -> None:
+    """It sleeps 120 ms: a step that held it would be the longest by far."""
+    _, out = record(tmp_path, [sys.executable, script(tmp_path, SAME_DATA)])
+    rows = rows_of(out)
+
+    assert len(rows["step"]) == 178
+    assert set(rows["samples"]) == {4}
+    assert (rows["step_s"] > 0.12).sum() <= 1
+
+
+CALLS = """
+import collections, json
+calls = collections.Counter()
+def count(frame, event, argument):
+    if event == "call": calls["horovod_study" in frame.f_code.co_filename] += 1
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for turn, (x, y) in enumerate(DataLoader(data, batch_size=2)):
+    if turn == 20: sys.setprofile(count)
+    if turn == 120: sys.setprofile(None)
+    loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
+print(calls[True] / 100)
+"""
+MOST_CALLS = 60
+"""Of Python's functions in a step: each costs up to a microsecond where the training has emptied the caches."""
+
+
+@pytest.mark.slow
+def test_a_step_costs_few_calls_however_many_parameters_it_has(tmp_path: Path) -> None:
+    found = []
+    for layers in (1, 20):
+        deep = f"model = nn.Sequential(*(nn.Linear(8, 8) for _ in range({layers})), nn.Linear(8, 1))"
+        done, _ = record(tmp_path / str(layers), [sys.executable, script(tmp_path, deep + CALLS)])
+        found.append(float(done.stdout))
+    assert 5 < found[0] <= MOST_CALLS
+    assert found[1] == pytest.approx(found[0], abs=2)
+
+
+LATE = """
+critic = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
+first, second = torch.optim.RMSprop(critic.parameters()), torch.optim.Adam(model.parameters())
+for epoch in range(2):
+    for turn, (x, y) in enumerate(DataLoader(data, batch_size=4)):
+        first.zero_grad(); (critic(y) - critic(model(x).detach())).mean().backward(); first.step()
+        if turn % 5 == 4: second.zero_grad(); critic(model(x)).mean().backward(); second.step()
+"""
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_steps_rarely_is_named_with_its_model(tmp_path: Path) -> None:
+    """Its first update comes when the recording has begun, as that of a WGAN's generator does."""
+    _, out = record(tmp_path, [sys.executable, script(tmp_path, LATE)])
+    run, rows = records.read_run(out), rows_of(out)
+
+    assert (run.status, run.effective["optimizer"]) == ("done", "RMSprop + Adam")
+    assert run.effective["model"] == "Sequential + Sequential"
+    assert run.effective["parameters"] == 8 * 16 + 16 + 16 + 1 + 8 + 8 + 8 + 1
+    assert abs(len(rows["step"]) - 118) <= 1
+    rare = (rows["step"] + 2) % 60 % 5 == 4
+    assert np.median(rows["backward_s"][rare][2:]) > np.median(rows["backward_s"][~rare])
+
+
+TWO = """
+class Student(nn.Sequential): pass
+for kind, rate in ((nn.Sequential, 0.1), (Student, 0.2)):
+    trained = kind(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(trained.parameters(), rate)
+    for epoch in range(2):
+        for x, y in DataLoader(data, batch_size=4):
+            optimizer.zero_grad(); (trained(x) - y).square().mean().backward(); optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_second_training_of_a_process_is_recorded_beside_the_first(tmp_path: Path) -> None:
+    done, out = record(tmp_path, [sys.executable, script(tmp_path, TWO)])
+    found = [records.read_run(each) for each in (out, out.with_name("run-training2"))]
+
+    assert done.returncode == 0
+    assert [each.status for each in found] == ["done", "done"]
+    assert [each.effective["model"] for each in found] == ["Sequential", "Student"]
+    assert [len(rows_of(each)["step"]) for each in (out, out.with_name("run-training2"))] == [118, 115]
+    assert done.stderr.count("training 2 of this process") == 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run", "run-training2", "training.py"]
+
+
+STOPWATCH = """
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+spans, at = [], time.perf_counter()
+for turn, (x, y) in enumerate(DataLoader(data, batch_size=2)):
+    time.sleep(0.004)
+    loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    before, at = at, time.perf_counter()
+    spans.append(at - before)
+print(*spans[2:])
+"""
+
+
+@pytest.mark.slow
+def test_step_times_are_those_of_a_stopwatch_in_the_script(tmp_path: Path) -> None:
+    done, out = record(tmp_path, [sys.executable, script(tmp_path, STOPWATCH)])
+    spans = np.array(done.stdout.split(), float)
+    rows = rows_of(out)
+
+    assert len(rows["step"]) == len(spans) == 118
+    # Not each: between two stamps of ours and the script's another program may run, and rows may be written.
+    assert np.median(np.abs(rows["step_s"] / spans - 1)) < 0.01
+    laps = sum(np.nan_to_num(rows[f"{lap}_s"]) for lap in ("data", "forward", "backward", "sync", "update", "residual"))
+    assert laps == pytest.approx(rows["step_s"])
 
 
 @pytest.mark.slow
@@ -245,11 +394,11 @@ def test_what_fails_in_the_recorder_does_not_reach_the_training(tmp_path: Path) 
 
 PLACES = (
     "hooks.Hooks._before_forward",
-    "hooks.Hooks._gradient",
-    "hooks.Hooks._gradients_made",
-    "hooks.Hooks._after_update",
-    "recorder.Recording.took",
-    "recorder.Recording.end",
+    "hooks.Hooks.before_update",
+    "recorder.Recording.end_backward",
+    "hooks.Hooks.after_update",
+    "recorder.Recording.begin_turn",
+    "recorder.Recording.end_step",
     "automatic.Watcher._after_fetch",
     "automatic.Watcher._after_update",
     "automatic.Watcher._before_forward",
@@ -387,6 +536,70 @@ def test_the_slow_rank_of_a_script_is_seen(name: str, tmp_path: Path) -> None:
     assert np.median(slow["backward_s"]) - np.median(quick["backward_s"]) > 0.8 * SLEEP_S
     assert np.median(quick["sync_s"]) - np.median(slow["sync_s"]) > 0.8 * SLEEP_S
     assert np.isfinite(slow["forward_s"][5:]).all()
+
+
+NAP = f"""
+naps = []
+def nap(rank):
+    if rank == 1:
+        at = time.perf_counter(); time.sleep({SLEEP_S}); naps.append(time.perf_counter() - at)
+"""
+PLANTED = {
+    "ddp": """
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.Adam(model.parameters())
+for turn in range(60):
+    optimizer.zero_grad(); nap(dist.get_rank()); loss_of(*data[:8]).backward(); optimizer.step()
+""",
+    "fully_shard": """
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+for layer in (model[0], model[2]): fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.Adam(model.parameters())
+for turn in range(60):
+    optimizer.zero_grad(); loss_of(*data[:8]).backward(); nap(dist.get_rank())
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # waits through functional collectives
+    optimizer.step()
+""",
+    "horovod": """
+import horovod.torch as hvd
+hvd.init()
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+for turn in range(60):
+    optimizer.zero_grad(); nap(hvd.rank()); loss_of(*data[:8]).backward(); optimizer.step()
+""",
+    "lightning": """
+import pytorch_lightning as pl
+from pytorch_lightning.plugins.environments import TorchElasticEnvironment
+class Module(pl.LightningModule):
+    def __init__(self): super().__init__(); self.net = model
+    def training_step(self, batch, index): nap(self.global_rank); return (self.net(batch[0]) - batch[1]).square().mean()
+    def configure_optimizers(self): return torch.optim.Adam(self.parameters())
+pl.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, plugins=[TorchElasticEnvironment()],
+).fit(Module(), DataLoader(data, batch_size=2))
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_rank_that_sleeps_is_late_by_what_it_slept(name: str, tmp_path: Path) -> None:
+    """Its own time, without the waits for others, is longer by the naps that the script has timed itself."""
+    text = "import torch.distributed as dist" + NAP + PLANTED[name] + "\nprint('NAPS', *naps[10:])"
+    line = LAUNCHERS["horovodrun --gloo" if name == "horovod" else "torchrun"]
+    done, out = record(tmp_path, [*(str(part).format(workers=2) for part in line), script(tmp_path, text)])
+    assert done.returncode == 0, done.stderr
+    told = next(each for each in done.stdout.splitlines() if "NAPS " in each and each.split("NAPS ")[1])
+    slept_s = np.median([float(each) for each in told.split("NAPS ")[1].split()])
+    own = [np.median((rows["step_s"] - rows["sync_s"])[10:]) for rows in (rows_of(out, 0), rows_of(out, 1))]
+
+    assert own[1] - own[0] == pytest.approx(slept_s, rel=0.3)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -71,6 +71,7 @@ def record(
         "own": dict(own),
         "requested": dict(requested),
         "steps": steps,
+        "one_training": "declared" in requested,  # a cell of a study
     }
     try:
         code = _run(command, environment(asked))
@@ -129,29 +130,29 @@ def before_the_first_step(out: Path) -> str:
 
 
 def _judge(out: Path, code: int, seen: Sequence[tuple[str, str]]) -> int:
-    with suppress(RecordError):
+    found = [_judge_run(records.training_directory(out, each), code) for each in range(1, records.MAX_TRAININGS + 1)]
+    if found[0] is None:
+        if code == 0:
+            say(f"horovod-study record: no run was recorded: {_why_nothing(seen)}")
+        return code or 1
+    return code or max(each or 0 for each in found)
+
+
+def _judge_run(out: Path, code: int) -> int | None:
+    """Close the record of a run as the exit code of its command says; return 1 where it failed, None without a run."""
+    try:
         found = records.read_run(out)
-        if found.status == "running":
-            records.finish_run(
-                out,
-                found,
-                status="failed",
-                finished=utc_now(),
-                totals=found.totals,
-                reason=f"the command ended with exit code {code} before its training was closed",
-            )
-            say(f"horovod-study record: {out} is incomplete: the command ended with exit code {code}")
-        elif found.status == "done" and code:
-            reason = f"the command ended with exit code {code} after its training"
-            records.finish_run(out, found, status="failed", finished=utc_now(), totals=found.totals, reason=reason)
-            say(f"horovod-study record: {out} is complete, but {reason}")
-        elif found.status == "failed" and code == 0:
-            return 1  # the recorder has said why
-        return code
-    if code == 0:
-        say(f"horovod-study record: no run was recorded: {_why_nothing(seen)}")
-        return 1
-    return code
+    except RecordError:
+        return None
+    if found.status == "running":
+        reason = f"the command ended with exit code {code} before its training was closed"
+        records.finish_run(out, found, status="failed", finished=utc_now(), totals=found.totals, reason=reason)
+        say(f"horovod-study record: {out} is incomplete: the command ended with exit code {code}")
+    elif found.status == "done" and code:
+        reason = f"the command ended with exit code {code} after its training"
+        records.finish_run(out, found, status="failed", finished=utc_now(), totals=found.totals, reason=reason)
+        say(f"horovod-study record: {out} is complete, but {reason}")
+    return int(found.status == "failed")  # then the recorder has said why
 
 
 def _why_nothing(seen: Sequence[tuple[str, str]]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import _functional_collectives, distributed_c10d
 
 CALLS = (
     "all_reduce",
@@ -40,6 +40,7 @@ class Observed:
             for module in (dist, distributed_c10d):
                 self._wrap(module, name)
         self._wrap(dist.Work, "wait")
+        self._wrap(_functional_collectives, "wait_tensor")  # of sharded tensors, such as the norm that is clipped
 
     def remove(self) -> None:
         """Put everything back."""

@@ -71,6 +71,7 @@ def _script(
                 "requested": {"batch": values["batch"], "declared": "script"},
                 "steps": options.steps,
                 "remove_meeting": True,
+                "one_training": True,
             }
         )
     )

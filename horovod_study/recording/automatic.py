@@ -9,15 +9,16 @@ Installed in every process that imports torch (inject/sitecustomize.py), it wait
     workers     those of the library that the script has started; nothing is sent through it, see comm/meeting.py
     evaluation  what goes through the model in eval mode without gradients, or over another loader, is in no step
 
-It begins with the second update and ends when the process does. It never raises into the script: what goes wrong ends
-the recording, and the record says why.
+It begins with the second update and ends when the process does, or when another training begins: optimizers that step
+again and again while none of the recorded ones does. That one is recorded beside the first. An optimizer that joins
+late and alternates with the others belongs to theirs. It never raises into the script: what goes wrong ends the
+recording, and the record says why.
 """
 
 import atexit
 import functools
 import gc
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -36,6 +37,7 @@ from horovod_study.progress import say
 if TYPE_CHECKING:
     from horovod_study.comm.meeting import Meeting
     from horovod_study.comm.observed import Observed
+    from horovod_study.recording.hooks import Hooks
     from horovod_study.recording.recorder import Recording
 
 WATCHED_BACKWARDS = 4
@@ -44,6 +46,8 @@ MAX_UPDATES = 20
 """So many updates without another batch from the loader: the loop is not one over the loader."""
 UNCALLED_STEPS = 3
 """A model that was not called in so many steps is a container; the models in it are."""
+STRANGE_UPDATES = 3
+"""So many updates of unknown optimizers without one of those that are recorded: another training has begun."""
 
 
 def install(asked: str) -> "Watcher":
@@ -60,6 +64,8 @@ class Watcher:
         self._asked = asked
         self._state = "watching"  # -> recording -> over
         self._record: Recording | None = None
+        self._clock: Any = None  # of the record
+        self._forward_seen = False  # whether hooks have ever seen one
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # by id, in the order in which they were seen
         self._updates: list[tuple[torch.optim.Optimizer, list[Any]]] = []  # so far, each with what was fetched for it
         self._backwards = 0
@@ -70,10 +76,16 @@ class Watcher:
         self._paused = True  # whether no stretch of steps is open
         self._ending = False  # whether the loader has ended before its last batch was trained on
         self._waits_since: Any = None
-        self._seen_backwards = 0
-        self._in_backward = False
+        self._in_backward = 0  # backwards inside each other, as those of checkpoints are
+        self._trains = False  # whether this turn has had a backward
+        self._evaluates = False  # whether its model was called in eval mode without gradients
+        self._hooks: dict[int, Hooks] = {}  # by the id of the optimizer
+        self._strangers: list[torch.optim.Optimizer] = []  # that have stepped since one that is recorded
+        self._training = 1  # which of this process
         self._observed: Observed | None = None  # of a script that averages by calls of its own
         self._meeting: Meeting | None = None
+
+    _told_last = False  # whether it was said that a further training is not recorded
 
     @property
     def began(self) -> bool:
@@ -106,16 +118,28 @@ class Watcher:
         return safe
 
     def _wrap_backward(self) -> None:
-        original = torch.autograd.backward
+        """See all that autograd does for a gradient, `torch.autograd.grad` included, but for what a forward asks."""
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, self._watched(getattr(torch.autograd, name), whole=name == "backward"))
+
+    def _watched(self, original: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
         before, after = self._guarded(self._before_backward), self._guarded(self._after_backward)
 
         @functools.wraps(original)
-        def backward(*arguments: Any, **named: Any) -> None:
-            before()
-            original(*arguments, **named)
-            after()
+        def gradients(*arguments: Any, **named: Any) -> Any:
+            if self._in_backward or self._state == "over":
+                return original(*arguments, **named)
+            self._in_backward = 1
+            try:
+                if not self._forward_seen:
+                    before()
+                made = original(*arguments, **named)
+            finally:
+                self._in_backward = 0
+            after(whole)
+            return made
 
-        torch.autograd.backward = backward
+        return gradients
 
     def _wrap_loader(self) -> None:
         iterator: Any = dataloader._BaseDataLoaderIter
@@ -151,21 +175,72 @@ class Watcher:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._depth += 1
+        if self._depth == 1 and (hooks := self._hooks.get(id(optimizer))) is not None:
+            hooks.before_update()
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._depth = max(0, self._depth - 1)
-        if self._depth:
+        if self._depth > 1:
+            self._depth -= 1
             return
-        if self._state == "watching":
+        self._depth = 0
+        if self._record is None:
             self._watch_update(optimizer)
-        elif self._record is not None and id(optimizer) in self._optimizers:
+        elif (hooks := self._hooks.get(id(optimizer))) is not None:
+            hooks.after_update()
             self._since_fetch += 1
+            if self._strangers:
+                self._join()
             if self._ending:
                 self._pause()
             elif self._data is not None and self._since_fetch > MAX_UPDATES:
-                self._data = None  # one batch was fetched, and is used again and again
+                self._lose_data()  # one batch was fetched, and is used again and again
             if self._data is None and optimizer is self._first:
                 self._next_step()
+        else:
+            self._strangers.append(optimizer)
+            if len(self._strangers) >= STRANGE_UPDATES:
+                self._begin_again()
+
+    def _join(self) -> None:
+        """Record those optimizers, too, that have stepped between two updates of the known ones."""
+        assert self._record is not None
+        for optimizer in {id(each): each for each in self._strangers}.values():
+            self._record.join(self._model_of(optimizer), optimizer)
+            self._optimizers[id(optimizer)], self._hooks[id(optimizer)] = optimizer, self._record.hooks[-1]
+        self._strangers = []
+
+    def _begin_again(self) -> None:
+        """End the record, because its optimizers step no more while others do, and watch for the training of those."""
+        record, self._strangers = self._record, []
+        assert record is not None
+        from horovod_study.records import MAX_TRAININGS
+
+        if self._training == MAX_TRAININGS or self._asked.get("one_training"):
+            if record.is_root and not self._told_last:
+                say(f"horovod-study record: a training after {self._training} of this process is not recorded")
+            self._told_last = True
+            return
+        record.__exit__(None, None, None)
+        self._training += 1
+        if record.is_root:
+            say(
+                f"horovod-study record: training {self._training} of this process has begun; it is recorded in "
+                f"{os.path.relpath(self._out)}"
+            )
+        if self._observed is not None:
+            self._observed.remove()
+        if self._meeting is not None:
+            self._meeting.close()
+        self._record, self._observed, self._meeting, self._state = None, None, None, "watching"
+        self._optimizers, self._hooks, self._updates, self._fetched, self._data = {}, {}, [], [], None
+        self._forward_seen, self._paused, self._ending, self._backwards = False, True, False, 0
+
+    @property
+    def _out(self) -> Path:
+        """The run directory of this training."""
+        from horovod_study.records import training_directory
+
+        return training_directory(Path(self._asked["out"]), self._training)
 
     @property
     def _first(self) -> torch.optim.Optimizer:
@@ -190,27 +265,32 @@ class Watcher:
 
     def _before_backward(self) -> None:
         record = self._record
-        self._in_backward = True
         if record is not None and record.in_step:
-            self._seen_backwards = sum(each.backwards for each in record.hooks)
-            if not any(each.forwards for each in record.hooks):
+            self._forward_seen = any(each.forwards for each in record.hooks)
+            if not self._forward_seen:
                 record.part("residual")  # forward was not seen, and is not taken for backward
 
-    def _after_backward(self) -> None:
+    def _after_backward(self, whole: bool) -> None:
         record = self._record
-        self._in_backward = False
-        if self._state == "watching":
-            self._backwards += 1
-            if not self._updates and self._backwards >= WATCHED_BACKWARDS and not _any(torch.optim.Optimizer):
-                self._data = self._fetched[0] if self._fetched else None
-                self._open()
-            elif not self._updates and self._backwards < WATCHED_BACKWARDS:
-                self._fetched = []
-        elif record is not None and record.in_step:
-            if self._observed or sum(each.backwards for each in record.hooks) == self._seen_backwards:
-                record.part("backward")  # no hook has seen its gradients, or waits have cut it into parts
-            if not self._optimizers and self._data is None:
+        if record is None:
+            if whole and self._state == "watching":
+                self._watch_backward()
+        elif record.in_step:
+            for hooks in record.hooks:
+                if hooks.in_forward:
+                    return
+            self._trains = True
+            record.end_backward()
+            if not self._optimizers and self._data is None and whole:
                 self._next_step()
+
+    def _watch_backward(self) -> None:
+        self._backwards += 1
+        if not self._updates and self._backwards >= WATCHED_BACKWARDS and not _any(torch.optim.Optimizer):
+            self._data = self._fetched[0] if self._fetched else None
+            self._open()
+        elif not self._updates and self._backwards < WATCHED_BACKWARDS:
+            self._fetched = []
 
     # ------------------------------------------------------------------------------------------------ waits
 
@@ -234,25 +314,27 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ loaders
 
     def _before_fetch(self, iterator: Any) -> None:
-        if self._record is None:
+        record = self._record
+        if record is None:
             return
-        if not self._follows(iterator):
-            if self._record.updated and not self._paused:  # a loop over other data: an evaluation
+        if self._data is None or iterator._dataset is not self._data:
+            if record.updated and not self._paused:  # a loop over other data: an evaluation
                 self._pause()
             return
-        self._since_fetch = 0
+        self._since_fetch = self._depth = 0
         if self._paused:
             self._resume()
-        else:
+        elif record.in_step:
             self._turn()
-        self._waits_since = self._record.mark()
+        self._trains = self._evaluates = False
+        self._waits_since = self._clock.mark()
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
         if self._record is None:
             if all(data is not iterator._dataset for data in self._fetched):
                 self._fetched.append(iterator._dataset)
-        elif self._follows(iterator) and not self._paused:
-            self._record.took(batch, self._waits_since)
+        elif self._data is not None and iterator._dataset is self._data and not self._paused:
+            self._record.begin_turn(batch, self._waits_since)
 
     def _ended(self, iterator: Any) -> None:
         if self._record is None:
@@ -270,7 +352,7 @@ class Watcher:
 
     def _open(self) -> None:
         """Begin to record: the training is known. Collective over the ranks, through files."""
-        if _other_recorder():
+        if self._training == 1 and _other_recorder():
             self._note("own recorder")
             self._over()
             return
@@ -280,9 +362,9 @@ class Watcher:
         from horovod_study.comm.attached import attach
         from horovod_study.comm.meeting import Meeting
         from horovod_study.comm.observed import Observed
-        from horovod_study.recording.hooks import Hook
-        from horovod_study.recording.recorder import Recording
+        from horovod_study.recording.recorder import Recording, batch_samples
         from horovod_study.recording.session import RecordOptions
+        from horovod_study.records import training_directory
 
         self._note("training")
         pairs = [(self._model_of(each), each) for each in self._optimizers.values()]
@@ -291,11 +373,12 @@ class Watcher:
         peers = attach(model, optimizer, on_gpu=device.type == "cuda")
         if peers.backend == "distributed" and peers.reduction == "own" and device.type == "cpu":
             self._observed = Observed(self._guarded(self._before_wait), self._guarded(self._after_wait))
-        self._meeting = Meeting(Path(self._asked["meeting"]), peers.rank, peers.workers)
+        folder = training_directory(Path(self._asked["meeting"]), self._training)
+        self._meeting = Meeting(folder, peers.rank, peers.workers)
         self._record = Recording(
             model,
             optimizer,
-            out=Path(self._asked["out"]),
+            out=self._out,
             options=RecordOptions.read(self._asked["options"], source="record"),
             batch=self._asked["batch"],
             model_name=self._asked["model_name"]
@@ -303,19 +386,27 @@ class Watcher:
             own=self._asked["own"],
             peers=replace(peers, all_values=self._meeting.all_values, waits_seen=self._observed is not None),
             beside=pairs[1:],
-            count_samples=samples_of,
+            count_samples=functools.partial(or_length, batch_samples),
+            told=True,
             requested=self._asked.get("requested", {}),
         )
-        self._record.least = self._asked.get("steps")
+        self._record.least = self._asked.get("steps") or None
         if hasattr(self._data, "__len__"):
             self._record.train_samples = len(self._data)
         self._record.__enter__()
-        self._state = "recording"
-        before_forward = Hook(self._guarded(self._before_forward), self._give_up)
-        model.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)
+        self._state, self._clock = "recording", self._record.clock
+        self._hooks = dict(zip(self._optimizers, self._record.hooks, strict=False))  # none without an optimizer
+        self._record.hooks[0].outside = self._guarded(self._before_forward)
         if self._data is None:
+            self._lose_data()
             self._resume()
             self._record.begin()
+
+    def _lose_data(self) -> None:
+        """Go on without a loader: samples are counted where the model is called."""
+        self._data = None
+        if self._record is not None:
+            self._record.hooks[0].all_outside = True
 
     def _before_forward(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """See evaluations between steps, and the first forward after one; count samples that came from no loader."""
@@ -323,6 +414,7 @@ class Watcher:
         if record is None:
             return
         if not torch.is_grad_enabled() and not module.training:
+            self._evaluates = True
             if not self._paused and (record.updated or self._data is None):
                 self._pause()
         elif self._data is None and torch.is_grad_enabled():
@@ -344,10 +436,16 @@ class Watcher:
 
     def _turn(self) -> None:
         """End a turn of the loop, and the training where it has made the steps that were asked for."""
-        assert self._record is not None
-        self._record.turn()
-        self._look_into_containers()
-        if self._record.ended or (self._record.alone and self._record.made >= (self._record.least or math.inf)):
+        record = self._record
+        assert record is not None
+        if self._evaluates and not (self._trains or record.updated or self._data is None):
+            self._pause()  # an evaluation over the same data
+            self._resume(epoch=False)
+            return
+        record.end_turn()
+        if record.made == UNCALLED_STEPS:
+            self._look_into_containers()
+        if record.ended or (record.least is not None and record.made >= record.least and record.alone):
             raise SystemExit
 
     def _pause(self) -> None:
@@ -355,9 +453,9 @@ class Watcher:
         self._record.close_step()
         self._paused, self._ending = True, False
 
-    def _resume(self) -> None:
+    def _resume(self, *, epoch: bool = True) -> None:
         assert self._record is not None
-        if self._data is None:
+        if self._data is None or not epoch:
             self._record.open_stretch()
         else:
             self._record.begin_epoch()
@@ -365,10 +463,8 @@ class Watcher:
 
     def _look_into_containers(self) -> None:
         """Where a model was never called, mark the forward of the models in it."""
-        record = self._record
-        if record is None or record.made != UNCALLED_STEPS:
-            return
-        for hooks in record.hooks:
+        assert self._record is not None
+        for hooks in self._record.hooks:
             if not hooks.forwards:
                 for module in hooks.model.children():
                     if any(parameter.requires_grad for parameter in module.parameters()):
@@ -468,10 +564,8 @@ def _with_gradients() -> nn.Module:
     return model_of(wanted) or LooseParameters(())
 
 
-def samples_of(batch: Any) -> int:
+def or_length(batch_samples: Callable[[Any], int], batch: Any) -> int:
     """Return how many samples a batch holds: its first dimension, or its length where it holds no tensor."""
-    from horovod_study.recording.recorder import batch_samples
-
     try:
         return batch_samples(batch)
     except ConfigError:

@@ -8,6 +8,9 @@ update      the optimizer's step, but for what of the above happens inside it
 
 Autograd reports its end through its engine's `queue_callback`, which is not public but what PyTorch's own data
 parallelism uses. Where a version should have none, the end of a wait inside backward is the next lap.
+
+Whoever sees the calls of backward and of all optimizers (automatic.py) tells their begins and ends: then a gradient is
+watched only where its backward waits for other ranks, and no optimizer has hooks of its own.
 """
 
 from collections.abc import Callable
@@ -37,12 +40,10 @@ class Steps(Protocol):
     def workers(self) -> int:
         """The number of workers."""
 
-    @property
-    def in_step(self) -> bool:
-        """Whether a step is under way."""
-
-    def note_update(self) -> None:
-        """Note that the parameters were updated."""
+    in_step: bool
+    """Whether a step is under way."""
+    updated: bool
+    """Whether the parameters were updated in it."""
 
     def give_up(self, error: Exception) -> None:
         """End the recording because of an error of its own, and let the training go on."""
@@ -96,10 +97,14 @@ class Hooks:
         optimizer: torch.optim.Optimizer | None,
         *,
         forward: bool,
+        told: bool = False,
     ) -> None:
-        self._steps, self._clock, self.model = steps, clock, model
-        self._averaging = averaging(model) or model
-        self.forwards, self.backwards = 0, 0  # that were seen to end
+        """`told`: the caller tells of backwards (`take_gradients`) and updates (`before_update`, `after_update`)."""
+        self._steps, self._clock, self.model, self._told = steps, clock, model, told
+        self.forwards = 0  # that were seen to end
+        self.gradients = 0  # watched ones that this backward has made so far
+        self.outside: Callable[..., None] | None = None  # called for a forward that is in no step or has no gradients
+        self.all_outside = False  # called for every forward
         engine = getattr(torch.autograd.Variable, "_execution_engine", None)
         self._when_done: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
         self._forwards: list[bool] = []  # the forwards under way, and whether each is the outermost of a step
@@ -114,21 +119,23 @@ class Hooks:
         # One worker that wraps nothing waits for nobody: that is known, and no gap in the rows.
         self._alone = steps.workers == 1 and not averages_in_synchronize(optimizer) and bare(model) is model
         self._undo: list[Callable[[], None]] = []
+        self._wrapper = averaging(model)
         if not clock.takes_stamps:
-            if optimizer is not None:
-                self._undo.append(optimizer.register_step_post_hook(self._safe(lambda *_: steps.note_update())).remove)
+            if optimizer is not None and not told:
+                self._undo.append(optimizer.register_step_post_hook(self._safe(self._note_update)).remove)
             return
         if forward:
             self.watch_forward(model)
-        for parameter in model.parameters():
+        for parameter in model.parameters() if self._wrapper is not None or not told else ():
             if parameter.requires_grad:
                 undo = _watch_gradient(parameter, self._safe(partial(self._gradient, id(parameter))))
                 self._learning[id(parameter)] = undo
                 self._undo.append(undo)
         if optimizer is None:
             return
-        self._undo.append(optimizer.register_step_pre_hook(self._safe(self._before_update)).remove)
-        self._undo.append(optimizer.register_step_post_hook(self._safe(self._after_update)).remove)
+        if not told:
+            self._undo.append(optimizer.register_step_pre_hook(self._safe(self.before_update)).remove)
+            self._undo.append(optimizer.register_step_post_hook(self._safe(self.after_update)).remove)
         if averages_in_synchronize(optimizer):
             self._wrap_synchronize(optimizer)
 
@@ -137,14 +144,18 @@ class Hooks:
 
     def watch_forward(self, module: nn.Module) -> None:
         """Mark the forward of `module`."""
-        self._undo.append(module.register_forward_pre_hook(self._safe(self._before_forward)).remove)
+        self._undo.append(
+            module.register_forward_pre_hook(self._safe(self._before_forward), prepend=True, with_kwargs=True).remove
+        )
         self._undo.append(module.register_forward_hook(self._safe(self._after_forward), always_call=True).remove)
 
     def reset(self) -> None:
         """Forget what a step before has left half done, such as a backward that was out of memory."""
-        self._gradients, self._last, self._queued, self._updates = 0, None, False, 0
-        del self._forwards[:], self._order[:]
+        self.gradients, self._last, self._queued, self._updates = 0, None, False, 0
+        if self._forwards:
+            del self._forwards[:]
         if self._learning and self._last_ones:
+            del self._order[:]
             self._steps_learnt += 1
             if self._steps_learnt == LEARNT_STEPS:
                 self._watch_last_ones()
@@ -163,23 +174,24 @@ class Hooks:
     @property
     def in_forward(self) -> bool:
         """Whether a forward of a step is under way."""
-        return any(self._forwards)
+        return True in self._forwards
 
     def settle(self) -> None:
         """Give a backward its laps whose end autograd did not report."""
-        if self._gradients:
+        if self.gradients:
             self._end_backward(seen=False)
 
-    def _rest(self, at: Any = None) -> None:
-        """Close what is since the stamp before: between the hooks nobody knows what the script did."""
-        self._clock.lap("update" if self._updates else "residual", at=at)
-
-    def _before_forward(self, *_: Any) -> None:
-        counts = self._steps.in_step and not self._forwards and torch.is_grad_enabled()
+    def _before_forward(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        steps = self._steps
+        counts = steps.in_step and not self._forwards and torch.is_grad_enabled()
+        if self.outside is not None and (self.all_outside or not counts) and module is self.model:
+            self.outside(module, given, named)
+            counts = steps.in_step and not self._forwards and torch.is_grad_enabled()
         self._forwards.append(counts)
         if counts:
-            self.settle()
-            self._rest()
+            if self.gradients:
+                self.settle()
+            self._clock.lap("update" if self._updates else "residual")
 
     def _after_forward(self, *_: Any) -> None:
         if self._forwards and self._forwards.pop() and self._steps.in_step:
@@ -191,30 +203,36 @@ class Hooks:
             return
         if self._learning:
             self._order.append(number)
-        self._gradients += 1
-        if not self._queued and self._when_done is not None:
+        self.gradients = made = self.gradients + 1
+        if not self._queued and not self._told and self._when_done is not None:
             self._queued = True
             self._when_done(self._safe(self._gradients_made))
         # A stamp costs on a GPU: it is left out where as many gradients as in the backward before are still to come.
-        if self._gradients >= self._expected:
+        if made >= self._expected:
             self._last = self._clock.mark()
 
     def _gradients_made(self) -> None:
         """Autograd has made all gradients; of those that it calls at its end, this one came first."""
         self._queued = False
-        if self._gradients and self._steps.in_step:
+        if self.gradients and self._steps.in_step:
             self._end_backward(seen=True)
 
+    def take_gradients(self) -> Any:
+        """End a backward; return the stamp of its last gradient, None where its end is that of the backward."""
+        last = self._last if self.gradients >= self._expected else None
+        self._expected, self.gradients, self._last = self.gradients, 0, None
+        if self._learning:
+            self._last_ones.update(self._order[-KEPT:])
+            del self._order[:]
+        return last if averages_in_backward(self._wrapper or self.model) else None
+
     def _end_backward(self, *, seen: bool) -> None:
-        last = self._last if self._gradients >= self._expected else None
-        self._expected, self._gradients, self._last = self._gradients, 0, None
-        self.backwards += 1
-        self._last_ones.update(self._order[-KEPT:])
-        del self._order[:]
-        if not averages_in_backward(self._averaging):
-            self._clock.lap("backward", at=None if seen else last)
+        made = self._last if self.gradients >= self._expected else None
+        averaged = self.take_gradients()
+        if averaged is None:
+            self._clock.lap("backward", at=None if seen else made)
             return
-        self._clock.lap("backward", at=last)
+        self._clock.lap("backward", at=averaged)
         if seen and self._when_done is not None:
             self._when_done(self._safe(self._averaged))  # behind what the model itself does at the end
         else:
@@ -223,20 +241,27 @@ class Hooks:
     def _averaged(self) -> None:
         self._clock.lap("sync")
 
-    def _before_update(self, *_: Any) -> None:
+    def _note_update(self, *_: Any) -> None:
+        self._steps.updated = True
+
+    def before_update(self, *_: Any) -> None:
+        """Note that a step of the optimizer begins."""
         if self._steps.in_step:
-            self.settle()
-            began = self._clock.mark()
-            self._rest(began)
+            if self.gradients:
+                self.settle()
+            clock, began = self._clock, self._clock.mark()
+            clock.lap("update" if self._updates else "residual", at=began)
             if self._alone and not self._updates:
-                self._clock.lap("sync", at=began)
+                clock.lap("sync", at=began)
         self._updates += 1
 
-    def _after_update(self, *_: Any) -> None:
-        self._updates = max(0, self._updates - 1)
+    def after_update(self, *_: Any) -> None:
+        """Note that a step of the optimizer has ended."""
+        if self._updates:
+            self._updates -= 1
         if self._steps.in_step:
             self._clock.lap("update")
-            self._steps.note_update()
+            self._steps.updated = True
 
     def _before_synchronize(self) -> None:
         if self._steps.in_step:

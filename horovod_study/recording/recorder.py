@@ -34,7 +34,7 @@ from horovod_study.comm.attached import Attached, WaitNotice, attach, bare
 from horovod_study.config import LAPS
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.measure import environment
-from horovod_study.measure.clock import now, utc_stamp
+from horovod_study.measure.clock import LapClock, now, utc_stamp
 from horovod_study.measure.evidence import parameter_count, parameter_sha256, sharded
 from horovod_study.measure.precision import PrecisionObserver
 from horovod_study.progress import say
@@ -147,11 +147,13 @@ class Recording:
         beside: Sequence[tuple[nn.Module, torch.optim.Optimizer]] = (),
         count_samples: Callable[[Any], int] | None = None,
         requested: Mapping[str, Any] = MappingProxyType({}),
+        told: bool = False,
     ) -> None:
         """`optimizer` None: parameters are updated without one, a turn is a step. `peers` None: those of the script.
 
         `beside`: other models that are trained in the same loop, each with its optimizer, as in a GAN. `count_samples`
         returns how many samples a batch has. `requested`: what else a study has asked for, and the script was told.
+        `told`: the caller sees backwards and updates, and tells the hooks and `end_backward` of them.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
@@ -162,9 +164,9 @@ class Recording:
         self._model, self._optimizer = model, None if optimizer is None else _inner(optimizer)
         self._given_peers, self._beside = peers, tuple((each, _inner(own)) for each, own in beside)
         self._out, self._options, self._batch = out, options, batch
-        models = [bare(each) for each, _ in ((model, optimizer), *self._beside)]
+        models = self._models()
         self._bare = models[0] if len(models) == 1 else nn.ModuleList(models)
-        self._model_name = model_name or " + ".join(type(each).__name__ for each in models)
+        self._given_name = model_name
         self._forward_hooks, self._own = forward_hooks, dict(own)
         self._state = "new"  # -> open -> closed
         self.in_step = False  # whether a step is under way
@@ -178,12 +180,13 @@ class Recording:
         self.ended = False  # whoever gives turns wants no more steps
         self.least: int | None = None  # so many steps are what was asked for
         self.hooks: list[Hooks] = []
+        self._joined: dict[str, Any] = {}  # what the record says of models since others have joined
         self._accumulate = 1
         self._turns = 0  # of the loop, in the step so far
         self._turns_of_steps: Counter[int] = Counter()  # turns -> steps that took so many; 0 turns: without an update
         self._turns_left = 0  # in steps that ended without an update, and do not count
         self._by_turns = optimizer is None  # no update was ever seen: a step is a turn
-        self._requested = dict(requested)
+        self._requested, self._told = dict(requested), told
         self._count = count_samples or batch_samples
         self.failure: StudyError | None = None  # why the recorder has stopped before the training
         self._uncounted = False  # whether steps were counted for samples, because nobody knows how many they have
@@ -203,6 +206,16 @@ class Recording:
         return self._session.directory
 
     @property
+    def is_root(self) -> bool:
+        """Whether this rank speaks for all; known from the beginning of the `with` statement on."""
+        return self._session.is_root
+
+    @property
+    def clock(self) -> LapClock:
+        """The clock of the steps, from the beginning of the `with` statement on."""
+        return self._clock
+
+    @property
     def made(self) -> int:
         """The number of steps so far."""
         return self._step
@@ -216,10 +229,6 @@ class Recording:
     def mark(self) -> Any:
         """Return a stamp of this moment, for `begin` and `fetched`."""
         return self._clock.mark()
-
-    def note_update(self) -> None:
-        """Note that the parameters were updated: the step counts, however the loop is left."""
-        self.updated = True
 
     def give_up(self, error: Exception) -> None:
         """End the recording because of an error of its own: the training goes on, and the record will say why."""
@@ -251,7 +260,7 @@ class Recording:
         self._clock = self._session.clock
         self._precision = PrecisionObserver(self._bare, lambda call: Hook(call, self.give_up))
         self.hooks = [
-            Hooks(self, self._clock, model, optimizer, forward=self._forward_hooks)
+            Hooks(self, self._clock, model, optimizer, forward=self._forward_hooks, told=self._told)
             for model, optimizer in ((self._model, self._optimizer), *self._beside)
         ]
         self._state = "open"
@@ -266,7 +275,7 @@ class Recording:
         peers, session, model = self._peers, self._session, self._bare
         asked = {**asdict(self._options), "batch": self._batch}
         about = {
-            "model": self._model_name,
+            "model": self._model_names(),
             "backend": peers.backend,
             "reduction": peers.reduction,
             "parameters": parameter_count(model),
@@ -307,6 +316,25 @@ class Recording:
             )
         except StudyError as error:
             raise StudyError(str(error).replace("--out", "out=")) from None
+
+    def _models(self) -> list[nn.Module]:
+        """Return the models without what wraps them, each once, however many optimizers it has."""
+        found = [bare(each) for each in (self._model, *(model for model, _ in self._beside))]
+        return list({id(each): each for each in found}.values())
+
+    def _model_names(self) -> str:
+        return self._given_name or " + ".join(type(each).__name__ for each in self._models())
+
+    def join(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Record another optimizer and its model, which has not stepped before."""
+        self._beside = (*self._beside, (model, optimizer))
+        self._joined = {
+            "model": self._model_names(),
+            "optimizer": self._optimizer_names(),
+            "parameters": parameter_count(nn.ModuleList(self._models())),
+        }
+        hooks = Hooks(self, self._clock, model, optimizer, forward=self._forward_hooks, told=self._told)
+        self.hooks.append(hooks)
 
     def _optimizer_names(self) -> str | None:
         if self._optimizer is None:
@@ -446,6 +474,7 @@ class Recording:
             "train_samples": everybody[0]["train_samples"],
             "precision": precision,
             "turns_per_update": turns,
+            **self._joined,
         }, sha256
 
     # ------------------------------------------------------------------------------------------ the loop
@@ -485,15 +514,23 @@ class Recording:
             if self._state == "open":
                 self.close_step()
 
-    @_in_loop
-    def took(self, batch: Any, began: Any) -> None:
+    # Methods for the loop have an unguarded one of the same effect, whose errors its caller catches: a call less each.
+
+    def begin_turn(self, batch: Any, began: Any) -> None:
         """End a turn's wait for its batch, which began at the stamp `began`, and begin a step where none is open."""
         if not self.in_step:  # at first, after an update, or after `skip`
-            self.begin(at=began)
-        self.fetched(batch, begun=began if self._turns else None)
+            self.begin_step(began)
+        elif self._turns:
+            self._settle()
+            self._clock.lap("residual", at=began)
+        self._clock.lap("data")
+        if self._batch is None:
+            samples = self._count(batch)
+            self._samples = samples if self._samples is None else self._samples + samples
 
-    @_in_loop
-    def turn(self, accumulate: int = 1) -> None:
+    took = _in_loop(begin_turn)
+
+    def end_turn(self, accumulate: int = 1) -> None:
         """End a turn of the loop, and with it the step where the parameters were updated. `steps` does so by itself."""
         if not self.in_step:
             return
@@ -501,11 +538,13 @@ class Recording:
         if self.updated or (self._by_turns and self._turns >= accumulate):
             if self._batch is not None and self._turns != accumulate:
                 self._samples = round(self._batch * self._turns / accumulate)
-            self.end()
+            self.end_step()
         elif self._turns >= MAX_TURNS and not self._turns_of_steps:
             # Nobody will see an update here, such as in a loop that changes its parameters by itself.
             self._by_turns, self.in_step = True, False
             self._clock.forget()
+
+    turn = _in_loop(end_turn)
 
     @_in_loop
     def begin_epoch(self) -> None:
@@ -515,14 +554,15 @@ class Recording:
         self._epoch += 1
         self.open_stretch()
 
-    @_in_loop
-    def begin(self, at: Any = None) -> None:
+    def begin_step(self, at: Any = None) -> None:
         """Begin a step, which waits for its data from now on: for loops that cannot go over `steps`."""
         self._clock.begin(at)
         self.in_step, self.updated, self._samples, self._loss = True, False, None, None
         self._turns = 0
         for hooks in self.hooks:
             hooks.reset()
+
+    begin = _in_loop(begin_step)
 
     @_in_loop
     def fetched(self, batch: Any, *, begun: Any = None) -> None:
@@ -539,31 +579,47 @@ class Recording:
         """Add the samples of `batch` to those of this step; `fetched` does so by itself."""
         self._samples = (self._samples or 0) + self._count(batch)
 
-    @_in_loop
-    def end(self) -> None:
+    def end_step(self) -> None:
         """End a step; what follows until the next one begins is residual of that one."""
         if not self.in_step:
             return
-        self._settle()
+        for hooks in self.hooks:
+            if hooks.gradients:
+                hooks.settle()
         self.in_step = False
         if self._samples is None and self._batch is None:
             self._samples, self._uncounted = 1, True
         self._session.rows.add(self._step, self._epoch, self._loss, samples=self._samples)
         self._all_samples += self._samples or self._batch or 0
-        if self._step >= self._options.warmup_steps:
+        warmup_steps = self._options.warmup_steps
+        if self._step >= warmup_steps:
             self._window_samples += self._samples or self._batch or 0
         self._step += 1
-        self._turns_of_steps[max(1, self._turns) if self.updated else 0] += 1
-        if self._precision.watching and self._step >= PRECISION_STEPS:
+        self._turns_of_steps[(self._turns or 1) if self.updated else 0] += 1
+        if self._step >= PRECISION_STEPS and self._precision.watching:
             self._precision.stop()
         waits = self._step >= self._session.granted
-        if waits or self._step == self._options.warmup_steps:  # the window begins, and a stretch of its own
+        if waits or self._step == warmup_steps:  # the window begins, and a stretch of its own
             self._session.close_stretch()
             if waits and not self.ended:
                 self._wait_for_turn()
             self._session.open_stretch(timed=self._step >= self._options.warmup_steps)
         else:
             self._session.write_rows()
+
+    end = _in_loop(end_step)
+
+    def end_backward(self) -> None:
+        """End a backward of this step that was told: the time since the last own gradient is a wait for other ranks."""
+        last = None
+        for hooks in self.hooks:
+            if hooks.gradients:
+                made = hooks.take_gradients()
+                if made is not None and (last is None or made > last):
+                    last = made
+        self._clock.lap("backward", at=last)
+        if last is not None:
+            self._clock.lap("sync")
 
     def _wait_for_turn(self) -> None:
         """Wait between two steps until more are granted, where cells of a study train one at a time.
@@ -670,6 +726,8 @@ def _rate(optimizer: torch.optim.Optimizer | None) -> float | None:
 
 def batch_samples(batch: Any) -> int:
     """Return the first dimension of the first tensor or array in what a loader gave."""
+    if type(batch) is list and batch and type(batch[0]) is torch.Tensor and batch[0].ndim:  # of most loaders
+        return batch[0].size(0)
     if isinstance(batch, Mapping):
         batch = tuple(batch.values())
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
