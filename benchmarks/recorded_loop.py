@@ -1,6 +1,7 @@
 """A training loop for benchmarks/recording.py, alone or under torchrun: recorded_loop.py LAYERS WIDTH BATCH.
 
-It makes as many steps as each line of its input says, and prints the seconds of each, one JSON list for a line.
+It makes as many steps as each line of its input says, and prints the seconds of each, one JSON list for a line: those
+of a clock, and those that the training's thread had a processor, which other programs change less.
 """
 
 import json
@@ -33,15 +34,15 @@ def asked() -> int:
     return int(count)
 
 
-def make(steps: int) -> list[float]:
-    times, at = [], time.perf_counter()
+def make(steps: int) -> list[tuple[float, float]]:
+    times, at = [], (time.perf_counter(), time.thread_time())
     for _ in range(steps):
         (x,) = next(batches)
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-        before, at = at, time.perf_counter()
-        times.append(at - before)
+        before, at = at, (time.perf_counter(), time.thread_time())
+        times.append((at[0] - before[0], at[1] - before[1]))
     return times
 
 

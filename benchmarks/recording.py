@@ -159,10 +159,11 @@ def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[T
 
 
 LOOPS = {
+    "2 small layers": ("2", "16", "4"),
     "20 small layers": ("20", "64", "32"),
     "a step of some 5 ms": ("12", "256", "160"),
 }
-"""What benchmarks/recorded_loop.py is given: 40 parameters in a short step, 24 in one of the length that was asked."""
+"""What benchmarks/recorded_loop.py is given: little but Python, 40 parameters, a step of the length that was asked."""
 BLOCK_STEPS = 40
 ROUNDS = 60
 
@@ -180,12 +181,16 @@ class Loop:
             env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         )
 
-    def step_s(self, steps: int) -> float:
-        """Make `steps` steps; return the median of their seconds but for the first ones, whose caches are cold."""
+    def step_s(self, steps: int) -> np.ndarray:
+        """Make `steps` steps; return the medians of their seconds, of a clock and of a processor, shape (2,).
+
+        Without the first ones, whose caches are cold.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
-        return float(np.median(json.loads(self._process.stdout.readline())[steps // 4 :]))
+        found: np.ndarray = np.median(json.loads(self._process.stdout.readline())[steps // 4 :], axis=0)
+        return found
 
     def end(self) -> None:
         """End the process and wait for it."""
@@ -208,17 +213,18 @@ def command(folder: Path, workers: Sequence[int], rounds: int = ROUNDS) -> list[
                 for loop in loops:
                     loop.step_s(BLOCK_STEPS)
             order = np.random.default_rng(1)
-            times = np.empty((rounds, 3))
+            times = np.empty((rounds, 3, 2))
             for each in range(rounds):
                 for place in order.permutation(3):
                     times[each, place] = loops[place].step_s(BLOCK_STEPS)
             for loop in loops:
                 loop.end()
-            found.append({"loop": name, "workers": count, "step_ms": float(np.median(times[:, 0])) * 1e3})
+            found.append({"loop": name, "workers": count, "step_ms": float(np.median(times[:, 0, 0])) * 1e3})
             for what, place in (("control", 1), ("recorded", 2)):
-                added = (times[:, place] - times[:, 0]) * 1e6
-                drawn = np.median(order.choice(added, (2000, rounds)), axis=1)
-                found[-1][f"{what}_us"] = [float(np.median(added)), *np.quantile(drawn, [0.025, 0.975]).tolist()]
+                for clock, name in enumerate((f"{what}_us", f"{what}_cpu_us")):
+                    added = (times[:, place, clock] - times[:, 0, clock]) * 1e6
+                    drawn = np.median(order.choice(added, (2000, rounds)), axis=1)
+                    found[-1][name] = [float(np.median(added)), *np.quantile(drawn, [0.025, 0.975]).tolist()]
     return found
 
 
@@ -262,12 +268,13 @@ def lines(result: dict[str, Any], table: str) -> list[str]:
         "",
         "## `horovod-study record --`",
         "",
-        "| loop | workers | step, ms | added, us | control, us |",
-        "|---|--:|--:|--:|--:|",
+        "| loop | workers | step, ms | added, us | control, us | added of the processor, us | control, us |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for each in result["command"]:
-        added, control = ("{:+.0f} [{:+.0f}, {:+.0f}]".format(*each[name]) for name in ("recorded_us", "control_us"))
-        found.append(f"| {each['loop']} | {each['workers']} | {each['step_ms']:.2f} | {added} | {control} |")
+        names = ("recorded_us", "control_us", "recorded_cpu_us", "control_cpu_us")
+        added = " | ".join("{:+.0f} [{:+.0f}, {:+.0f}]".format(*each[name]) for name in names)
+        found.append(f"| {each['loop']} | {each['workers']} | {each['step_ms']:.2f} | {added} |")
     return [
         *found,
         "",

@@ -50,7 +50,8 @@ def test_the_page_holds_what_was_found(recording: ModuleType) -> None:
         },
         "rows": [{"rows_per_writing": 512, "bytes_per_row": 89.6, "us_per_row": 3.21}],
         "command": [
-            {"loop": "a loop", "workers": 2, "step_ms": 5.0, "recorded_us": [21, 9.6, 30], "control_us": [-2, -9, 5]}
+            {"loop": "a loop", "workers": 2, "step_ms": 5.0, "recorded_us": [21, 9.6, 30], "control_us": [-2, -9, 5],
+             "recorded_cpu_us": [20, 11, 29], "control_cpu_us": [1, -3, 4]}
         ],
         "kept": True,
     }  # fmt: skip
@@ -58,5 +59,5 @@ def test_the_page_holds_what_was_found(recording: ModuleType) -> None:
 
     assert f"a processor, {available_cores()} cores" in page
     assert "## Memory over 1,000,000 steps" in page and "| 512 | 89.6 | 3.21 |" in page
-    assert "| a loop | 2 | 5.00 | +21 [+10, +30] | -2 [-9, +5] |" in page
+    assert "| a loop | 2 | 5.00 | +21 [+10, +30] | -2 [-9, +5] | +20 [+11, +29] | +1 [-3, +4] |" in page
     assert "100 bytes per row: kept." in page
