@@ -16,6 +16,8 @@ from two_hosts import TwoHosts, missing
 
 # While tests are collected, everything is imported: searches for cycles would find nothing and take a quarter of that.
 gc.disable()
+# Threads of OpenMP that have nothing to do sleep, here and in all programs that the tests start, in place of turning.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 BIN = Path(sys.executable).parent
 # A shell's background job ignores Ctrl-C, and so would all programs that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

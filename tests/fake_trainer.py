@@ -13,22 +13,28 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from horovod_study import alive, records
-from horovod_study.cluster.launch import LaunchLine, cell_environment
-from horovod_study.cluster.site import Site
-from horovod_study.config import Cell
 from horovod_study.recording import turns
+
+if TYPE_CHECKING:  # what launches this program is not imported by it: it is started hundreds of times
+    from horovod_study.cluster.launch import LaunchLine
+    from horovod_study.cluster.site import Site
+    from horovod_study.config import Cell
 
 WAIT_S = 60.0  # far beyond any test: whoever waits here is meant to be ended
 
 
 def fake_launch(behaviour: dict[str, str]):
     """Return a launch function for run_study whose cells behave as told."""
+    from horovod_study.cluster.launch import LaunchLine, cell_environment
 
-    def launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site | None = None) -> LaunchLine:
+    def launch(
+        cell: "Cell", config: Path, out: Path, *, resume: bool = False, site: "Site | None" = None
+    ) -> "LaunchLine":
         name = f"{cell.runtime}/{cell.placement.workers}/{cell.config.repeat}"
         told = behaviour.get(name, behaviour.get("*", "done"))
         environ = {**os.environ, "FAKE_TRAINER": told, "FAKE_WORKERS": str(cell.placement.workers)}

@@ -294,7 +294,7 @@ def two_plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
     ("launcher", "options", "backend"),
     [
         ("mpirun", (*RESIDENT, "--backend", "mpi", "--measure-sync", "--measure-ablation"), "mpi/mpi"),
-        ("horovodrun --mpi", STREAMED, "horovod/mpi"),
+        ("mpirun", STREAMED, "horovod/mpi"),
         ("torchrun", RESIDENT, "ddp/gloo"),
     ],
     ids=["mpi", "horovod", "ddp"],

@@ -212,7 +212,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         (here / file).write_text(next(block for block in blocks(text_of(page), "yaml") if block.startswith(start)))
     runs = synthetic_study.write_study(
-        here / "runs" / "laptop", workers=(1, 2, 4, 8), steps=150, warmup=30, evaluations=2, repeats=3
+        here / "runs" / "laptop", workers=(1, 2, 4, 8), steps=60, warmup=10, evaluations=2, repeats=2
     )
     run = next(path for path in sorted(runs.iterdir()) if path.name.startswith("alpha-horovod-mpi-02w"))
     alone = next(path for path in sorted(runs.iterdir()) if path.name.startswith("alpha-serial"))

@@ -243,7 +243,7 @@ DATA = ("--dataset", "400", "--batch", "20", "--warmup-steps", "0", "--steps", "
     ("launcher", "options", "code", "fault"),
     [
         ("mpirun", ("--backend", "mpi", "--require", "path=tcp"), 2, "path=tcp is required, but path is shared memory"),
-        ("horovodrun --mpi", ("--require", "backend=mpi"), 2, "backend=mpi is required, but backend is horovod"),
+        ("mpirun", ("--require", "backend=mpi"), 2, "backend=mpi is required, but backend is horovod"),
         ("horovodrun --gloo", ("--require", "path=memory"), 2, "path=memory is required, but path is tcp:lo"),
         # torchrun answers 1 whatever its workers answered
         ("torchrun", ("--require", "transport=mpi"), 1, "transport=mpi is required, but transport is gloo"),

@@ -153,7 +153,7 @@ def test_a_run_over_mpi_measures_itself_without_changing_its_result(
 
 @pytest.mark.horovod
 def test_a_run_over_horovod_measures_itself(launch: Launch, tmp_path: Path) -> None:
-    done = launch("horovodrun --mpi", 2, *small(tmp_path / "run", "--measure-sync"))
+    done = launch("mpirun", 2, *small(tmp_path / "run", "--measure-sync"))
     assert done.returncode == 0, done.stdout + done.stderr
     found = measured(tmp_path / "run")
     assert (found["transport"], found["reduction"]) == ("mpi", "flat")

@@ -785,7 +785,7 @@ def test_two_workers_are_sampled_by_one_sampler(
 ) -> None:
     monkeypatch.setenv("MARK_OF_TEST", str(tmp_path))
     done = launch(
-        "horovodrun --mpi", 2, *("--dataset", "400", "--batch", "10", "--seconds", "2", "--warmup-steps", "5"),
+        "mpirun", 2, *("--dataset", "400", "--batch", "10", "--seconds", "2", "--warmup-steps", "5"),
         *("--evaluate-every", "50", "--system-interval-s", "0.2", "--out", f"{tmp_path / 'run'}"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
