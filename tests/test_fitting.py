@@ -150,6 +150,7 @@ class TestPlantedParameters:
 
 
 class TestProperties:
+    @pytest.mark.slow
     @given(order=st.permutations(range(15)))
     @settings(max_examples=examples(10))
     def test_row_order_does_not_matter(self, order):
@@ -163,6 +164,7 @@ class TestProperties:
         fits = fit_series(table, baseline_samples_per_s=1.0, laws=("amdahl", "usl"))[""].fits
         assert fits["usl"].rmse <= fits["amdahl"].rmse * (1 + 1e-9)
 
+    @pytest.mark.slow
     @given(
         values=st.lists(st.floats(1e-9, 1e15), min_size=2, max_size=9),
         repeats=st.sampled_from([1, 3]),
@@ -185,6 +187,7 @@ class TestProperties:
             assert not np.isnan(low).any()
             assert not np.isnan(high).any()
 
+    @pytest.mark.slow
     @given(scale=st.floats(1e-6, 1e6))
     @settings(max_examples=examples(10))
     def test_the_unit_of_throughput_does_not_matter(self, scale):

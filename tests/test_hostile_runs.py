@@ -283,6 +283,7 @@ def test_a_folder_that_may_not_be_read_is_named(study: Path, monkeypatch: pytest
     assert "Permission denied" in left_out["run-3"]
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_told_and_stands_in_the_provenance(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ from horovod_study.report.page import check
 from horovod_study.workload.material import TARGET_SPAN
 
 ALLOWED = ("other-load", "few-repeats")
+pytestmark = pytest.mark.slow  # the study that faults are planted in takes seconds
 
 
 class Made:
@@ -163,7 +164,6 @@ FINDINGS = st.builds(
 
 @settings(max_examples=examples(60))
 @given(found=st.lists(FINDINGS, max_size=12), allow=st.sets(st.sampled_from(sorted(RULES))))
-@pytest.mark.slow
 def test_no_finding_and_no_allowance_hides_an_error(found: list[Fault], allow: set[str], made: Made) -> None:
     """Whatever is found together, and even if the name of an error is allowed: every error is told and counts."""
     study = copy.copy(made.study)
@@ -569,7 +569,6 @@ RUN_FAULTS: dict[str, tuple[Callable[[Path], str], str]] = {
 
 
 @pytest.mark.parametrize("fault", RUN_FAULTS)
-@pytest.mark.slow
 def test_a_run_that_was_changed_before_it_was_analysed_contradicts_itself(
     made: Made, tmp_path: Path, fault: str
 ) -> None:
@@ -696,7 +695,6 @@ def test_a_run_that_goes_on_or_ends_otherwise_has_no_digests_of_before(made: Mad
     ],
     ids=["one thread", "seven threads"],
 )
-@pytest.mark.slow
 def test_another_process_makes_the_same_bytes(made: Made, tmp_path: Path, environment: dict[str, str]) -> None:
     """Threads of the linear algebra and of analyze, the order of sets, and where memory is do not matter."""
     out, threads = made.runs / f"again-{tmp_path.name}", environment["OMP_NUM_THREADS"]

@@ -183,17 +183,20 @@ def error(table: pd.DataFrame, source: str, method: str) -> list[float]:
     return list(rows["error"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["linear", "amdahl", "gustafson", "power", "ring", "proportional", "forecast"])
 def test_a_straight_line_is_foretold_exactly(exact: tuple[dict[str, object], pd.DataFrame], method: str):
     assert error(exact[1], "line", method) == pytest.approx([0, 0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_each_law_is_fitted_to_the_known_rows_alone(exact: tuple[dict[str, object], pd.DataFrame]):
     assert error(exact[1], "amdahl", "amdahl") == pytest.approx([0, 0], abs=1e-6)
     # At 8 workers 100 * 8 / 1.7; proportional to that, 16 and 32 workers are 2.5 / 1.7 and 4.1 / 1.7 times too high.
     assert error(exact[1], "amdahl", "proportional") == pytest.approx([2.5 / 1.7 - 1, 4.1 / 1.7 - 1])
 
 
+@pytest.mark.slow
 def test_every_law_is_among_the_methods(exact: tuple[dict[str, object], pd.DataFrame]):
     methods = set(exact[1]["method"])
 
@@ -201,6 +204,7 @@ def test_every_law_is_among_the_methods(exact: tuple[dict[str, object], pd.DataF
     assert {f"{law.name}, fixed work" for law in LAWS.values() if law.strong is not None} <= methods
 
 
+@pytest.mark.slow
 def test_extra_p_is_among_them_or_is_missed(exact: tuple[dict[str, object], pd.DataFrame]):
     asked = [method for method in set(exact[1]["method"]) if method.startswith("Extra-P")]
 
@@ -211,6 +215,7 @@ def test_extra_p_is_among_them_or_is_missed(exact: tuple[dict[str, object], pd.D
     assert error(exact[1], "line", asked[0]) == pytest.approx([0, 0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_told_batch_makes_the_step_known(tmp_path: Path):
     """Steps of 1 ms + 0.1 ms x batch: the line through two of them is exact, and the law that knows no batch is not."""
     step = {n: 1e-3 + 1e-4 * batch for n, batch in ((8, 100), (16, 50), (64, 10))}
@@ -230,6 +235,7 @@ def test_a_told_batch_makes_the_step_known(tmp_path: Path):
     assert list(result["groups"]) == [forecast.BATCH_TOLD], "what knows a batch is compared with nothing else"
 
 
+@pytest.mark.slow
 def test_groups_are_kept_apart(exact: tuple[dict[str, object], pd.DataFrame]):
     groups = exact[0]["groups"]
     assert isinstance(groups, dict)
@@ -308,6 +314,7 @@ def test_the_interval_draws_whole_series():
     assert forecast.paired(one)["other"]["ci95"] == pytest.approx([-0.35, -0.35])
 
 
+@pytest.mark.slow
 def test_the_same_tables_give_the_same_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
     write_exact(tmp_path)
     pages = []

@@ -167,6 +167,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(VALUES)
 @settings(max_examples=examples(40))
 def test_json_that_python_writes_is_read_as_it_was(value: Any) -> None:
@@ -174,6 +175,7 @@ def test_json_that_python_writes_is_read_as_it_was(value: Any) -> None:
     assert repr(documents.parse_json(json.dumps(value), source="x", again="y")) == repr(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -416,6 +418,7 @@ def test_an_archive_that_promises_too_much_is_refused_by_its_heads(shape: tuple[
         read_npz(npz(tmp_path / "curves.npz", shape=shape, content=b"\0" * 1000), UNITS)
 
 
+@pytest.mark.slow
 def test_an_archive_of_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> None:
     shape = (160_000, 201)  # 257 MB of zeros in 250 kB: a bomb of any size begins like that
     path = npz(tmp_path / "curves.npz", shape=shape, content=b"\0" * (8 * shape[0] * shape[1]), names=("strain",))

@@ -88,6 +88,7 @@ def alive(pid: int) -> bool:
 # ---------------------------------------------------------------------------------------------------- the way it goes
 
 
+@pytest.mark.slow
 def test_every_cell_runs_once_in_the_order_of_the_blocks(tmp_path):
     study = make_study()
 
@@ -118,6 +119,7 @@ def test_every_cell_runs_once_in_the_order_of_the_blocks(tmp_path):
     ] == lines
 
 
+@pytest.mark.slow
 def test_second_run_finds_nothing_to_do(tmp_path):
     run(make_study(), tmp_path)
 
@@ -354,6 +356,7 @@ def start_runner(runs, behaviour=None, point="", study=None, grace_s=0.3, **opti
     return subprocess.Popen([sys.executable, "-c", code], **{**pipes, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow), pytest.param(signal.SIGHUP, marks=slow)]
 )
@@ -383,6 +386,7 @@ def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, numbe
     assert [order[0].key, second.key, second.key, order[2].key] == starts(tmp_path)
 
 
+@pytest.mark.slow
 def test_stopped_cell_with_a_checkpoint_is_resumed_and_one_without_starts_anew(tmp_path):
     study = make_study(repeats=1)
     plain, wrapped, _ = study.cells()
@@ -418,6 +422,7 @@ def test_stopped_cell_with_a_checkpoint_is_resumed_and_one_without_starts_anew(t
     assert 2 == len(ledger.past_durations(tmp_path / "tiny")), "half a cell says nothing about a whole one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["user error", "killed"])  # before and after the trainer took up the record
 def test_resumed_cell_that_fails_is_shown_with_its_reason_and_goes_on_only_if_it_was_killed(tmp_path, behaviour):
     study = make_study(repeats=1)
@@ -440,6 +445,7 @@ def test_resumed_cell_that_fails_is_shown_with_its_reason_and_goes_on_only_if_it
     assert [two.key, f"{two.key} resumed", last] == [each for each in starts(tmp_path) if two.key in each]
 
 
+@pytest.mark.slow
 def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path):
     study = make_study(repeats=1)
     first = allocations.blocks(study.cells(), study.seed)[0][0]
@@ -616,6 +622,7 @@ def test_killed_at_any_point_the_next_run_does_what_is_missing_and_only_that(tmp
     assert again == starts(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["hang before the record", "grandchild"])
 def test_what_a_killed_runner_leaves_behind_is_stopped_by_the_next(tmp_path, behaviour):
     study = make_study(repeats=1)
@@ -757,6 +764,7 @@ def cancel(study, runs, *which) -> tuple[int, str]:
     return runner.cancel_cells(study, runs, which=which, console=console, grace_s=0.3), console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path):
     study = make_study(repeats=1)
     first = allocations.blocks(study.cells(), study.seed)[0][0]
@@ -783,6 +791,7 @@ def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path):
     assert f"{first.key} resumed" == starts(tmp_path)[-1]
 
 
+@pytest.mark.slow
 def test_cancelling_all_ends_the_runner_too(tmp_path):
     study = make_study()
     process = start_runner(tmp_path, {"*": "hang"})
@@ -986,6 +995,7 @@ def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------------- on a terminal
 
 
+@pytest.mark.slow
 def test_terminal_gets_a_line_per_cell_and_a_bar(tmp_path):
     """A real pseudo-terminal: lines stay, the bar below them is redrawn and gone at the end."""
     ours, theirs = pty.openpty()

@@ -1206,6 +1206,7 @@ def test_a_build_that_nobody_asked_for_and_that_fails_can_be_declined(
     )
 
 
+@pytest.mark.slow
 def test_what_a_pytorch_is_asked():
     found = gpu.torch_in(Path(sys.executable), os.environ)
 
