@@ -66,7 +66,7 @@ def test_the_glossary_says_which_words_are_not_used():
 def test_modules_use_plain_words(path):
     source = path.read_text(encoding="utf-8")
 
-    assert [word for text in texts(source) for word in found_in(text)] == []
+    assert found_in("\0".join(texts(source))) == []  # no phrase runs over the end of a text
     assert not {name.lstrip("_") for name in names(source)} & set(NAMES)
 
 
