@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horovod_study import startup
 from horovod_study.comm import Backend
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import StressCNN
@@ -247,6 +246,5 @@ def accelerate(model: nn.Module, config: StrainConfig, device: torch.device) -> 
         raise ConfigError(
             f"run: compile needs a C++ compiler, and {compiler} is not on PATH; install one, or leave compile out"
         )
-    startup.load_compiler_tables()
     compiled: nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment]
     return compiled
