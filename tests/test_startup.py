@@ -35,6 +35,23 @@ def test_the_tables_of_the_compiler_are_left_out_until_it_is_loaded() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+PARTS = """
+import importlib, sys
+from horovod_study import startup
+
+startup.load_torch()
+part = importlib.import_module(sys.argv[1])
+assert part is sys.modules[sys.argv[1]] and part.__spec__.origin == part.__file__ and startup.TABLES in sys.modules
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [*startup.NEED_THEM, "torch.distributed.optim", "torch.distributed.tensor"])
+def test_every_part_of_torch_that_needs_them_can_be_loaded_first(part: str) -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", PARTS, part], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_where_torch_is_loaded_nothing_changes() -> None:
     before = dict(vars(torch)), set(sys.modules), gc.get_freeze_count()
     startup.load_torch()
