@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from horovod_study import startup
 from horovod_study.comm import settings
 from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.horovod import find_open_mpi
@@ -166,7 +165,6 @@ class DistributedBackend:
         if config.bucket_mb is not None:
             size = config.bucket_mb * 1e6 / 2**20
             self.settings["bucket_mb"] = {"value": config.bucket_mb, "source": "asked"}
-        startup.load_compiler_tables()  # it asks the compiler whether it is wanted, and so loads it
         return DistributedDataParallel(
             model,
             bucket_cap_mb=size,
