@@ -25,7 +25,6 @@ A map of the package:
     alive       the one rule for who is alive; lease: who holds a run, a cell, a study
     variables   the one reader of numbers in environment variables
     text        numbers as readers see them
-    startup     PyTorch, loaded in less time by the programs that start with it
     errors      what a user can do wrong; limits: what the system refuses, in one line; progress: what is said meanwhile
     options     the command line made from configuration values; requirements: what a run must be (`--require`)
     energy      energy of the timed window, from samples; record_forms: the declared form of run.json

@@ -13,11 +13,10 @@ Exit codes: 0 done, 2 wrong use or bad input, 75 stopped by SIGTERM or SIGUSR1 w
 The training itself is workload/trainer.py; here is its command line.
 """
 
-from horovod_study import limits, startup  # isort: split
+from horovod_study import limits  # isort: split
 
 if __name__ == "__main__":
     limits.install()  # before PyTorch, which may not find room
-    startup.load_torch()
 
 import argparse
 import json

@@ -1,10 +1,5 @@
 """The rank program of the benchmark with an all-reduce that is wrong on purpose: it leaves the last element out."""
 
-from horovod_study import startup  # isort: split
-
-if __name__ == "__main__":
-    startup.load_torch()
-
 import torch
 
 from horovod_study.comm.raw import MpiRaw

@@ -3,11 +3,6 @@
 Rank 0 writes what it found, one line of JSON for each kind of step. HOROVOD_STUDY_REPLAY_ON_HOST=1 is needed.
 """
 
-from horovod_study import startup  # isort: split
-
-if __name__ == "__main__":
-    startup.load_torch()
-
 import copy
 import json
 import os

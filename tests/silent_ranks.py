@@ -5,11 +5,6 @@ for ever.
 Rank 0 writes what it found, one line of JSON for each way.
 """
 
-from horovod_study import startup  # isort: split
-
-if __name__ == "__main__":
-    startup.load_torch()
-
 import copy
 import json
 import os

@@ -39,7 +39,7 @@ PACKAGE = Path(horovod_study.__file__).parent
 _FOLDERS = ("comm", "measure", "recording", "runtimes", "workload")
 _MODULES = (
     *("__init__.py", "alive.py", "config.py", "documents.py", "energy.py", "errors.py", "files.py"),
-    *("lease.py", "limits.py", "options.py", "progress.py", "record_forms.py", "records.py", "startup.py"),
+    *("lease.py", "limits.py", "options.py", "progress.py", "record_forms.py", "records.py"),
     *("requirements.py", "roles.py"),
     *("train.py", "variables.py", "workloads.py", "analysis/costs.py", "text/numbers.py", "text/tables.py"),
 )

@@ -11,11 +11,6 @@ Everything is measured in rounds. Within a round all sizes, operations and runti
 moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.
 """
 
-from horovod_study import startup  # isort: split
-
-if __name__ == "__main__":
-    startup.load_torch()
-
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence

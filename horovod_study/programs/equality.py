@@ -9,11 +9,6 @@ trainer's own step, loader, optimiser and backend, compares itself with those fi
 Letters: N workers, B curves in a global batch, b_r of them on rank r, S steps, P parameters in all.
 """
 
-from horovod_study import startup  # isort: split
-
-if __name__ == "__main__":
-    startup.load_torch()
-
 import hashlib
 import importlib.util
 import os

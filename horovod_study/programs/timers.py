@@ -18,11 +18,6 @@ Rows are written between the blocks, as rarely as in training, and that is timed
 contain the writing would stand out, and be taken for a disturbance.
 """
 
-from horovod_study import startup  # isort: split
-
-if __name__ == "__main__":
-    startup.load_torch()
-
 import cProfile
 import itertools
 import math
