@@ -591,7 +591,12 @@ pl.Trainer(
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_rank_that_sleeps_is_late_by_what_it_slept(name: str, tmp_path: Path) -> None:
     """Its own time, without the waits for others, is longer by the naps that the script has timed itself."""
-    text = "import torch.distributed as dist" + NAP + PLANTED[name] + "\nprint('NAPS', *naps[10:])"
+    text = (
+        "import torch.distributed as dist"
+        + NAP
+        + PLANTED[name]
+        + "\nif naps: print(' '.join(['NAPS', *map(str, naps[10:])]) + '\\n', end='', flush=True)"
+    )
     line = LAUNCHERS["horovodrun --gloo" if name == "horovod" else "torchrun"]
     done, out = record(tmp_path, [*(str(part).format(workers=2) for part in line), script(tmp_path, text)])
     assert done.returncode == 0, done.stderr
