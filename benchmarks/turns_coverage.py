@@ -104,7 +104,7 @@ KINDS: dict[str, Callable[[np.random.Generator, int], Noise]] = {
 class Outcome:
     """One study: the printed estimate and what it took."""
 
-    estimate: paired.Estimate
+    estimate: paired.RatioEstimate
     resolved: bool
 
     @property

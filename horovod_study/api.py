@@ -24,7 +24,7 @@ from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.paired import Slice
 from horovod_study.analysis.series import exchange
 from horovod_study.analysis.series.points_file import parse_points
-from horovod_study.analysis.series.turns import Turns, slices_of
+from horovod_study.analysis.series.turns import StudyTurns, slices_of
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
 from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios
 from horovod_study.analysis.simulate.what_if import what_if as scenarios
@@ -90,7 +90,7 @@ def analysed(
         table, account_runs(recorded, threads=threads, on_progress=counted_up, beside=beside), views=False
     )
     known: dict[str, Any] = {"targets": targets, "accounting": accounting, "networks": measured}
-    known["turns"] = Turns(_slices(root))
+    known["turns"] = StudyTurns(_slices(root))
     found = analyze_tables(table, evaluations, commands=commands, **known)
     return table, evaluations, accounting, found.with_left_out(left_out)
 

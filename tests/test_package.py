@@ -49,7 +49,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_bytes((ROOT / name).read_bytes())
     with tarfile.open(build("sdist", copy, into)) as archive:
-        archive.extractall(into, filter="data")
+        archive.extractall(into, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4
     return into / f"horovod_study-{__version__}"
 
 

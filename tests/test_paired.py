@@ -215,7 +215,7 @@ def test_intervals_hold_the_truth(launch_sd, phi):
 class TestPrecision:
     def run(
         self, precision: Precision, noise: Callable[[int], np.ndarray], most: int = 12
-    ) -> tuple[paired.Verdict, int]:
+    ) -> tuple[paired.RatioVerdict, int]:
         launches: list[np.ndarray] = []
         while len(launches) < most:
             whole = noise(2000)

@@ -11,7 +11,7 @@ from make.synthetic_runs import run_table
 from horovod_study import api
 from horovod_study.analysis import paired
 from horovod_study.analysis.series import points
-from horovod_study.analysis.series.turns import Turns, slices_of
+from horovod_study.analysis.series.turns import StudyTurns, slices_of
 from horovod_study.analysis.study import analyze
 from horovod_study.records import TurnSlice, append_turns
 from horovod_study.report.page.tables import tables
@@ -37,7 +37,7 @@ def study(launches=3, rounds=60, load=0.0, noise=0.02, launch_sd=0.0, seed=1):
                 )
                 for number in range(rounds)
             ]
-    return runs, Turns(slices)
+    return runs, StudyTurns(slices)
 
 
 def point(table, workers):
@@ -70,7 +70,7 @@ def test_without_turns_nothing_changes():
     runs, turns = study(launches=1)
     alone, single = points.scaling_points(runs), points.scaling_points(runs, turns=turns)
 
-    assert "turns_launches" not in alone and list(points.scaling_points(runs, turns=Turns([]))) == list(alone)
+    assert "turns_launches" not in alone and list(points.scaling_points(runs, turns=StudyTurns([]))) == list(alone)
     assert point(single, 2)["speedup_plain"] == point(alone, 2)["speedup_plain"], "one launch says nothing of launches"
     assert math.isnan(point(single, 2)["turns_launches"])
 
@@ -96,7 +96,7 @@ def test_what_is_doubtful_is_said():
 
 def test_the_order_of_the_slices_says_nothing():
     runs, turns = study()
-    mixed = Turns(list(reversed([each for group in turns._of_run.values() for each in group])))
+    mixed = StudyTurns(list(reversed([each for group in turns._of_run.values() for each in group])))
 
     pd.testing.assert_frame_equal(points.scaling_points(runs, turns=mixed), points.scaling_points(runs, turns=turns))
 
@@ -163,7 +163,7 @@ def test_the_turns_of_a_study_are_found_beside_its_runs(tmp_path, above):
     ]
     append_turns(directory, rows)
 
-    found = Turns(api._slices(tmp_path if above else directory))
+    found = StudyTurns(api._slices(tmp_path if above else directory))
     prefix = "study/" if above else ""
 
     assert found.estimate([f"{prefix}two"], [f"{prefix}one"]).ratio.value == pytest.approx(2)

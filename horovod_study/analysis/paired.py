@@ -207,7 +207,7 @@ def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class RatioEstimate:
     """A ratio of two rates from L launches, with both components of its variance."""
 
     ratio: Interval  # n: rounds
@@ -289,7 +289,7 @@ def _mean(launches: Sequence[Floats], within: Memory, level: float) -> _Mean:
     return _Mean(value, by_rounds, math.sqrt(pooled / total), within.freedom + count - 1, alone, component)
 
 
-def estimate(found: Pairs, *, level: float = LEVEL) -> Estimate | None:
+def estimate(found: Pairs, *, level: float = LEVEL) -> RatioEstimate | None:
     """Return the ratio cell / base of some pairs with its interval; None where no launch has two rounds.
 
     One launch gives the interval of rounds alone: the level of launches is then unknown, and `launches` says so.
@@ -308,7 +308,7 @@ def estimate(found: Pairs, *, level: float = LEVEL) -> Estimate | None:
         _scatter(values) for values in (launches, *([each[i] for i in kept] for each in (found.cell, found.base)))
     ]
     of_both = spread[1] + spread[2]
-    return Estimate(
+    return RatioEstimate(
         ratio=Interval(value=math.exp(mean.value), **ends, level=level, p=p, n=rounds),
         launches=len(launches),
         rounds=rounds,
@@ -340,12 +340,12 @@ def _scatter(launches: Sequence[Floats]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class RatioVerdict:
     """What is known of one wanted ratio after some rounds, and what it still takes."""
 
     cell: str
     base: str
-    estimate: Estimate | None
+    estimate: RatioEstimate | None
     resolved: bool  # the half width is at most the aim
     launch_done: bool  # the present launch has as many rounds as it is to have
     rounds: int | None  # further rounds that are expected, in all launches; None where that is not known or endless
@@ -374,20 +374,20 @@ class Precision:
         if not 1 <= self.launches <= self.most_launches:
             raise AnalysisError(f"{self.launches} launches: allowed are 1 to {self.most_launches}")
 
-    def judge(self, slices: Sequence[Slice], wanted: Iterable[tuple[str, str]]) -> list[Verdict]:
+    def judge(self, slices: Sequence[Slice], wanted: Iterable[tuple[str, str]]) -> list[RatioVerdict]:
         """Return a verdict for each wanted (cell, base); the last launch of a pair is the present one."""
         return [
             self.verdict(cell, base, pairs(slices, cell, base, other_load=self.other_load)) for cell, base in wanted
         ]
 
-    def verdict(self, cell: str, base: str, found: Pairs) -> Verdict:
+    def verdict(self, cell: str, base: str, found: Pairs) -> RatioVerdict:
         """Return what is known of cell / base from `found`, and what it still takes."""
         known = estimate(found, level=self.look_level)
         done = self._launch_done(found)
         counted = 0 if known is None else known.launches
         resolved = known is not None and done and counted >= self.launches and known.half_width <= self.half_width
         rounds, launches = (0, 0) if resolved else self._further(found, known, done)
-        return Verdict(
+        return RatioVerdict(
             cell=cell,
             base=base,
             estimate=known,
@@ -417,7 +417,7 @@ class Precision:
         wanted = self.half_width / t_quantile(0.5 + self.look_level / 2, within.freedom)
         return within.variance / (PLANNED * wanted**2)
 
-    def _further(self, found: Pairs, known: Estimate | None, done: bool) -> tuple[int | None, int | None]:
+    def _further(self, found: Pairs, known: RatioEstimate | None, done: bool) -> tuple[int | None, int | None]:
         """Return the rounds and launches that are expected beyond those made; (None, None) where none would do."""
         if known is None or known.rounds < MIN_ROUNDS:
             return None, None

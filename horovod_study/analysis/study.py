@@ -16,7 +16,7 @@ from horovod_study.analysis.forecast import study_forecast
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources, usage
 from horovod_study.analysis.series import points as scaling
-from horovod_study.analysis.series.turns import Turns
+from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution, losses, run_profiles
 from horovod_study.analysis.steps import breakdown as laps
@@ -209,7 +209,7 @@ def analyze(
     targets: Sequence[float] = (),
     accounting: steps.Accounting | None = None,
     networks: Sequence[Mapping[str, Any]] = (),
-    turns: Turns | None = None,
+    turns: StudyTurns | None = None,
     commands: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Analysis:

@@ -7,7 +7,7 @@ launches are joined with those of the present one, and what was not resolved is 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from horovod_study.analysis import paired
+from horovod_study.analysis.paired import Precision, RatioVerdict, Slice
 from horovod_study.config import Cell
 from horovod_study.measure.clock import now
 from horovod_study.progress import duration
@@ -20,14 +20,14 @@ class Aim:
 
     def __init__(self, study: StudyConfig, slices: Iterable[TurnSlice] = ()) -> None:
         """`slices`: of launches before."""
-        self.precision = paired.Precision(half_width=study.precision or 0.02)
+        self.precision = Precision(half_width=study.precision or 0.02)
         self._cells = study.cells()
         self._labels = {cell.key: study.label(cell) for cell in self._cells}
         self.wanted = wanted(study, self._cells)
         self._until = math.inf if study.budget.hours is None else now() + 3600 * study.budget.hours
         self.before: list[TurnSlice] = []
         self._round_s = math.nan
-        self._verdicts: dict[tuple[str, str], paired.Verdict] = {}
+        self._verdicts: dict[tuple[str, str], RatioVerdict] = {}
         self.take(slices)
 
     def take(self, slices: Iterable[TurnSlice]) -> None:
@@ -113,9 +113,9 @@ class Aim:
                 )
         return found
 
-    def _judged(self, slices: Sequence[TurnSlice]) -> dict[tuple[str, str], paired.Verdict]:
+    def _judged(self, slices: Sequence[TurnSlice]) -> dict[tuple[str, str], RatioVerdict]:
         made = [
-            paired.Slice(
+            Slice(
                 launch=f"{each.block}/{each.launch:03d}",
                 round=each.round,
                 cell=self._labels[each.run],

@@ -67,7 +67,7 @@ WORKER_MB = 800
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class AlternatingCells:
     """Cells of a study that are run in turns, or one after the other where `block` is ""."""
 
     cells: tuple[Cell, ...]
@@ -86,16 +86,16 @@ def alone_because(study: StudyConfig, cell: Cell, on_this_machine: bool) -> str:
 
 def groups(
     study: StudyConfig, cells: Sequence[Cell], here: Callable[[Cell], bool], *, memory_mb: float | None = None
-) -> list[Part]:
+) -> list[AlternatingCells]:
     """Return how `cells`, in their order, are run: those of a repeat in turns, as many as fit into memory together.
 
     `here`: whether a cell runs on this machine. `memory_mb`: what there is; None: what is free now. The same cells come
     into the same blocks in every repeat. What cannot alternate, or is alone in its block, follows one after the other.
     """
     if not study.turns:
-        return [Part(cells=tuple(cells))]
+        return [AlternatingCells(cells=tuple(cells))]
     room = (psutil.virtual_memory().available / 1e6 if memory_mb is None else memory_mb) / WORKER_MB
-    parts: list[Part] = []
+    parts: list[AlternatingCells] = []
     for _, block in groupby(cells, key=lambda cell: cell.config.repeat):
         rest: list[Cell] = []
         together: dict[str, list[list[Cell]]] = {}
@@ -111,15 +111,15 @@ def groups(
             for number, box in enumerate(boxes, 1):
                 if len(box) > 1:
                     name = partition if number == 1 else f"{partition}-{number}"
-                    parts.append(Part(cells=tuple(box), block=name))
+                    parts.append(AlternatingCells(cells=tuple(box), block=name))
                 else:
                     rest += box
         if rest:
-            parts.append(Part(cells=tuple(rest)))
+            parts.append(AlternatingCells(cells=tuple(rest)))
     return parts
 
 
-def alternating(study: StudyConfig, cells: Sequence[Cell]) -> tuple[list[Part], dict[str, str]]:
+def alternating(study: StudyConfig, cells: Sequence[Cell]) -> tuple[list[AlternatingCells], dict[str, str]]:
     """Return the blocks of `cells` that will alternate here, and why the others do not, by key; both empty without."""
     if not study.turns:
         return [], {}

@@ -213,7 +213,7 @@ class Training:
             end = min(end, self.last_step if self.session.turns is None else self.session.granted)
             self._make_steps(end, timed=timed)
             self._look_for_faults()
-            if self.step == evaluate_at or self._is_at_end():
+            if self.step == evaluate_at or (self.session.turns is None and self._has_enough):
                 self._evaluate()
             self.epoch += self.step == epoch_end
             if self.step == keep_at:

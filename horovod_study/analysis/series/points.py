@@ -16,7 +16,7 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.laws.amdahl import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
-from horovod_study.analysis.series.turns import Turns, against, components
+from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
@@ -423,7 +423,7 @@ def measured(runs: pd.DataFrame) -> pd.Series:
 
 
 def scaling_points(
-    runs: pd.DataFrame, accounting: pd.DataFrame | None = None, turns: Turns | None = None
+    runs: pd.DataFrame, accounting: pd.DataFrame | None = None, turns: StudyTurns | None = None
 ) -> pd.DataFrame:
     """Return one row per cell of the run table: medians over repeats, spread, speedup and efficiency.
 

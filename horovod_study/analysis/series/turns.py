@@ -13,11 +13,11 @@ from horovod_study.analysis import paired
 from horovod_study.records import TurnSlice
 
 COLUMNS = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
-"""What `paired.Estimate` says beside the ratio, as columns `turns_...` of points: of the plain baseline, if any."""
+"""What `paired.RatioEstimate` says beside the ratio, as columns `turns_...` of points (plain baseline, if any)."""
 FEWEST_LAUNCHES = 2
 
 
-class Turns:
+class StudyTurns:
     """The slices of a study by the run that made them, under the names of the run table."""
 
     def __init__(self, slices: Iterable[paired.Slice]) -> None:
@@ -29,7 +29,7 @@ class Turns:
     def __bool__(self) -> bool:
         return bool(self._of_run)
 
-    def estimate(self, runs: Collection[str], bases: Collection[str]) -> paired.Estimate | None:
+    def estimate(self, runs: Collection[str], bases: Collection[str]) -> paired.RatioEstimate | None:
         """Return the ratio of the rates of `runs` to those of `bases`; None where too few launches have both."""
         named = [
             paired.Slice(launch=each.launch, round=each.round, cell=name, rate=each.rate, other_load=each.other_load)
@@ -41,7 +41,7 @@ class Turns:
         return found if found is not None and found.launches >= FEWEST_LAUNCHES else None
 
 
-def against(found: paired.Estimate, kind: str, workers: float) -> dict[str, float]:
+def against(found: paired.RatioEstimate, kind: str, workers: float) -> dict[str, float]:
     """Return the columns of a point relative to one baseline (`plain`, `wrapped`) that its estimate decides."""
     ratio = found.ratio
     values = {"": ratio.value, "_low": ratio.low, "_high": ratio.high}
@@ -51,7 +51,7 @@ def against(found: paired.Estimate, kind: str, workers: float) -> dict[str, floa
     }
 
 
-def components(found: paired.Estimate | None) -> dict[str, float]:
+def components(found: paired.RatioEstimate | None) -> dict[str, float]:
     """Return the columns `turns_...` of a point; NaN where it has no estimate."""
     if found is None:
         return {f"turns_{name}": math.nan for name in COLUMNS}
