@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from make.synthetic_runs import run_table
 
+from horovod_study import cli
 from horovod_study.analysis.study import Analysis, analyze
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.kit.drawing import write_drawings
@@ -71,6 +72,13 @@ def test_the_method_has_the_repeats_and_steps_of_the_study(analysis: Analysis, f
     assert re.search(rf"\b{min(repeats)}\b.*\brepeats\b", method)
     assert all(f"{step:.3g}" in method for step in (min(steps), max(steps)))
     assert f"{analysis.provenance['runs']['done']} runs" in method
+
+
+@pytest.mark.parametrize("other", ["--check", "--tables"])
+def test_options_that_write_no_page_exclude_it(other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(tmp_path), "--paper", other]) == 2
+    said = capsys.readouterr().err
+    assert "--paper" in said and other in said and said.count("\n") == 1
 
 
 def test_it_compiles_whatever_a_study_is_called(folder: Path, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ _NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
 def _refuse_idle_options(options: argparse.Namespace) -> None:
     """Raise ConfigError for an option that would do nothing."""
     given = {name for name, value in vars(options).items() if value not in (None, False)}
-    chosen = sorted(given & {"check", "against", "tables"})
+    chosen = sorted(given & {"check", "against", "paper", "tables"})
     if len(chosen) > 1:
         raise ConfigError(f"--{chosen[0]} and --{chosen[1]} ask for different things; give one of them")
     for name in (each for each in _NEEDS if each in given):

@@ -37,6 +37,8 @@ def plan(options: argparse.Namespace) -> Result:
     study = _study(options)
     ledger = _ledger(options, study)
     if getattr(options, "next", None) is not None:
+        if options.next < 0:
+            raise ConfigError(f"--next {options.next}: give a worker count above 0, or none")
         return _next_runs(options, study, ledger)
     planned = plan_study(study, ledger, past=past_durations(ledger.directory), retry=options.retry)
     return Result(document=planned.to_dict(), lines=planned.lines())
