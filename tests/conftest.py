@@ -45,6 +45,15 @@ def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["HOROVOD_STUDY_DATA"] = before
 
 
+@pytest.fixture(autouse=True)
+def _pytorch_defaults() -> Iterator[None]:
+    """How PyTorch multiplies float32 is a setting of the process: what a training in it set ends with its test."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = True
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Know the settings of pytest-timeout where it is not installed: a machine may have only what running needs."""
     if importlib.util.find_spec("pytest_timeout") is None:

@@ -141,11 +141,9 @@ def test_float32_on_a_gpu_is_what_pytorch_makes_of_it_layer_by_layer(
     result: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     torch.set_float32_matmul_precision(asked)
-    try:
-        found = [precision._computed_in(each, result) for each in (nn.Conv1d(1, 1, 1), nn.LSTM(1, 1), nn.Linear(1, 1))]
-        on_cpu = precision._computed_in(nn.Linear(1, 1), torch.ones(1))
-    finally:
-        torch.set_float32_matmul_precision("highest")
+
+    found = [precision._computed_in(each, result) for each in (nn.Conv1d(1, 1, 1), nn.LSTM(1, 1), nn.Linear(1, 1))]
+    on_cpu = precision._computed_in(nn.Linear(1, 1), torch.ones(1))
 
     assert found == (["tf32", "tf32", linear] if rounds else ["fp32"] * 3)
     assert on_cpu == ("fp32" if asked == "highest" else None)

@@ -173,13 +173,13 @@ class Arithmetic:
             if asked and not on_gpu:
                 instead = "use precision fp32 or bf16" if "precision" in name else "leave it out"
                 raise ConfigError(f"run: {name} needs a GPU, this run computes on the CPU ({why}); {instead}")
-        if on_gpu:
-            torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
-            torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
         if on_gpu and config.kernels == "native":
             raise ConfigError(
                 "run: kernels native computes on the CPU, and this run on a GPU; use device cpu, or kernels torch"
             )
+        if on_gpu:
+            torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
         self._config = config
         self._native: NativeStep | None = None
         self._device = device.type
