@@ -12,6 +12,9 @@ few known counts and larger ones to forecast. Every task is given to
                    a line through the steps of the known batches, where that of the target is told
     Extra-P        its default single-parameter modeler, asked in the way that serves it best
 
+With `--series FILE` the tables are long ones that anybody has, one row a run, and are cut here: the two smallest counts
+of each series are known, and the batch of each target is told.
+
 A forecast that is no positive number counts as an error of 100 %. Three groups of sources are kept apart: those that
 the constants of the forecast were chosen with, those that were looked at while it was written, and those held out.
 """
@@ -52,8 +55,9 @@ COLUMNS = (
     "batch_size",
     "repeat",
 )
-GROUPS = ("constants", "validation", "held out")
-"""What a source was used for; see published/README.md."""
+GIVEN = "given"
+GROUPS = ("constants", "validation", "held out", GIVEN)
+"""What a source was used for; see published/README.md. "given": in a table named on the command line."""
 BATCH_TOLD = "training, batch told"
 KINDS = ("training", "simulation code", BATCH_TOLD)
 """What scaled: deep learning, for which the forecast is made, or a code of another kind. Trainings whose batch per
@@ -129,6 +133,43 @@ def read_tasks(path: Path) -> list[Task]:
             )
         )
     return tasks
+
+
+def read_series(path: Path) -> list[Task]:
+    """Return the tasks of a long table: one row a run, and a series for each set of values of the other columns.
+
+    Each series of three counts or more is a task that knows the two smallest ones. Runs of one count that differ in
+    nodes or batch from most of it are left out. The source is the column `submitter` or `source`, else the file.
+    """
+    table = pd.read_csv(path)
+    missing = [column for column in ("workers", "samples_per_s", "batch_size") if column not in table]
+    if missing:
+        raise AnalysisError(f"{path}: there is no column {missing[0]!r}, which a table of series needs")
+    names = [column for column in table if column not in COLUMNS]
+    source = next((column for column in ("submitter", "source") if column in names), None)
+    tasks = []
+    for name, series in table.groupby(names, sort=True) if names else [((path.stem,), table)]:
+        rows = series.reindex(columns=COLUMNS[2:-1])
+        rows = pd.concat([_alike(of_count) for _, of_count in rows.groupby("workers", sort=True)])
+        counts = sorted(set(rows["workers"]))
+        if len(counts) < 3:
+            continue
+        known = rows["workers"] <= counts[1]
+        tasks.append(
+            Task(
+                name=f"{' '.join(str(part) for part in name)}/N<={counts[1]}",
+                source=path.stem if source is None else str(series[source].iloc[0]),
+                known=rows[known].sort_values(["workers", "samples_per_s"], kind="stable", ignore_index=True),
+                targets=rows[~known].groupby("workers", as_index=False).median(),
+            )
+        )
+    return tasks
+
+
+def _alike(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one worker count whose nodes and batch are those of most of them."""
+    place = rows[["nodes", "batch_size"]].astype(str).agg(" ".join, axis=1)
+    return rows[place == place.mode().iloc[0]]
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
@@ -389,10 +430,10 @@ def score_lines(found: Mapping[str, Mapping[str, Any]], against: Mapping[str, Ma
 
 
 def source_lines(table: pd.DataFrame, methods: Sequence[str], groups: Mapping[str, str]) -> list[str]:
-    """One row per source: median error of each method, and the coverage of the forecast."""
+    """One row per source: median error of each method; worst decile, coverage and median width of the forecast."""
     lines = [
-        f"| source | used for | tasks | targets | {' | '.join(methods)} | coverage of the forecast |",
-        f"|---|---|--:|--:|{'--:|' * len(methods)}--:|",
+        f"| source | used for | tasks | targets | {' | '.join(methods)} | a tenth of ours from | coverage | width |",
+        f"|---|---|--:|--:|{'--:|' * len(methods)}--:|--:|--:|",
     ]
     for source in sorted(set(table["source"]), key=lambda name: (GROUPS.index(groups[name]), name)):
         rows = table[table["source"] == source]
@@ -400,7 +441,8 @@ def source_lines(table: pd.DataFrame, methods: Sequence[str], groups: Mapping[st
         medians = rows.groupby("method")["error"].median()
         cells = [source, groups[source], f"{ours['task'].nunique():,}", f"{len(ours):,}"]
         cells += [share(number(medians.get(method, math.nan))) for method in methods]
-        lines.append(f"| {' | '.join([*cells, share(number(ours['covered'].mean()))])} |")
+        own = (ours["error"].quantile(0.9), ours["covered"].mean(), ours["width"].median())
+        lines.append(f"| {' | '.join([*cells, *(share(number(each)) for each in own)])} |")
     return lines
 
 
@@ -425,7 +467,8 @@ def page(result: Mapping[str, Any], table: pd.DataFrame, groups: Mapping[str, st
         lines += ["", f"Ways to ask Extra-P, median APE over all targets: {asked}. The first one is in the tables."]
     for group, one in result["groups"].items():
         lines += ["", f"## Sources: {group}", "", *score_lines(one["scores"], one["paired"])]
-    best = [OURS, "proportional", *(law for law in LAWS if law in set(table["method"]))]
+    best = [OURS, "proportional", STRAIGHT, *LAWS]
+    best = [method for method in best if method in set(table["method"])]
     best += [method for method in sorted(set(table["method"])) if method.startswith(EXTRA_P)]
     return [*lines, "", "## Each source: median APE", "", *source_lines(table, best, groups)]
 
@@ -437,14 +480,29 @@ def listed(table: pd.DataFrame) -> str:
     return ours[columns].to_csv(index=False, float_format="%.5g", lineterminator="\n")
 
 
-def measure(folder: Path, only: Sequence[str]) -> tuple[dict[str, Any], pd.DataFrame, dict[str, str]]:
-    """Run every method on the tables of `folder`; return the result, all forecasts, and the group of each source."""
+def published(folder: Path, only: Sequence[str]) -> tuple[list[Task], dict[str, dict[str, str]]]:
+    """Return the tasks of the tables of `folder`, and what is said of each source."""
     sources = read_sources(folder)
     unknown = sorted(set(only) - set(sources))
     if unknown:
         raise AnalysisError(f"there is no table {unknown[0]!r} in {folder / SOURCES}; there are {', '.join(sources)}")
-    groups = {name: row["used_for"] for name, row in sources.items() if not only or name in only}
-    tasks = [task for name in groups for task in read_tasks(folder / f"{name}.csv")]
+    chosen = {name: row for name, row in sources.items() if not only or name in only}
+    return [task for name in chosen for task in read_tasks(folder / f"{name}.csv")], chosen
+
+
+def given(paths: Sequence[Path]) -> tuple[list[Task], dict[str, dict[str, str]]]:
+    """Return the tasks of long tables, and each source among them as one that the command line gave."""
+    tasks = [task for path in paths for task in read_series(path)]
+    if not tasks:
+        raise AnalysisError(f"no series of {', '.join(map(str, paths))} has three worker counts")
+    return tasks, {task.source: {"used_for": GIVEN, "kind": BATCH_TOLD} for task in tasks}
+
+
+def measure(
+    tasks: Sequence[Task], sources: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, Any], pd.DataFrame, dict[str, str]]:
+    """Run every method on `tasks`; return the result, all forecasts, and the group of each source."""
+    groups = {name: row["used_for"] for name, row in sources.items()}
     guesses = [one for task in tasks for one in forecasts(task)]
     guesses += laws(tasks)
     asked = extra_p(tasks)
@@ -485,10 +543,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tables", type=Path, default=PUBLISHED, help="folder of the tables (default: the project's)")
     parser.add_argument("--only", nargs="+", default=[], metavar="TABLE", help="some of the tables")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "forecast", help="where the page goes")
+    parser.add_argument("--series", nargs="+", type=Path, metavar="FILE", help="long tables, one row a run, instead")
+    parser.add_argument("--out", type=Path, help="where the page goes (default: results/forecast; none with --series)")
     options = parser.parse_args()
     try:
-        result, table, groups = measure(options.tables, options.only)
+        asked = given(options.series) if options.series else published(options.tables, options.only)
+        result, table, groups = measure(*asked)
     except AnalysisError as error:
         print(f"forecast: {error}", file=sys.stderr)
         return 2
@@ -499,8 +559,10 @@ def main() -> int:
     result = {"measured": utc_now(), "machine": machine, "scipy": scipy, **result}
     text = "\n".join(page(result, table, groups)) + "\n"
     print(text)
+    if options.series and options.out is None:
+        return 0
     write_result(
-        options.out,
+        options.out or HERE / "results" / "forecast",
         figures={},
         texts={
             "forecast.md": text,

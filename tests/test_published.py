@@ -173,7 +173,7 @@ def write_exact(folder: Path) -> None:
 def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], pd.DataFrame]:
     folder = tmp_path_factory.mktemp("tables")
     write_exact(folder)
-    result, table, _ = forecast.measure(folder, [])
+    result, table, _ = forecast.measure(*forecast.published(folder, []))
     return result, table
 
 
@@ -227,7 +227,7 @@ def test_a_told_batch_makes_the_step_known(tmp_path: Path):
     kind = f'told,constants,"{forecast.BATCH_TOLD}",r,c,p,s,mixed,u\n'
     (tmp_path / "sources.csv").write_text(f"table,used_for,kind,repository,commit,path,system,scaling,unit\n{kind}")
 
-    result, table, _ = forecast.measure(tmp_path, [])
+    result, table, _ = forecast.measure(*forecast.published(tmp_path, []))
 
     errors = table.set_index("method")["error"]
     assert errors[forecast.STRAIGHT] == pytest.approx(0, abs=1e-9)
@@ -332,6 +332,26 @@ def test_the_same_tables_give_the_same_page(tmp_path: Path, capsys: pytest.Captu
     assert "| **forecast** | 2 | 0.0 % |" in shown
     listed = pd.read_csv(tmp_path / "a" / "forecasts.csv")
     assert list(listed["workers"]) == [16, 32] and list(listed["measured"]) == [1600, 3200]
+
+
+def test_a_long_table_is_cut_into_what_is_known_and_what_is_asked(tmp_path: Path):
+    rows = [(who, n, n / 8, b, r, n * b / (0.1 + 0.01 * b)) for r in range(3) for n, b in ((8, 8), (16, 4), (32, 2))
+            for who in ("one", "other")]  # fmt: skip
+    rows += [("one", 16, 4, 4, 3, 1.0), ("few", 8, 1, 8, 0, 80.0), ("few", 16, 1, 8, 0, 80.0)]
+    columns = ["submitter", "workers", "nodes", "batch_size", "repeat", "samples_per_s"]
+    pd.DataFrame(rows, columns=columns).sample(frac=1, random_state=0).to_csv(tmp_path / "long.csv", index=False)
+    tasks, told = forecast.given([tmp_path / "long.csv"])
+
+    assert [(task.name, task.source) for task in tasks] == [("one/N<=16", "one"), ("other/N<=16", "other")]
+    assert all(told[task.source]["kind"] == forecast.BATCH_TOLD for task in tasks)
+    for task in tasks:
+        assert list(task.known["workers"]) == [8, 8, 8, 16, 16, 16], "the run on other nodes is left out"
+        assert task.targets[["workers", "batch_size"]].to_numpy().tolist() == [[32, 2]]
+        straight = [one for one in forecast.forecasts(task) if one.method == forecast.STRAIGHT]
+        assert straight[0].forecast == pytest.approx(straight[0].measured), "the step is a line in the batch"
+    with pytest.raises(forecast.AnalysisError, match="batch_size"):
+        pd.DataFrame({"workers": [1], "samples_per_s": [1.0]}).to_csv(tmp_path / "bare.csv")
+        forecast.given([tmp_path / "bare.csv"])
 
 
 def test_an_unknown_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
