@@ -19,7 +19,7 @@ from horovod_study import records
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.analysis.forecast.prediction import Prediction
 from horovod_study.analysis.forecast.prediction import predict as predict_points
-from horovod_study.analysis.machine.advice import bench_of
+from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, largest_of_each_kind, placed_name
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.paired import Slice
 from horovod_study.analysis.series import exchange
@@ -168,15 +168,21 @@ def simulate(
 ) -> "pd.DataFrame":
     """Return simulated steps: one row per scenario and worker count (docs/simulate.md).
 
-    `runs` are run directories (computing), `benches` are files of `horovod-study bench` (the network); `what_if` and
+    `runs` are run directories (computing), `benches` are files of `horovod-study bench`
+    or what nccl-tests, rccl-tests or osu_allreduce printed (the network); `what_if` and
     `constants` have the names and units of the verb's options: `compute_ms=5`, `alpha_us=10`, `gb_per_s=1`, ...
     Raises ConfigError for contradictions and for what nobody said.
     """
-    known = calibrate(
-        Given(**constants),
-        runs=[run_times(records.recorded_run(Path(each))) for each in runs],
-        benches=[(bench_of(_text(each, BENCH_JSON), source=str(each)), str(each)) for each in benches],
-    )
+    given, recorded = Given(**constants), [run_times(records.recorded_run(Path(each))) for each in runs]
+    size = recorded[0].gradient_bytes if recorded and given.gradient_mb is None else (given.gradient_mb or 0.0) * 1e6
+    networks = [
+        (content, str(each))
+        for each in benches
+        for content in benches_of(
+            _text(placed_name(str(each))[0], BENCH_FILE), source=str(each), gradient_bytes=size or None
+        )
+    ]
+    known = calibrate(given, runs=recorded, benches=largest_of_each_kind(networks)[0])
     return simulate_scenarios(scenarios(known.scenario, what_if), list(workers), global_batch=global_batch, seed=seed)
 
 

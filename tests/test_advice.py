@@ -17,13 +17,13 @@ from horovod_study.analysis.machine.advice import (
     Layer,
     LayeredModel,
     advise,
-    bench_of,
     case_of,
     cnn,
     layered_model,
     network_of,
     rate_of_step,
 )
+from horovod_study.analysis.machine.bench_files import benches_of
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.measure.evidence import parameter_count
@@ -124,7 +124,7 @@ def test_constants_from_a_benchmark() -> None:
     with pytest.raises(AnalysisError, match="a fit is damaged"):
         network_of({"workers": 2, "fits": {"x": {}}}, source="b", way=None, size=1)
     with pytest.raises(AnalysisError, match="is not valid JSON"):
-        bench_of("{", source="b")
+        benches_of("{", source="b")
 
 
 # -------------------------------------------------------------------------------------------------------- the ways
@@ -391,4 +391,4 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "model-parallel", "--model", str(path)]) == 0
     assert "the model: " + str(path) in capsys.readouterr().out
     assert main(["simulate", "model-parallel", "--bench", str(tmp_path / "none.json")]) == 2
-    assert "name the bench.json that `horovod-study bench` wrote" in capsys.readouterr().err
+    assert "name a bench.json, or what nccl-tests" in capsys.readouterr().err

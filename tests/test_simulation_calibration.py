@@ -411,7 +411,7 @@ def test_the_verb_from_records(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         ([*GIVEN, "--workers", "2", "--scaling", "wek"], r"did you mean 'weak'\?"),
         (["--network", "/none.yaml", "--workers", "2"], "/none.yaml: "),
         (["--run", "/none", "--workers", "2"], "/none/run.json: "),
-        (["--bench", "/none.json", "--workers", "2"], "/none.json: .*; name the bench.json"),
+        (["--bench", "/none.json", "--workers", "2"], "/none.json: .*; name a bench.json"),
         ([*GIVEN, "--workers", "2", "--compute-ms", "nan"], "--compute-ms is nan; allowed: 0, or 1e-12"),
         ([*GIVEN, "--workers", "2", "--gb-per-s", "0"], "bandwidth is 0 bytes/s"),
         ([*GIVEN, "--workers", "2", "--overhead-us", "-1"], "--overhead-us is -1; allowed: 0, or 1e-12"),

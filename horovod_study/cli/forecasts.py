@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.cli.verbs import BENCH_JSON, Verb, read_input
+from horovod_study.cli.verbs import Verb, read_benches, read_input
 from horovod_study.errors import AnalysisError
 from horovod_study.options import Parser
 from horovod_study.text.tables import table_of, to_lines
@@ -99,7 +99,10 @@ def predict_arguments(parser: Parser) -> None:
         "--batch", type=float, nargs="+", metavar="B", help="samples per worker and step there: one, or one per count"
     )
     parser.add_argument("--global-batch", type=float, metavar="B", help="... or of all workers together")
-    parser.add_argument("--bench", type=Path, metavar="bench.json", help="what `horovod-study bench` measured")
+    parser.add_argument("--bench", type=Path, metavar="FILE", help="a measured network: bench.json, or as in simulate")
+    parser.add_argument(
+        "--gradient-mb", type=float, metavar="X", help="1e6 bytes of gradients, where FILE has no model"
+    )
     parser.add_argument(
         "--holdout",
         type=int,
@@ -134,10 +137,10 @@ def predict(options: argparse.Namespace) -> int:
     """Forecast the throughput of larger worker counts from anybody's points, score that, recommend worker counts."""
     from horovod_study.analysis.forecast import holdout, recommendation
     from horovod_study.analysis.forecast.prediction import predict as predict_points
-    from horovod_study.analysis.machine.advice import bench_of
 
     points = _points(options)
-    bench = bench_of(read_input(options.bench, BENCH_JSON), source=str(options.bench)) if options.bench else None
+    size = None if options.gradient_mb is None else options.gradient_mb * 1e6
+    bench = read_benches([options.bench], gradient_bytes=size)[-1][0] if options.bench else None
     known: dict[str, Any] = {"workers_per_node": options.workers_per_node, "bench": bench}
     questions = _questions(options)
     recommended = options.recommend or questions != recommendation.Questions()

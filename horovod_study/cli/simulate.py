@@ -1,9 +1,10 @@
 """`horovod-study simulate`: steps of many workers from measured or given constants, and data against model parallel."""
 
 import argparse
+import math
 from pathlib import Path
 
-from horovod_study.cli.verbs import BENCH_JSON, Result, Verb, add_figure_arguments, figure_look, read_input
+from horovod_study.cli.verbs import Result, Verb, add_figure_arguments, figure_look, read_benches
 from horovod_study.options import Parser
 
 
@@ -25,7 +26,15 @@ def simulate_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--beside", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="runs of one worker made at the same time"
     )
-    parser.add_argument("--bench", type=Path, nargs="+", default=[], metavar="bench.json", help="measured networks")
+    parser.add_argument(
+        "--bench",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measured networks: bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed; OUT.txt@4x8 says "
+        "4 nodes with 8 workers each",
+    )
     parser.add_argument("--way", metavar="NAME", help="which of their ways (default: of the run, else the quickest)")
     parser.add_argument(
         "--network", type=Path, metavar="FILE.yaml", help="or a described one, see experiments/networks"
@@ -56,7 +65,7 @@ def simulate(options: argparse.Namespace) -> Result:
     """Simulate a data-parallel step on up to 100,000 workers, from measured or given constants, and what-ifs."""
     from dataclasses import fields
 
-    from horovod_study.analysis.machine.advice import bench_of
+    from horovod_study.analysis.machine.bench_files import largest_of_each_kind
     from horovod_study.analysis.simulate import scaling
     from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
     from horovod_study.analysis.simulate.network import network_from
@@ -65,17 +74,22 @@ def simulate(options: argparse.Namespace) -> Result:
     from horovod_study.records import recorded_run
     from horovod_study.report.figures.simulation import content, text, write_simulation
 
+    runs = [run_times(recorded_run(each)) for each in options.run]
+    size = (
+        runs[0].gradient_bytes if runs and options.gradient_mb is None else (options.gradient_mb or 0.0) * 1e6 or None
+    )
+    benches, set_aside = largest_of_each_kind(read_benches(options.bench, gradient_bytes=size))
     network = options.network and network_from(load_yaml(options.network), source=str(options.network))
     calibration = calibrate(
         Given(**{each.name: getattr(options, each.name) for each in fields(Given)}),
         network=network,
-        runs=[run_times(recorded_run(each)) for each in options.run],
+        runs=runs,
         beside=[run_times(recorded_run(each)) for each in options.beside],
-        benches=[(bench_of(read_input(each, BENCH_JSON), source=str(each)), str(each)) for each in options.bench],
+        benches=benches,
     )
     scenarios = what_if(calibration.scenario, options.what_if)
     table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)
-    doubts = scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)
+    doubts = [*set_aside, *scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)]
     look = figure_look(options)
     paths = write_simulation(table, calibration, doubts, options.out, look=look) if options.out else []
     written = ["", f"written: {', '.join(str(path) for path in paths)}"] if paths else []
@@ -98,7 +112,7 @@ def model_parallel_arguments(parser: Parser) -> None:
     parser.add_argument("--memory-gb", type=float, metavar="X", help="memory of a worker (default: as on this machine)")
     parser.add_argument("--optimizer", metavar="adam|adamw|sgd", help="whose state is kept (default adam)")
     parser.add_argument("--precision", metavar="fp32|tf32|bf16|fp16", help="of the activations (default fp32)")
-    parser.add_argument("--bench", type=Path, metavar="bench.json", help="what `horovod-study bench` measured")
+    parser.add_argument("--bench", type=Path, metavar="FILE", help="a measured network: bench.json, or as in simulate")
     parser.add_argument("--way", metavar="NAME", help="which of its ways (default: the quickest for the gradients)")
     parser.add_argument(
         "--alpha-us", type=float, metavar="X", help="or directly: microseconds of an empty message, ..."
@@ -114,7 +128,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
     """Compute whether data or model parallelism fits a model, from memory, messages and time."""
     from dataclasses import asdict, fields
 
-    from horovod_study.analysis.machine.advice import Asked, bench_of, case_of, layered_model
+    from horovod_study.analysis.machine.advice import Asked, case_of, layered_model
     from horovod_study.analysis.machine.advice import advise as advise_on
     from horovod_study.documents import load_yaml
     from horovod_study.records import read_run
@@ -122,8 +136,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
 
     source = str(options.model or "")
     model = layered_model(load_yaml(options.model), source=source) if options.model else None
-    path = options.bench
-    bench = path and (bench_of(read_input(path, BENCH_JSON), source=str(path)), str(path))
+    bench = read_benches([options.bench], gradient_bytes=math.nan)[-1] if options.bench else None
     recorded = options.run and (asdict(read_run(options.run)), str(options.run))
     memory = None if options.memory_gb is None else (options.memory_gb * 1e9, "--memory-gb")
     names = [each.name for each in fields(Asked) if each.name != "model"]

@@ -97,6 +97,21 @@ def read_input(path: Path, wanted: str = "a CSV file with workers,samples_per_s"
         raise DataError(f"{path}: is not a text file in UTF-8; name {wanted}") from None
 
 
+def read_benches(places: Sequence[Path], *, gradient_bytes: float | None) -> list[tuple[dict[str, Any], str]]:
+    """Return what network files hold, with their names; of other benchmarks' outputs it is said what was read."""
+    from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, placed_name
+    from horovod_study.text.words import printable
+
+    found = []
+    for place in places:
+        path = Path(placed_name(str(place))[0])
+        for content in benches_of(read_input(path, BENCH_FILE), source=str(place), gradient_bytes=gradient_bytes):
+            found.append((content, str(path)))
+            if "read" in content:
+                print(printable(f"{path} read as: {content['read']}"), file=sys.stderr)
+    return found
+
+
 def runs_folder(place: Path) -> Path:
     """Return the folder of runs that a place names: itself, or for a study file that of its study below runs."""
     if place.suffix not in (".yaml", ".yml"):

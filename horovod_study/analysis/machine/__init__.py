@@ -2,6 +2,9 @@
 
 network.py    what a network can do, from measured collectives: bandwidths, latency and bandwidth as two numbers,
               the roofline
+bench_files.py
+              files that say what a network does: bench.json, and what nccl-tests, rccl-tests and OSU's osu_allreduce
+              print
 advice.py     data or model parallel? The arithmetic of memory, messages and time for one model on so many workers
 resources.py  what training costs: energy per sample and worker hours of every cell, and how these grow with the
               workers

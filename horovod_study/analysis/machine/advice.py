@@ -27,7 +27,6 @@ from typing import Any
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.machine.network import fits_of
-from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, ConfigError, nearest, require_keys
 from horovod_study.records import facts, finite
 from horovod_study.roles import Option, check_field
@@ -372,18 +371,6 @@ def _whole(source: str, key: str, value: Any, *, low: int = 0) -> int:
 
 
 # ------------------------------------------------------------------------------------------- network and rate
-
-
-def bench_of(text: str, *, source: str) -> dict[str, Any]:
-    """Return the content of a bench.json; AnalysisError when it is none."""
-    again = "give the bench.json of `horovod-study bench`"
-    content = parse_json(text, source=source, error=AnalysisError, again=again)
-    if not isinstance(content, dict):
-        raise AnalysisError(f"{source}: holds no object; {again}")
-    for key in ("fits", "model"):
-        if key not in content:
-            raise AnalysisError(f"{source}: has no {key!r}; {again}")
-    return content
 
 
 def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size: float) -> Link:
