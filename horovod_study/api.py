@@ -101,9 +101,8 @@ def _document(text: str, named: str) -> Any:
 
 def _slices(root: Path) -> list[Slice]:
     """Return the slices of the studies at and below `root`, by the names that runs have in the run table of `root`."""
-    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())] if root.is_dir() else []
-    below = {folder: folder.relative_to(root).as_posix() for folder in folders}
-    return [made for folder, name in below.items() for made in slices_of(records.read_turns(folder), name)]
+    below = records.turns_folders(root)
+    return [made for name, folder in below.items() for made in slices_of(records.read_turns(folder), name)]
 
 
 def read_analysis(directory: str | os.PathLike[str]) -> Analysis:

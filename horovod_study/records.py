@@ -1833,6 +1833,7 @@ class SourceForm(TypedDict, total=False):
     versions: dict[str, str] | None
     files: dict[str, dict[str, int | str]]
     run_files: dict[str, dict[str, str]]
+    turns_files: dict[str, str]
     report: ReportSource | None
     digest: str
 
@@ -1848,6 +1849,22 @@ def run_files(directory: Path) -> dict[str, str]:
     for path in sorted(each for pattern in _RUN_FILES for each in directory.glob(pattern) if each.is_file()):
         with suppress(OSError), path.open("rb") as stream:
             found[path.name] = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return found
+
+
+def turns_folders(root: Path) -> dict[str, Path]:
+    """Return the folders at and right below `root` in which cells may have alternated, by their path below it."""
+    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())] if root.is_dir() else []
+    return {folder.relative_to(root).as_posix(): folder for folder in folders}
+
+
+def turns_files(root: Path) -> dict[str, str]:
+    """Return {folder: digest} of each turns.csv at and right below `root`, by the path of its folder."""
+    found = {}
+    for name, folder in turns_folders(root).items():
+        path = folder / TURNS_FILE
+        if path.is_file():
+            found[name] = digest_of(read_bytes(path, again="move the file away"))
     return found
 
 

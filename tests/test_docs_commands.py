@@ -66,6 +66,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study explain (--part (account|steps) )?(?!--)\S+.*": Here(),
     r"horovod-study report .* --check.*": ByTest(by="test_audit.py", mentions=('"--check"', "--allow", '"--json"')),
     r"horovod-study report .*": Here(),
+    r"horovod-study export \S+ --archive": ByTest(by="test_export.py", mentions=('"--archive"', "SHA256SUMS")),
     r"horovod-study export RUN_DIR --to trace.*": Here(instead={"1000:1200": "10:20"}),
     r"horovod-study export \S+ --to (points|extra-p).*": Here(
         instead={"local horovod/mpi batch 75": "alpha horovod/mpi batch 75"}

@@ -1,26 +1,36 @@
 """Exporting recorded runs: traces that tile, and trackers' own readers that find what was recorded."""
 
+import contextlib
+import hashlib
 import json
+import re
 import subprocess
 import sys
+import zipfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from drawn_figures import figures_only
 from make.synthetic_runs import run_table
+from make.synthetic_study import write_study
 
 from horovod_study import records
+from horovod_study.analysis import audit
 from horovod_study.analysis.series.exchange import extra_p, points_of, points_text
 from horovod_study.analysis.series.history import history
 from horovod_study.analysis.series.points import with_series
 from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.steps.trace import events
 from horovod_study.analysis.study import analyze
+from horovod_study.api import read_analysis
 from horovod_study.cli import main
-from horovod_study.errors import AnalysisError
-from horovod_study.report import export
+from horovod_study.errors import AnalysisError, RecordError
+from horovod_study.report import archive, export
+from horovod_study.report.page.check import PageCheck, _changed
 
 LAPS = {"data_s": 1e-4, "forward_s": 1e-3, "backward_s": 1.5e-3, "sync_s": 4e-4, "update_s": 2e-4}
 RESIDUAL_S = 3e-4
@@ -361,3 +371,64 @@ def test_mistakes_in_what_is_to_be_exported_are_told(tmp_path: Path, capsys: pyt
     serial = run_table(workers=(1,), ways=(("serial", "none"),))
     with pytest.raises(AnalysisError, match="no run of a communication library is finished"):
         points_of(with_series(serial))
+
+
+# ---------------------------------------------------------------------------------------------------- archive
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two counts with a checkpoint and slices, and its archive."""
+    runs = write_study(tmp_path_factory.mktemp("study") / "s", workers=(1, 2), ways=(("horovod", "mpi"),), repeats=1)
+    first = sorted(runs.iterdir())[0]
+    (first / "checkpoints").mkdir()
+    (first / "checkpoints" / "step-1.pt").write_bytes(b"weights")
+    (runs / ".hidden").write_text("")
+    one = {"block": "b", "launch": 0, "round": 0, "position": 0, "steps": 4, "samples": 300, "other_load": None}
+    records.append_turns(runs, [records.TurnSlice(run=first.name, begin_s=0.0, end_s=0.3, **one)])
+    with figures_only("breakdown"):
+        assert main(["export", str(runs), "--archive"]) == 0
+    return runs.with_name("s.zip")
+
+
+def test_an_unpacked_archive_is_checked_where_it_is_and_a_changed_slice_is_found(packed: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(tmp_path)
+    study = tmp_path / "s"
+    sums = dict(reversed(line.split("  ")) for line in (study / "SHA256SUMS").read_text().splitlines())
+    there = {path.relative_to(study).as_posix() for path in study.rglob("*") if path.is_file()}
+    assert there - {"SHA256SUMS"} == set(sums)
+    assert all(hashlib.sha256((study / name).read_bytes()).hexdigest() == each for name, each in sums.items())
+    assert not any("step-1.pt" in name or name.startswith(".") for name in there)
+    readme = (study / "README.md").read_text()
+    assert "1 checkpoint, 0.0 kB" in readme
+    command = re.search(r"horovod-study (report analysis --check.*)", readme)[1].split()
+    with figures_only("breakdown"), contextlib.chdir(study):
+        assert main(command) == 0
+    with (study / "turns.csv").open("a") as stream:
+        stream.write("b,0,1,0,x,0.3,0.6,4,300,\n")
+    found = list(_changed({**records.read_source(study / "analysis"), "runs": study}, {}))
+    assert [(each.name, each.where) for each in found] == [("run-changed", "turns.csv")]
+
+
+def test_a_study_that_is_none_goes_on_or_is_not_what_its_runs_give_is_refused_in_one_line(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "foreign").mkdir()
+    for words in (["foreign"], ["nowhere"], ["foreign", "--steps", "1:2"]):
+        assert main(["export", str(tmp_path / words[0]), "--archive", *words[1:]]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+    directory = packed.with_suffix("") / "analysis"
+    made, source = read_analysis(directory), records.read_source(directory)
+    whole = archive.gather(packed.with_suffix(""), directory, source)
+    goes_on = replace(made, provenance={**made.provenance, "runs": {"total": 2, "running": 1}})
+    fault = audit.Fault(name="cell-differs", text="is 2; the runs give 1")
+    good = PageCheck(directory=str(directory), runs=2, findings=())
+    ones = [archive.write_archive(whole, tmp_path / f"{name}.zip", made, source, good) for name in "ab"]
+    assert ones[0].read_bytes() == ones[1].read_bytes()
+    for analysis, findings, said in ((goes_on, (), "1 run "), (made, (fault,), "1 error, such as cell-differs")):
+        checked = PageCheck(directory=str(directory), runs=2, findings=findings)
+        with pytest.raises(RecordError, match=said):
+            archive.write_archive(whole, tmp_path / "no.zip", analysis, source, checked)
+        assert not (tmp_path / "no.zip").exists()

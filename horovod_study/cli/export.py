@@ -1,10 +1,11 @@
-"""`horovod-study export`: what was recorded, for other programs."""
+"""`horovod-study export`: what was recorded, for other programs, and a study as one file to publish."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, read_input, readable_runs
+from horovod_study.cli.report import checked_report, up_to_date
+from horovod_study.cli.verbs import Result, Verb, read_input, readable_runs, runs_folder
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.options import Parser
 
@@ -15,14 +16,19 @@ def export_arguments(parser: Parser) -> None:
         type=Path,
         metavar="PLACE",
         help="a run directory, or (not for a trace) a folder of them; for extra-p and points the tables of an analysis "
-        "or a points file",
+        "or a points file; for --archive a study's file, its folder of runs, or its tables",
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
         "--to",
         "--format",
-        required=True,
         choices=("trace", "tensorboard", "wandb", "mlflow", "extra-p", "points"),
         help="what to write",
+    )
+    what.add_argument(
+        "--archive",
+        action="store_true",
+        help="one ZIP file to publish: runs, tables, page, how it was made, digests; it is checked before",
     )
     parser.add_argument("--series", metavar="NAME", help="of extra-p and points: one series (default all)")
     parser.add_argument(
@@ -36,14 +42,16 @@ def export_arguments(parser: Parser) -> None:
         "--out",
         type=Path,
         metavar="PATH",
-        help="the trace (default RUN_DIR/trace.json), the points (default: printed), or a new folder (default "
-        "runs/tensorboard, ..., PLACE/extra-p)",
+        help="the trace (default RUN_DIR/trace.json), the points (default: printed), the archive (RUNS.zip), or a "
+        "new folder (default runs/tensorboard, ..., PLACE/extra-p)",
     )
     parser.add_argument("--json", action="store_true", help="print the paths as one line of JSON")
 
 
 def export(options: argparse.Namespace) -> int | Result:
-    """Write what was recorded for other programs: Perfetto, TensorBoard, W&B, MLflow, Extra-P, or a points file."""
+    """Write what was recorded for other programs (traces, trackers, Extra-P, points), or a study as one file."""
+    if options.archive:
+        return _export_archive(options)
     if options.to in ("points", "extra-p"):
         return _export_points(options)
     from horovod_study import records
@@ -82,6 +90,36 @@ def export(options: argparse.Namespace) -> int | Result:
         ]
         paths = write_tracker(options.to, runs, options.out or Path("runs") / options.to)
     return Result(document={"to": options.to, "runs": len(directories)}, lines=map(str, paths), files=paths)
+
+
+def _export_archive(options: argparse.Namespace) -> Result:
+    from horovod_study import api, records
+    from horovod_study.analysis.audit import RULES
+    from horovod_study.report.archive import gather, summary, write_archive
+
+    for name, value, default in (("series", options.series, None), ("steps", options.steps, records.ALL_STEPS)):
+        if value != default:
+            raise ConfigError(f"export --archive: --{name} is for --to; an archive has everything")
+    directory = up_to_date(runs_folder(options.runs))
+    source = records.read_source(directory)
+    checked = checked_report(directory)
+    of_file = options.runs if options.runs.suffix in (".yaml", ".yml") else None
+    archived = gather(directory / source["runs"], directory, source, study_file=of_file)
+    runs = (directory / source["runs"]).resolve()
+    path = write_archive(
+        archived,
+        options.out or runs.with_name(f"{runs.name}.zip"),
+        api.read_analysis(directory),
+        source,
+        checked,
+    )
+    doubts = {each.name: RULES[each.name].title for each in checked.findings}
+    return Result(
+        document={"archive": str(path), "runs": checked.runs, "files_b": archived.size_b()},
+        lines=[f"{path}", *summary(archived, checked)],
+        files=[path],
+        doubts=[f"{name}: {title}" for name, title in doubts.items()],
+    )
 
 
 def _export_points(options: argparse.Namespace) -> int | Result:

@@ -47,6 +47,7 @@ def write_analysis(
         for directory, _ in records.readable_runs(runs, only)
     }
     more = {"planned": list(planned), "benches": kept, "versions": versions(), "run_files": digests}
+    more["turns_files"] = records.turns_files(runs)
     records.write_source(out, runs, files=written, **how, **more)
     return written
 
@@ -263,16 +264,37 @@ def _keep_drawn(
     records.write_source(directory, report={**drawn_by(directory, paths, look or TEXT, others), **more})
 
 
+def up_to_date(place: Path) -> Path:
+    """Return where the tables of `place` are, with a page; both are made where they are missing or older."""
+    from horovod_study import records
+
+    directory = place if records.holds_tables(place) else place / "analysis"
+    older = directory != place and records.is_older(directory, place)
+    if older:
+        write_analysis(place, directory, doubts=False, **records.analysis_options(directory, place))
+    if older or not (directory / "report.html").is_file():
+        write_page(directory)
+    return directory
+
+
 def _check(options: argparse.Namespace) -> Result:
+    from horovod_study.report.page.check import allowed, lines
+
+    allow = allowed(options.allow or ())
+    found = checked_report(_tables_place(options, options.directory), options.runs, allow=allow)
+    return Result(document=found.to_dict(), lines=lines(found), exit_code=found.exit_code)
+
+
+def checked_report(directory: Path, runs: Path | None = None, *, allow: Collection[str] = ()) -> Any:
+    """Return what `report --check` finds (report.page.check.PageCheck); `runs`: where these are now."""
     from horovod_study import records
     from horovod_study.analysis.audit import Study, recount
     from horovod_study.analysis.series.points import with_series
     from horovod_study.progress import Line
-    from horovod_study.report.page.check import allowed, check, kept_runs, lines, runs_of
+    from horovod_study.report.page.check import check, kept_runs, runs_of
 
-    directory, allow = _tables_place(options, options.directory), allowed(options.allow or ())
     counted = kept_runs(directory)
-    source = runs_of(directory, options.runs)
+    source = runs_of(directory, runs)
     only = source.get("only")
     records_there = dict(records.named_records(source["runs"], only=only))
     recounts: dict[str, Any] = {}
@@ -312,7 +334,7 @@ def _check(options: argparse.Namespace) -> Result:
         on_progress=lambda text: line.show(f"check: {text}"),
     )
     line.close()
-    return Result(document=found.to_dict(), lines=lines(found), exit_code=found.exit_code)
+    return found
 
 
 def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@
     doctor     what `horovod-study doctor` shows
     explanation  what `horovod-study explain` shows
     equality   what `horovod-study verify` shows
+    archive    a study as one file to publish
     export     traces, trackers, Extra-P and points files
 
 matplotlib is imported here and nowhere else.

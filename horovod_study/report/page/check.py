@@ -267,6 +267,10 @@ def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord
     """Yield what is not what the analysis read, what report wrote down, or what the runs wrote: by their digests."""
     if not source.get("whole", True):
         yield Fault(name="source-changed", text="its digest is that of another text", where=records.SOURCE)
+    alternated = source.get("turns_files")
+    if alternated is not None:
+        for place, text in _unlike(alternated, records.turns_files(source["runs"])).items():
+            yield Fault(name="run-changed", text=text, where=(Path(place) / records.TURNS_FILE).as_posix())
     analysed = source.get("run_files") or {}
     for name in dict.fromkeys([*analysed, *recorded]):
         directory = source["runs"] / name
@@ -276,15 +280,20 @@ def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord
             continue  # it is told as gone, where the tables have it
         there = records.run_files(directory)
         files = analysed.get(name, there)
-        wrong = {
-            file: "is not there" if file not in there else "is new" if file not in files else "has another digest"
-            for file in sorted({*files, *there})
-            if files.get(file) != there.get(file)
-        }
+        wrong = _unlike(files, there)
         if name in recorded:
             wrong = records.unlike_written(recorded[name], there) | wrong
         for file, text in wrong.items():
             yield Fault(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
+
+
+def _unlike(files: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
+    """Return what is wrong with each file whose digest is not the one that it had."""
+    return {
+        file: "is not there" if file not in there else "is new" if file not in files else "has another digest"
+        for file in sorted({*files, *there})
+        if files.get(file) != there.get(file)
+    }
 
 
 def _left_out(name: str, state: str) -> Fault:

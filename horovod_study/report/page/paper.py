@@ -257,8 +257,7 @@ def _threats(analysis: Analysis) -> Iterable[str]:
 def _appendix(analysis: Analysis, names: Sequence[str], source: Mapping[str, Any]) -> Iterable[str]:
     yield f"\\providecommand{_FOLDER}{{.}}"
     yield "\\section{How to reproduce}\\label{sec:reproduce}"
-    versions = source.get("versions") or {}
-    told = listed([f"{name} {version}" for name, version in versions.items()])
+    told, commands = reproduction(analysis, source)
     if told:
         yield f"The analysis was made with {latex(told)}."
     yield (
@@ -266,7 +265,6 @@ def _appendix(analysis: Analysis, names: Sequence[str], source: Mapping[str, Any
         " \\texttt{horovod-study report DIR -{}-check} makes every number of the tables again from the rows of the"
         " steps and compares."
     )
-    commands = sorted(set(_commands(analysis.runs)))
     if commands:
         yield ""
         some = ", such as" if len(commands) > MAX_COMMANDS else ""
@@ -281,9 +279,11 @@ def _appendix(analysis: Analysis, names: Sequence[str], source: Mapping[str, Any
 MAX_COMMANDS = 8
 
 
-def _commands(runs: pd.DataFrame) -> Iterable[str]:
-    if "command" in runs:
-        yield from (f"{text}" for text in runs["command"].dropna() if f"{text}")
+def reproduction(analysis: Analysis, source: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return with which versions an analysis was made, in words, and the commands that its runs were started with."""
+    versions, runs = [f"{name} {version}" for name, version in (source.get("versions") or {}).items()], analysis.runs
+    commands = {f"{text}" for text in runs["command"].dropna() if f"{text}"} if "command" in runs else ()
+    return listed(versions) if versions else "", sorted(commands)
 
 
 def _digests(run_files: Mapping[str, Mapping[str, str]]) -> Table:
