@@ -120,6 +120,27 @@ def test_a_slow_begin_is_none_where_such_spells_come_later_too() -> None:
     assert find_steady(run, DECLARED).step == DECLARED
 
 
+@pytest.mark.parametrize("part", [0.2, 0.32])
+def test_a_long_warm_up_is_cut_though_later_levels_alternate(part: float) -> None:
+    for seed in range(10):
+        run = noisy(seed, 2050)
+        end = DECLARED + int(part * 2000)
+        run[:end] *= 1.2
+        for place in (1, 3):
+            run[end:][place * (2050 - end) // 4 : (place + 1) * (2050 - end) // 4] *= 1.03
+
+        assert abs(find_steady(run, DECLARED).step - end) <= 2 * BLOCK_STEPS
+
+
+@pytest.mark.parametrize("steps", [550, 2050])
+def test_a_drift_of_the_whole_run_is_no_warm_up(steps: int) -> None:
+    drift = np.linspace(1.0, 1.1, steps)
+    all_found = found([noisy(seed, steps) * way for seed in range(10) for way in (drift, drift[::-1])])
+
+    assert {each.step for each in all_found} == {DECLARED}
+    assert sum("is not steady" in each.doubt for each in all_found) >= 8
+
+
 def test_very_slow_first_steps_are_cut_one_by_one() -> None:
     run = noisy(6, 3000)
     run[0], run[1] = 0.5, 0.02

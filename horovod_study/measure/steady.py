@@ -18,11 +18,13 @@ which neither a few outliers nor a few changes of level move. Yao's penalty of 2
 (1988) 181) is that of independent normal noise. The noise of machines comes in spells, and such a penalty would find
 levels in it; the tests simulate that noise, and PENALTY is chosen to be right about it too.
 
-What is made of them. Of the segments that begin in the first third of the timed steps, the longest is the steady
-level. Segments before it that differ from it by LEVEL or more are the warm-up, from the first one on and as long as
-they follow each other: a slow spell after a good begin is none. Nor is a slow begin on a machine that has such spells:
-where a later segment differs as much, in the same direction and for half as long, the begin is nothing special, and
-nothing is cut. What differs later cuts nothing either, because nobody can say which of two levels is the true one; the
+What is made of them. Of the segments that begin in the first third of the timed steps, the steady one is that
+whose level most blocks of the run are nearest to: a long warm-up does not win because later levels alternate. Segments before it
+that differ from it by LEVEL or more are the warm-up, from the first one on and as long as they follow each other: a
+slow spell after a good begin is none. Nor is a slow begin on a machine that has such spells: where a later segment
+differs as much, in the same direction and for half as long, the begin is nothing special, and nothing is cut. Nor is
+the begin of a drift: where the rest of the run goes on in the same direction, along a straight line through its blocks,
+by half of what the begin differs or more, nothing is cut. What differs later cuts nothing either, because nobody can say which of two levels is the true one; the
 change that moves the mean most is told as a doubt.
 
 The library ruptures has this partition too (KernelCPD with its linear kernel). It would take the place of the twenty
@@ -48,6 +50,9 @@ LEVEL = 0.02
 
 ALIKE = 0.8
 """A later spell is like the begin from this part of its difference on."""
+
+ONWARD = 0.5
+"""A change that goes on by this part of itself is a drift."""
 
 PENALTY = 6.0
 REACH = 3
@@ -97,7 +102,7 @@ def find_steady(step_s: NDArray[np.float64], declared_step: int) -> Steady:
     begins = segments(np.log(medians))
     ends = [*begins[1:], count]
     levels = [float(np.median(medians[a:b])) for a, b in zip(begins, ends, strict=True)]
-    steady = _longest_of_the_first(begins, ends, count)
+    steady = _usual_of_the_first(begins, ends, levels, count)
     lengths = [b - a for a, b in zip(begins, ends, strict=True)]
     off = [level / levels[steady] - 1 for level in levels]
 
@@ -108,6 +113,8 @@ def find_steady(step_s: NDArray[np.float64], declared_step: int) -> Steady:
     cut = 0
     while cut < steady and abs(off[cut]) >= LEVEL and not usual(cut):
         cut += 1
+    if cut and _goes_on(np.log(medians[begins[cut] :]), since=-math.log1p(off[0])):
+        cut = 0
     first = begins[cut] * length
     # A first step of half a second is one of its block, which does not show it: the very first are looked at singly.
     slow = timed[first : max(first, FIRST_STEPS - declared_step)] > FIRST * levels[steady]
@@ -149,10 +156,20 @@ def _noise(values: NDArray[np.float64]) -> float:
     return max(float(np.median(np.abs(bends))) * 1.4826 / math.sqrt(6.0), 1e-4)
 
 
-def _longest_of_the_first(begins: list[int], ends: list[int], count: int) -> int:
-    """Return which segment is the longest of those that begin in the first third."""
-    candidates = [place for place, begin in enumerate(begins) if begin * REACH <= count]
-    return max(candidates, key=lambda place: ends[place] - begins[place])
+def _usual_of_the_first(begins: list[int], ends: list[int], levels: list[float], count: int) -> int:
+    """Return which of the segments that begin in the first third has the level that most blocks of the run are near."""
+    first = [place for place, begin in enumerate(begins) if begin * REACH <= count]
+    blocks = dict.fromkeys(first, 0)
+    for begin, end, level in zip(begins, ends, levels, strict=True):
+        blocks[min(first, key=lambda place: abs(math.log(level / levels[place])))] += end - begin
+    return max(first, key=lambda place: blocks[place])
+
+
+def _goes_on(rest: NDArray[np.float64], *, since: float) -> bool:
+    """Return whether the logarithms `rest`, (n,), go on as the begin left off, by half of the change `since` then."""
+    places = np.arange(len(rest)) - (len(rest) - 1) / 2
+    change = float(places @ rest) / float(places @ places) * len(rest)
+    return change / since >= ONWARD
 
 
 def _doubt(begins: list[int], ends: list[int], levels: list[float], length: int, offset: int) -> str:
