@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study import records
+from horovod_study import foreign_files, records
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.analysis.forecast.prediction import Prediction
 from horovod_study.analysis.forecast.prediction import predict as predict_points
 from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, largest_of_each_kind, placed_name
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.paired import Slice
-from horovod_study.analysis.series import exchange
+from horovod_study.analysis.series import exchange, mlperf_logs
 from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.series.turns import StudyTurns, slices_of
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
@@ -120,11 +120,16 @@ def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
 def read_points(path: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None) -> "pd.DataFrame":
     """Return the points of a CSV file with columns workers, samples_per_s and perhaps more (docs/fit.md).
 
+    A folder holds result logs of MLPerf Training, of which the same page says how they are read.
     Other names are read where they say what they are, which `attrs["read"]` tells; `columns` says it for the others,
     {"workers": "GPUs"}.
     Raises DataError for a file or a value that cannot be used, with the line it is in.
     """
-    return parse_points(_text(path, "a CSV file with workers,samples_per_s"), source=str(path), columns=columns)
+    if not Path(path).is_dir():
+        return parse_points(_text(path, "a CSV file with workers,samples_per_s"), source=str(path), columns=columns)
+    if columns:
+        raise DataError(f"{path}: is a folder of logs, which have no columns to name; leave columns out")
+    return mlperf_logs.points_of(*mlperf_logs.read_logs(foreign_files.mlperf_logs(Path(path))))
 
 
 def points_of(analysis: Analysis) -> "pd.DataFrame":

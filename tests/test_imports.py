@@ -18,7 +18,7 @@ LAYERS = (
     ("scripted",),
     ("config", "requirements", "options", "record_forms"),
     ("measure.clock",),
-    ("records", "lease", "progress"),
+    ("records", "lease", "progress", "foreign_files"),
     ("measure", "analysis"),
     ("comm",),
     ("recording", "lightning"),

@@ -231,7 +231,8 @@ def _points_arguments(parser: Parser) -> None:
         "points",
         type=Path,
         metavar="POINTS.csv",
-        help="a table with columns workers, samples_per_s, or names that say as much; - is stdin",
+        help="a table with columns workers, samples_per_s, or names that say as much; - is stdin; or a folder with "
+        "result logs of MLPerf Training",
     )
     parser.add_argument(
         "--columns",
@@ -247,8 +248,13 @@ def _points(options: argparse.Namespace) -> "pd.DataFrame":
     """The table of the command line; what was guessed about it is said on standard error."""
     from horovod_study.analysis.series.points_file import parse_columns, parse_points
 
-    source = str(options.points)
-    points = parse_points(read_input(options.points), source=source, columns=parse_columns(options.columns))
+    source, columns = str(options.points), parse_columns(options.columns)
+    if options.points.is_dir():
+        from horovod_study.api import read_points
+
+        points = read_points(source, columns=columns)
+    else:
+        points = parse_points(read_input(options.points), source=source, columns=columns)
     if points.attrs["read"]:
         print(printable(f"{source} read as: {points.attrs['read']}"), file=sys.stderr)
     return points
