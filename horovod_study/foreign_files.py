@@ -1,17 +1,21 @@
 """Files that other programs wrote, found and read: which belong together, and their text.
 
-What they mean is worked out in analysis/: result logs of MLPerf Training in `series.mlperf_logs`.
+What they mean is worked out in analysis/: result logs of MLPerf Training in `series.mlperf_logs`, traces of
+torch.profiler in `steps.rank_traces`.
 """
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_study.documents import read_bytes, read_json
+from horovod_study.documents import MAX_JSON_BYTES, open_file, parse_json, read_bytes, read_json
 from horovod_study.errors import DataError
 
 MAX_LOGS = 10_000
+TRACES = (".json", ".json.gz")
 
 
 def mlperf_logs(folder: Path) -> Iterator[tuple[str, list[str], Mapping[str, Any]]]:
@@ -41,3 +45,32 @@ def mlperf_logs(folder: Path) -> Iterator[tuple[str, list[str], Mapping[str, Any
                 described = read_json(system, dict[str, Any], error=DataError, again=again)
         text = read_bytes(path, error=DataError, again=again).decode("utf-8", errors="replace")
         yield "/".join(parts[begin:]), text.splitlines(), described
+
+
+def trace_paths(place: Path) -> list[Path]:
+    """Return the traces that a place names: itself, or the files *.json and *.json.gz in a folder that is no run.
+
+    Empty for anything else: a study file, a run directory, a folder of them.
+    """
+    if place.is_dir():
+        inside = sorted(path for path in place.iterdir() if path.name.endswith(TRACES) and path.is_file())
+        return [] if any(path.name == "run.json" for path in inside) else inside
+    return [place] if place.name.endswith(TRACES) else []
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """Return the document of a trace, also of a compressed one; DataError where it is none, or too large."""
+    again = "name a trace that torch.profiler exported; profile fewer steps where it is too large"
+    content = read_bytes(path, error=DataError, again=again)
+    if path.name.endswith(".gz"):
+        try:
+            with open_file(path) as stream, gzip.GzipFile(fileobj=stream) as unpacked:
+                content = unpacked.read(MAX_JSON_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as problem:
+            raise DataError(f"{path}: cannot be unpacked ({problem}); {again}") from None
+        if len(content) > MAX_JSON_BYTES:
+            raise DataError(f"{path}: holds more than {MAX_JSON_BYTES:,} bytes; {again}")
+    found = parse_json(content, source=str(path), error=DataError, again=again)
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: holds no object; {again}")
+    return found

@@ -63,6 +63,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study simulate (?!--help).*": Here(instead={"100000": "2000"}),
     r"horovod-study( simulate)? --help": Here(),
     # recorded runs
+    r"horovod-study explain traces/": ByTest(by="test_rank_traces.py", mentions=('"explain"',)),
     r"horovod-study explain (--part (account|steps) )?(?!--)\S+.*": Here(),
     r"horovod-study report .* --check.*": ByTest(by="test_audit.py", mentions=('"--check"', "--allow", '"--json"')),
     r"horovod-study report .*": Here(),

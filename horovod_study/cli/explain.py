@@ -1,18 +1,24 @@
 """`horovod-study explain`: where the time of recorded steps goes, on one page or, with --part, one view in detail."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from horovod_study import foreign_files
 from horovod_study.cli.verbs import Result, Verb, add_figure_arguments, figure_look, readable_runs, runs_folder
 from horovod_study.errors import ConfigError
+from horovod_study.foreign_files import trace_paths
 from horovod_study.options import Parser, add_run_options, run_values
 from horovod_study.workloads import packaged
 
 
 def explain_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "places", type=Path, nargs="*", metavar="RUN|STUDY", help="run directories, folders of them, or a study file"
+        "places",
+        type=Path,
+        nargs="*",
+        metavar="RUN|STUDY",
+        help="run directories, folders of them, a study file; or traces of torch.profiler, one a rank",
     )
     parser.add_argument("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
     parser.add_argument("--out", type=Path, metavar="DIR", help="receives what is said, as text and JSON, and figures")
@@ -42,9 +48,28 @@ def explain_arguments(parser: Parser) -> None:
 def explain(options: argparse.Namespace) -> Result:
     """Explain a run or a study: where the time goes, who is slow, what more workers add, and what would help."""
     _refuse_idle_options(options)
+    traces = [path for place in options.places for path in trace_paths(place)]
+    if traces and options.part is None:
+        return _traces(options, traces)
     options.places = [runs_folder(place) for place in options.places]
     part = "sync" if options.measure else options.part
     return _page(options) if part is None else PARTS[part](options)
+
+
+def _traces(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
+    """Traces of torch.profiler, one of each rank: laps, communication that computing does not cover, who is late."""
+    from horovod_study.analysis.steps.rank_traces import compare, read_trace
+    from horovod_study.report.rank_traces import lines, write
+
+    if other := [str(place) for place in options.places if not trace_paths(place)]:
+        raise ConfigError(f"explain: {other[0]} is no trace, and the others are; name one kind")
+    found = compare([read_trace(foreign_files.read_trace(path), source=str(path)) for path in paths])
+    return Result(
+        document=found.to_dict(),
+        lines=lines(found),
+        files=write(found, options.out) if options.out else None,
+        doubts=found.doubts,
+    )
 
 
 def _page(options: argparse.Namespace) -> Result:

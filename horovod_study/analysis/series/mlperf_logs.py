@@ -51,7 +51,7 @@ class Log:
 
 
 @dataclass(slots=True)
-class _Events:
+class _LogEvents:
     """What is kept of the events of a log."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -164,8 +164,8 @@ def points_of(logs: Sequence[Log], systems: Mapping[str, Mapping[str, Any]], wro
     return frame
 
 
-def _events(lines: Iterable[str]) -> _Events:
-    found = _Events()
+def _events(lines: Iterable[str]) -> _LogEvents:
+    found = _LogEvents()
     begun: dict[str, tuple[float, Mapping[str, Any]]] = {}
     for event in _parsed(lines):
         key, value = str(event.get("key")), event.get("value")

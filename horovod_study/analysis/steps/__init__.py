@@ -18,6 +18,8 @@ inspection.py    one run in detail: what it was, whether its laps add up, who wa
                  of its steps
 timeline.py      Horovod's timeline decomposed: where the time of a collective goes, per tensor and for all of them
                  together
+rank_traces.py   traces of torch.profiler, one of each rank: laps and communication of a step, what is exposed, who
+                 is late
 trace.py         recorded steps as events of the Chrome trace format, which Perfetto and chrome://tracing draw: one
                  row per rank
 timers.py        what measuring costs, from blocks of steps that alternated: overheads with intervals, and what they
